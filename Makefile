@@ -1,0 +1,88 @@
+# `make demo` scans a sample checkpoint; `make test` runs every check that CI runs.
+
+VENV        ?= .venv
+PYTHON      ?=
+WORKERS     ?= 2
+PYTEST_ARGS ?=
+
+DEMO_CKPT   ?= sample_ckpts/olmoe-collapsed/step_1500
+DEMO_TOKENS ?= sample_ckpts/olmoe-collapsed/rec/step_1500
+DEMO_OUT    ?= runs/demo.moegeom
+
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+CREATED := $(VENV)/.stamp-created
+CORE    := $(VENV)/.stamp-core
+TEST    := $(VENV)/.stamp-test
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format clean
+
+help:
+	@echo "make demo     install moegeom without torch and scan a sample checkpoint"
+	@echo "make test     install everything the tests need, then lint, types, imports and tests"
+	@echo "make lint     the same without the tests"
+	@echo "make format   rewrite files in the project's format"
+	@echo "make clean    remove the environment, caches and the demo's results"
+	@echo
+	@echo "PYTHON=/path/to/python3.12 chooses the interpreter, VENV=... the environment's folder."
+
+# The first Python that is new enough and can make an environment; -c also rejects dead shims.
+$(CREATED):
+	@python=; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3); do \
+	    if "$$candidate" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	        >/dev/null 2>&1; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "No usable Python: moegeom needs Python 3.11 or newer with the venv module" \
+	        "(tried: $(or $(PYTHON),python3.11 python3))." >&2; \
+	    echo "  hint: install one, or name it: make PYTHON=/path/to/python3.12 ..." >&2; \
+	    exit 1; \
+	fi; \
+	echo "creating $(VENV) with $$("$$python" -V)"; \
+	"$$python" -m venv "$(VENV)"
+	@touch $@
+
+$(CORE): $(CREATED) pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
+
+# torch first and by its exact version, so that whatever build is at hand is taken and kept.
+$(TEST): $(CREATED) pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt torch==2.13.0
+	$(PIP) install --quiet -c constraints.txt -e '.[test,dev]'
+	@touch $(CORE) $@
+
+# The demo owns its results: a folder that no run has written is left alone.
+demo: $(CORE)
+	@if [ -e "$(DEMO_OUT)" ] && [ ! -e "$(DEMO_OUT)/run.json" ]; then \
+	    echo "$(DEMO_OUT) exists and holds no results; not removing it." >&2; exit 1; fi
+	@rm -rf "$(DEMO_OUT)" "$(DEMO_OUT).partial"
+	@mkdir -p "$(dir $(DEMO_OUT))"
+	$(BIN)/moegeom scan $(DEMO_CKPT) --tokens $(DEMO_TOKENS) --out $(DEMO_OUT)
+	@echo
+	@echo "results directory: $(DEMO_OUT)"
+	@echo "next: $(BIN)/moegeom check $(DEMO_OUT)"
+
+lint: $(TEST)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@if $(BIN)/pyright --version >/dev/null 2>&1; then \
+	    echo "$(BIN)/pyright"; $(BIN)/pyright --pythonpath $(BIN)/python; \
+	else \
+	    echo "TYPES NOT CHECKED: pyright found no Node.js and could not download one." >&2; \
+	fi
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+format: $(TEST)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf "$(VENV)" .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf "$(DEMO_OUT)" "$(DEMO_OUT).partial"
+	find moegeom cli tests benchmarks sample_ckpts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The command line of moegeom: one file per command, no logic."""

@@ -1,0 +1,77 @@
+"""Stored dtypes: their spelling in safetensors, their size, and the exact way to float."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from moegeom.core.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class StoredDtype:
+    """One row of the table; ``numpy`` is None where an element is no whole number of bytes."""
+
+    bits: int
+    numpy: np.dtype | None
+
+
+def _row(scalar: type) -> StoredDtype:
+    dtype = np.dtype(scalar)
+    return StoredDtype(8 * dtype.itemsize, dtype)
+
+
+#: Every dtype of safetensors 0.8, in its spelling. Files are little-endian.
+DTYPES: dict[str, StoredDtype] = {
+    "BOOL": _row(np.bool_),
+    "U8": _row(np.uint8),
+    "I8": _row(np.int8),
+    "U16": _row(np.uint16),
+    "I16": _row(np.int16),
+    "U32": _row(np.uint32),
+    "I32": _row(np.int32),
+    "U64": _row(np.uint64),
+    "I64": _row(np.int64),
+    "F16": _row(np.float16),
+    "BF16": _row(ml_dtypes.bfloat16),
+    "F32": _row(np.float32),
+    "F64": _row(np.float64),
+    "C64": _row(np.complex64),
+    "F8_E4M3": _row(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": _row(ml_dtypes.float8_e5m2),
+    "F8_E4M3FNUZ": _row(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": _row(ml_dtypes.float8_e5m2fnuz),
+    "F8_E8M0": _row(ml_dtypes.float8_e8m0fnu),
+    "F4": StoredDtype(4, None),
+    "F6_E2M3": StoredDtype(6, None),
+    "F6_E3M2": StoredDtype(6, None),
+}
+
+#: Floating-point dtypes whose values mean something without a scale beside them.
+PLAIN_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+
+#: Floating-point dtypes that are stored together with a scale.
+SCALED_FLOATS = frozenset({"F8_E4M3", "F8_E5M2"})
+
+
+def numpy_dtype(name: str, where: str) -> np.dtype:
+    """The numpy dtype of a stored dtype, which must have one."""
+    row = DTYPES.get(name)
+    if row is None or row.numpy is None:
+        readable = ", ".join(n for n, r in DTYPES.items() if r.numpy is not None)
+        raise CheckpointError(
+            f"{where} has dtype '{name}', which cannot be read.", f"Known: {readable}."
+        )
+    return row.numpy
+
+
+def upcast(values: Shaped[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """The same numbers as float64 where stored so, else as float32; exact for floats."""
+    if values.dtype in (np.float32, np.float64):
+        return values
+    # A signalling NaN raises the invalid flag on the way; it is still a NaN afterwards.
+    with np.errstate(invalid="ignore"):
+        return values.astype(np.float32)

@@ -1,0 +1,176 @@
+"""The header of a safetensors file: 8 bytes of length, then JSON, then the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from io import FileIO
+from typing import Any
+
+from moegeom.checkpoint import limits
+from moegeom.checkpoint.dtypes import DTYPES
+from moegeom.checkpoint.json_text import parse_object, unique_keys
+from moegeom.checkpoint.reading import CountingFile, stream_size
+from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.errors import CheckpointError
+
+#: What ``HuggingFaceStorageWriter(save_distributed=True)`` of torch writes: row slices.
+_ROW_SLICES = "DCP_SHARDING_INFO"
+
+_AGAIN = "Download or copy this file again."
+
+
+@dataclass(frozen=True)
+class Header:
+    """A parsed header. Entries are checked one by one, when their tensor is asked for."""
+
+    file: str
+    file_size: int
+    data_start: int
+    entries: dict[str, Any]
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.entries.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """Where the tensor lies; dtype, shape, offsets and file length agree with each other."""
+        entry = self.entries.get(name)
+        where = f"{self.file}: tensor {name!r}"
+        if entry is None:
+            raise CheckpointError(f"{where} is not in this file, which holds {len(self.entries)}.")
+        if not isinstance(entry, dict):
+            raise CheckpointError(
+                f"{where} is described by a {type(entry).__name__}, not an object."
+            )
+        dtype = entry.get("dtype")
+        if not isinstance(dtype, str):
+            raise CheckpointError(f"{where} has dtype {_short(dtype)}, expected a name.")
+        shape = _counts(entry.get("shape"), f"{where} has shape", limits.DIMENSIONS)
+        offsets = _counts(entry.get("data_offsets"), f"{where} has data_offsets", 2)
+        if len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise CheckpointError(
+                f"{where} has data_offsets {list(offsets)}, expected [begin, end]."
+            )
+        begin, end = offsets
+        expected = _num_bytes(dtype, shape)
+        if expected is not None and end - begin != expected:
+            raise CheckpointError(
+                f"{where} has {end - begin} bytes; shape {shape} of {dtype} takes {expected}."
+            )
+        if self.data_start + end > self.file_size:
+            raise _truncated(self.file, self.data_start + end, self.file_size)
+        return TensorInfo(name, dtype, shape, self.file, self.data_start + begin, end - begin)
+
+
+def read_header(file: CountingFile) -> Header:
+    """The header of one file; costs its own bytes and little more than parsing its JSON."""
+    with file.open() as stream:
+        file_size = stream_size(stream)
+        raw = _read_text(file, stream, file_size)
+    entries, largest_end = _parse_entries(raw, f"{file.label}: the header")
+    metadata = entries.pop("__metadata__", {})
+    if isinstance(metadata, dict) and _ROW_SLICES in metadata:
+        raise CheckpointError(
+            f"{file.label}: holds row slices of tensors (torch distributed checkpoint), "
+            "which are not supported yet.",
+            "Consolidate the checkpoint first.",
+        )
+    header = Header(file.label, file_size, 8 + len(raw), entries)
+    if largest_end is None:
+        largest_end = _check_every_entry(header)
+    if header.data_start + largest_end > file_size:
+        raise _truncated(file.label, header.data_start + largest_end, file_size)
+    return header
+
+
+def _read_text(file: CountingFile, stream: FileIO, file_size: int) -> bytearray:
+    """The JSON of the header, whose length is believed only within the limits."""
+    if file_size < 8:
+        raise CheckpointError(f"{file.label}: truncated, has {file_size} bytes.", _AGAIN)
+    length = int.from_bytes(file.read_from(stream, 0, 8), "little")
+    if length > limits.HEADER_BYTES:
+        raise CheckpointError(
+            f"{file.label}: the header claims {length} bytes, more than the "
+            f"{limits.HEADER_BYTES} allowed.",
+            "Is this a safetensors file?",
+        )
+    if 8 + length > file_size:
+        raise _truncated(file.label, 8 + length, file_size)
+    return file.read_from(stream, 8, length)
+
+
+def _parse_entries(raw: bytearray, where: str) -> tuple[dict[str, Any], int | None]:
+    """The header as a dict, and the largest end of a tensor (None if the header is odd).
+
+    Refusing duplicate keys with a hook would double the parsing time. A duplicate is a string
+    more in the text than in the parsed value, and without backslashes the strings of a text are
+    counted by its quotes; only a header whose count differs is parsed a second time.
+    """
+    brackets = raw.count(b"{") + raw.count(b"[") if len(raw) > limits.TENSORS else 0
+    if brackets > 3 * limits.TENSORS + 2:  # one object and two lists each
+        raise CheckpointError(f"{where} describes more than {limits.TENSORS} tensors.")
+    entries = parse_object(raw, where, pairs_hook=None)
+    if b"\\" not in raw:
+        strings, largest_end = _count_strings(entries)
+        if 2 * strings == raw.count(b'"'):
+            return entries, largest_end
+    return parse_object(raw, where, pairs_hook=unique_keys), None
+
+
+def _count_strings(entries: dict[str, Any]) -> tuple[int, int]:
+    """Strings of a header in which every entry is plain, and the largest end; else (-1, 0)."""
+    metadata = entries.get("__metadata__")
+    num_metadata = 0
+    if "__metadata__" in entries:
+        if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+            return -1, 0
+        num_metadata = 1 + 2 * len(metadata)
+    tensors = [e for e in entries.values() if e is not metadata]
+    try:
+        # Lists and sets of types, not a loop of tests: this is on the way of every header.
+        is_plain = set(map(len, tensors)) <= {3}
+        is_plain &= {type(e["dtype"]) for e in tensors} <= {str}
+        ends = [e["data_offsets"][1] for e in tensors]
+    except (TypeError, KeyError, IndexError):
+        return -1, 0
+    if not is_plain or not set(map(type, ends)) <= {int}:
+        return -1, 0
+    largest_end = max(ends, default=0)
+    return num_metadata + 5 * len(tensors), largest_end
+
+
+def _check_every_entry(header: Header) -> int:
+    infos = [header.info(name) for name in header.names]
+    return max((i.offset + i.size_bytes - header.data_start for i in infos), default=0)
+
+
+def _counts(found: Any, what: str, most: int) -> tuple[int, ...]:
+    """A list of at most ``most`` non-negative integers, as a tuple."""
+    is_list = isinstance(found, list) and len(found) <= most
+    if not is_list or not all(type(n) is int and 0 <= n <= limits.LARGEST_COUNT for n in found):
+        raise CheckpointError(
+            f"{what} {_short(found)}, expected at most {most} non-negative 64-bit integers."
+        )
+    return tuple(found)
+
+
+def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Bytes of a tensor (Python integers do not overflow); None for a dtype of a later version."""
+    if dtype not in DTYPES:
+        return None
+    bits = DTYPES[dtype].bits
+    for size in shape:
+        bits *= size
+    return -(-bits // 8)
+
+
+def _short(found: Any) -> str:
+    text = repr(found)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _truncated(file: str, expected: int, found: int) -> CheckpointError:
+    return CheckpointError(
+        f"{file}: truncated, has {found} bytes and its header promises {expected}.", _AGAIN
+    )

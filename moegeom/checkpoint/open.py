@@ -1,0 +1,67 @@
+"""The checkpoint at a path, whatever its format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moegeom.checkpoint.store import Format, TensorStore
+from moegeom.core.errors import CheckpointError
+from moegeom.core.registry import Registry
+
+FORMATS: Registry[Format] = Registry("format", "moegeom.checkpoint.formats", "FORMAT", Format)
+
+#: Weight files of formats that are not read yet, by the end of their names.
+_OTHER_WEIGHTS = {
+    ".gguf": "GGUF",
+    ".bin": "PyTorch pickles",
+    ".pt": "PyTorch pickles",
+    ".pth": "PyTorch pickles",
+    ".ckpt": "PyTorch pickles",
+    ".distcp": "a torch distributed checkpoint",
+    ".npz": "NumPy arrays",
+    ".h5": "HDF5",
+    ".msgpack": "Flax",
+}
+
+
+def open_checkpoint(path: str | Path) -> TensorStore:
+    """The tensors of a checkpoint, by name, without reading them.
+
+    Parameters
+    ----------
+    path
+        A folder, a weight file, or an index json.
+
+    Raises
+    ------
+    CheckpointError
+        If nothing readable is there.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise CheckpointError(
+                f"{path}: there is no such file or folder.",
+                "A model of a hub must be downloaded first (hf download NAME --local-dir FOLDER).",
+            )
+        for candidate in FORMATS.all():
+            if candidate.recognises(path):
+                return candidate.open(path)
+        raise CheckpointError(*_not_recognised(path))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def _not_recognised(path: Path) -> tuple[str, str]:
+    files = sorted(p.name for p in path.iterdir()) if path.is_dir() else [path.name]
+    known = ", ".join(FORMATS.names())
+    for file in files:
+        kind = next((k for s, k in _OTHER_WEIGHTS.items() if file.endswith(s)), None)
+        if kind:
+            return f"{path.name}: holds {kind} ({file}); only {known} is read for now.", (
+                "Convert the checkpoint to safetensors, or pass a folder that holds it."
+            )
+    found = ", ".join(files[:5]) or "nothing"
+    return f"{path.name}: found {found}, expected a {known} checkpoint.", (
+        "Pass the folder with config.json and *.safetensors."
+    )

@@ -1,0 +1,109 @@
+"""Reading parts of a file that nobody vouches for, and remembering which parts."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+
+from moegeom.core.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Bytes ``[offset, offset + size)`` of one file."""
+
+    file: str
+    offset: int
+    size: int
+
+
+@dataclass
+class ReadLog:
+    """Every range that was read, in order; shared by all files of one checkpoint."""
+
+    ranges: list[ByteRange] = field(default_factory=list)
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(r.size for r in self.ranges)
+
+
+def stream_size(stream: FileIO) -> int:
+    """Length in bytes of an open file."""
+    return os.fstat(stream.fileno()).st_size
+
+
+@dataclass(frozen=True)
+class CountingFile:
+    """A regular file, opened anew for each read, that writes down what is read.
+
+    Plain reads, not a memory map: a file that shrinks while it is read ends in an error, not in
+    SIGBUS.
+    """
+
+    path: Path
+    label: str
+    log: ReadLog
+
+    def size_bytes(self) -> int:
+        """Length of the file now."""
+        with self.open() as stream:
+            return stream_size(stream)
+
+    def read(self, offset: int, size: int) -> bytearray:
+        """Exactly ``size`` bytes from ``offset``; fewer is an error."""
+        with self.open() as stream:
+            return self.read_from(stream, offset, size)
+
+    def read_all(self, limit: int) -> bytearray:
+        """The whole file, which may not be longer than ``limit``."""
+        with self.open() as stream:
+            size = stream_size(stream)
+            if size > limit:
+                raise CheckpointError(
+                    f"{self.label}: has {size} bytes, more than the {limit} allowed."
+                )
+            return self.read_from(stream, 0, size)
+
+    def read_from(self, stream: FileIO, offset: int, size: int) -> bytearray:
+        """As ``read``, from a stream that is already open."""
+        try:
+            buffer = bytearray(size)
+        except (MemoryError, OverflowError):
+            raise CheckpointError(f"{self.label}: {size} bytes do not fit into memory.") from None
+        view = memoryview(buffer)
+        try:
+            stream.seek(offset)
+            filled = 0
+            while filled < size and (got := stream.readinto(view[filled:])):
+                filled += got
+        except OSError as error:
+            raise self._unreadable(error) from None
+        self.log.ranges.append(ByteRange(self.label, offset, filled))
+        if filled < size:
+            raise CheckpointError(
+                f"{self.label}: truncated, bytes {offset} to {offset + size} were expected and "
+                f"the file ends at {offset + filled}.",
+                "Download or copy this file again.",
+            )
+        return buffer
+
+    def open(self) -> FileIO:
+        """The file, open for reading; an error unless it is a regular file."""
+        # O_NONBLOCK: opening a FIFO that nobody writes to must not wait for a writer.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            descriptor = os.open(self.path, flags)
+        except OSError as error:
+            raise self._unreadable(error) from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise CheckpointError(f"{self.label}: not a regular file.")
+        return FileIO(descriptor, "rb")
+
+    def _unreadable(self, error: OSError) -> CheckpointError:
+        reason = error.strerror or type(error).__name__
+        return CheckpointError(f"{self.label}: cannot be read ({reason}).")

@@ -1,0 +1,148 @@
+"""A checkpoint of one or many files: which file holds which tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Shaped
+
+from moegeom.checkpoint import limits
+from moegeom.checkpoint.json_text import parse_object
+from moegeom.checkpoint.reading import CountingFile, ReadLog
+from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.errors import CheckpointError
+
+
+class Shard(Protocol):
+    """One file of a checkpoint, in any format."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    def names(self) -> Collection[str]: ...
+    def info(self, name: str) -> TensorInfo: ...
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]: ...
+
+
+class ShardedStore:
+    """A ``TensorStore`` over shards; a shard's header is read when a tensor of it is needed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        label: str,
+        shards: Mapping[str, Shard],
+        shard_of: Mapping[str, str],
+        log: ReadLog,
+    ) -> None:
+        self.folder = folder
+        self.label = label
+        self.log = log
+        self._shards = shards
+        self._shard_of = shard_of
+
+    @property
+    def bytes_read(self) -> int:
+        return self.log.bytes_read
+
+    @property
+    def bytes_total(self) -> int:
+        return self._total
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._config
+
+    @cached_property
+    def _total(self) -> int:
+        return sum(shard.size_bytes for shard in self._shards.values())
+
+    @cached_property
+    def _config(self) -> Mapping[str, Any]:
+        path = self.folder / "config.json"
+        if not path.exists():
+            return {}
+        raw = CountingFile(path, "config.json", self.log).read_all(limits.JSON_BYTES)
+        return parse_object(raw, "config.json", allow_constants=True)
+
+    def names(self) -> Collection[str]:
+        return self._shard_of.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._shard(name).info(name)
+
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
+        return self._shard(name).read(name)
+
+    def _shard(self, name: str) -> Shard:
+        if name not in self._shard_of:
+            raise CheckpointError(f"{self.label}: there is no tensor {name!r}.")
+        shard = self._shards[self._shard_of[name]]
+        if name not in shard.names():
+            raise CheckpointError(
+                f"{shard.label}: tensor {name!r} is missing; the index says that it is here.",
+                "Do index and shards come from the same download?",
+            )
+        return shard
+
+
+def parse_index(file: CountingFile) -> dict[str, str]:
+    """File name by tensor name, from an index json; every file name stays inside the folder."""
+    index = parse_object(file.read_all(limits.JSON_BYTES), file.label)
+    shard_of = index.get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
+        raise CheckpointError(f"{file.label}: has no 'weight_map' from tensor to file.")
+    if len(shard_of) > limits.TENSORS:
+        raise CheckpointError(f"{file.label}: lists more than {limits.TENSORS} tensors.")
+    if set(map(type, shard_of.values())) != {str}:
+        raise CheckpointError(f"{file.label}: 'weight_map' holds a value that is no file name.")
+    for name in sorted(set(shard_of.values())):
+        _check_inside(file, name)
+    return shard_of
+
+
+def _check_inside(index: CountingFile, name: str) -> None:
+    path = PurePosixPath(name)
+    is_inside = path.parts and not path.is_absolute() and ".." not in path.parts
+    if not is_inside or any(c in name for c in "\\:\0"):
+        raise CheckpointError(
+            f"{index.label}: names the file {name!r}, which is outside the checkpoint's folder."
+        )
+
+
+def check_present(folder: Path, index: str, names: Collection[str]) -> None:
+    """Raise if the index names files that the folder does not hold."""
+    missing = [name for name in sorted(names) if not _exists(folder / name)]
+    if missing:
+        raise CheckpointError(
+            f"{index}: names {missing[0]!r}, which does not exist "
+            f"({len(missing)} of {len(names)} files are missing).",
+            "Download the missing files.",
+        )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long for the file system, or one it cannot spell
+        return False
+
+
+def join_shards(shards: Mapping[str, Shard]) -> dict[str, str]:
+    """File by tensor name for files without an index; reads every header."""
+    shard_of: dict[str, str] = {}
+    for file, shard in shards.items():
+        for name in shard.names():
+            if name in shard_of:
+                raise CheckpointError(
+                    f"{file}: tensor {name!r} is also in {shard_of[name]}, and there is no index.",
+                    "Row slices (torch distributed checkpoints) are not supported yet; "
+                    "pass one file, or consolidate the checkpoint first.",
+                )
+            shard_of[name] = file
+    return shard_of

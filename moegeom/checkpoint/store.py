@@ -1,0 +1,71 @@
+"""What every storage format offers to the stages above it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Shaped
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies. ``dtype`` is spelled as in safetensors (``"BF16"``)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    size_bytes: int
+
+
+class TensorStore(Protocol):
+    """A checkpoint: named tensors that are read one at a time.
+
+    Opening reads names; ``info`` may read the header of one shard; ``read`` reads one tensor.
+    """
+
+    @property
+    def label(self) -> str:
+        """A name to print, without the path to it."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """``config.json`` as it stands; empty when the checkpoint has none."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far: index, config, headers and tensors."""
+        ...
+
+    @property
+    def bytes_total(self) -> int:
+        """Size of all weight files together."""
+        ...
+
+    def names(self) -> Collection[str]:
+        """Names of all tensors; asking whether one is in it takes constant time."""
+        ...
+
+    def info(self, name: str) -> TensorInfo:
+        """Where a tensor lies, checked against the size of its file."""
+        ...
+
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
+        """The tensor in the dtype it is stored in."""
+        ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """One storage format: how to see that a path is one, and how to open it."""
+
+    name: str
+    recognises: Callable[[Path], bool]
+    open: Callable[[Path], TensorStore]

@@ -1,0 +1,64 @@
+"""Errors, one type per stage; each knows the exit code the command line ends with.
+
+A message is one sentence: where, what was found, what was expected. The hint says what to try.
+"""
+
+from __future__ import annotations
+
+
+class MoeGeomError(Exception):
+    """Base of every error that moegeom raises on purpose.
+
+    Parameters
+    ----------
+    message
+        One sentence: where, what was found, what was expected.
+    hint
+        What to try next; printed on a line of its own. Empty when there is nothing to try.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(MoeGeomError):
+    """The command cannot mean what was typed: unknown name, wrong flag, existing output."""
+
+    exit_code = 2
+
+
+class CheckpointError(MoeGeomError):
+    """A checkpoint file is unreadable, truncated, contradictory or beyond the limits."""
+
+
+class RouterError(MoeGeomError):
+    """No router was found, or one was found that cannot be interpreted."""
+
+
+class RouterRuleError(RouterError):
+    """The selection rule does not have the property that an algorithm needs."""
+
+
+class RecordingError(MoeGeomError):
+    """A recording is unreadable, or does not belong to this checkpoint."""
+
+
+class NonFiniteError(MoeGeomError):
+    """Values that must be finite are not."""
+
+
+class ResultsError(MoeGeomError):
+    """A results directory is unreadable, incomplete or of another schema."""
+
+
+class InternalError(MoeGeomError):
+    """A promise inside moegeom is broken; always a bug."""
+
+    exit_code = 5

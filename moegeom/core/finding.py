@@ -1,0 +1,40 @@
+"""What a scan or a check has to say: a code, how bad, where, and what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note"]
+
+#: Order in which findings are shown, worst first.
+SEVERITY_ORDER: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement about one or several routers.
+
+    ``title`` is the sentence a person reads first, ``detail`` the evidence with its numbers,
+    ``next_command`` what to type to learn more. ``code`` is empty for a note that explains a null.
+    """
+
+    severity: Severity
+    code: str
+    routers: tuple[str, ...]
+    title: str
+    detail: str = ""
+    next_command: str = ""
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Findings counted; ``exit_code`` is what the gate returns."""
+
+    num_errors: int
+    num_warnings: int
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.num_errors else 0

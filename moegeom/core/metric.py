@@ -1,0 +1,65 @@
+"""What a metric declares: its columns with unit and formula, what it needs, what leaves it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moegeom.core.router import Router
+
+Scope = Literal["weights", "router"]
+
+#: Transformations under which a metric keeps its values (held to it by a test).
+Invariance = Literal[
+    "token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"
+]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a results table.
+
+    ``kind`` is float, int, bool, str or list; ``has_se`` adds ``<name>_se``, the standard error by
+    leave-one-block-out. ``formula`` is a key of docs/formulas.md.
+    """
+
+    name: str
+    text: str
+    unit: str = "1"
+    kind: Literal["float", "int", "bool", "str", "list"] = "float"
+    formula: str = ""
+    has_se: bool = False
+
+
+@dataclass(frozen=True)
+class RouterFacts:
+    """What a metric may know besides its reductions."""
+
+    router: Router
+    num_tokens: int
+    is_null: bool = False
+
+
+#: Values of one metric for one router, variant and population: table -> column -> value. In
+#: ``layers`` a value is a number; in other tables it is an array, one entry per row.
+Values = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure, or a family of figures that share one reduction.
+
+    ``finish`` maps the selected reductions (name -> array, see ``Reduction.select``) and the facts
+    to values. A metric of scope ``weights`` needs no reduction and is finished once per router.
+    ``keys`` names the columns that tell rows apart in tables other than ``layers``.
+    """
+
+    name: str
+    version: int
+    text: str
+    scope: Scope
+    needs: tuple[str, ...]
+    columns: Mapping[str, tuple[Column, ...]]
+    finish: Callable[[Mapping[str, Any], RouterFacts], Values]
+    invariances: tuple[Invariance, ...] = ()

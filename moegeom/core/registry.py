@@ -1,0 +1,57 @@
+"""Plug-ins listed by file name and imported only when used."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from moegeom.core.errors import InternalError, UsageError
+
+T = TypeVar("T")
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is in no list: nearest spelling and the whole list."""
+    listed = sorted(known)
+    close = difflib.get_close_matches(name, listed, n=1)
+    guess = f" Did you mean {close[0]}?" if close else ""
+    return UsageError(f"Unknown {kind} '{name}'.{guess}", f"Known: {', '.join(listed)}.")
+
+
+class Registry(Generic[T]):
+    """The modules of one package, each defining one record under one attribute name.
+
+    ``Registry("metric", "moegeom.metrics", "METRIC", Metric)`` finds ``moegeom/metrics/load.py``
+    under the name ``load`` without importing it; ``registry["load"]`` imports it and returns its
+    ``METRIC``. A module whose name starts with an underscore is no plug-in.
+    """
+
+    def __init__(self, kind: str, package: str, attribute: str, record: type[T]) -> None:
+        self.kind = kind
+        self._package = package
+        self._attribute = attribute
+        self._record = record
+
+    def names(self) -> list[str]:
+        """Names of all plug-ins, sorted; imports none of them."""
+        folder = importlib.import_module(self._package).__path__
+        return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self.names():
+            raise unknown_name(self.kind, name, self.names())
+        module = importlib.import_module(f"{self._package}.{name}")
+        record = getattr(module, self._attribute, None)
+        if not isinstance(record, self._record):
+            raise InternalError(
+                f"{module.__name__} must define {self._attribute} as a {self._record.__name__}, "
+                f"found {type(record).__name__}."
+            )
+        return record
+
+    def all(self) -> list[T]:
+        """Every plug-in, imported, in the order of names."""
+        return [self[name] for name in self.names()]

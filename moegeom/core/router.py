@@ -1,0 +1,158 @@
+"""The router record: identity, provenance, and the selection rule as typed steps.
+
+The order of the steps is fixed (DESIGN.md section 4): input, form, logit map, score, selection
+bias, mask, pick, weights. Each step names a pure function in ``geometry/selection``; a new family
+that needs a new function adds it there and names it here. The record holds arrays and no code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Trust = Literal["verified", "assumed"]
+
+#: Scores that are one strictly increasing function of the logit (per token, for softmax): they
+#: never change which logits are the k largest. THEORY.md section 0.
+MONOTONE_SCORES = frozenset({"identity", "softmax", "sigmoid", "sqrt_softplus"})
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The normalisation whose output is the router input, ``y = unit(x) * (offset + gain)``."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    tensor: str
+    gain_offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupMask:
+    """Keep ``num_kept`` of ``num_groups`` equal groups of experts; the others get ``fill``."""
+
+    num_groups: int
+    num_kept: int
+    score: Literal["max", "top2_sum"]
+    fill: float
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How routing weights follow from the chosen experts.
+
+    ``source`` names a function of ``geometry/selection/weights.py``; with ``renormalise`` they are
+    divided by ``sum + epsilon``; then multiplied by ``scale``.
+    """
+
+    source: Literal["scores", "softmax_of_selected_logits"]
+    renormalise: bool = False
+    epsilon: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The selection rule without its numbers, so that two layers can share one."""
+
+    top_k: int
+    score: str
+    weights: Weights
+    has_selection_bias: bool = False
+    has_logit_bias: bool = False
+    groups: GroupMask | None = None
+
+    @property
+    def is_affine(self) -> bool:
+        """True when the chosen set is the top-k of ``W y + b``, so that cells are polyhedra.
+
+        A bias added to identity scores is a logit bias in disguise; added to any other score it
+        bends the walls (THEORY.md E1), and a group mask makes them non-convex (E2).
+        """
+        straight_bias = not self.has_selection_bias or self.score == "identity"
+        return self.groups is None and straight_bias and self.score in MONOTONE_SCORES
+
+    @property
+    def selection_score_unit(self) -> str:
+        """What a margin is measured in: ``logit`` for an affine rule, else the biased score."""
+        if self.is_affine:
+            return "logit"
+        return f"{self.score} score" + (" + bias" if self.has_selection_bias else "")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the numbers come from."""
+
+    family: str
+    tensors: tuple[str, ...]
+    file: str
+    stored_dtype: str
+    trust: Trust = "assumed"
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """One router, as every later stage sees it.
+
+    ``weight`` is (experts, hidden), one row per expert; float64 where it is stored so, else
+    float32. ``gain`` is the effective gain of the norm in front (``gain_offset`` added), so that
+    ``weight * gain`` is the effective router.
+    """
+
+    name: str
+    stack: str
+    layer: int
+    weight: NDArray[np.floating]
+    rule: Rule
+    provenance: Provenance
+    logit_bias: NDArray[np.floating] | None = None
+    selection_bias: NDArray[np.floating] | None = None
+    gain: NDArray[np.floating] | None = None
+    norm: Norm | None = None
+    slot: str = ""
+
+    @property
+    def num_experts(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def affine_bias(self) -> NDArray[np.floating] | None:
+        """b of ``W y + b`` when the rule is affine: the logit bias, plus a bias on raw logits."""
+        if not self.rule.has_selection_bias or self.selection_bias is None:
+            return self.logit_bias
+        if self.logit_bias is None:
+            return self.selection_bias
+        return self.logit_bias + self.selection_bias
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A tensor that looks like a router and was not loaded, with the reason."""
+
+    tensor: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RouterSet:
+    """All routers of one checkpoint in natural order, and everything worth saying about them."""
+
+    routers: tuple[Router, ...]
+    checkpoint: str
+    family: str
+    family_text: str
+    fingerprint: str
+    skipped: tuple[Skipped, ...] = ()
+    num_expected: int | None = None
+    bytes_read: int = 0
+    bytes_total: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,89 @@
+"""What crosses the border between recordings and the scan: a source of token ranges.
+
+A source is pulled: the scan asks for rows ``[start, stop)`` of one router, however the files are
+cut. Nothing is held for the whole stream, so memory does not grow with the number of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from jaxtyping import Float32, Int16, Int32, Int64, Shaped
+
+Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids"]
+
+#: Tokens per work unit. Tiles are aligned to the absolute token index and zero-padded, so that a
+#: token meets the same matrix product whatever the batch size (DESIGN.md section 5).
+TILE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class TokenColumns:
+    """Facts about tokens ``[start, stop)``; -1 where a recording does not say.
+
+    ``domain`` indexes ``TokenSource.domains``.
+    """
+
+    document: Int64[np.ndarray, "tokens"]
+    position: Int32[np.ndarray, "tokens"]
+    token_id: Int32[np.ndarray, "tokens"]
+    domain: Int16[np.ndarray, "tokens"]
+
+
+@dataclass(frozen=True, eq=False)
+class TopLogits:
+    """The m largest logits of each token, descending, and the experts that have them."""
+
+    logits: Float32[np.ndarray, "tokens m"]
+    expert: Int32[np.ndarray, "tokens m"]
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What a source says about itself; printed and stored in ``run.json``."""
+
+    name: str
+    stage: Stage
+    num_tokens: int
+    routers: tuple[str, ...]
+    domains: tuple[str, ...]
+    has_documents: bool
+    has_chosen: bool
+    engine: str = ""
+    fingerprint: str = ""
+    num_documents: int | None = None
+    size_bytes: int = 0
+    is_synthetic: bool = False
+
+
+class TokenSource(Protocol):
+    """A recording, a foreign file or a prior, readable in any order and any ranges."""
+
+    @property
+    def facts(self) -> SourceFacts: ...
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        """Document, position, token id and domain of tokens ``[start, stop)``."""
+        ...
+
+    def read_values(self, router: str, start: int, stop: int) -> Shaped[np.ndarray, "tokens width"]:
+        """Router inputs (stage ``router_input``), norm inputs (``pre_norm``) or logits (``logits``).
+
+        Float32 (float64 and 16-bit files are converted; float64 is rounded to float32).
+        """
+        ...
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        """The m largest logits; only for stage ``top_logits``."""
+        ...
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens top_k"] | None:
+        """The experts that the recorded engine chose, in its own order, or None if not known.
+
+        For stage ``ids`` this is the recording itself.
+        """
+        ...

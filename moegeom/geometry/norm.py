@@ -1,0 +1,26 @@
+"""Normalisations in front of a router."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+
+def normed(
+    values: Float[np.ndarray, "tokens hidden"],
+    kind: Literal["rms", "layer"],
+    eps: float,
+    gain: Float[np.ndarray, "hidden"],
+) -> Float32[np.ndarray, "tokens hidden"]:
+    r"""Router inputs from the inputs of the norm, :math:`g \odot x / \sqrt{mean(x^2) + \epsilon}`.
+
+    For ``layer`` the mean of each token is subtracted first. Statistics in float64, rounded once.
+    Source: THEORY.md E3. Oracle in tests: torch.nn.functional.rms_norm, layer_norm.
+    """
+    x = values.astype(np.float64)
+    if kind == "layer":
+        x = x - x.mean(axis=1, keepdims=True)
+    scale = np.sqrt((x**2).mean(axis=1, keepdims=True) + eps)
+    return (x / scale * gain).astype(np.float32)

@@ -1,0 +1,45 @@
+"""Per-token quantities of a batch, with the labels that reductions count by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int32, Int64
+
+#: Blocks that every reduction is kept in, for standard errors by leaving one out.
+NUM_BLOCKS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Quantities:
+    """What is known about some tokens at one router; None where it cannot be known.
+
+    ``chosen`` is in descending selection score. ``float_bound`` is how far two correct float32
+    engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
+    ``noise_scale`` is the error, per coordinate, of rounding the input to bfloat16.
+    """
+
+    token: Int64[np.ndarray, "tokens"]
+    population: Int32[np.ndarray, "tokens"]
+    block: Int32[np.ndarray, "tokens"]
+    chosen: Int32[np.ndarray, "tokens k"]
+    margin: Float64[np.ndarray, "tokens"] | None = None
+    group_margin: Float64[np.ndarray, "tokens"] | None = None
+    distance: Float64[np.ndarray, "tokens"] | None = None
+    pair: Int32[np.ndarray, "tokens 2"] | None = None
+    weights: Float64[np.ndarray, "tokens k"] | None = None
+    input_norm: Float64[np.ndarray, "tokens"] | None = None
+    float_bound: Float64[np.ndarray, "tokens"] | None = None
+    noise_scale: Float64[np.ndarray, "tokens"] | None = None
+    matches_recording: Bool[np.ndarray, "tokens"] | None = None
+
+    @property
+    def tightness(self) -> Float64[np.ndarray, "tokens"] | None:
+        """The smaller of margin and half the group margin, comparable with ``float_bound``.
+
+        A group score sums two selection scores at most, so its error is twice theirs.
+        """
+        if self.margin is None or self.group_margin is None:
+            return self.margin
+        return np.minimum(self.margin, self.group_margin / 2.0)

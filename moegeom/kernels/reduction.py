@@ -1,0 +1,73 @@
+"""What a reduction is: an accumulator whose state is a flat dict of arrays with a merge.
+
+All counts and sums are integers, so that a merge is exactly associative and commutative: threads,
+batches, cuts of the files and resume points cannot change a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from moegeom.core.registry import Registry
+from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+
+State = dict[str, np.ndarray]
+Kernels = Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Sizes that fix the shape of a state."""
+
+    num_populations: int
+    num_experts: int
+    top_k: int
+
+    def zeros(self, *tail: int) -> np.ndarray:
+        """A counter array [populations, blocks, *tail]."""
+        return np.zeros((self.num_populations, NUM_BLOCKS, *tail), dtype=np.int64)
+
+
+class Accumulator(Protocol):
+    """Takes batches in; gives its state out as arrays at any moment."""
+
+    def fold(self, quantities: Quantities, kernels: Kernels) -> None: ...
+
+    def state(self) -> State: ...
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One way of folding quantities.
+
+    ``needs`` names attributes of :class:`Quantities`. ``select(state, populations, without)`` sums
+    over populations (None = all) and over all blocks but ``without`` (None = no block left out).
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    start: Callable[[Extent], Accumulator]
+    merge: Callable[[State, State], State]
+    select: Callable[[State, int | None, int | None], Any]
+
+
+def add_states(first: State, second: State) -> State:
+    """Sum of two states of counters."""
+    return {name: first[name] + second[name] for name in first}
+
+
+def select_counts(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:
+    """Counts [populations, blocks, *tail] summed to [*tail]."""
+    chosen = counts.sum(axis=0) if population is None else counts[population]
+    total = chosen.sum(axis=0)
+    return total if without is None else total - chosen[without]
+
+
+#: Reductions by file name in ``moegeom/kernels/reductions``.
+REDUCTIONS: Registry[Reduction] = Registry(
+    "reduction", "moegeom.kernels.reductions", "REDUCTION", Reduction
+)

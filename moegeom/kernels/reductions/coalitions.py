@@ -1,0 +1,121 @@
+"""Visited coalitions: exact up to a million entries, then a hash sample of known rate.
+
+An entry is one coalition in one population and block. The composite key holds 53 bits of the
+coalition's hash, then 7 bits of population and 4 of block. Two of n coalitions collide with
+probability about n^2 / 2^54, which is 1e-4 at full capacity.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+
+#: Entries kept. At most 2^20, so that memory stays flat however long the stream.
+CAPACITY = 2**20
+
+#: Tokens gathered before they are sorted into the state.
+_PENDING = 2**16
+
+_LABEL_BITS = 11
+_BLOCK_BITS = 4
+
+
+class _Coalitions:
+    def __init__(self, extent: Extent) -> None:
+        self._extent = extent
+        self._state = _empty(extent.top_k)
+        self._pending: list[State] = []
+        self._waiting = 0
+
+    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
+        hashed = kernels["coalition_key"](quantities.chosen, self._extent.num_experts)
+        label = (quantities.population.astype(np.uint64) << np.uint64(_BLOCK_BITS)) | (
+            quantities.block.astype(np.uint64)
+        )
+        key = (hashed & ~np.uint64(2**_LABEL_BITS - 1)) | label
+        self._pending.append(
+            {
+                "key": key,
+                "count": np.ones(len(key), dtype=np.int64),
+                "members": np.sort(quantities.chosen, axis=1).astype(np.int16),
+                "halvings": np.zeros(1, dtype=np.int64),
+            }
+        )
+        self._waiting += len(key)
+        # As many again as the state holds, so that each token is sorted a bounded number of times.
+        if self._waiting >= max(_PENDING, len(self._state["key"])):
+            self._settle()
+
+    def _settle(self) -> None:
+        self._state = _compact([self._state, *self._pending])
+        self._pending, self._waiting = [], 0
+
+    def state(self) -> State:
+        self._settle()
+        return self._state
+
+
+def _empty(top_k: int) -> State:
+    return {
+        "key": np.empty(0, dtype=np.uint64),
+        "count": np.empty(0, dtype=np.int64),
+        "members": np.empty((0, top_k), dtype=np.int16),
+        "halvings": np.zeros(1, dtype=np.int64),
+    }
+
+
+def _compact(states: list[State]) -> State:
+    """Equal keys added up; when over capacity, keys whose upper bits are not 0 are dropped.
+
+    The number of halvings depends on the set of keys alone, not on their order of arrival: it is
+    the least that brings the whole set under capacity, and it can only grow with the set.
+    """
+    key = np.concatenate([state["key"] for state in states])
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    starts = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else np.empty(0, int)
+    count = np.concatenate([state["count"] for state in states])[order]
+    members = np.concatenate([state["members"] for state in states])
+    merged = {
+        "key": key[starts],
+        "count": np.add.reduceat(count, starts) if len(starts) else count,
+        "members": members[order[starts]],
+    }
+    halvings = max(int(state["halvings"][0]) for state in states)
+    while True:
+        limit = np.searchsorted(merged["key"], np.uint64(2 ** (64 - halvings) - 1), side="right")
+        if limit <= CAPACITY:
+            break
+        halvings += 1
+    kept = {name: array[:limit] for name, array in merged.items()}
+    return {**kept, "halvings": np.array([halvings], dtype=np.int64)}
+
+
+def _select(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
+    """Count per coalition with its members and the sampling rate, in the order of the hash."""
+    block = (state["key"] & np.uint64(2**_BLOCK_BITS - 1)).astype(np.int64)
+    label = (state["key"] >> np.uint64(_BLOCK_BITS)) & np.uint64(2 ** (_LABEL_BITS - 4) - 1)
+    kept = np.ones(len(block), dtype=bool) if without is None else block != without
+    if population is not None:
+        kept &= label == np.uint64(population)
+    coalition = (state["key"] >> np.uint64(_LABEL_BITS))[kept]
+    starts = np.flatnonzero(np.append(True, coalition[1:] != coalition[:-1]))
+    if len(coalition) == 0:
+        starts = np.empty(0, dtype=np.int64)
+    counts = state["count"][kept]
+    return {
+        "count": np.add.reduceat(counts, starts) if len(starts) else counts,
+        "members": state["members"][kept][starts],
+        "rate": np.array(2.0 ** -float(state["halvings"][0])),
+    }
+
+
+REDUCTION = Reduction(
+    name="coalitions",
+    needs=("chosen",),
+    start=_Coalitions,
+    merge=lambda first, second: _compact([first, second]),
+    select=_select,
+)

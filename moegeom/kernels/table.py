@@ -1,0 +1,54 @@
+"""The list of kernels: one name, one stated tolerance, the same for every backend."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from moegeom.core.registry import unknown_name
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A hot loop. ``rtol`` is the largest relative difference from the reference; 0 means equal.
+
+    The module ``moegeom.kernels.<backend>.<name>`` defines a function of the same name.
+    """
+
+    name: str
+    rtol: float
+    summary: str
+
+
+#: Sums are done in another order or precision than in the reference where rtol is not 0.
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("input_norm", 1e-5, "Euclidean norm of each router input; not finite if the input is"),
+    Kernel("selection_scores", 1e-14, "what experts are compared by, for curved rules"),
+    Kernel("group_mask", 0.0, "selection scores with dropped groups filled, and the group margin"),
+    Kernel("top_k", 0.0, "chosen experts in descending order, ties to the lowest; margin"),
+    Kernel("boundary_distance", 1e-14, "exact distance to the boundary of an affine cell; pair"),
+    Kernel("routing_weights", 1e-13, "weight of each chosen expert"),
+    Kernel("coalition_key", 0.0, "64-bit key of the chosen set, whatever its order"),
+    Kernel("same_set", 0.0, "is the recorded set the chosen set"),
+    Kernel("count_experts", 0.0, "chosen slots by population, block and expert"),
+    Kernel("count_bins", 0.0, "histogram over the bits of a value by population and block"),
+)
+
+BACKENDS = ("reference", "cpu")
+
+
+def load_kernels(backend: str) -> MappingProxyType[str, Callable[..., Any]]:
+    """All kernels of one backend by name; imports Numba only for ``cpu``."""
+    if backend not in BACKENDS:
+        raise unknown_name("kernel backend", backend, BACKENDS)
+    return MappingProxyType(
+        {
+            kernel.name: getattr(
+                importlib.import_module(f"moegeom.kernels.{backend}.{kernel.name}"), kernel.name
+            )
+            for kernel in KERNELS
+        }
+    )

@@ -1,0 +1,152 @@
+"""From the states of a scan to rows of the results, with standard errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.metric import Metric, RouterFacts, Values
+from moegeom.core.router import Router
+from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.reduction import REDUCTIONS, State, select_counts
+from moegeom.kernels.reductions.token_counts import TOKENS
+
+#: Rows of the results: table -> list of rows, each a mapping column -> value.
+Rows = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Rows of one router and variant, and why some metrics are null."""
+
+    rows: Rows
+    reasons: dict[str, str]
+
+
+def finish_router(
+    router: Router,
+    states: Mapping[str, State],
+    populations: Sequence[str],
+    metrics: Sequence[Metric],
+    missing: Mapping[str, str],
+    variant: str = "as_stored",
+    whole: str = "all",
+) -> Finished:
+    """Rows of every metric for the population ``whole`` and for each population with tokens.
+
+    ``missing`` says why a reduction is absent. A column with ``has_se`` gets ``<name>_se``, the
+    delete-one jackknife over the blocks that hold tokens:
+    sqrt((g - 1) / g * sum (v_b - mean v)^2); null with fewer than two blocks.
+    """
+    reasons = {
+        metric.name: next(missing[need] for need in metric.needs if need not in states)
+        for metric in metrics
+        if any(need not in states for need in metric.needs)
+    }
+    rows: Rows = {}
+    for index, population in _present(states, populations, whole):
+        blocks = _blocks(states, index)
+        for metric in metrics:
+            if metric.name in reasons or (metric.scope == "weights" and index is not None):
+                continue
+            key = {"router": router.name, "variant": variant, "population": population}
+            _add_rows(rows, key, _values(metric, router, states, index, blocks, variant))
+    return Finished(rows, reasons)
+
+
+def _present(
+    states: Mapping[str, State], populations: Sequence[str], whole: str
+) -> list[tuple[int | None, str]]:
+    labels: list[tuple[int | None, str]] = [(None, whole)]
+    if "token_counts" not in states:
+        return labels
+    tokens = states["token_counts"]["counts"][..., TOKENS].sum(axis=1)
+    named = [(i, name) for i, name in enumerate(populations) if tokens[i] > 0]
+    # a stream with a single unlabelled population would only repeat the whole
+    return labels + [(i, name) for i, name in named if name != "domain=(none)"]
+
+
+def _blocks(states: Mapping[str, State], population: int | None) -> list[int]:
+    if "token_counts" not in states:
+        return []
+    counts = states["token_counts"]["counts"][..., TOKENS]
+    tokens = counts.sum(axis=0) if population is None else counts[population]
+    return [block for block in range(NUM_BLOCKS) if tokens[block] > 0]
+
+
+def _values(
+    metric: Metric,
+    router: Router,
+    states: Mapping[str, State],
+    population: int | None,
+    blocks: Sequence[int],
+    variant: str,
+) -> dict[str, dict[str, Any]]:
+    def finish(without: int | None) -> Values:
+        selected = {
+            need: REDUCTIONS[need].select(states[need], population, without)
+            for need in metric.needs
+        }
+        tokens = 0
+        if "token_counts" in states:
+            counts = states["token_counts"]["counts"]
+            tokens = int(select_counts(counts, population, without)[TOKENS])
+        return metric.finish(selected, RouterFacts(router, tokens, variant == "null"))
+
+    whole = {table: dict(columns) for table, columns in finish(None).items()}
+    with_se = [
+        (table, column.name)
+        for table, columns in metric.columns.items()
+        for column in columns
+        if column.has_se and column.name in whole.get(table, {})
+    ]
+    if with_se:
+        parts = [finish(block) for block in blocks] if len(blocks) > 1 else []
+        for table, name in with_se:
+            whole[table][f"{name}_se"] = _jackknife(
+                [part[table][name] for part in parts], whole[table][name]
+            )
+    return whole
+
+
+def _jackknife(leave_one_out: Sequence[Any], whole: Any) -> Any:
+    """Standard error, of the shape of ``whole``; nan where it cannot be had."""
+    unknown = np.full(np.shape(whole), np.nan) if np.ndim(whole) else None
+    if whole is None or len(leave_one_out) < 2 or any(v is None for v in leave_one_out):
+        return unknown
+    values = np.asarray(leave_one_out, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # inf - inf: a quantile beyond the last bin has no error
+        spread = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
+    error = np.sqrt((len(values) - 1) / len(values) * spread)
+    return error if np.ndim(whole) else float(error)
+
+
+def _add_rows(rows: Rows, key: dict[str, str], values: Mapping[str, Mapping[str, Any]]) -> None:
+    for table, columns in values.items():
+        if table == "layers":
+            _join(rows.setdefault(table, []), key, ("router", "variant", "population"), [columns])
+            continue
+        length = max((len(column) for column in columns.values()), default=0)
+        listed = [{name: column[i] for name, column in columns.items()} for i in range(length)]
+        on = (*key, "expert") if table == "experts" else ()
+        _join(rows.setdefault(table, []), key, on, listed)
+
+
+def _join(
+    table: list[dict[str, Any]],
+    key: dict[str, str],
+    on: tuple[str, ...],
+    listed: Sequence[Mapping[str, Any]],
+) -> None:
+    """Adds rows, or columns to the rows that agree in ``on``; with no ``on`` always adds rows."""
+    known = {tuple(row[name] for name in on): row for row in table} if on else {}
+    for values in listed:
+        row = {**key, **values}
+        present = known.get(tuple(row[name] for name in on)) if on else None
+        if present is None:
+            table.append(row)
+        else:
+            present.update(values)

@@ -1,0 +1,175 @@
+"""One router from tokens to rows: the scan, its null, and the metrics on both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moegeom.core.metric import Metric
+from moegeom.core.router import Router
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.kernels.reduction import REDUCTIONS, Kernels
+from moegeom.metrics._finish import Rows, finish_router
+from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
+from moegeom.scan.labels import Populations
+from moegeom.scan.measure import Task
+from moegeom.scan.per_token import PerTokenFile
+from moegeom.scan.plan import batch_tokens, sample_tiles
+from moegeom.scan.prepared import prepare, unavailable
+from moegeom.scan.snapshot import read_snapshot, write_snapshot
+from moegeom.variants.random_router import random_router
+
+#: Why a synthetic prior gives some metrics no value.
+_PRIOR = "a synthetic prior says where walls are, not which tokens come (geometry only)"
+
+#: Reductions that mean something on a synthetic prior.
+_GEOMETRY = frozenset({"token_counts", "margin_histogram", "distance_histogram", "bf16_switch"})
+
+
+@dataclass(frozen=True)
+class RouterRun:
+    """One router to measure, and how."""
+
+    router: Router
+    source: TokenSource
+    kernels: Kernels
+    metrics: Sequence[Metric]
+    num_workers: int = 1
+    batch_tokens: int | None = None
+    seed: int = 0
+    skip_non_finite: bool = False
+    snapshot: Path | None = None
+    per_token: Path | None = None
+    advanced: Callable[[int], None] | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredRouter:
+    """Rows of the results, and facts about how they came about."""
+
+    rows: Rows
+    facts: dict[str, Any]
+
+
+def measure_weights(router: Router, metrics: Sequence[Metric], reason: str) -> MeasuredRouter:
+    """Rows of the metrics that need no tokens; the others are null for ``reason``."""
+    missing = {need: reason for metric in metrics for need in metric.needs}
+    finished = finish_router(router, {}, (), metrics, missing)
+    return MeasuredRouter(finished.rows, {"num_tokens": 0, "reasons": finished.reasons})
+
+
+def measure_router(run: RouterRun) -> MeasuredRouter:
+    """Rows of all metrics for the router as stored and, where tokens allow, for its null."""
+    started = time.perf_counter()
+    missing = _missing(run)
+    reductions = [n for n in REDUCTIONS.names() if n not in missing and _is_needed(n, run.metrics)]
+    task = _task(run, run.router, reductions)
+    tiles = range(-(-run.source.facts.num_tokens // TILE))
+    progress = _scan(run, task, reductions, tiles)
+    whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else "all"
+    names = task.populations.names
+    finished = finish_router(
+        run.router, progress.states, names, run.metrics, missing, whole=whole
+    )
+    rows = finished.rows
+    if run.source.facts.stage in ("router_input", "pre_norm"):
+        _extend(rows, _null_rows(run, reductions, missing, whole))
+    facts = {
+        "num_tokens": progress.num_tokens - progress.num_non_finite,
+        "num_non_finite": progress.num_non_finite,
+        "first_non_finite": list(progress.non_finite),
+        "reasons": finished.reasons,
+        "seconds": time.perf_counter() - started,
+        "disagreements": _disagreements(progress),
+    }
+    return MeasuredRouter(rows, facts)
+
+
+def _is_needed(reduction: str, metrics: Sequence[Metric]) -> bool:
+    return reduction == "token_counts" or any(reduction in m.needs for m in metrics)
+
+
+def _missing(run: RouterRun) -> dict[str, str]:
+    """Reductions that cannot be had from this router and source, each with the reason."""
+    facts = run.source.facts
+    absent = unavailable(run.router, facts.stage, facts.has_chosen)
+    missing = {}
+    for name in REDUCTIONS.names():
+        lacking = [need for need in REDUCTIONS[name].needs if need in absent]
+        if lacking:
+            missing[name] = absent[lacking[0]]
+        elif facts.is_synthetic and name not in _GEOMETRY:
+            missing[name] = _PRIOR
+    return missing
+
+
+def _task(run: RouterRun, router: Router, reductions: Sequence[str]) -> Task:
+    wanted = {need for name in reductions for need in REDUCTIONS[name].needs}
+    if run.per_token is not None and router is run.router:
+        wanted |= {"weights", "distance"}
+    return Task(
+        prepared=prepare(router, with_distances="distance" in wanted),
+        source=run.source,
+        populations=Populations(run.source.facts.domains),
+        kernels=run.kernels,
+        wanted=frozenset(wanted),
+    )
+
+
+def _pace(run: RouterRun) -> Pace:
+    return Pace(run.batch_tokens or batch_tokens(run.router.hidden_size), run.num_workers)
+
+
+def _scan(
+    run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence[int]
+) -> Progress:
+    if run.per_token is not None:
+        # a Parquet file cannot be continued: with rows per token a router is scanned in one go
+        rows = PerTokenFile(run.per_token, run.router)
+        try:
+            hooks = Hooks(advanced=run.advanced, rows=rows.write)
+            return scan_router(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks)
+        finally:
+            rows.close()
+    snapshot = run.snapshot
+    begin = read_snapshot(snapshot) if snapshot else None
+    if begin and run.advanced:
+        run.advanced(begin.num_tokens)
+    hooks = Hooks(
+        advanced=run.advanced,
+        snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
+    )
+    return scan_router(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks, begin)
+
+
+def _null_rows(
+    run: RouterRun, reductions: Sequence[str], missing: Mapping[str, str], whole: str
+) -> Rows:
+    kept = [name for name in reductions if name not in ("agreement", "coalitions")]
+    missing = dict(missing) | dict.fromkeys(("agreement", "coalitions"), "not kept for the null")
+    router = random_router(run.router, run.seed)
+    task = _task(run, router, kept)
+    tiles = sample_tiles(run.source.facts.num_tokens, run.seed)
+    progress = scan_router(task, kept, tiles, _pace(run), skip_non_finite=True)
+    names = task.populations.names
+    metrics = [metric for metric in run.metrics if metric.scope == "router"]
+    return finish_router(
+        router, progress.states, names, metrics, missing, "null", whole
+    ).rows
+
+
+def _extend(rows: Rows, more: Rows) -> None:
+    for table, listed in more.items():
+        rows.setdefault(table, []).extend(listed)
+
+
+def _disagreements(progress: Progress) -> list[list[float]]:
+    """Token and margin of the first choices that differ from the recorded ones."""
+    state = progress.states.get("agreement")
+    if state is None:
+        return []
+    pairs = zip(state["token"].tolist(), state["margin"].tolist(), strict=True)
+    return [list(pair) for pair in pairs]

@@ -1,0 +1,37 @@
+"""Tokens that rounding the router input to bfloat16 would switch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.kernels.reductions.bf16_switch import FIXED_POINT
+
+
+def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    tokens, expected = reductions["bf16_switch"]
+    share = expected / FIXED_POINT / tokens if tokens else None
+    return {"layers": {"bf16_switch_share_isotropic": share}}
+
+
+METRIC = Metric(
+    name="bf16_switch",
+    version=1,
+    text="Expected share of tokens whose chosen set changes when the router input is rounded to "
+    "bfloat16, to first order and with rounding taken as isotropic. Exposure, not loss.",
+    scope="router",
+    needs=("bf16_switch",),
+    columns={
+        "layers": (
+            Column(
+                "bf16_switch_share_isotropic",
+                "mean over tokens of Phi(-distance / rounding noise); assumes isotropic rounding",
+                formula="bf16_switch",
+                has_se=True,
+            ),
+        )
+    },
+    finish=_finish,
+    invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
+)

@@ -1,0 +1,241 @@
+"""The main road: a checkpoint and tokens in, a results directory out.
+
+Read :func:`scan` first; each line of it is a stage with a folder of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from moegeom.check import measured_rows, run_checks
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import UsageError
+from moegeom.core.finding import Finding
+from moegeom.core.metric import Metric
+from moegeom.core.router import Router, RouterSet
+from moegeom.core.tokens import Stage, TokenSource
+from moegeom.kernels.table import load_kernels
+from moegeom.metrics import METRICS, RouterRun, measure_router, measure_weights
+from moegeom.results.writer import ResultsWriter, refuse_existing
+from moegeom.router.load import load_routers
+from moegeom.router.selection import parse_layers
+from moegeom.scan.plan import num_workers
+from moegeom.scan.prepared import prepare
+from moegeom.scan.run_facts import arithmetic_facts, file_identity, plan_facts, run_facts
+from moegeom.scan.trust import Trust, examine
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.prior import IsotropicRmsPrior
+
+#: Tokens drawn from a synthetic prior when none are recorded.
+PRIOR_TOKENS = 16_384
+
+
+@dataclass(frozen=True)
+class ScanRequest:
+    """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
+
+    ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
+    answer. ``source`` is a token source made by the caller instead of a path.
+    """
+
+    checkpoint: str
+    out: Path
+    tokens: str | None = None
+    source: TokenSource | None = None
+    stage: Stage | None = None
+    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prior: str | None = None
+    layers: str | None = None
+    per_token: bool = False
+    skip_non_finite: bool = False
+    stale_inputs: bool = False
+    unverified: bool = False
+    restart: bool = False
+    seed: int = 0
+    backend: str = "cpu"
+    num_workers: int | None = None
+    batch_tokens: int | None = None
+
+
+class Watch(Protocol):
+    """Listens to a running scan."""
+
+    def begin(self, what: str, num_tokens: int) -> None: ...
+
+    def advance(self, num_tokens: int) -> None: ...
+
+
+def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
+    """Measures every router on the tokens and returns the results directory.
+
+    Raises
+    ------
+    MoeGeomError
+        One of its subclasses, by stage; nothing is left at ``request.out`` then.
+    """
+    started = time.perf_counter()
+    refuse_existing(request.out)
+    store = open_checkpoint(request.checkpoint)
+    routers = load_routers(store)
+    chosen = select_layers(routers, request.layers)
+    source = open_source(request, chosen)
+    trust = examine_tokens(request, routers, chosen, source)
+    metrics = METRICS.all()
+    plan = plan_facts(routers, source and source.facts, _files(request), _options(request))
+    with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
+        for router in chosen:
+            measure(router, source, request, metrics, writer, watch)
+        names = [router.name for router in chosen]
+        findings, not_judged = judge(writer, names, request, routers)
+        facts = run_facts(routers, chosen, source and source.facts, trust)
+        ending = {
+            "parts": {name: writer.part_facts(name) for name in names},
+            "arithmetic": arithmetic_facts(request.backend),
+            "seconds": time.perf_counter() - started,
+            "seed": request.seed,
+            "checks_not_judged": not_judged,
+            "layers_asked": request.layers,
+        }
+        return writer.finish(names, facts | ending, _other_tables(writer, names, request, findings))
+
+
+def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:
+    """The routers of the layers asked for; UsageError when there is none."""
+    if layers is None:
+        return list(routers.routers)
+    wanted = parse_layers(layers)
+    chosen = [router for router in routers.routers if router.layer in wanted]
+    if not chosen:
+        known = ", ".join(str(router.layer) for router in routers.routers)
+        raise UsageError(f"--layers {layers} names no layer with a router.", f"Known: {known}.")
+    return chosen
+
+
+def open_source(request: ScanRequest, routers: Sequence[Router]) -> TokenSource | None:
+    """The tokens to route: a recording, foreign files, or a synthetic prior."""
+    if request.prior is not None:
+        if request.tokens is not None or request.source is not None:
+            raise UsageError("--prior and --tokens exclude each other.")
+        if request.prior != IsotropicRmsPrior.name:
+            raise UsageError(
+                f"Unknown prior '{request.prior}'.", f"Known: {IsotropicRmsPrior.name}."
+            )
+        shapes = tuple((router.name, router.gain, router.hidden_size) for router in routers)
+        return IsotropicRmsPrior(shapes, PRIOR_TOKENS, request.seed)
+    if request.source is not None or request.tokens is None:
+        return request.source
+    names = tuple(router.name for router in routers)
+    return open_tokens(request.tokens, request.stage, request.router_map or None, names)
+
+
+def examine_tokens(
+    request: ScanRequest,
+    routers: RouterSet,
+    chosen: Sequence[Router],
+    source: TokenSource | None,
+) -> Trust | None:
+    """Stops the run when the tokens cannot be believed (DESIGN.md section 7)."""
+    if source is None:
+        return None
+    recorded = [router for router in chosen if router.name in source.facts.routers]
+    return examine(
+        (prepare(router, with_distances=False) for router in recorded),
+        source,
+        routers.fingerprint,
+        load_kernels(request.backend),
+        {"stale_inputs": request.stale_inputs, "unverified": request.unverified},
+    )
+
+
+def measure(
+    router: Router,
+    source: TokenSource | None,
+    request: ScanRequest,
+    metrics: Sequence[Metric],
+    writer: ResultsWriter,
+    watch: Watch | None,
+) -> None:
+    """One router through everything; does nothing when an earlier run finished it."""
+    if writer.has_part(router.name):
+        return
+    folder = writer.new_part(router.name)
+    if source is None or router.name not in source.facts.routers:
+        reason = "no tokens" if source is None else f"{source.facts.name} does not record it"
+        finished = measure_weights(router, metrics, reason)
+    else:
+        if watch:
+            watch.begin(router.name, source.facts.num_tokens)
+        run = RouterRun(
+            router=router,
+            source=source,
+            kernels=load_kernels(request.backend),
+            metrics=metrics,
+            num_workers=request.num_workers or num_workers(),
+            batch_tokens=request.batch_tokens,
+            seed=request.seed,
+            skip_non_finite=request.skip_non_finite,
+            snapshot=writer.snapshot_path(router.name, "as_stored"),
+            per_token=folder / "tokens.parquet" if request.per_token else None,
+            advanced=watch.advance if watch else None,
+        )
+        finished = measure_router(run)
+    writer.add_part(router.name, folder, finished.rows, finished.facts)
+
+
+def judge(
+    writer: ResultsWriter, names: Sequence[str], request: ScanRequest, routers: RouterSet
+) -> tuple[list[Finding], list[str]]:
+    """Findings of all checks, and notes on what is null and why."""
+    rows = {table: writer.gather(table, names).to_pylist() for table in ("layers", "experts")}
+    tokens = request.tokens or "TOKENS"
+    seen = measured_rows(rows["layers"], rows["experts"], request.checkpoint, tokens)
+    findings, not_judged = run_checks(seen)
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        for metric, reason in writer.part_facts(name)["reasons"].items():
+            reasons.setdefault((metric, reason), []).append(name)
+    findings += [
+        Finding("note", "", tuple(where), f"{metric} is null: {reason}.")
+        for (metric, reason), where in reasons.items()
+    ]
+    findings += [Finding("note", "", (), note) for note in routers.notes]
+    return findings, not_judged
+
+
+def _other_tables(
+    writer: ResultsWriter, names: Sequence[str], request: ScanRequest, findings: list[Finding]
+) -> dict[str, list[dict[str, Any]]]:
+    layers = writer.gather("layers", names).to_pylist()
+    domains = {
+        row["population"]: row["num_tokens"]
+        for row in layers
+        if row["variant"] == "as_stored" and row["population"].startswith("domain=")
+    }
+    variants = {row["variant"]: row["num_tokens"] for row in layers if row["population"] == "all"}
+    texts = {
+        "as_stored": "the routers as the checkpoint stores them",
+        "null": "rows replaced by random directions of the same length; rule and biases kept",
+    }
+    return {
+        "domains": [{"population": p, "num_tokens": n} for p, n in sorted(domains.items())],
+        "variants": [
+            {"variant": v, "text": texts[v], "seed": request.seed, "num_tokens": n}
+            for v, n in variants.items()
+        ],
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+
+
+def _options(request: ScanRequest) -> dict[str, Any]:
+    """What changes results; speed settings are left out on purpose."""
+    kept = ("prior", "layers", "per_token", "skip_non_finite", "seed", "backend", "stage")
+    return {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
+
+
+def _files(request: ScanRequest) -> list[list[Any]]:
+    return [] if request.tokens is None else file_identity(Path(request.tokens))

@@ -1,0 +1,108 @@
+"""Tables of the results: which columns, of which type, with which facts attached.
+
+Schema version 1. A new metric column does not change the version; a changed meaning changes the
+version of its metric, which stands in the field metadata.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from moegeom.core.metric import Column, Metric
+
+SCHEMA_VERSION = 1
+
+#: Columns that every metric table begins with.
+KEYS = (
+    Column("router", "identity <stack>/<layer>[/slot]", "", "str"),
+    Column("variant", "as_stored, or null for the random router of the same shape", "", "str"),
+    Column("population", "all, or domain=<name>", "", "str"),
+)
+
+#: Tables that no metric fills.
+OTHER_TABLES: dict[str, tuple[Column, ...]] = {
+    "domains": (
+        Column("population", "domain=<name>", "", "str"),
+        Column("num_tokens", "tokens of the domain in the source", "tokens", "int"),
+    ),
+    "variants": (
+        Column("variant", "name used in the variant column", "", "str"),
+        Column("text", "what was changed", "", "str"),
+        Column("seed", "seed of its random numbers", "", "int"),
+        Column("num_tokens", "tokens that it was measured on", "tokens", "int"),
+    ),
+    "findings": (
+        Column("severity", "error, warning or note", "", "str"),
+        Column("code", "code of the check; empty for a note", "", "str"),
+        Column("routers", "routers concerned", "", "list"),
+        Column("title", "the finding in a sentence", "", "str"),
+        Column("detail", "the evidence", "", "str"),
+        Column("next_command", "what to type to learn more", "", "str"),
+    ),
+}
+
+_TYPES: dict[str, pa.DataType] = {
+    "float": pa.float64(),
+    "int": pa.int64(),
+    "bool": pa.bool_(),
+    "str": pa.string(),
+}
+
+#: Element type of each list column.
+_LIST_TYPES = {"coalition": pa.int32(), "routers": pa.string()}
+
+
+def metric_tables(metrics: Iterable[Metric]) -> list[str]:
+    """Names of the tables that these metrics fill, sorted."""
+    return sorted({table for metric in metrics for table in metric.columns})
+
+
+def arrow_schema(table: str, metrics: Sequence[Metric]) -> pa.Schema:
+    """Schema of a metric table: keys, then columns in the order of the metrics."""
+    fields = {column.name: _field(column) for column in KEYS}
+    for metric in metrics:
+        facts = {
+            "metric": metric.name,
+            "metric_version": str(metric.version),
+            "invariances": ",".join(metric.invariances),
+        }
+        for column in metric.columns.get(table, ()):
+            fields.setdefault(column.name, _field(column, facts))
+            if column.has_se:
+                error = Column(f"{column.name}_se", f"standard error of {column.name}", column.unit)
+                fields.setdefault(error.name, _field(error, facts))
+    return pa.schema(list(fields.values()), metadata={"moegeom_schema": str(SCHEMA_VERSION)})
+
+
+def other_schema(table: str) -> pa.Schema:
+    """Schema of a table that no metric fills."""
+    fields = [_field(column) for column in OTHER_TABLES[table]]
+    return pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows as an Arrow table; what a row does not hold, and nan, is null."""
+    columns = [
+        pa.array([_plain(row.get(field.name)) for row in rows], type=field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _field(column: Column, facts: Mapping[str, str] = {}) -> pa.Field:
+    kind = pa.list_(_LIST_TYPES[column.name]) if column.kind == "list" else _TYPES[column.kind]
+    metadata = {"text": column.text, "unit": column.unit, "formula": column.formula, **facts}
+    return pa.field(column.name, kind, metadata={k: v for k, v in metadata.items() if v})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | tuple):
+        return list(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,34 @@
+"""How many routers there should be, and where names and config disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moegeom.router.family import Family
+from moegeom.router.match import Match
+from moegeom.router.notes import layer_notes
+from moegeom.router.rule import expected_layers
+from moegeom.router.settings import Settings
+
+
+def count_expected(
+    family: Family, matches: Sequence[Match], settings: Settings, wanted: frozenset[int] | None
+) -> tuple[int | None, list[str]]:
+    """The expected number of routers in the ``wanted`` layers, and a note for each surprise.
+
+    None when the family or the config does not say. Routers of the stack ``mtp`` are often left
+    out on purpose: those that are there count as expected.
+    """
+    total = sum(match.stack != match.spec.name for match in matches)
+    notes: list[str] = []
+    is_known = True
+    for spec in family.stacks:
+        expected = expected_layers(spec.layers, settings)
+        if expected is None:
+            is_known = False
+            continue
+        expected = expected if wanted is None else expected & wanted
+        found = {m.layer for m in matches if m.spec is spec and m.stack == spec.name}
+        total += len(expected)
+        notes += layer_notes(spec.name, found, expected)
+    return (total if is_known else None), notes

@@ -1,0 +1,1 @@
+"""One TOML file per model family; its schema is ``moegeom.router.family``."""

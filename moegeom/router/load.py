@@ -1,0 +1,138 @@
+"""All routers of a checkpoint, reading nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.core.errors import UsageError
+from moegeom.core.router import Provenance, Router, RouterSet
+from moegeom.router.expected import count_expected
+from moegeom.router.fingerprint import router_fingerprint, tensor_digest
+from moegeom.router.match import Match, match_routers
+from moegeom.router.notes import non_finite_notes
+from moegeom.router.plan import RouterPlan, plan_router
+from moegeom.router.recognise import no_routers, recognise_family
+from moegeom.router.rule import check_required, rule_text
+from moegeom.router.selection import format_layers, parse_layers
+from moegeom.router.settings import Settings
+from moegeom.router.storage import decode_scaled
+
+Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
+
+
+def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
+    """All routers of a checkpoint in natural order, in memory.
+
+    Parameters
+    ----------
+    store
+        Only the config, the router tensors, the norm gains in front of them and the headers of
+        the shards that hold these are read.
+    layers
+        Layers to load, such as ``"0,3-7"`` (of every stack); all when None. The fingerprint and
+        ``num_expected`` are those of the loaded layers.
+
+    Raises
+    ------
+    RouterError
+        If there is no router, or one that cannot be interpreted.
+    CheckpointError
+        If a file cannot be read.
+    UsageError
+        If no router is in ``layers``.
+    """
+    started = time.perf_counter()
+    wanted = None if layers is None else parse_layers(layers)
+    family = recognise_family(store)
+    settings = Settings(store.config, family.config_roots)
+    check_required(family, settings)
+    matches, skipped = match_routers(store.names(), family, settings)
+    if not matches:
+        raise no_routers(store, family)
+    matches = _select(matches, wanted)
+    plans = [plan_router(match, store, settings) for match in matches]
+    values, fingerprint = _read(store, plans)
+    routers = tuple(_build(plan, values, family.name) for plan in plans)
+
+    num_expected, notes = count_expected(family, matches, settings, wanted)
+    notes += [note for router in routers for note in non_finite_notes(router)]
+    first = routers[0]
+    return RouterSet(
+        routers=routers,
+        checkpoint=store.label,
+        family=family.name,
+        family_text=rule_text(family, first.rule, first.num_experts, matches[0].spec),
+        fingerprint=fingerprint,
+        skipped=tuple(skipped),
+        num_expected=num_expected,
+        bytes_read=store.bytes_read,
+        bytes_total=store.bytes_total,
+        seconds=time.perf_counter() - started,
+        notes=tuple(notes),
+    )
+
+
+def _select(matches: list[Match], wanted: frozenset[int] | None) -> list[Match]:
+    if wanted is None:
+        return matches
+    chosen = [match for match in matches if match.layer in wanted]
+    if not chosen:
+        raise UsageError(
+            f"Layers {format_layers(wanted)}: no router is there.",
+            f"Layers with routers: {format_layers({m.layer for m in matches})}.",
+        )
+    return chosen
+
+
+def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]:
+    """Every tensor once, in the order of the files, hashed as it passes."""
+    infos: dict[str, TensorInfo] = {i.name: i for plan in plans for i in plan.tensors()}
+    values: dict[str, Shaped[np.ndarray, "*shape"]] = {}
+    digests = []
+    for info in sorted(infos.values(), key=lambda i: (i.file, i.offset)):
+        values[info.name] = store.read(info.name)
+        digests.append(tensor_digest(info, values[info.name]))
+    return values, router_fingerprint(digests)
+
+
+def _build(plan: RouterPlan, values: Values, family: str) -> Router:
+    match = plan.match
+    weight = values[plan.weight.name]
+    if plan.scale is None:
+        weight = upcast(weight)
+    else:
+        scale = values[plan.scale.name]
+        weight = decode_scaled(weight, scale, plan.scale.name, plan.block)
+    gain = _floats(values, plan.gain)
+    if gain is not None and plan.norm is not None:
+        gain = gain + gain.dtype.type(plan.norm.gain_offset)
+    return Router(
+        name=match.name,
+        stack=match.stack,
+        layer=match.layer,
+        slot=match.spec.slot,
+        weight=weight,
+        rule=plan.rule,
+        provenance=Provenance(
+            family=family,
+            tensors=tuple(info.name for info in plan.tensors()),
+            file=plan.weight.file,
+            stored_dtype=plan.weight.dtype,
+            # A family file lists only model types whose rule was checked against its source.
+            trust="verified",
+        ),
+        logit_bias=_floats(values, plan.logit_bias),
+        selection_bias=_floats(values, plan.selection_bias),
+        gain=gain,
+        norm=plan.norm,
+    )
+
+
+def _floats(values: Values, info: TensorInfo | None) -> Float[np.ndarray, "size"] | None:
+    return None if info is None else upcast(values[info.name])

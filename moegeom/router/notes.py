@@ -1,0 +1,43 @@
+"""Sentences about loaded routers that are no errors: somebody else decides what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+import numpy as np
+
+from moegeom.core.router import Router
+from moegeom.router.selection import format_layers
+
+
+def non_finite_notes(router: Router) -> Iterator[str]:
+    """One sentence for each part of a router that holds NaN or infinity."""
+    rows = np.flatnonzero(~np.isfinite(router.weight).all(axis=1))
+    if rows.size:
+        verb = "row holds" if rows.size == 1 else "rows hold"
+        yield f"{router.name}: {rows.size} {verb} non-finite values, first row {rows[0]}"
+    vectors = {
+        "the logit bias": router.logit_bias,
+        "the selection bias": router.selection_bias,
+        "the gain of the norm in front": router.gain,
+    }
+    for what, values in vectors.items():
+        if values is None:
+            continue
+        places = np.flatnonzero(~np.isfinite(values))
+        if places.size:
+            noun = "value" if places.size == 1 else "values"
+            yield (
+                f"{router.name}: {what} holds {places.size} non-finite {noun}, "
+                f"first at index {places[0]}"
+            )
+
+
+def layer_notes(stack: str, found: Set[int], expected: Set[int]) -> Iterator[str]:
+    """Sentences about layers where names and config disagree on whether there is a router."""
+    if missing := set(expected - found):
+        layers = format_layers(missing)
+        yield f"{stack}: no router in layers {layers}, where config.json implies one"
+    if surplus := set(found - expected):
+        layers = format_layers(surplus)
+        yield f"{stack}: routers in layers {layers}, where config.json implies none"

@@ -1,0 +1,121 @@
+"""Values of ``config.json``, typed; a missing or wrong one is an error that names its key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moegeom.core.errors import RouterError
+from moegeom.router.family import Setting
+
+#: More layers than any model has; a range over them must not eat the memory.
+_MOST_LAYERS = 100_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A config read through the eyes of one family.
+
+    A key is looked up in each of ``roots`` (nested tables, "" for the config itself); the first
+    root that has one of the aliases counts.
+    """
+
+    config: Mapping[str, Any]
+    roots: tuple[str, ...] = ("",)
+
+    def has(self, setting: Setting) -> bool:
+        """True when the value is given, in the family file or in the config (null is not given)."""
+        return setting.value is not None or bool(self._found(setting))
+
+    def get(self, setting: Setting) -> tuple[str, Any]:
+        """What to call the setting in a message, and its value."""
+        if setting.value is not None:
+            return "the family's value", setting.value
+        found = self._found(setting)
+        if not found:
+            aliases = " (nor " + ", ".join(f"'{k}'" for k in setting.keys[1:]) + ")"
+            raise RouterError(
+                f"config.json: key '{setting.keys[0]}' is missing or null"
+                f"{aliases if len(setting.keys) > 1 else ''}.",
+                "The selection rule depends on it; is this the model's own config.json?",
+            )
+        (key, value), *others = found.items()
+        for other, differing in others:
+            if differing != value:
+                raise RouterError(
+                    f"config.json: '{key}' is {_short(value)} and '{other}' is "
+                    f"{_short(differing)}, but they mean the same."
+                )
+        return f"'{key}'", value
+
+    def integer(self, setting: Setting, least: int = 0) -> int:
+        """An integer of at least ``least``."""
+        key, value = self.get(setting)
+        if type(value) is not int or value < least:
+            raise _wrong(key, value, f"an integer of at least {least}")
+        return value
+
+    def number(self, setting: Setting) -> float:
+        """A finite number."""
+        key, value = self.get(setting)
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if isinstance(value, str) or not math.isfinite(number):
+            raise _wrong(key, value, "a finite number")
+        return number
+
+    def flag(self, setting: Setting) -> bool:
+        """True or false."""
+        key, value = self.get(setting)
+        if not isinstance(value, bool):
+            raise _wrong(key, value, "true or false")
+        return value
+
+    def layer_count(self, setting: Setting) -> int:
+        """A number of layers."""
+        count = self.integer(setting)
+        if count > _MOST_LAYERS:
+            raise _wrong(self.get(setting)[0], count, f"at most {_MOST_LAYERS} layers")
+        return count
+
+    def layer_list(self, setting: Setting) -> frozenset[int]:
+        """A set of layers; empty when it is not given."""
+        if not self.has(setting):
+            return frozenset()
+        key, value = self.get(setting)
+        if not isinstance(value, list) or not all(type(v) is int for v in value):
+            raise _wrong(key, value, "a list of layers")
+        return frozenset(value)
+
+    def _found(self, setting: Setting) -> dict[str, Any]:
+        for root in self.roots:
+            paths = [f"{root}.{key}" if root else key for key in setting.keys]
+            values = {path: _at(self.config, path) for path in paths}
+            found = {path: value for path, value in values.items() if value is not None}
+            if found:
+                return found
+        return {}
+
+
+def _at(config: Any, path: str) -> Any:
+    """The value at a dotted path, or None."""
+    for key in path.split("."):
+        if not isinstance(config, Mapping):
+            return None
+        config = config.get(key)
+    return config
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _wrong(key: str, value: Any, expected: str) -> RouterError:
+    return RouterError(
+        f"config.json: {key} is {_short(value)} ({type(value).__name__}), expected {expected}."
+    )

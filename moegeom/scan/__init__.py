@@ -1,0 +1,1 @@
+"""Tokens through routers: tiles, quantities, reductions, and a loop that can be interrupted."""

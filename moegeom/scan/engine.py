@@ -1,0 +1,201 @@
+"""The loop: ranges of tokens through one router, on several threads, interruptible."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from threadpoolctl import threadpool_limits
+
+from moegeom.core.tokens import TILE
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
+from moegeom.scan.measure import Measured, Task, measure, refuse_non_finite
+
+#: Seconds between two snapshots of a running scan.
+SNAPSHOT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a scan that a resume can begin from: every tile before ``next_tile`` is folded in.
+
+    ``states`` maps reduction -> arrays; ``next_tile`` counts within the sequence of tiles.
+    """
+
+    next_tile: int = 0
+    num_tokens: int = 0
+    non_finite: tuple[int, ...] = ()
+    num_non_finite: int = 0
+    states: dict[str, State] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a caller may listen to. ``rows`` gets batches in token order."""
+
+    advanced: Callable[[int], None] | None = None
+    snapshot: Callable[[Progress], None] | None = None
+    rows: Callable[[Quantities], None] | None = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the work is cut; no choice here can change a result."""
+
+    batch_tokens: int
+    num_workers: int
+    snapshot_seconds: float = SNAPSHOT_SECONDS
+
+
+def scan_router(
+    task: Task,
+    reductions: Sequence[str],
+    tiles: Sequence[int],
+    pace: Pace,
+    skip_non_finite: bool = False,
+    hooks: Hooks = Hooks(),
+    begin: Progress | None = None,
+) -> Progress:
+    """All ``tiles`` of the source through one router, folded into ``reductions``.
+
+    Raises
+    ------
+    NonFiniteError
+        At the first batch with a non-finite token, unless ``skip_non_finite``.
+    """
+    progress = begin or Progress()
+    router = task.prepared.router
+    extent = Extent(len(task.populations.names), router.num_experts, router.rule.top_k)
+    with _Workers(task, reductions, extent, pace.num_workers) as workers:
+        pending: deque[tuple[_Range, Future[Measured]]] = deque()
+        folded = progress.next_tile
+        last_snapshot = time.monotonic()
+
+        def finish_one() -> None:
+            nonlocal progress, folded
+            batch, future = pending.popleft()
+            measured = future.result()
+            seen = progress.num_tokens + batch.stop - batch.start
+            lost = (*progress.non_finite, *measured.non_finite)[:8]
+            if not skip_non_finite:
+                refuse_non_finite(router.name, task.source.facts.name, measured.non_finite, seen)
+            progress = Progress(
+                next_tile=batch.next_tile,
+                num_tokens=seen,
+                non_finite=lost,
+                num_non_finite=progress.num_non_finite + len(measured.non_finite),
+                states=progress.states,
+            )
+            if hooks.rows:
+                hooks.rows(measured.quantities)
+            if hooks.advanced:
+                hooks.advanced(batch.stop - batch.start)
+
+        for batch in _ranges(tiles, folded, task.source.facts.num_tokens, pace.batch_tokens):
+            pending.append((batch, workers.submit(batch)))
+            if len(pending) > 2 * pace.num_workers:
+                finish_one()
+            due = time.monotonic() - last_snapshot > pace.snapshot_seconds
+            if hooks.snapshot and due:
+                while pending:
+                    finish_one()
+                hooks.snapshot(_with_states(progress, workers))
+                last_snapshot = time.monotonic()
+        while pending:
+            finish_one()
+        return _with_states(progress, workers)
+
+
+@dataclass(frozen=True)
+class _Range:
+    start: int
+    stop: int
+    next_tile: int
+
+
+def _ranges(
+    tiles: Sequence[int], first: int, num_tokens: int, batch_tokens: int
+) -> Iterator[_Range]:
+    """Runs of neighbouring tiles, at most ``batch_tokens`` long."""
+    longest = max(batch_tokens // TILE, 1)
+    index = first
+    while index < len(tiles):
+        length = 1
+        while (
+            length < longest
+            and index + length < len(tiles)
+            and tiles[index + length] == tiles[index] + length
+        ):
+            length += 1
+        start = tiles[index] * TILE
+        yield _Range(start, min(start + length * TILE, num_tokens), index + length)
+        index += length
+
+
+class _Workers:
+    """Threads that measure ranges and fold them, each into accumulators of its own."""
+
+    def __init__(self, task: Task, reductions: Sequence[str], extent: Extent, count: int) -> None:
+        self._task = task
+        self._reductions = {name: REDUCTIONS[name] for name in reductions}
+        self._free: SimpleQueue[dict[str, Accumulator]] = SimpleQueue()
+        self._all = [
+            {name: reduction.start(extent) for name, reduction in self._reductions.items()}
+            for _ in range(count)
+        ]
+        for accumulators in self._all:
+            self._free.put(accumulators)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="moegeom-scan")
+        # One BLAS thread per product: its result must not depend on how many there are.
+        self._limits = threadpool_limits(1, user_api="blas")
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._limits.restore_original_limits()
+
+    def submit(self, batch: _Range) -> Future[Measured]:
+        return self._pool.submit(self._work, batch)
+
+    def _work(self, batch: _Range) -> Measured:
+        measured = measure(self._task, batch.start, batch.stop)
+        accumulators = self._free.get()
+        try:
+            for accumulator in accumulators.values():
+                accumulator.fold(measured.quantities, self._task.kernels)
+        finally:
+            self._free.put(accumulators)
+        return measured
+
+    def states(self) -> dict[str, State]:
+        """The states of all threads merged; only while none is working."""
+        merged: dict[str, State] = {}
+        for name, reduction in self._reductions.items():
+            total = self._all[0][name].state()
+            for other in self._all[1:]:
+                total = reduction.merge(total, other[name].state())
+            merged[name] = total
+        return merged
+
+
+def _with_states(progress: Progress, workers: _Workers) -> Progress:
+    merged = workers.states()
+    before = progress.states
+    states = {
+        name: REDUCTIONS[name].merge(before[name], state) if name in before else state
+        for name, state in merged.items()
+    }
+    return Progress(
+        progress.next_tile,
+        progress.num_tokens,
+        progress.non_finite,
+        progress.num_non_finite,
+        states,
+    )

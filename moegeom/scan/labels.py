@@ -1,0 +1,45 @@
+"""Which population and which block a token counts for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int32
+
+from moegeom.core.tokens import TILE, TokenColumns
+from moegeom.kernels.quantities import NUM_BLOCKS
+
+#: Domains with figures of their own; the rest share one population (7 bits in a coalition key).
+MAX_DOMAINS = 120
+
+
+@dataclass(frozen=True)
+class Populations:
+    """The domains of a source, then one population for the rest and one for unlabelled tokens."""
+
+    domains: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Labels in the ``population`` column, in the order of the counters."""
+        own = tuple(f"domain={name}" for name in self.domains[:MAX_DOMAINS])
+        return (*own, "domain=(others)", "domain=(none)")
+
+    def label(self, columns: TokenColumns) -> Int32[np.ndarray, "tokens"]:
+        """Counter index of each token."""
+        domain = columns.domain.astype(np.int32)
+        own = min(len(self.domains), MAX_DOMAINS)
+        return np.where(domain < 0, own + 1, np.minimum(domain, own)).astype(np.int32)
+
+
+def block_of(columns: TokenColumns, first_token: int) -> Int32[np.ndarray, "tokens"]:
+    """Block of each token: its document's number modulo 16, else its tile's.
+
+    Tokens of one document depend on each other, so a document must not be split between blocks.
+    """
+    token = first_token + np.arange(len(columns.document))
+    by_tile = token // TILE
+    return (np.where(columns.document >= 0, columns.document, by_tile) % NUM_BLOCKS).astype(
+        np.int32
+    )

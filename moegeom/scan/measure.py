@@ -1,0 +1,212 @@
+"""From a range of recorded tokens to quantities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64, Int32
+
+from moegeom.core.errors import NonFiniteError, RecordingError
+from moegeom.core.router import Router
+from moegeom.core.tokens import TokenSource, TopLogits
+from moegeom.geometry.norm import normed
+from moegeom.geometry.rounding import UNIT_FLOAT32, bf16_noise_scale, logit_error_bound
+from moegeom.geometry.selection.score import LARGEST_SLOPE
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Kernels
+from moegeom.scan.labels import Populations, block_of
+from moegeom.scan.prepared import PreparedRouter, check_width
+from moegeom.scan.products import tile_logits
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Quantities of the finite tokens of a range, and the non-finite ones by number."""
+
+    quantities: Quantities
+    non_finite: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One router, one source, and the costly quantities that somebody asked for."""
+
+    prepared: PreparedRouter
+    source: TokenSource
+    populations: Populations
+    kernels: Kernels
+    wanted: frozenset[str] = frozenset({"distance", "matches_recording"})
+
+
+def measure(task: Task, start: int, stop: int) -> Measured:
+    """Quantities of tokens ``[start, stop)``; ``start`` is a multiple of the tile."""
+    facts = task.source.facts
+    columns = task.source.read_columns(start, stop)
+    token = np.arange(start, stop, dtype=np.int64)
+    population = task.populations.label(columns)
+    block = block_of(columns, start)
+    if facts.stage == "ids":
+        quantities = Quantities(token, population, block, _recorded_ids(task, start, stop))
+        return Measured(quantities, ())
+    logits, norm = _logits(task, start, stop)
+    finite = np.isfinite(logits).all(axis=1)
+    if norm is not None:
+        finite &= np.isfinite(norm)
+    recorded = _recorded(task, start, stop)
+    if not finite.all():
+        kept = np.flatnonzero(finite)
+        logits = np.ascontiguousarray(logits[kept])
+        norm = None if norm is None else norm[kept]
+        recorded = None if recorded is None else np.ascontiguousarray(recorded[kept])
+        token, population, block = token[kept], population[kept], block[kept]
+    quantities = _quantities(task, token, population, block, logits, norm, recorded)
+    return Measured(quantities, tuple((np.flatnonzero(~finite) + start).tolist()))
+
+
+def _logits(
+    task: Task, start: int, stop: int
+) -> tuple[Float[np.ndarray, "tokens experts"], Float64[np.ndarray, "tokens"] | None]:
+    router, stage = task.prepared.router, task.source.facts.stage
+    if stage == "top_logits":
+        top = task.source.read_top_logits(router.name, start, stop)
+        return _spread(top, task.prepared, task.source.facts.name), None
+    values = task.source.read_values(router.name, start, stop)
+    check_width(router, stage, values.shape[1], task.source.facts.name)
+    if stage == "logits":
+        # Recorded logits hold the logit bias; a bias that only selects is added here.
+        extra = router.selection_bias if router.rule.is_affine else None
+        return np.ascontiguousarray(values if extra is None else values + extra), None
+    if stage == "pre_norm":
+        values = _through_norm(values, router, task.source.facts.name)
+    norm = task.kernels["input_norm"](values)
+    with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
+        logits = tile_logits(values, task.prepared.weight_columns, task.prepared.logit_bias)
+    return logits, norm
+
+
+def _through_norm(
+    values: Float[np.ndarray, "tokens hidden"], router: Router, source: str
+) -> Float[np.ndarray, "tokens hidden"]:
+    if router.norm is None or router.gain is None:
+        raise RecordingError(
+            f"{source}: recorded before the norm, but the norm in front of router {router.name} "
+            "is not known.",
+            "Record what the router reads (stage router_input).",
+        )
+    return normed(values, router.norm.kind, router.norm.eps, router.gain)
+
+
+def _spread(
+    top: TopLogits, prepared: PreparedRouter, source: str
+) -> Float[np.ndarray, "tokens experts"]:
+    """Logits with the unrecorded experts below every recorded one of their token.
+
+    They stand at the least recorded logit: the chosen set is right whenever more than top_k are
+    recorded, and the margin is right because its two logits are among the recorded.
+    """
+    router = prepared.router
+    if not router.rule.is_affine or router.rule.has_selection_bias:
+        raise RecordingError(
+            f"{source}: the largest logits do not decide router {router.name}, which adds a bias "
+            f"to its {router.rule.score} scores or masks groups.",
+            "Record router inputs or all logits.",
+        )
+    if top.logits.shape[1] <= router.rule.top_k:
+        raise RecordingError(
+            f"{source}: {top.logits.shape[1]} logits a token are recorded for router "
+            f"{router.name}; its {router.rule.top_k} chosen experts and the next one are needed.",
+            f"Record at least {router.rule.top_k + 1}.",
+        )
+    least = top.logits.min(axis=1, keepdims=True)
+    below = np.nextafter(least, np.float32(-np.inf))
+    logits = np.repeat(below, router.num_experts, axis=1)
+    np.put_along_axis(logits, top.expert.astype(np.int64), top.logits, axis=1)
+    return logits
+
+
+def _recorded(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"] | None:
+    if "matches_recording" not in task.wanted or not task.source.facts.has_chosen:
+        return None
+    return task.source.read_chosen(task.prepared.router.name, start, stop)
+
+
+def _recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"]:
+    router, name = task.prepared.router, task.source.facts.name
+    ids = task.source.read_chosen(router.name, start, stop)
+    assert ids is not None, "stage ids holds ids"
+    check_width(router, "ids", ids.shape[1], name)
+    wrong = (ids < 0) | (ids >= router.num_experts)
+    if wrong.any():
+        row, slot = np.argwhere(wrong)[0]
+        raise RecordingError(
+            f"{name}: token {start + row} of router {router.name} names expert {ids[row, slot]}; "
+            f"the checkpoint has {router.num_experts}.",
+            "Padding must be cut off before the ids are used.",
+        )
+    return ids
+
+
+def _float_bound(
+    task: Task, norm: Float64[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "tokens"]:
+    router = task.prepared.router
+    bound = logit_error_bound(router.weight, norm, task.prepared.logit_bias)
+    # Two correct float32 scores differ by a few units of their own rounding as well: an engine
+    # that compares softmax values ties logits that are closer than that.
+    own_rounding = 8 * UNIT_FLOAT32
+    if router.rule.is_affine:
+        return 2.0 * bound + (0.0 if router.rule.score == "identity" else own_rounding)
+    largest = 1.0 + float(np.abs(task.prepared.selection_bias).max())
+    return 2.0 * LARGEST_SLOPE[router.rule.score] * bound + own_rounding * largest
+
+
+def _quantities(
+    task: Task,
+    token: np.ndarray,
+    population: np.ndarray,
+    block: np.ndarray,
+    logits: Float[np.ndarray, "tokens experts"],
+    norm: Float64[np.ndarray, "tokens"] | None,
+    recorded: Int32[np.ndarray, "tokens k"] | None,
+) -> Quantities:
+    prepared, rule, kernels = task.prepared, task.prepared.router.rule, task.kernels
+    compared, group_margin = logits, None
+    if not rule.is_affine:
+        compared = kernels["selection_scores"](logits, rule.score, prepared.selection_bias)
+    if rule.groups is not None:
+        compared, group_margin = kernels["group_mask"](compared, rule.groups)
+    chosen, margin = kernels["top_k"](compared, rule.top_k)
+    distance = pair = None
+    stage = task.source.facts.stage
+    if prepared.rows is not None and stage != "top_logits" and "distance" in task.wanted:
+        distance, pair = kernels["boundary_distance"](logits, chosen, prepared.rows)
+    return Quantities(
+        token=token,
+        population=population,
+        block=block,
+        chosen=chosen,
+        margin=margin,
+        group_margin=group_margin,
+        distance=distance,
+        pair=pair,
+        weights=kernels["routing_weights"](logits, chosen, rule)
+        if "weights" in task.wanted
+        else None,
+        input_norm=norm,
+        float_bound=None if norm is None else _float_bound(task, norm),
+        noise_scale=None
+        if norm is None or distance is None
+        else bf16_noise_scale(norm, prepared.router.hidden_size),
+        matches_recording=None if recorded is None else kernels["same_set"](chosen, recorded),
+    )
+
+
+def refuse_non_finite(router: str, source: str, non_finite: tuple[int, ...], seen: int) -> None:
+    """Raises NonFiniteError naming the first token, unless there is none."""
+    if non_finite:
+        raise NonFiniteError(
+            f"{source}: {len(non_finite)} of {seen} tokens read so far at router {router} are not "
+            f"finite or overflow (first: token {non_finite[0]}).",
+            "Record again in float32, or leave them out with --non-finite skip.",
+        )

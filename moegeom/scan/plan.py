@@ -1,0 +1,41 @@
+"""How much to hold at once, and which tokens a sample takes."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from moegeom.core.tokens import TILE
+
+#: Bytes of recorded values that one worker holds. Large enough to hide the cost of a call, small
+#: enough that two workers and the page cache share a laptop.
+BATCH_BYTES = 16 * 2**20
+
+#: Tokens of quantities that need a second pass, such as the null (DESIGN.md section 5).
+SAMPLE_TOKENS = 20_000
+
+
+def batch_tokens(width: int, batch_bytes: int = BATCH_BYTES) -> int:
+    """Tokens per batch: whole tiles, between one tile and 64 of them."""
+    tiles = batch_bytes // (4 * max(width, 1) * TILE)
+    return TILE * int(min(max(tiles, 1), 64))
+
+
+def num_workers() -> int:
+    """Worker threads: the processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sample_tiles(num_tokens: int, seed: int, wanted: int = SAMPLE_TOKENS) -> list[int]:
+    """Numbers of the tiles of a sample of at most ``wanted`` tokens, chosen by a hash; ascending.
+
+    All tiles when the stream is no longer than that. The choice depends on the seed and on the
+    number of tokens alone.
+    """
+    tiles = -(-num_tokens // TILE)
+    if num_tokens <= wanted:
+        return list(range(tiles))
+    generator = np.random.Generator(np.random.PCG64([seed, num_tokens]))
+    # the last tile may be short: leaving it out keeps every sampled tile whole
+    return np.sort(generator.choice(tiles - 1, wanted // TILE, replace=False)).tolist()

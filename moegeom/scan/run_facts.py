@@ -1,0 +1,101 @@
+"""What a run was made of: the contents of ``run.json`` and the plan that a resume must match."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_info
+
+from moegeom import __version__ as moegeom_version
+from moegeom.core.router import Router, RouterSet
+from moegeom.core.tokens import TILE, SourceFacts
+from moegeom.scan.trust import Trust
+
+#: Libraries whose version can change a bit of the results.
+_LIBRARIES = ("numpy", "scipy", "numba", "pyarrow")
+
+
+def file_identity(path: Path) -> list[list[Any]]:
+    """Name, size and time of change of each file, so that a resume notices another input."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]
+
+
+def arithmetic_facts(backend: str) -> dict[str, Any]:
+    """How logits are computed, and by which library on which core."""
+    blas = next((lib for lib in threadpool_info() if lib["user_api"] == "blas"), {})
+    return {
+        "backend": backend,
+        "product": "float32 inputs and weights, float32 accumulation (float64 if stored so)",
+        "tile_tokens": TILE,
+        "blas": blas.get("internal_api"),
+        "blas_version": blas.get("version"),
+        "blas_core": blas.get("architecture"),
+    }
+
+
+def run_facts(
+    routers: RouterSet,
+    measured: Sequence[Router],
+    source: SourceFacts | None,
+    trust: Trust | None,
+) -> dict[str, Any]:
+    """Everything about the inputs that a reader of the results needs; no paths, no token text."""
+    return {
+        "moegeom": moegeom_version,
+        "libraries": {name: version(name) for name in _LIBRARIES},
+        "python": platform.python_version(),
+        "checkpoint": {
+            "name": routers.checkpoint,
+            "family": routers.family,
+            "rule": routers.family_text,
+            "fingerprint": routers.fingerprint,
+            "bytes_read": routers.bytes_read,
+            "bytes_total": routers.bytes_total,
+            "seconds": routers.seconds,
+            "num_routers": len(routers.routers),
+            "num_expected": routers.num_expected,
+            "notes": list(routers.notes),
+            "skipped": [dataclasses.asdict(skipped) for skipped in routers.skipped],
+        },
+        "routers": [router_facts(router) for router in measured],
+        "tokens": None if source is None else dataclasses.asdict(source),
+        "trust": None if trust is None else dataclasses.asdict(trust),
+    }
+
+
+def router_facts(router: Router) -> dict[str, Any]:
+    """Shape, rule and origin of one router."""
+    return {
+        "name": router.name,
+        "num_experts": router.num_experts,
+        "hidden_size": router.hidden_size,
+        "top_k": router.rule.top_k,
+        "is_affine": router.rule.is_affine,
+        "selection_score_unit": router.rule.selection_score_unit,
+        "stored_dtype": router.provenance.stored_dtype,
+        "trust": router.provenance.trust,
+        "tensors": list(router.provenance.tensors),
+        "file": router.provenance.file,
+        "num_non_finite_rows": int((~np.isfinite(router.weight).all(axis=1)).sum()),
+    }
+
+
+def plan_facts(
+    routers: RouterSet, source: SourceFacts | None, files: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What must be equal for a run to go on where another stopped."""
+    return {
+        "moegeom": moegeom_version,
+        "libraries": {name: version(name) for name in _LIBRARIES},
+        "checkpoint": routers.fingerprint,
+        "tokens": None if source is None else dataclasses.asdict(source),
+        "token_files": list(files),
+        "options": dict(options),
+    }

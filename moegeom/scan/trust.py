@@ -1,0 +1,132 @@
+"""May these tokens be believed? Tests on the first tokens, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.router import Router
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.kernels.reduction import Kernels
+from moegeom.scan.labels import Populations
+from moegeom.scan.measure import Task, measure
+from moegeom.scan.prepared import PreparedRouter, check_width
+from moegeom.tokens.validity import FingerprintVerdict, RmsTest, fingerprint_test, rms_test
+
+#: Tokens looked at before a scan, per router.
+_FIRST_TOKENS = 8 * TILE
+
+#: Below this share of reproduced choices the recording is of another router, layer or rule; an
+#: engine in bf16 still reproduces more than nine in ten (docs/recordings.md).
+_LEAST_REPRODUCED = 0.8
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the tests found; printed, and stored in ``run.json``.
+
+    ``rms_median`` and ``share_reproduced`` are null where they could not be tested.
+    """
+
+    fingerprint: FingerprintVerdict
+    rms_median: float | None
+    share_reproduced: float | None
+    overridden: tuple[str, ...] = ()
+
+
+def examine(
+    prepared: Iterable[PreparedRouter],
+    source: TokenSource,
+    fingerprint: str,
+    kernels: Kernels,
+    allow: Mapping[str, bool],
+) -> Trust:
+    """Fingerprint, RMS of the inputs and recorded choices, on the first tokens of each router.
+
+    ``allow`` turns a failing test into a label: keys ``stale_inputs`` (fingerprint) and
+    ``unverified`` (the other two).
+
+    Raises
+    ------
+    RecordingError
+        With the numbers, when a test fails and is not allowed to.
+    """
+    overridden: list[str] = []
+
+    def fail(message: str, hint: str, key: str) -> None:
+        if not allow[key]:
+            flag = "--" + key.replace("_", "-")
+            raise RecordingError(message, f"{hint} {flag} goes on and labels the results.")
+        overridden.append(message)
+
+    facts = source.facts
+    verdict = fingerprint_test(facts.fingerprint, fingerprint)
+    if verdict == "differs":
+        fail(
+            f"{facts.name}: recorded from another checkpoint: its routers have fingerprint "
+            f"{_short(facts.fingerprint)}, these have {_short(fingerprint)}.",
+            "Record this checkpoint.",
+            "stale_inputs",
+        )
+    medians, shares = [], []
+    for router in prepared:
+        rms = _rms(router.router, source)
+        if rms is not None:
+            medians.append(rms.median)
+            if not rms.passed:
+                fail(
+                    f"{facts.name}, router {router.router.name}: {rms.sentence}",
+                    "Record what the router reads, or give --stage pre_norm.",
+                    "unverified",
+                )
+        share = _reproduced(router, source, kernels)
+        if share is not None:
+            shares.append(share)
+            if share < _LEAST_REPRODUCED:
+                fail(
+                    f"{facts.name}, router {router.router.name}: only {share:.1%} of the first "
+                    f"recorded choices follow from the recorded inputs by this rule "
+                    f"({router.router.rule.selection_score_unit} selection).",
+                    "Another layer, another rule (a fork of the family?) or shifted tokens.",
+                    "unverified",
+                )
+    return Trust(
+        fingerprint=verdict,
+        rms_median=float(np.median(medians)) if medians else None,
+        share_reproduced=float(np.mean(shares)) if shares else None,
+        overridden=tuple(overridden),
+    )
+
+
+def _rms(router: Router, source: TokenSource) -> RmsTest | None:
+    if source.facts.stage != "router_input" or router.norm is None or source.facts.is_synthetic:
+        return None
+    stop = min(_FIRST_TOKENS, source.facts.num_tokens)
+    values = source.read_values(router.name, 0, stop)
+    check_width(router, "router_input", values.shape[1], source.facts.name)
+    return rms_test(values, router.gain, router.norm)
+
+
+def _reproduced(
+    prepared: PreparedRouter, source: TokenSource, kernels: Kernels
+) -> float | None:
+    """Share of the first recorded choices that are reproduced or within the bound of a tie."""
+    if not source.facts.has_chosen or source.facts.stage == "ids":
+        return None
+    task = Task(
+        prepared, source, Populations(()), kernels, wanted=frozenset({"matches_recording"})
+    )
+    found = measure(task, 0, min(_FIRST_TOKENS, source.facts.num_tokens)).quantities
+    if found.matches_recording is None or not len(found.matches_recording):
+        return None
+    matches = found.matches_recording
+    if found.float_bound is not None and found.tightness is not None:
+        matches = matches | (found.tightness <= found.float_bound)
+    return float(matches.mean())
+
+
+def _short(fingerprint: str) -> str:
+    return fingerprint.removeprefix("sha256:")[:12]

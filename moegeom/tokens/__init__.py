@@ -1,0 +1,1 @@
+"""Recordings, foreign token files and priors: everything that is a ``TokenSource``."""

@@ -1,0 +1,92 @@
+"""Opening any token file that moegeom knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.registry import unknown_name
+from moegeom.core.tokens import Stage, TokenSource
+from moegeom.tokens.source import SOURCES, Request, Source
+from moegeom.tokens.stages import STAGE_TENSORS
+
+#: What else people store hidden states in.
+_PICKLES: tuple[str, ...] = (".pt", ".pth", ".bin", ".pkl", ".pickle")
+
+
+def open_tokens(
+    path: str | Path,
+    stage: str | None = None,
+    router_map: Mapping[str, str] | None = None,
+    routers: tuple[str, ...] = (),
+) -> TokenSource:
+    """The token source at ``path``: a recording, or a foreign file whose stage is given.
+
+    Parameters
+    ----------
+    stage
+        What the numbers of a foreign file are; for a recording, what it is expected to be.
+    router_map
+        Foreign key to router name. A key that is a router name (``text/0``) or its file form
+        (``text.0``) needs no entry, nor does the only array when there is only one router.
+    routers
+        The routers of the checkpoint, in its order.
+
+    Raises
+    ------
+    UsageError
+        When the stage of a foreign file is missing or contradicts the recording.
+    RecordingError
+        When the file is unreadable or its arrays cannot be assigned to routers.
+    """
+    path = Path(path)
+    asked = _parse_stage(stage)
+    source = _recognise(path)
+    if source.needs_stage and asked is None:
+        raise UsageError(
+            f"{path.name}: {source.name} files do not say what their numbers are.",
+            f"Add --stage, one of {', '.join(STAGE_TENSORS)}.",
+        )
+    if router_map and not source.needs_stage:
+        raise UsageError(f"{path.name} names its routers itself; a router map does not apply.")
+    opened = source.open(path, Request(asked, dict(router_map or {}), tuple(routers)))
+    _check_expectations(opened, asked, routers)
+    return opened
+
+
+def _parse_stage(text: str | None) -> Stage | None:
+    for stage in STAGE_TENSORS:
+        if text == stage:
+            return stage
+    if text is None:
+        return None
+    raise unknown_name("stage", text, STAGE_TENSORS)
+
+
+def _recognise(path: Path) -> Source:
+    if not path.exists():
+        partial = path.with_name(f"{path.name}.partial")
+        hint = f"{partial.name} exists: it was never finished." if partial.exists() else ""
+        raise RecordingError(f"{path.name}: no such file or directory.", hint)
+    for source in SOURCES.all():
+        if source.recognises(path):
+            return source
+    raise RecordingError(
+        f"{path.name}: not a kind of token file that moegeom knows ({', '.join(SOURCES.names())}).",
+        "A pickle is never opened, because it can run code: save with np.savez or safetensors."
+        if path.suffix.lower() in _PICKLES
+        else "",
+    )
+
+
+def _check_expectations(opened: TokenSource, stage: Stage | None, routers: tuple[str, ...]) -> None:
+    facts = opened.facts
+    if stage is not None and stage != facts.stage:
+        raise UsageError(f"{facts.name} was recorded at stage {facts.stage}, not {stage}.")
+    if routers and not set(routers) & set(facts.routers):
+        raise RecordingError(
+            f"{facts.name} holds routers {', '.join(facts.routers[:8])}; "
+            f"the checkpoint has {', '.join(routers[:8])}: none in common.",
+            "It was recorded from another model.",
+        )

@@ -1,0 +1,161 @@
+"""List columns of a Parquet file as rows, decoded one row group at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Shaped
+
+from moegeom.core.errors import RecordingError
+from moegeom.tokens.ranges import shard_ranges
+from moegeom.tokens.rows import assign_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: One column of one row group, decoded; Parquet cannot be read in smaller pieces.
+MAX_GROUP_BYTES = 1 << 30
+
+#: Decoded row groups of all columns kept together, so that each is decoded once in a scan that
+#: asks for all routers of a few tokens at a time.
+CACHE_BYTES = 1 << 30
+
+
+class ParquetTable:
+    """One file: its columns, and a bounded cache of decoded row groups, safe for threads."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.path = path
+        self._pa_errors = (OSError, pa.ArrowException)
+        try:
+            with pq.ParquetFile(path) as file:
+                self.schema = file.schema_arrow
+                self._metadata = file.metadata
+        except self._pa_errors as error:
+            raise self._unreadable(error) from None
+        groups = range(self._metadata.num_row_groups)
+        sizes = [self._metadata.row_group(n).num_rows for n in groups]
+        self.starts = tuple(accumulate(sizes, initial=0))
+        self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+        if not self.starts[-1]:
+            raise RecordingError(f"{path.name}: no rows.")
+
+    def rows(self, name: str, allowed: Collection[np.dtype], is_column: bool) -> ParquetRows:
+        """A column of lists of one length, or with ``is_column`` of plain numbers, as rows."""
+        import pyarrow as pa
+
+        found = self.schema.field(name).type
+        value = found if is_column else _list_value(found)
+        is_number = pa.types.is_integer(value) or pa.types.is_floating(value)
+        if not is_number or value.to_pandas_dtype() not in allowed:
+            kind = "" if is_column else "lists of "
+            raise RecordingError(
+                f"{self.path.name}: column '{name}' is {found}; "
+                f"expected {kind}{', '.join(str(dtype) for dtype in allowed)}."
+            )
+        return ParquetRows(self, name, self.starts[-1], 1 if is_column else self._width(name))
+
+    def _width(self, name: str) -> int:
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.path) as file:
+                batch = next(file.iter_batches(1, columns=[name], use_threads=False))
+        except self._pa_errors as error:
+            raise self._unreadable(error) from None
+        first = batch.column(0)[0].values
+        if not first:
+            raise RecordingError(f"{self.path.name}: column '{name}' begins with an empty list.")
+        return len(first)
+
+    def group(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
+        """One row group of one column."""
+        key = (name, number)
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        array = self._decode(name, width, number)
+        with self._lock:
+            self._cache[key] = array
+            held = sum(kept.nbytes for kept in self._cache.values())
+            while held > CACHE_BYTES and len(self._cache) > 1:
+                held -= self._cache.popitem(last=False)[1].nbytes
+        return array
+
+    def _decode(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
+        import pyarrow.parquet as pq
+
+        num_rows = self.starts[number + 1] - self.starts[number]
+        if num_rows * width * 8 > MAX_GROUP_BYTES:
+            raise RecordingError(
+                f"{self.path.name}: row groups of {num_rows} tokens are too large to decode.",
+                "Write it with row_group_size=4096.",
+            )
+        try:
+            with pq.ParquetFile(self.path) as file:
+                table = file.read_row_group(number, columns=[name], use_threads=False)
+        except self._pa_errors as error:
+            raise self._unreadable(error) from None
+        flat = _flat(table.column(name).combine_chunks(), width)
+        if flat is None or len(flat) != num_rows * width:
+            raise RecordingError(
+                f"{self.path.name}: column '{name}' has a missing entry or lists of several "
+                f"lengths in row group {number}; expected {width} numbers for every token."
+            )
+        return flat.to_numpy(zero_copy_only=False).reshape(num_rows, width)
+
+    def _unreadable(self, error: Exception) -> RecordingError:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return RecordingError(f"{self.path.name}: cannot be read ({text}).")
+
+
+def _list_value(found: pa.DataType) -> pa.DataType:
+    """What the lists hold; null when it is no list."""
+    import pyarrow as pa
+
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return found.value_type if any(is_kind(found) for is_kind in kinds) else pa.null()
+
+
+def _flat(column: pa.Array, width: int) -> pa.Array | None:
+    """All numbers in order; None when any is missing or a list has another length."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.null_count:
+        return None
+    if not pa.types.is_null(_list_value(column.type)):
+        lengths = pc.call_function("list_value_length", [column]).to_numpy()
+        if (lengths != width).any():
+            return None
+        column = column.flatten()
+    return None if column.null_count else column
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """One column of a ``ParquetTable``."""
+
+    table: ParquetTable
+    name: str
+    num_rows: int
+    width: int
+
+    def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
+        where = f"{self.table.path.name}: column '{self.name}'"
+        for group, first, last in shard_ranges(self.table.starts, start, start + len(out)):
+            to = self.table.starts[group] + first - start
+            stored = self.table.group(self.name, self.width, group)[first:last]
+            assign_rows(out[to : to + last - first], stored, where)

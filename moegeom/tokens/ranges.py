@@ -1,0 +1,34 @@
+"""Ranges of tokens: whether a source has them, and in which shards they lie."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+
+from moegeom.core.errors import InternalError
+from moegeom.core.tokens import SourceFacts
+
+
+def check_range(facts: SourceFacts, start: int, stop: int) -> None:
+    """Raise unless the source has tokens ``[start, stop)``; asking for others is a bug of ours."""
+    if not 0 <= start <= stop <= facts.num_tokens:
+        raise InternalError(
+            f"{facts.name}: tokens [{start}, {stop}) were asked for; it has {facts.num_tokens}."
+        )
+
+
+def shard_ranges(starts: tuple[int, ...], start: int, stop: int) -> list[tuple[int, int, int]]:
+    """(shard, first, last) of every piece of ``[start, stop)``, in rows of that shard.
+
+    ``starts`` has one entry more than there are shards: the total.
+    """
+    if start >= stop:
+        return []
+    first_shard = bisect_right(starts, start) - 1
+    pieces = []
+    for shard, (low, high) in enumerate(pairwise(starts[first_shard:]), start=first_shard):
+        if low >= stop:
+            break
+        if low < high:
+            pieces.append((shard, max(start, low) - low, min(stop, high) - low))
+    return pieces

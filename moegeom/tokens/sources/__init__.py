@@ -1,0 +1,1 @@
+"""One file per kind of token file, listed by file name and imported when used."""

@@ -1,0 +1,66 @@
+"""Which tensors a recording holds at each stage, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from moegeom.core.tokens import Stage
+
+#: What a float tensor may be stored as; all are read as float32.
+FLOAT_DTYPES: dict[str, np.dtype] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+
+#: What expert numbers may be stored as; all are read as int32.
+EXPERT_DTYPES: dict[str, np.dtype] = {
+    name: np.dtype(name)
+    for name in ("uint8", "int8", "uint16", "int16", "int32", "uint32", "int64", "uint64")
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor per router and shard: its name and the prefix of the file that holds it."""
+
+    name: str
+    file_prefix: str
+    is_float: bool
+
+    @property
+    def dtypes(self) -> dict[str, np.dtype]:
+        """The dtypes that it may be stored as, by name."""
+        return FLOAT_DTYPES if self.is_float else EXPERT_DTYPES
+
+    @property
+    def read_dtype(self) -> np.dtype:
+        """What it becomes in memory."""
+        return np.dtype(np.float32 if self.is_float else np.int32)
+
+
+CHOSEN = StoredTensor("chosen", "chosen", is_float=False)
+TOP_LOGITS = StoredTensor("logits", "top_logits", is_float=True)
+TOP_EXPERT = StoredTensor("expert", "top_logits", is_float=False)
+
+#: The tensors of each stage. Stage ``ids`` is the chosen experts themselves.
+STAGE_TENSORS: dict[Stage, tuple[StoredTensor, ...]] = {
+    "router_input": (StoredTensor("router_input", "router_input", is_float=True),),
+    "pre_norm": (StoredTensor("pre_norm", "pre_norm", is_float=True),),
+    "logits": (StoredTensor("logits", "logits", is_float=True),),
+    "top_logits": (TOP_LOGITS, TOP_EXPERT),
+    "ids": (CHOSEN,),
+}
+
+#: Stages whose rows are read by ``TokenSource.read_values``.
+VALUE_STAGES: frozenset[Stage] = frozenset({"router_input", "pre_norm", "logits"})
+
+
+def stored_tensors(stage: Stage, has_chosen: bool) -> tuple[StoredTensor, ...]:
+    """Every tensor that a recording holds for each router."""
+    tensors = STAGE_TENSORS[stage]
+    return (*tensors, CHOSEN) if has_chosen and CHOSEN not in tensors else tensors

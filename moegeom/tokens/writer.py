@@ -1,0 +1,192 @@
+"""Writing a recording, shard by shard; it has its name only when it is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from jaxtyping import Shaped
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.tokens import Stage, TokenColumns, TopLogits
+from moegeom.tokens.columns import write_columns
+from moegeom.tokens.recording import (
+    FACTS_FILE,
+    RecordingFacts,
+    Shard,
+    check_domains,
+    check_facts,
+    check_routers,
+    columns_file_name,
+    render_facts,
+    tensor_file_name,
+)
+from moegeom.tokens.shard_arrays import ShapeBook, check_columns, shard_tensors
+from moegeom.tokens.stages import stored_tensors
+
+# Underscores: routers may differ in width, and ShapeBook says what is wrong in our own words.
+Values = Mapping[str, Shaped[np.ndarray, "_tokens _width"]] | Mapping[str, TopLogits]
+Chosen = Mapping[str, Shaped[np.ndarray, "_tokens _top_k"]]
+
+
+class RecordingWriter:
+    """A recording under construction, in ``<path>.partial`` until the ``with`` block ends well.
+
+    Parameters
+    ----------
+    path
+        Where the recording will be; must not exist.
+    stage, routers
+        What is recorded, and for which routers, in the order in which they will be listed.
+    dtype
+        float16, bfloat16, float32 or float64 to store values as; None takes the dtype of the
+        first values. Not used for stage ``ids``.
+    domains
+        The names that ``TokenColumns.domain`` numbers.
+
+    Notes
+    -----
+    Equal input gives equal bytes. Each ``append`` is one shard: one file per router and tensor,
+    so a shard should hold thousands of tokens. An exception inside the block removes what was
+    written; a killed process leaves ``<path>.partial``, which no reader opens.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        stage: Stage,
+        routers: tuple[str, ...],
+        *,
+        checkpoint_name: str = "",
+        fingerprint: str = "",
+        engine: str = "",
+        domains: tuple[str, ...] = (),
+        dtype: str | None = None,
+        created_by: str = "moegeom",
+    ) -> None:
+        self._path = Path(path).resolve()
+        self._partial = self._path.with_name(f"{self._path.name}.partial")
+        self._stage: Stage = stage
+        self._routers = tuple(routers)
+        self._domains = tuple(domains)
+        self._texts = {
+            "checkpoint_name": checkpoint_name,
+            "fingerprint": fingerprint,
+            "engine": engine,
+            "created_by": created_by,
+        }
+        self._book = ShapeBook(stage, self._routers, dtype)
+        self._shards: list[Shard] = []
+        self._documents: set[int] = set()
+        self._has_documents = True
+        check_routers(self._routers, self._path.name)
+        check_domains(self._domains, self._path.name)
+
+    def __enter__(self) -> RecordingWriter:
+        if self._path.exists():
+            raise UsageError(f"{self._path.name} exists already.", "Choose another output.")
+        self._partial.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._partial.mkdir()
+        except FileExistsError:
+            raise UsageError(
+                f"{self._partial.name} exists: another recording is being written or was cut off.",
+                "When nothing writes to it, delete it.",
+            ) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens appended so far."""
+        return sum(shard.num_tokens for shard in self._shards)
+
+    def append(
+        self, columns: TokenColumns, values: Values | None = None, chosen: Chosen | None = None
+    ) -> None:
+        """Add one shard.
+
+        Parameters
+        ----------
+        columns
+            One entry per token; the number of tokens of the shard.
+        values
+            For every router, (tokens, width) floats, or ``TopLogits`` at stage ``top_logits``;
+            None at stage ``ids``.
+        chosen
+            For every router, (tokens, top_k) integers in the engine's order; in all shards or in
+            none. At stage ``ids`` this is the recording.
+
+        Raises
+        ------
+        RecordingError
+            When a router is missing or extra, or a shape or dtype differs from the shards before.
+        """
+        if not self._partial.is_dir():
+            raise RecordingError(f"{self._path.name}: append() outside the writer's with block.")
+        shard = len(self._shards)
+        where = f"{self._path.name}: shard {shard}"
+        num_tokens = check_columns(columns, len(self._domains), where)
+        tensors = shard_tensors(self._stage, values, chosen)
+        ready = self._book.accept(tensors, num_tokens, where)
+        write_columns(
+            self._partial / columns_file_name(shard), self.num_tokens, columns, self._domains
+        )
+        for router, arrays in ready.items():
+            self._write_router(router, shard, arrays)
+        self._note_documents(columns)
+        self._shards.append(Shard(self.num_tokens, num_tokens))
+
+    def _write_router(self, router: str, shard: int, arrays: dict[str, np.ndarray]) -> None:
+        from safetensors.numpy import save_file
+
+        files: dict[str, dict[str, np.ndarray]] = {}
+        for tensor in stored_tensors(self._stage, "chosen" in arrays):
+            files.setdefault(tensor.file_prefix, {})[tensor.name] = arrays[tensor.name]
+        for prefix, content in files.items():
+            save_file(content, self._partial / tensor_file_name(prefix, router, shard))
+
+    def _note_documents(self, columns: TokenColumns) -> None:
+        found = np.unique(columns.document)
+        self._has_documents &= bool(found[0] >= 0)
+        self._documents.update(found.tolist())
+
+    def _finish(self) -> None:
+        facts = RecordingFacts(
+            stage=self._stage,
+            dtype=self._book.dtype,
+            num_tokens=self.num_tokens,
+            shards=tuple(self._shards),
+            routers=self._routers,
+            has_chosen=self._book.has_chosen,
+            has_documents=self._has_documents,
+            domains=self._domains,
+            num_documents=len(self._documents) if self._has_documents else None,
+            **self._texts,
+        )
+        if not self._shards:
+            raise RecordingError(f"{self._path.name}: nothing was appended.")
+        check_facts(facts, self._path.name)
+        # The facts come last and the rename after them: a reader sees all or nothing.
+        with (self._partial / FACTS_FILE).open("w", encoding="utf-8", newline="\n") as file:
+            file.write(render_facts(facts))
+            file.flush()
+            os.fsync(file.fileno())
+        if self._path.exists():
+            raise UsageError(f"{self._path.name} came into being meanwhile.")
+        self._partial.rename(self._path)

@@ -1,0 +1,55 @@
+"""Importing moegeom and asking for help load nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HEAVY = {
+    *("cupy", "matplotlib", "numba", "pandas", "plotly", "ray"),
+    *("scipy", "sklearn", "torch", "transformers"),
+}
+
+HELP = """
+import sys
+sys.argv = ["moegeom", *{arguments}]
+from moegeom_cli.app import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules that ``code`` adds to a fresh interpreter."""
+    script = "\n".join(
+        [
+            f"import json, sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'cli')!r}]",
+            "before = set(sys.modules)",
+            code,
+            "print(); print(json.dumps(sorted(set(sys.modules) - before)))",
+        ]
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return {name.split(".")[0] for name in json.loads(result.stdout.splitlines()[-1])}
+
+
+def test_import_moegeom_loads_only_itself_and_the_standard_library():
+    assert loaded_by("import moegeom") - set(sys.stdlib_module_names) == {"moegeom"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["scan", "--help"]])
+def test_help_loads_nothing_heavy(arguments):
+    assert loaded_by(HELP.format(arguments=arguments)) & HEAVY == set()
+
+
+def test_the_measurement_sees_what_is_loaded():
+    assert "decimal" in loaded_by("import decimal")

@@ -1,0 +1,50 @@
+"""Plug-ins are one file each: every file of a plug-in folder defines exactly its record."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from moegeom.core.registry import Registry
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = sorted((ROOT / "moegeom/router/families").glob("*.toml"))
+
+
+def registries() -> list[Registry]:
+    """Every ``NAME = Registry(...)`` at the top of a module."""
+    found = []
+    for file in sorted((ROOT / "moegeom").rglob("*.py")):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            value = getattr(node, "value", None)
+            if isinstance(value, ast.Call) and ast.unparse(value.func).startswith("Registry"):
+                parts = file.relative_to(ROOT).with_suffix("").parts
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
+                found.append(getattr(module, target.id))
+    return found
+
+
+PLUGINS = [(registry, name) for registry in registries() for name in registry.names()]
+
+
+@pytest.mark.parametrize(
+    ("registry", "name"), PLUGINS, ids=[f"{registry.kind}-{name}" for registry, name in PLUGINS]
+)
+def test_a_plugin_file_defines_its_one_record(registry, name):
+    record = registry[name]
+    module = importlib.import_module(f"{registry._package}.{name}")
+    records = [value for value in vars(module).values() if isinstance(value, type(record))]
+    assert [value for value in records if value is not record] == []
+    assert getattr(record, "name", name) == name
+    assert inspect.getdoc(module)
+
+
+@pytest.mark.parametrize("file", FAMILIES, ids=lambda file: file.stem)
+def test_a_family_file_is_a_table(file):
+    assert tomllib.loads(file.read_text("utf-8"))

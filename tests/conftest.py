@@ -1,0 +1,123 @@
+"""Shapes and types are executed in tests, and Hypothesis is repeatable.
+
+Every module of moegeom that does not import Numba is imported through jaxtyping's hook, so a shape
+annotation that lies fails the test that calls it. Compiled functions cannot be wrapped; their
+shapes are held by the parity tests against the reference, which is wrapped.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import sys
+import typing
+from pathlib import Path
+
+import beartype
+import hypothesis
+import jaxtyping
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "moegeom"
+
+#: jaxtyping takes the type checker as source text: this is ``check`` below.
+TYPECHECKER = f"sys.modules[{__name__!r}].check"
+
+#: With the numeric tower an int is accepted where a float is annotated (PEP 484).
+execute = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+
+
+def imports_numba(source: str) -> bool:
+    """True when a module imports Numba anywhere, also inside a function."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        if any(name.split(".")[0] == "numba" for name in names):
+            return True
+    return False
+
+
+def checked_modules(package: Path) -> list[str]:
+    """Dotted names to hook. A package is named only when nothing below it imports Numba.
+
+    The hook matches by prefix, so naming a package would also take in its compiled modules.
+    """
+    compiled = {file for file in package.rglob("*.py") if imports_numba(file.read_text("utf-8"))}
+    names = []
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        if file.name == "__init__.py":
+            if any(file.parent in other.parents for other in compiled):
+                continue
+            parts = parts[:-1]
+        elif file in compiled:
+            continue
+        names.append(".".join(parts))
+    return names
+
+
+def is_executable(hint: typing.Any) -> bool:
+    """False for protocols, which ``isinstance`` cannot test, and for names not yet defined."""
+    if isinstance(hint, (str, typing.ForwardRef)):
+        return False
+    is_protocol = getattr(hint, "_is_protocol", False)
+    if is_protocol and not getattr(hint, "_is_runtime_protocol", False):
+        return False
+    if typing.get_origin(hint) is typing.Literal:
+        return True
+    return all(is_executable(argument) for argument in typing.get_args(hint))
+
+
+def check(function: typing.Callable) -> typing.Callable:
+    """Execute every annotation of a function that can be; the others are left to pyright."""
+    hints = function.__annotations__
+    function.__annotations__ = {name: hint for name, hint in hints.items() if is_executable(hint)}
+    return execute(function)
+
+
+loaded = sorted(name for name in sys.modules if name.startswith("moegeom."))
+if loaded:  # the hook would silently check nothing of these
+    raise pytest.UsageError(f"imported before the shape checks were in place: {loaded}")
+jaxtyping.install_import_hook(checked_modules(PACKAGE), TYPECHECKER)
+
+# Time limits per example would make slow machines fail at random.
+hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
+hypothesis.settings.register_profile(
+    "ci",
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "nightly", max_examples=2000, deadline=None, print_blob=True, parent=None
+)
+hypothesis.settings.load_profile(PROFILE)
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """The reason why GPU tests cannot run here, or an empty string."""
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed"
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device: {error}"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and why_no_gpu():
+            item.add_marker(pytest.mark.skip(reason=why_no_gpu()))
+        if item.get_closest_marker("nightly") and PROFILE != "nightly":
+            item.add_marker(pytest.mark.skip(reason="nightly only (HYPOTHESIS_PROFILE=nightly)"))

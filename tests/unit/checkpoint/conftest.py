@@ -1,0 +1,41 @@
+"""Files written by hand, so that every field can be wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Writer = Callable[..., Path]
+
+
+@pytest.fixture
+def write_raw(tmp_path: Path) -> Writer:
+    """Write ``length | header | data`` with any of the three forged."""
+
+    def write(
+        header: dict[str, Any] | bytes,
+        num_data: int = 0,
+        name: str = "model.safetensors",
+        length: int | None = None,
+    ) -> Path:
+        raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+        path = tmp_path / name
+        claimed = len(raw) if length is None else length
+        path.write_bytes(claimed.to_bytes(8, "little") + raw + bytes(num_data))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def entry() -> Callable[..., dict[str, Any]]:
+    """The description of one F32 vector of two, with changes."""
+
+    def make(**changes: Any) -> dict[str, Any]:
+        return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
+
+    return make

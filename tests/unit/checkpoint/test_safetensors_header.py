@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from moegeom.checkpoint import limits
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import CheckpointError
+
+_FILE = "model.safetensors"
+
+
+def _refusal(path: Any, name: str = "t") -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path).read(name)
+    assert caught.value.exit_code == 3
+    return caught.value.message
+
+
+_BAD_ENTRIES = {
+    "begin after end": ({"data_offsets": [8, 0]}, "has data_offsets [8, 0], expected [begin, end]"),
+    "size is not shape": ({"shape": [3]}, "has 8 bytes; shape (3,) of F32 takes 12"),
+    "negative": ({"shape": [-2]}, "has shape [-2], expected at most 16 non-negative"),
+    "a bool": ({"shape": [True]}, "has shape [True], expected at most 16 non-negative"),
+    "a float": ({"shape": [2.0]}, "has shape [2.0], expected at most 16 non-negative"),
+    "a string": ({"shape": "2"}, "has shape '2', expected at most 16 non-negative"),
+    "17 dimensions": ({"shape": [1] * 17}, "expected at most 16 non-negative"),
+    "product overflows": ({"shape": [2**40, 2**40]}, "has 8 bytes; shape (1099511627776, 10995"),
+    "65 bits": ({"shape": [2**65]}, "expected at most 16 non-negative 64-bit integers"),
+    "one offset": ({"data_offsets": [0]}, "has data_offsets [0], expected [begin, end]"),
+    "no dtype": ({"dtype": None}, "has dtype None, expected a name"),
+    "unknown dtype": ({"dtype": "F3"}, "has dtype 'F3', which cannot be read"),
+    "packed": ({"dtype": "F4", "shape": [16]}, "has dtype 'F4', which cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_ENTRIES)
+def test_a_contradictory_entry_is_refused_by_name(case: str, write_raw: Any, entry: Any) -> None:
+    changes, sentence = _BAD_ENTRIES[case]
+    message = _refusal(write_raw({"t": entry(**changes)}, num_data=8))
+    assert message.startswith(f"{_FILE}: tensor 't' ")
+    assert sentence in message
+
+
+_BAD_HEADERS = {
+    "not JSON": (b"{oops", "the header: is not JSON"),
+    "not an object": (b"[1]", "the header: holds a list, expected an object"),
+    "NaN": (b'{"t": NaN}', "the header: holds the token NaN, which is not JSON"),
+    "deep": (b'{"t":' + b"[" * 100_000, "the header: is nested too deeply"),
+    "not UTF-8": (b'{"\xff": 1}', "the header: is not UTF-8 at byte 2"),
+    "huge integer": (b'{"t": ' + b"9" * 5000 + b"}", "the header: is not JSON"),
+    "UTF-16": ('{"t": 1}'.encode("utf-16"), "the header: is not UTF-8"),
+    "entry is a number": (b'{"t": 1}', "tensor 't' is described by a int, not an object"),
+    "row slices": (
+        b'{"__metadata__": {"DCP_SHARDING_INFO": "{}"}}',
+        "holds row slices of tensors (torch distributed checkpoint)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_HEADERS)
+def test_a_malformed_header_is_refused_in_a_sentence(case: str, write_raw: Any) -> None:
+    raw, sentence = _BAD_HEADERS[case]
+    message = _refusal(write_raw(raw))
+    assert message.startswith(f"{_FILE}: ")
+    assert sentence in message
+
+
+_PLAIN = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+_DUPLICATES = {
+    "tensor": ("t", f'{{"t":{_PLAIN},"t":{_PLAIN}}}'),
+    "tensor after a number": ("t", f'{{"t":5,"t":{_PLAIN}}}'),
+    "tensor, spelled with an escape": ("t", f'{{"\\u0074":{_PLAIN},"t":{_PLAIN}}}'),
+    "dtype": ("dtype", '{"t":{"dtype":"F16","dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
+    "shape": ("shape", '{"t":{"dtype":"F32","shape":[1],"shape":[2],"data_offsets":[0,8]}}'),
+    "metadata": ("__metadata__", f'{{"__metadata__":{{}},"__metadata__":{{}},"t":{_PLAIN}}}'),
+    "behind metadata of numbers": (
+        "t", f'{{"__metadata__":{{"a":1,"b":2}},"t":5,"t":{_PLAIN}}}'
+    ),
+    "behind a string as metadata": ("t", f'{{"__metadata__":"ab","t":"","t":{_PLAIN}}}'),
+    "behind an entry without keys": ("t", f'{{"u":{{}},"t":{_PLAIN},"t":{_PLAIN}}}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _DUPLICATES)
+def test_no_key_may_stand_twice(case: str, write_raw: Any) -> None:
+    key, raw = _DUPLICATES[case]
+    message = _refusal(write_raw(raw.encode(), num_data=8))
+    assert message == f"{_FILE}: the header: holds the key '{key}' twice."
+
+
+@pytest.mark.parametrize(
+    "name", ["a\\b", 'a"b', "data_offsets", "dtype", "{t}", "t\n", "𝛼", "[", "\ud800"]
+)
+def test_a_name_that_confuses_the_count_of_quotes_is_read_all_the_same(
+    name: str, write_raw: Any, entry: Any
+) -> None:
+    header = {"__metadata__": {"dtype": 'a "quoted" word'}, name: entry(), "u": entry()}
+    store = open_checkpoint(write_raw(header, num_data=8))
+    assert list(store.names()) == [name, "u"]
+    assert store.info(name).size_bytes == 8
+
+
+def test_a_key_of_a_later_version_is_ignored(write_raw: Any, entry: Any) -> None:
+    store = open_checkpoint(write_raw({"t": entry(stride=[1])}, num_data=8))
+    assert store.read("t").shape == (2,)
+
+
+def test_a_dtype_of_a_later_version_does_not_hide_the_other_tensors(
+    write_raw: Any, entry: Any
+) -> None:
+    header = {"new": entry(dtype="F2"), "t": entry()}
+    assert open_checkpoint(write_raw(header, num_data=8)).read("t").shape == (2,)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 8, 20, -1])
+def test_a_file_shorter_than_its_header_promises_is_truncated(
+    kept: int, write_raw: Any, entry: Any
+) -> None:
+    path = write_raw({"t": entry()}, num_data=8)
+    path.write_bytes(path.read_bytes()[:kept])
+    message = _refusal(path)
+    assert message.startswith(f"{_FILE}: truncated, has ")
+
+
+def test_truncation_behind_the_wanted_tensor_is_noticed(write_raw: Any, entry: Any) -> None:
+    header = {"t": entry(), "later": entry(data_offsets=[8, 16])}
+    path = write_raw(header, num_data=12)
+    size = path.stat().st_size
+    assert _refusal(path) == (
+        f"{_FILE}: truncated, has {size} bytes and its header promises {size + 4}."
+    )
+
+
+def test_a_header_longer_than_the_limit_is_not_read(write_raw: Any) -> None:
+    message = _refusal(write_raw(b"{}", length=limits.HEADER_BYTES + 1))
+    assert message == (
+        f"{_FILE}: the header claims 100000001 bytes, more than the 100000000 allowed."
+    )
+
+
+def test_a_header_of_brackets_is_refused_before_it_is_parsed(
+    write_raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TENSORS", 10)
+    raw = json.dumps({"t": [[]] * 100}).encode()
+    assert "describes more than 10 tensors" in _refusal(write_raw(raw))

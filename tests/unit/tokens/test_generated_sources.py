@@ -1,0 +1,113 @@
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moegeom.core.errors import InternalError, RecordingError
+from moegeom.tokens.cycled import CycledSource
+from moegeom.tokens.prior import IsotropicRmsPrior
+from moegeom.tokens.reader import open_recording
+from moegeom.tokens.validity import rms_test
+
+GAIN = np.linspace(0.5, 2, 24, dtype=np.float32)
+
+
+def prior(num_tokens=1000, seed=7, routers=(("text/0", GAIN, 24), ("text/1", None, 16))):
+    return IsotropicRmsPrior(routers, num_tokens, seed)
+
+
+@settings(deadline=None)
+@given(ends=st.tuples(*[st.integers(0, 1000)] * 2))
+def test_any_range_of_the_prior_has_the_bits_of_the_whole(ends):
+    start, stop = sorted(ends)
+    whole = prior().read_values("text/0", 0, 1000)
+    np.testing.assert_array_equal(prior().read_values("text/0", start, stop), whole[start:stop])
+
+
+def test_the_prior_depends_on_seed_and_router_and_on_nothing_else():
+    first = prior().read_values("text/1", 0, 300)
+    alone = prior(300, routers=(("text/1", None, 16),)).read_values("text/1", 0, 300)
+    np.testing.assert_array_equal(first, alone)
+    assert not np.array_equal(first, prior(seed=8).read_values("text/1", 0, 300))
+    twin = prior(300, routers=(("text/2", None, 16),)).read_values("text/2", 0, 300)
+    assert not np.array_equal(first, twin)
+
+
+def test_no_tile_of_the_prior_repeats_another():
+    rows = prior(4096).read_values("text/1", 0, 4096)
+    assert len({hashlib.sha256(row.tobytes()).digest() for row in rows}) == 4096
+
+
+def test_the_prior_lies_on_the_sphere_of_an_rms_norm():
+    rows = prior().read_values("text/0", 0, 1000).astype(np.float64) / GAIN
+    np.testing.assert_allclose(np.sqrt((rows**2).mean(axis=1)), 1, atol=1e-6)
+    assert rms_test(prior().read_values("text/0", 0, 1000), GAIN).passed
+
+
+def test_the_prior_prefers_no_direction():
+    rows = prior(20000).read_values("text/1", 0, 20000).astype(np.float64)
+    second_moment = rows.T @ rows / len(rows)
+    # Standard error of an off-diagonal entry is 0.007; of the diagonal 0.009.
+    np.testing.assert_allclose(second_moment, np.eye(16), atol=0.045)
+    np.testing.assert_allclose(rows.mean(axis=0), 0, atol=0.035)
+
+
+def test_the_prior_says_that_it_is_one():
+    facts = prior().facts
+    assert facts.is_synthetic
+    assert "isotropic-rms" in facts.name
+    assert (facts.has_chosen, facts.has_documents) == (False, False)
+    assert prior().read_chosen("text/0", 0, 5) is None
+    np.testing.assert_array_equal(prior().read_columns(3, 6).document, [-1, -1, -1])
+
+
+def test_the_prior_refuses_what_it_has_not():
+    with pytest.raises(RecordingError, match="text/9"):
+        prior().read_values("text/9", 0, 1)
+    with pytest.raises(RecordingError, match="router inputs only"):
+        prior().read_top_logits("text/0", 0, 1)
+    with pytest.raises(InternalError):
+        prior().read_values("text/0", 0, 1001)
+    with pytest.raises(InternalError, match="gain"):
+        prior(routers=(("a", GAIN, 5),))
+
+
+@pytest.mark.parametrize("stage", ["router_input", "top_logits", "ids"])
+@pytest.mark.parametrize("ends", [(0, 350), (0, 0), (99, 101), (100, 200), (250, 350), (7, 8)])
+def test_a_cycled_source_is_the_source_again_and_again(tmp_path, content, record, stage, ends):
+    held = content(100)
+    source = open_recording(record(tmp_path / "rec", held, (100,), stage))
+    cycled = CycledSource(source, 350)
+    token = np.arange(*ends) % 100
+    cycle = np.arange(*ends) // 100
+    columns = cycled.read_columns(*ends)
+    np.testing.assert_array_equal(columns.document, held.columns.document[token] + 3 * cycle)
+    np.testing.assert_array_equal(columns.token_id, held.columns.token_id[token])
+    np.testing.assert_array_equal(cycled.read_chosen("text/0", *ends), held.chosen["text/0"][token])
+    if stage == "router_input":
+        np.testing.assert_array_equal(
+            cycled.read_values("text/1", *ends), held.values["text/1"][token]
+        )
+    if stage == "top_logits":
+        top = cycled.read_top_logits("text/1", *ends)
+        np.testing.assert_array_equal(top.logits, held.values["text/1"][token, :3])
+        np.testing.assert_array_equal(top.expert, held.chosen["text/1"][token])
+
+
+def test_a_cycled_source_counts_its_documents(recording):
+    cycled = CycledSource(open_recording(recording[0]), 340)
+    documents = cycled.read_columns(0, 340).document
+    assert cycled.facts.num_documents == len(np.unique(documents)) == 3 * 3 + 2
+    assert "cycled" in cycled.facts.name
+    with pytest.raises(InternalError):
+        cycled.read_columns(0, 341)
+
+
+def test_a_cycled_prior_knows_no_documents():
+    cycled = CycledSource(prior(), 2500)
+    assert cycled.facts.num_documents is None
+    assert cycled.facts.is_synthetic
+    np.testing.assert_array_equal(cycled.read_columns(990, 1010).document, np.full(20, -1))
+    assert cycled.read_chosen("text/0", 0, 2000) is None

@@ -1,0 +1,74 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from moegeom.core.tokens import TokenColumns
+from moegeom.tokens.cycled import CycledSource
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.prior import IsotropicRmsPrior
+from moegeom.tokens.reader import open_recording
+from moegeom.tokens.writer import RecordingWriter
+
+WIDTH = 256
+STEP = 256
+
+
+def scan(source, num_tokens, router="a"):
+    for start in range(0, num_tokens, STEP):
+        source.read_values(router, start, start + STEP)
+        source.read_columns(start, start + STEP)
+
+
+def peak_of(action) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def columns(first, num_tokens):
+    token = np.arange(first, first + num_tokens)
+    return TokenColumns(
+        document=token // 512,
+        position=(token % 512).astype(np.int32),
+        token_id=np.zeros(num_tokens, np.int32),
+        domain=np.full(num_tokens, -1, np.int16),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reading_a_recording_does_not_grow_with_its_tokens(tmp_path, dtype):
+    def write(path, num_shards):
+        with RecordingWriter(path, "router_input", ("a",), dtype=dtype) as writer:
+            for shard in range(num_shards):
+                writer.append(
+                    columns(shard * 8192, 8192), {"a": np.ones((8192, WIDTH), np.float32)}
+                )
+
+    write(tmp_path / "short", 1)
+    write(tmp_path / "long", 8)
+    short, long = open_recording(tmp_path / "short"), open_recording(tmp_path / "long")
+    scan(short, 8192)
+    whole = 8 * 8192 * WIDTH * 4
+    peak = peak_of(lambda: scan(long, 8 * 8192))
+    # Four cached row groups, a batch and the scratch.
+    assert peak < 4 * 8192 * 18 + 3 * STEP * WIDTH * 4 + (3 << 20) < whole / 8
+    assert peak < peak_of(lambda: scan(short, 8192)) + 4 * 8192 * 18 + (1 << 20)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_a_large_npy_or_npz_is_not_loaded(tmp_path, suffix):
+    values = np.ones((40_000, WIDTH), np.float32)
+    path = tmp_path / f"a.{suffix}"
+    {"npy": np.save, "npz": np.savez}[suffix](path, values)
+    source = open_tokens(path, "logits", routers=("a",))
+    assert peak_of(lambda: scan(source, 39_000)) < 2 << 20 < values.nbytes / 10
+
+
+def test_a_cycled_prior_of_any_length_needs_no_memory():
+    source = CycledSource(IsotropicRmsPrior((("a", None, WIDTH),), 512, 0), 10**9)
+    far = 10**9 - STEP
+    assert peak_of(lambda: source.read_values("a", far, far + STEP)) < 6 * STEP * WIDTH * 8
