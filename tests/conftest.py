@@ -63,14 +63,18 @@ def checked_modules(package: Path) -> list[str]:
 
 
 def is_executable(hint: typing.Any) -> bool:
-    """False for protocols, which ``isinstance`` cannot test, and for names not yet defined."""
+    """Can and should a test execute this?
+
+    Not protocols, which ``isinstance`` cannot test, nor names not yet defined, nor a ``Literal``:
+    commands hand over any word, and the function refuses it in its own words.
+    """
     if isinstance(hint, (str, typing.ForwardRef)):
         return False
     is_protocol = getattr(hint, "_is_protocol", False)
     if is_protocol and not getattr(hint, "_is_runtime_protocol", False):
         return False
     if typing.get_origin(hint) is typing.Literal:
-        return True
+        return False
     return all(is_executable(argument) for argument in typing.get_args(hint))
 
 
@@ -99,6 +103,17 @@ hypothesis.settings.register_profile(
     "nightly", max_examples=2000, deadline=None, print_blob=True, parent=None
 )
 hypothesis.settings.load_profile(PROFILE)
+
+
+@pytest.fixture(autouse=True)
+def _no_execution(request: pytest.FixtureRequest) -> typing.Iterator[None]:
+    """``wrong_arguments`` lets a call through to the message under test."""
+    if request.node.get_closest_marker("wrong_arguments") is None:
+        yield
+        return
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @functools.cache

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Float, Float64, Int32
 
 #: Inverse row distance of a pair that is no wall: equal rows, different biases. Finite, so that a
-#: product with a zero gap is 0 and not nan; products above NEVER are read as infinite.
-NO_WALL = 1e300
+#: product with a zero gap is 0 and not nan, and small enough that no product with a gap of float32
+#: logits overflows; products above NEVER, which is less than any other gap gives, are infinite.
+NO_WALL = 1e260
 NEVER = 1e200
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int64
 
+#: One number per vector of counts: a NumPy scalar when there is only one vector.
+PerVector = Float64[np.ndarray, "*batch"] | np.float64
+
 #: An expert below this share of its fair load is starved (THEORY.md D3, there "dead").
 STARVED_BELOW = 0.1
 
@@ -22,9 +25,7 @@ def load_share(
     return counts / _fair(counts)
 
 
-def load_cv(
-    counts: Int64[np.ndarray, "*batch experts"], ddof: int = 0
-) -> Float64[np.ndarray, "*batch"]:
+def load_cv(counts: Int64[np.ndarray, "*batch experts"], ddof: int = 0) -> PerVector:
     """Standard deviation of the counts divided by their mean; 0 at balance.
 
     ``ddof`` 0 is the population value; both occur in practice. Source: THEORY.md D3; oracle:
@@ -33,17 +34,17 @@ def load_cv(
     return load_share(counts).std(axis=-1, ddof=ddof)
 
 
-def max_vio(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*batch"]:
+def max_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     """Largest load over the fair share, minus 1; in [0, E/k - 1]. Source: arXiv 2408.15664 eq. 4."""
     return load_share(counts).max(axis=-1) - 1.0
 
 
-def min_vio(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*batch"]:
+def min_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     """Smallest load over the fair share, minus 1; -1 when an expert is dead."""
     return load_share(counts).min(axis=-1) - 1.0
 
 
-def gini(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*batch"]:
+def gini(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     r"""Gini coefficient, :math:`\sum_i (2i - E - 1) c_{(i)} / (E \sum c)`, counts ascending.
 
     0 at balance, 1 - 1/E when one expert takes everything. Oracle: mean absolute difference.
@@ -54,7 +55,7 @@ def gini(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*b
     return (ascending * ranks).sum(axis=-1) / experts**2
 
 
-def load_entropy_nats(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*batch"]:
+def load_entropy_nats(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     """Entropy of the share of slots that each expert takes, in nats; log E at balance.
 
     0 log 0 = 0. Oracle: scipy.stats.entropy.
@@ -64,12 +65,12 @@ def load_entropy_nats(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np
     return -(share * np.log(np.where(share == 0.0, 1.0, share))).sum(axis=-1)
 
 
-def dead_share(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*batch"]:
+def dead_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     """Share of experts that no token chose."""
     return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, (counts == 0).mean(axis=-1))
 
 
-def starved_share(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*batch"]:
+def starved_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     """Share of experts with less than a tenth of the fair load, dead ones included."""
     share = load_share(counts)
     starved = (share < STARVED_BELOW).mean(axis=-1)

@@ -34,6 +34,13 @@ class Quantities:
     noise_scale: Float64[np.ndarray, "tokens"] | None = None
     matches_recording: Bool[np.ndarray, "tokens"] | None = None
 
+    def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
+        """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""
+        label = self.population * NUM_BLOCKS + self.block
+        size = num_populations * NUM_BLOCKS
+        counts = np.bincount(label, weights, size).astype(np.int64)
+        return counts.reshape(num_populations, NUM_BLOCKS)
+
     @property
     def tightness(self) -> Float64[np.ndarray, "tokens"] | None:
         """The smaller of margin and half the group margin, comparable with ``float_bound``.

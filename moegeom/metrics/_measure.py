@@ -26,7 +26,9 @@ from moegeom.variants.random_router import random_router
 _PRIOR = "a synthetic prior says where walls are, not which tokens come (geometry only)"
 
 #: Reductions that mean something on a synthetic prior.
-_GEOMETRY = frozenset({"token_counts", "margin_histogram", "distance_histogram", "bf16_switch"})
+_GEOMETRY = frozenset(
+    {"token_counts", "ambiguity", "margin_histogram", "distance_histogram", "bf16_switch"}
+)
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,10 @@ def _missing(run: RouterRun) -> dict[str, str]:
 
 def _task(run: RouterRun, router: Router, reductions: Sequence[str]) -> Task:
     wanted = {need for name in reductions for need in REDUCTIONS[name].needs}
+    if "matches_recording" in wanted and run.source.facts.stage in ("router_input", "pre_norm"):
+        wanted.add("input_norm")  # a disagreement is judged by the float bound
     if run.per_token is not None and router is run.router:
-        wanted |= {"weights", "distance"}
+        wanted |= {"weights", "distance", "pair"}
     return Task(
         prepared=prepare(router, with_distances="distance" in wanted),
         source=run.source,

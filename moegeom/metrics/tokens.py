@@ -6,25 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.token_counts import AMBIGUOUS, BOUNDED, TIES, TOKENS
+from moegeom.kernels.reductions.token_counts import TIES, TOKENS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["token_counts"]
-    bounded = counts[BOUNDED]
-    return {
-        "layers": {
-            "num_tokens": int(counts[TOKENS]),
-            "num_exact_ties": int(counts[TIES]),
-            "ambiguous_share": counts[AMBIGUOUS] / bounded if bounded else None,
-        }
-    }
+    return {"layers": {"num_tokens": int(counts[TOKENS]), "num_exact_ties": int(counts[TIES])}}
 
 
 METRIC = Metric(
     name="tokens",
     version=1,
-    text="Tokens measured, exact ties, and choices within the float32 error bound of a tie.",
+    text="Tokens measured, and exact ties.",
     scope="router",
     needs=("token_counts",),
     columns={
@@ -36,13 +29,6 @@ METRIC = Metric(
                 "tokens",
                 "int",
                 formula="margin",
-            ),
-            Column(
-                "ambiguous_share",
-                "share of tokens whose margin is within the bound on float32 rounding, so that "
-                "two correct engines may choose differently",
-                formula="float_bound",
-                has_se=True,
             ),
         )
     },

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32
 
-from moegeom.core.tokens import TILE, TokenColumns
+from moegeom.core.tokens import TokenColumns
 from moegeom.kernels.quantities import NUM_BLOCKS
 
 #: Domains with figures of their own; the rest share one population (7 bits in a coalition key).
 MAX_DOMAINS = 120
+
+
+#: Tokens that share a block where no document is known.
+RUN_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,10 @@ class Populations:
 
 
 def block_of(columns: TokenColumns, first_token: int) -> Int32[np.ndarray, "tokens"]:
-    """Block of each token: its document's number modulo 16, else its tile's.
+    """Block of each token: its document's number modulo 16, else that of its run of 256 tokens.
 
     Tokens of one document depend on each other, so a document must not be split between blocks.
     """
     token = first_token + np.arange(len(columns.document))
-    by_tile = token // TILE
-    return (np.where(columns.document >= 0, columns.document, by_tile) % NUM_BLOCKS).astype(
-        np.int32
-    )
+    unit = np.where(columns.document >= 0, columns.document, token // RUN_TOKENS)
+    return (unit % NUM_BLOCKS).astype(np.int32)

@@ -50,18 +50,20 @@ def measure(task: Task, start: int, stop: int) -> Measured:
         quantities = Quantities(token, population, block, _recorded_ids(task, start, stop))
         return Measured(quantities, ())
     logits, norm = _logits(task, start, stop)
-    finite = np.isfinite(logits).all(axis=1)
-    if norm is not None:
-        finite &= np.isfinite(norm)
     recorded = _recorded(task, start, stop)
-    if not finite.all():
+    lost: tuple[int, ...] = ()
+    # One sum tells whether all are finite: nan and infinities survive it, float64 does not overflow.
+    # A non-finite input makes every logit of its token non-finite, even through a weight of 0.
+    if not np.isfinite(logits.sum(dtype=np.float64)):
+        finite = np.isfinite(logits).all(axis=1)
         kept = np.flatnonzero(finite)
+        lost = tuple((np.flatnonzero(~finite) + start).tolist())
         logits = np.ascontiguousarray(logits[kept])
         norm = None if norm is None else norm[kept]
         recorded = None if recorded is None else np.ascontiguousarray(recorded[kept])
         token, population, block = token[kept], population[kept], block[kept]
     quantities = _quantities(task, token, population, block, logits, norm, recorded)
-    return Measured(quantities, tuple((np.flatnonzero(~finite) + start).tolist()))
+    return Measured(quantities, lost)
 
 
 def _logits(
@@ -79,7 +81,7 @@ def _logits(
         return np.ascontiguousarray(values if extra is None else values + extra), None
     if stage == "pre_norm":
         values = _through_norm(values, router, task.source.facts.name)
-    norm = task.kernels["input_norm"](values)
+    norm = task.kernels["input_norm"](values) if "input_norm" in task.wanted else None
     with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
         logits = tile_logits(values, task.prepared.weight_columns, task.prepared.logit_bias)
     return logits, norm
@@ -151,7 +153,9 @@ def _float_bound(
     task: Task, norm: Float64[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "tokens"]:
     router = task.prepared.router
-    bound = logit_error_bound(router.weight, norm, task.prepared.logit_bias)
+    bias = task.prepared.logit_bias
+    largest = 0.0 if bias is None else float(np.abs(bias).max())
+    bound = logit_error_bound(norm, router.hidden_size, task.prepared.longest_row, largest)
     # Two correct float32 scores differ by a few units of their own rounding as well: an engine
     # that compares softmax values ties logits that are closer than that.
     own_rounding = 8 * UNIT_FLOAT32
@@ -178,9 +182,11 @@ def _quantities(
         compared, group_margin = kernels["group_mask"](compared, rule.groups)
     chosen, margin = kernels["top_k"](compared, rule.top_k)
     distance = pair = None
-    stage = task.source.facts.stage
-    if prepared.rows is not None and stage != "top_logits" and "distance" in task.wanted:
-        distance, pair = kernels["boundary_distance"](logits, chosen, prepared.rows)
+    has_all_logits = task.source.facts.stage != "top_logits"
+    if prepared.rows is not None and has_all_logits and "distance" in task.wanted:
+        distance, pair = kernels["boundary_distance"](
+            logits, chosen, margin, prepared.rows, "pair" in task.wanted
+        )
     return Quantities(
         token=token,
         population=population,

@@ -12,14 +12,17 @@ from moegeom.core.tokens import TILE
 #: enough that two workers and the page cache share a laptop.
 BATCH_BYTES = 16 * 2**20
 
+#: Tiles in a batch at most, so that the sums of a batch stay exact in float64.
+MAX_TILES = 16
+
 #: Tokens of quantities that need a second pass, such as the null (DESIGN.md section 5).
 SAMPLE_TOKENS = 20_000
 
 
 def batch_tokens(width: int, batch_bytes: int = BATCH_BYTES) -> int:
-    """Tokens per batch: whole tiles, between one tile and 64 of them."""
+    """Tokens per batch: whole tiles, between one tile and 16 of them."""
     tiles = batch_bytes // (4 * max(width, 1) * TILE)
-    return TILE * int(min(max(tiles, 1), 64))
+    return TILE * int(min(max(tiles, 1), MAX_TILES))
 
 
 def num_workers() -> int:

@@ -21,7 +21,8 @@ class PreparedRouter:
     """Arrays in the layout that the loops want.
 
     ``weight_columns`` is the transposed weight [hidden, experts]; ``rows`` is None for a curved
-    rule, or when no distance is wanted; ``selection_bias`` is zeros without one.
+    rule, or when no distance is wanted; ``selection_bias`` is zeros without one; ``longest_row`` is
+    the largest Euclidean length of a row.
     """
 
     router: Router
@@ -29,7 +30,7 @@ class PreparedRouter:
     logit_bias: Float[np.ndarray, "experts"] | None
     selection_bias: Float64[np.ndarray, "experts"]
     rows: RowDistances | None
-    input_gain: Float[np.ndarray, "hidden"] | None
+    longest_row: float
 
 
 def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
@@ -62,7 +63,7 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
         if affine or router.selection_bias is None
         else router.selection_bias.astype(np.float64),
         rows=row_distances(router.weight, bias) if affine and with_distances else None,
-        input_gain=router.gain,
+        longest_row=float(np.sqrt((router.weight.astype(np.float64) ** 2).sum(axis=1).max())),
     )
 
 

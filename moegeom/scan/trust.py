@@ -117,7 +117,7 @@ def _reproduced(
     if not source.facts.has_chosen or source.facts.stage == "ids":
         return None
     task = Task(
-        prepared, source, Populations(()), kernels, wanted=frozenset({"matches_recording"})
+        prepared, source, Populations(()), kernels, wanted=frozenset({"matches_recording", "input_norm"})
     )
     found = measure(task, 0, min(_FIRST_TOKENS, source.facts.num_tokens)).quantities
     if found.matches_recording is None or not len(found.matches_recording):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import SourceFacts
-from moegeom.tokens.columns import ParquetColumns
+from moegeom.tokens.column_reader import ParquetColumns
 from moegeom.tokens.recording import (
     RecordingFacts,
     columns_file_name,

@@ -6,10 +6,11 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import Stage
+from moegeom.tokens.fields import Fields
 from moegeom.tokens.stages import FLOAT_DTYPES
 
 SCHEMA = 1
@@ -116,14 +117,14 @@ def parse_facts(text: str, where: str) -> RecordingFacts:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RecordingError(f"{where}: not JSON ({error}).") from None
-    fields = _Fields(document, where)
+    fields = Fields(document, where)
     schema = fields.number("schema")
     if schema != SCHEMA:
         raise RecordingError(
             f"{where}: schema {schema}; this moegeom reads schema {SCHEMA}.", "Update moegeom."
         )
-    checkpoint = _Fields(fields.any("checkpoint"), f"{where}: checkpoint")
-    shards = [_Fields(shard, f"{where}: shard") for shard in fields.list("shards")]
+    checkpoint = Fields(fields.any("checkpoint"), f"{where}: checkpoint")
+    shards = [Fields(shard, f"{where}: shard") for shard in fields.list("shards")]
     facts = RecordingFacts(
         stage=fields.one_of("stage", get_args(Stage)),
         dtype=fields.one_of("dtype", (None, *FLOAT_DTYPES)),
@@ -193,60 +194,3 @@ def check_domains(domains: tuple[str, ...], where: str) -> None:
             f"{where}: {len(domains)} domains, {len(set(domains))} of them distinct; "
             f"expected distinct names, at most {MAX_DOMAINS}."
         )
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """Typed access to a JSON object from outside."""
-
-    document: Any
-    where: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.document, dict):
-            raise RecordingError(f"{self.where}: found {self.document!r:.60}; expected an object.")
-
-    def any(self, key: str) -> Any:
-        if key not in self.document:
-            raise RecordingError(f"{self.where}: '{key}' is missing.")
-        return self.document[key]
-
-    def _typed(self, key: str, kind: type, expected: str) -> Any:
-        value = self.any(key)
-        # type() and not isinstance(): JSON true is no number.
-        if type(value) is not kind:
-            raise RecordingError(f"{self.where}: '{key}' is {value!r:.60}; expected {expected}.")
-        return value
-
-    def number(self, key: str) -> int:
-        value = self._typed(key, int, "a whole number")
-        if not 0 <= value < 1 << 62:
-            raise RecordingError(f"{self.where}: '{key}' is {value}; expected 0 to 2^62.")
-        return value
-
-    def number_or_none(self, key: str) -> int | None:
-        return None if self.any(key) is None else self.number(key)
-
-    def flag(self, key: str) -> bool:
-        return self._typed(key, bool, "true or false")
-
-    def text(self, key: str) -> str:
-        return self._typed(key, str, "a text")
-
-    def list(self, key: str) -> list[Any]:
-        return self._typed(key, list, "a list")
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        found = self.list(key)
-        if not all(type(item) is str for item in found):
-            raise RecordingError(f"{self.where}: '{key}' holds more than texts.")
-        return tuple(found)
-
-    def one_of(self, key: str, known: tuple) -> Any:
-        value = self.any(key)
-        if not isinstance(value, str | None) or value not in known:
-            listed = ", ".join("null" if name is None else name for name in known)
-            raise RecordingError(
-                f"{self.where}: '{key}' is {value!r:.60}; expected one of {listed}."
-            )
-        return value

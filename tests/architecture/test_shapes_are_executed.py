@@ -115,14 +115,19 @@ def test_a_wrong_argument_fails(planted):
 def test_what_cannot_be_executed_is_left_alone(planted):
     assert planted.print_fraction(3) == "3"
     assert planted.name_of(None, np.eye(2)) == ""
-    assert planted.choose("rms", str) == "rms"
+    assert planted.choose("batch", str) == "batch"
 
 
 def test_the_rest_of_such_a_signature_is_still_checked(planted):
     with pytest.raises(jaxtyping.TypeCheckError, match="name_of"):
         planted.name_of(None, np.ones(2))
-    with pytest.raises(jaxtyping.TypeCheckError, match="choose"):
-        planted.choose("batch", str)
+    with pytest.raises(jaxtyping.TypeCheckError, match="scale"):
+        planted.scale("2", np.eye(2))
+
+
+@pytest.mark.wrong_arguments
+def test_the_marker_lets_wrong_arguments_through(planted):
+    assert planted.row_norm(np.ones((2, 2), dtype=np.int64)).shape == (2,)
 
 
 def test_fields_of_a_record_share_their_axes(planted):

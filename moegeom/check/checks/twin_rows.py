@@ -1,7 +1,7 @@
 """MGI104: no two experts share a router row.
 
-Looked for: rows of one router that are equal bit for bit, biases included. Ties go to the lower
-expert number, so the later twin is chosen only when the earlier one is chosen too, and alone never.
+Looked for: rows of one router that are equal bit for bit, biases included. Their scores are equal
+for every token and ties go to the lower number, so without groups the later one is never chosen alone.
 A merge that copied an expert, or a save that wrote a slice twice, leaves such rows; training
 does not. Next: list the rows and compare the file with its source.
 """
@@ -20,17 +20,16 @@ def _judge(measured: Measured) -> list[Finding]:
         router = row["router"]
         twins = [e for e in measured.experts[router] if e["twin_of"] not in (None, -1)]
         pairs = ", ".join(f"{e['twin_of']} and {e['expert']}" for e in twins[:3])
-        slots = sum(e.get("num_slots") or 0 for e in twins)
-        seen = row.get("num_tokens")
-        on_tokens = f" Chosen {slots} times for {seen:,} tokens." if seen else ""
+        slots = [e["num_slots"] for e in twins if e.get("num_slots") is not None]
+        on_tokens = f" Chosen {sum(slots):,} times for {row['num_tokens']:,} tokens." if slots else ""
         more = f" and {len(twins) - 3} more pairs" if len(twins) > 3 else ""
         findings.append(
             Finding(
                 "error",
                 CHECK.code,
                 (router,),
-                f"experts {pairs}{more} are the same row; the later one is never chosen alone.",
-                f"Bit-identical weights; ties go to the lower number.{on_tokens} "
+                f"experts {pairs}{more} are the same row: no token tells them apart.",
+                f"Bit-identical weights and biases; ties go to the lower number.{on_tokens} "
                 "A fault of the file, not of the data.",
                 f"moegeom routers {measured.checkpoint} --layers {router.split('/')[1]}",
             )

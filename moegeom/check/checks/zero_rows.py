@@ -21,7 +21,8 @@ def _judge(measured: Measured) -> list[Finding]:
                     "error",
                     CHECK.code,
                     (row["router"],),
-                    f"{count} router rows are zero (experts {', '.join(map(str, experts[:8]))}).",
+                    f"{count} of {len(measured.experts[row['router']])} router rows are zero: "
+                    f"expert {', '.join(map(str, experts[:8]))}.",
                     "Their logit is the same for every token: nothing was trained or written here.",
                     f"moegeom routers {measured.checkpoint} "
                     f"--layers {row['router'].split('/')[1]}",

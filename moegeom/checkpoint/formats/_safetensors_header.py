@@ -22,10 +22,12 @@ _AGAIN = "Download or copy this file again."
 
 @dataclass(frozen=True)
 class Header:
-    """A parsed header. Entries are checked one by one, when their tensor is asked for."""
+    """A parsed header; no tensor in it ends behind the end of the file.
+
+    Entries are checked one by one, when their tensor is asked for.
+    """
 
     file: str
-    file_size: int
     data_start: int
     entries: dict[str, Any]
 
@@ -34,7 +36,7 @@ class Header:
         return self.entries.keys()
 
     def info(self, name: str) -> TensorInfo:
-        """Where the tensor lies; dtype, shape, offsets and file length agree with each other."""
+        """Where the tensor lies; dtype, shape and offsets agree with each other."""
         entry = self.entries.get(name)
         where = f"{self.file}: tensor {name!r}"
         if entry is None:
@@ -58,8 +60,6 @@ class Header:
             raise CheckpointError(
                 f"{where} has {end - begin} bytes; shape {shape} of {dtype} takes {expected}."
             )
-        if self.data_start + end > self.file_size:
-            raise _truncated(self.file, self.data_start + end, self.file_size)
         return TensorInfo(name, dtype, shape, self.file, self.data_start + begin, end - begin)
 
 
@@ -76,7 +76,7 @@ def read_header(file: CountingFile) -> Header:
             "which are not supported yet.",
             "Consolidate the checkpoint first.",
         )
-    header = Header(file.label, file_size, 8 + len(raw), entries)
+    header = Header(file.label, 8 + len(raw), entries)
     if largest_end is None:
         largest_end = _check_every_entry(header)
     if header.data_start + largest_end > file_size:

@@ -56,11 +56,12 @@ SCORES: dict[str, Score] = {
     "sqrt_softplus": sqrt_softplus,
 }
 
-#: Largest slope of each score, which turns an error of a logit into an error of a score.
-#: Softmax: |d p_i| + |d p_j| <= max |dz| / 2 for each pair (THEORY.md E1b), hence 1/4 an expert.
+#: Largest change of a score per unit of the largest change of a logit, which turns an error bound of
+#: logits into one of scores. Softmax: dp_i = p_i sum_a (delta_ia - p_a) dz_a, so
+#: |dp_i| <= 2 p_i (1 - p_i) max |dz| <= max |dz| / 2, reached by two equal experts pushed apart.
 LARGEST_SLOPE: dict[str, float] = {
     "identity": 1.0,
-    "softmax": 0.25,
+    "softmax": 0.5,
     "sigmoid": 0.25,
     "sqrt_softplus": 0.3191,
 }

@@ -1,7 +1,8 @@
 """Distance to the boundary of an affine cell, with pruning by expert.
 
-The pair (k-th, (k+1)-th) gives a first upper bound; an expert i of the chosen set can only beat it
-if its smallest gap times its smallest inverse row distance does, which is rare (CELLS.md section 5).
+An expert i of the chosen set can only give a nearer wall if its smallest gap, to the (k+1)-th
+logit, times its smallest inverse row distance is below the best quotient so far. Going from the k-th
+expert upwards, most experts are passed over (CELLS.md section 5).
 """
 
 from __future__ import annotations
@@ -11,64 +12,65 @@ from numba import njit
 
 from moegeom.geometry.boundary import NEVER, RowDistances
 
-
-# No nan arises: gaps and inverses are finite, and only +inf is ever added (the closed experts).
-@njit(nogil=True, cache=True, fastmath={"nnan", "nsz", "reassoc", "contract"})
-def _least_quotient(row_logits, inverse_row, closed, expert_logit):
-    least = np.inf
-    for other in range(row_logits.shape[0]):
-        quotient = (expert_logit - row_logits[other]) * inverse_row[other] + closed[other]
-        least = min(least, quotient)
-    return least
+#: The gap to the (k+1)-th logit is a rounded sum: a little less of it is a safe lower bound.
+_SAFE = 1.0 - 2.0**-50
 
 
-@njit(nogil=True, cache=True)
-def _distance(logits, chosen, inverse, smallest, distance, pair):
+# Only multiplication and addition may be fused: adding 0 is exact, so each quotient is rounded as
+# in the reference. Quotients are >= 0, so their bits order as they do, and integer minima vectorise.
+@njit(nogil=True, cache=True, fastmath={"contract"})
+def _distance(logits, chosen, margin, inverse, smallest, distance, pair, wants_pair):
     tokens, experts = logits.shape
     k = chosen.shape[1]
-    closed = np.zeros(experts)
-    row = np.empty(experts)
+    closed = np.zeros(experts)  # inf for the chosen experts of the current token
+    quotients = np.empty(experts)
+    bits = quotients.view(np.int64)
+    never = np.array([NEVER]).view(np.int64)[0]
     for token in range(tokens):
-        runner_up = -np.inf
         for rank in range(k):
             closed[chosen[token, rank]] = np.inf
-        for expert in range(experts):
-            row[expert] = logits[token, expert]
-            runner_up = max(runner_up, row[expert] if closed[expert] == 0.0 else -np.inf)
         best = NEVER
-        pair[token, 0] = -1
-        pair[token, 1] = -1
-        if k < experts:
-            for rank in range(k - 1, -1, -1):
-                expert = chosen[token, rank]
-                gap = row[expert] - runner_up
-                if gap * smallest[expert] >= best:
-                    continue
-                least = _least_quotient(row, inverse[expert], closed, row[expert])
-                if least < best:
-                    best = least
-                    pair[token, 0] = expert
-        distance[token] = best if best < NEVER else np.inf
-        if pair[token, 0] >= 0:
-            # The vectorised minimum may round otherwise than this loop: take the nearest, exactly.
-            expert = pair[token, 0]
-            nearest = np.inf
+        best_bits = never
+        out = -1
+        last = np.float64(logits[token, chosen[token, k - 1]])
+        for rank in range(k - 1, -1, -1):
+            expert = chosen[token, rank]
+            own = np.float64(logits[token, expert])
+            if ((own - last) + margin[token]) * smallest[expert] * _SAFE >= best:
+                continue
             for other in range(experts):
-                if closed[other] == 0.0:
-                    quotient = (row[expert] - row[other]) * inverse[expert, other]
-                    if quotient < nearest:
-                        nearest = quotient
-                        pair[token, 1] = other
-            distance[token] = nearest
+                gap = own - np.float64(logits[token, other])
+                quotients[other] = gap * inverse[expert, other] + closed[other]
+            least = never
+            for other in range(experts):
+                least = min(least, bits[other])
+            if least < best_bits:
+                best_bits = least
+                out = expert
+                nearest = 0
+                while bits[nearest] != least:
+                    nearest += 1
+                best = quotients[nearest]
+                if wants_pair:
+                    pair[token, 1] = nearest
+        distance[token] = best if out >= 0 else np.inf
+        if wants_pair:
+            pair[token, 0] = out
+            if out < 0:
+                pair[token, 1] = -1
         for rank in range(k):
             closed[chosen[token, rank]] = 0.0
 
 
 def boundary_distance(
-    logits: np.ndarray, chosen: np.ndarray, rows: RowDistances
-) -> tuple[np.ndarray, np.ndarray]:
-    """Distance and nearest wall (expert out, expert in)."""
+    logits: np.ndarray,
+    chosen: np.ndarray,
+    margin: np.ndarray,
+    rows: RowDistances,
+    wants_pair: bool = True,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Distance and, if wanted, nearest wall (expert out, expert in)."""
     distance = np.empty(len(logits))
-    pair = np.empty((len(logits), 2), dtype=np.int32)
-    _distance(logits, chosen, rows.inverse, rows.smallest, distance, pair)
-    return distance, pair
+    pair = np.empty((len(logits) if wants_pair else 0, 2), dtype=np.int32)
+    _distance(logits, chosen, margin, rows.inverse, rows.smallest, distance, pair, wants_pair)
+    return distance, pair if wants_pair else None

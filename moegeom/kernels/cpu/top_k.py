@@ -36,9 +36,9 @@ def _top_k_float32(logits, bits, k, chosen, margin):
         for expert in range(experts):
             best = max(best, keys[expert])
         following = 0x7FFFFFFF - (best & 0xFFFFFFFF)
-        margin[token] = np.float64(logits[token, chosen[token, k - 1]]) - np.float64(
-            logits[token, following]
-        )
+        next_logit = np.float64(logits[token, following])
+        last_logit = np.float64(logits[token, chosen[token, k - 1]])
+        margin[token] = last_logit - next_logit if next_logit != -np.inf else np.inf
 
 
 @njit(nogil=True, cache=True)

@@ -15,8 +15,9 @@ from moegeom.kernels.reduction import (
     select_counts,
 )
 
-#: Probabilities are summed as integers of 2^-40: exact merges, room for 2^23 million tokens.
-FIXED_POINT = 2.0**40
+#: Probabilities are summed as integers of 2^-36: the sum of a batch of 2^14 tokens is below 2^53,
+#: so exact in float64, and 2^27 tokens fit into the total.
+FIXED_POINT = 2.0**36
 
 
 class _Switch:
@@ -26,9 +27,9 @@ class _Switch:
     def fold(self, quantities: Quantities, kernels: Kernels) -> None:
         assert quantities.distance is not None and quantities.noise_scale is not None
         probability = switch_probability(quantities.distance, quantities.noise_scale)
-        facts = np.ones((len(probability), 2), dtype=np.int64)
-        facts[:, 1] = np.rint(probability * FIXED_POINT)
-        np.add.at(self._sums, (quantities.population, quantities.block), facts)
+        populations = len(self._sums)
+        self._sums[..., 0] += quantities.count_labels(populations)
+        self._sums[..., 1] += quantities.count_labels(populations, np.rint(probability * FIXED_POINT))
 
     def state(self) -> State:
         return {"sums": self._sums}
@@ -36,7 +37,7 @@ class _Switch:
 
 REDUCTION = Reduction(
     name="bf16_switch",
-    needs=("distance", "noise_scale"),
+    needs=("distance", "noise_scale", "input_norm"),
     start=_Switch,
     merge=add_states,
     select=lambda state, population, without: select_counts(state["sums"], population, without),

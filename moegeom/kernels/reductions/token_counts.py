@@ -1,8 +1,6 @@
-"""Tokens, exact ties, and tokens whose choice two correct engines may make differently."""
+"""Tokens, and those on an exact tie."""
 
 from __future__ import annotations
-
-import numpy as np
 
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import (
@@ -14,24 +12,20 @@ from moegeom.kernels.reduction import (
     select_counts,
 )
 
-#: Columns of the counter array. ``bounded`` counts the tokens for which a float bound is known.
-TOKENS, TIES, BOUNDED, AMBIGUOUS = range(4)
+#: Columns of the counter array.
+TOKENS, TIES = range(2)
 
 
 class _Tokens:
     def __init__(self, extent: Extent) -> None:
-        self._counts = extent.zeros(4)
+        self._counts = extent.zeros(2)
 
     def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        facts = np.zeros((len(quantities.chosen), 4), dtype=np.int64)
-        facts[:, TOKENS] = 1
-        tightness = quantities.tightness
-        if tightness is not None:
-            facts[:, TIES] = tightness == 0.0
-        if tightness is not None and quantities.float_bound is not None:
-            facts[:, BOUNDED] = 1
-            facts[:, AMBIGUOUS] = tightness <= quantities.float_bound
-        np.add.at(self._counts, (quantities.population, quantities.block), facts)
+        populations = len(self._counts)
+        self._counts[..., TOKENS] += quantities.count_labels(populations)
+        if quantities.tightness is not None:
+            tied = quantities.tightness == 0.0
+            self._counts[..., TIES] += quantities.count_labels(populations, tied)
 
     def state(self) -> State:
         return {"counts": self._counts}

@@ -11,8 +11,13 @@ from moegeom.geometry import boundary
 def boundary_distance(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
+    margin: Float64[np.ndarray, "tokens"],
     rows: boundary.RowDistances,
-) -> tuple[Float64[np.ndarray, "tokens"], Int32[np.ndarray, "tokens 2"]]:
-    """Distance and nearest wall; see :func:`moegeom.geometry.boundary.boundary_distance`."""
+    wants_pair: bool = True,
+) -> tuple[Float64[np.ndarray, "tokens"], Int32[np.ndarray, "tokens 2"] | None]:
+    """Distance and, if wanted, nearest wall; see :mod:`moegeom.geometry.boundary`.
+
+    ``margin`` is that of ``chosen``; faster kernels prune with it.
+    """
     found = boundary.boundary_distance(logits, chosen, rows)
-    return found.distance, found.pair
+    return found.distance, found.pair if wants_pair else None

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
+
 from moegeom.checkpoint import reading
 from moegeom.checkpoint.open import FORMATS, open_checkpoint
 from moegeom.core.errors import CheckpointError
-from safetensors.numpy import save_file
 
 
 def _refusal(path: str | Path) -> CheckpointError:

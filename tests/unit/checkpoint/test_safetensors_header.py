@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from moegeom.checkpoint import limits
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError

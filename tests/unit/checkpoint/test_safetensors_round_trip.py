@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.open import open_checkpoint
-from safetensors.torch import save_file
 
 _EVERY_16_BITS = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
 _EVERY_8_BITS = torch.arange(256, dtype=torch.int32).to(torch.uint8)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
+
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
-from safetensors.numpy import save_file
 
 _INDEX = "model.safetensors.index.json"
 

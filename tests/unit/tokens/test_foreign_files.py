@@ -1,4 +1,6 @@
 import io
+import subprocess
+import sys
 import zipfile
 
 import ml_dtypes
@@ -296,3 +298,13 @@ def test_what_is_not_there_or_not_known_is_refused(tmp_path, refused):
 def test_every_source_is_named_as_its_file():
     assert SOURCES.names() == ["npy", "npz", "parquet", "recording", "safetensors"]
     assert [source.name for source in SOURCES.all()] == SOURCES.names()
+
+
+def test_knowing_every_source_loads_no_heavy_library():
+    code = (
+        "import sys; from moegeom.tokens.open import open_tokens; "
+        "from moegeom.tokens.source import SOURCES; SOURCES.all(); "
+        "print([m for m in ('pyarrow', 'pandas', 'torch', 'numba') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

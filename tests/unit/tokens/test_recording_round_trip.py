@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.reader import open_recording
+from moegeom.tokens.rows import SCRATCH_BYTES
 from moegeom.tokens.stages import FLOAT_DTYPES, STAGE_TENSORS, VALUE_STAGES
 from moegeom.tokens.writer import RecordingWriter
 
@@ -180,3 +181,11 @@ def test_the_facts_file_is_what_the_format_says(recording):
     assert document["shards"][1] == {"first_token": 40, "num_tokens": 1}
     assert document["checkpoint"] == {"name": "tiny", "fingerprint": "sha256:1"}
     assert RecordingError.exit_code == 3
+
+
+def test_a_range_larger_than_the_conversion_scratch_is_read_whole(tmp_path, content, record):
+    held = content(2000, width=700)
+    assert 2 * SCRATCH_BYTES < 2000 * 700 * 2
+    source = open_recording(record(tmp_path / "rec", held, (1900, 100), dtype="float16"))
+    stored = held.values["text/0"].astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(source.read_values("text/0", 3, 1990), stored[3:1990])

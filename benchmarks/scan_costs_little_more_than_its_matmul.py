@@ -1,0 +1,101 @@
+"""Claim: a scan on the CPU costs little more than the matrix product that it cannot avoid.
+
+Prints, for each shape, the time of a scan over that of the bare float32 product of the same tokens
+and weights, both on one thread in this process, in alternation. The yardstick is the faster of
+NumPy's and (if installed) torch's product, in one call over all tokens.
+
+Targets (docs/benchmarks.md): load + margin + distance <= 1.15 and everything <= 1.5 at
+(2048, 64, 8); <= 1.08 at (7168, 256, 8).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from moegeom.core.tokens import TILE
+from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.kernels.reduction import REDUCTIONS
+from moegeom.kernels.table import load_kernels
+from moegeom.scan.engine import Pace, scan_router
+from moegeom.scan.labels import Populations
+from moegeom.scan.measure import Task
+from moegeom.scan.plan import batch_tokens
+from moegeom.scan.prepared import prepare
+from moegeom.testing.array_source import ArraySource
+
+SHAPES = ((2048, 64, 8, 16384), (7168, 256, 8, 4096), (2880, 128, 4, 8192))
+FIRST = ("token_counts", "expert_counts", "margin_histogram", "distance_histogram")
+
+
+def _router(hidden: int, experts: int, top_k: int) -> Router:
+    weight = np.random.default_rng(0).standard_normal((experts, hidden), dtype=np.float32)
+    rule = Rule(top_k, "softmax", Weights("scores"))
+    origin = Provenance("synthetic", (), "", "F32")
+    return Router("text/0", "text", 0, weight / np.float32(np.sqrt(hidden)), rule, origin)
+
+
+def _products(values: np.ndarray, weight: np.ndarray) -> dict[str, Callable[[], object]]:
+    products: dict[str, Callable[[], object]] = {"numpy": lambda: values @ weight.T}
+    try:
+        import torch
+    except ImportError:
+        return products
+    torch.set_num_threads(1)
+    left, right = torch.from_numpy(values), torch.from_numpy(weight.T.copy())
+    return products | {"torch": lambda: left @ right}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Processor seconds of all threads: a busy machine delays work but does not add to it."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def _measure(hidden: int, experts: int, top_k: int, tokens: int, repeats: int) -> str:
+    router = _router(hidden, experts, top_k)
+    values = np.random.default_rng(1).standard_normal((tokens, hidden), dtype=np.float32)
+    source = ArraySource({router.name: values})
+    kernels, pace = load_kernels("cpu"), Pace(batch_tokens(hidden), 1)
+
+    def scan(reductions: tuple[str, ...]) -> Callable[[], object]:
+        task = Task(prepare(router), source, Populations(()), kernels, frozenset({"distance"}))
+        return lambda: scan_router(task, reductions, range(tokens // TILE), pace)
+
+    everything = tuple(name for name in REDUCTIONS.names() if name != "agreement")
+    work = _products(values, router.weight) | {
+        "load + margin + distance": scan(FIRST),
+        "everything": scan(everything),
+    }
+    best = dict.fromkeys(work, np.inf)
+    with threadpool_limits(1, user_api="blas"):
+        for _ in range(repeats):
+            for name, run in work.items():
+                best[name] = min(best[name], _seconds(run))
+    bare = min(best["numpy"], best.get("torch", np.inf))
+    rate = 2e-9 * tokens * hidden * experts / bare
+    ratios = ", ".join(f"{name} {best[name] / bare:.3f}" for name in list(work)[-2:])
+    return (
+        f"({hidden}, {experts}, {top_k}): {ratios}   bare {1e9 * bare / tokens:.0f} ns/token, "
+        f"{rate:.1f} GFLOP/s (numpy {best['numpy'] / bare:.2f}, "
+        f"torch {best.get('torch', np.nan) / bare:.2f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = parser.parse_args().repeats
+    blas = [f"{lib['internal_api']} {lib.get('architecture')}" for lib in threadpool_info()]
+    print(f"libraries: {', '.join(blas)}")
+    for hidden, experts, top_k, tokens in SHAPES:
+        print(_measure(hidden, experts, top_k, tokens, repeats))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The ``moegeom`` command: commands are listed here, each in a file of its own, without logic."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from moegeom import __version__
+from moegeom.core.errors import MoeGeomError
+from moegeom_cli.commands import doctor, families, metrics, report, routers, scan
+from moegeom_cli.streams import error_line
+
+#: BadParameter < UsageError < this: the base of all errors of the parser, which typer takes from
+#: click or from a copy of its own, depending on its version.
+PARSER_ERROR = typer.BadParameter.__mro__[2]
+
+EXIT_USAGE = 2
+EXIT_INTERNAL = 5
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="moegeom",
+    help="Routers of Mixture-of-Experts checkpoints: what they are, how they route, how near "
+    "tokens are to other experts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+for command in (routers, scan, report, families, metrics, doctor):
+    app.command(name=command.NAME, no_args_is_help=command.NEEDS_ARGUMENTS)(command.run)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moegeom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Options of every command, given before its name."""
+
+
+def main() -> None:
+    """Runs the command line and exits with the code of DESIGN.md section 8."""
+    sys.exit(_exit_code(sys.argv[1:]))
+
+
+def _exit_code(arguments: list[str]) -> int:
+    try:
+        code = app(arguments, standalone_mode=False)
+    except MoeGeomError as error:
+        _show(error_line(error.message, error.hint, "\n".join(getattr(error, "__notes__", ()))))
+        return error.exit_code
+    except PARSER_ERROR as error:
+        error.show()  # type: ignore[attr-defined] - every error of the parser can show itself
+        return EXIT_USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        _show("interrupted; the same command goes on where it stopped.")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output has left, as `| head` does: nothing more to say, nothing wrong
+        sys.stderr.close()
+        return 0
+    except Exception as error:  # noqa: BLE001 - the last line of defence names the error and exits 5
+        _show(f"internal error: {type(error).__name__}: {error}\n  hint: this is a bug; --debug.")
+        return EXIT_INTERNAL
+    return code if isinstance(code, int) else 0
+
+
+def _show(text: str) -> None:
+    if "--debug" in sys.argv[1:]:
+        traceback.print_exc()
+    typer.echo(text, err=True)

@@ -1,0 +1,24 @@
+"""``moegeom doctor``: what this installation can do."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from moegeom_cli.streams import Format
+
+NAME = "doctor"
+NEEDS_ARGUMENTS = False
+
+
+def run(
+    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+) -> None:
+    """Versions, BLAS and its core, processors, the kernel cache, and which extras are installed."""
+    from moegeom.scan.diagnosis import diagnose
+    from moegeom_cli.listing import render_listing
+
+    rows = diagnose()
+    typer.echo(json.dumps(rows) if format is Format.json else render_listing(rows, format))

@@ -1,0 +1,46 @@
+"""``moegeom routers``: which routers a checkpoint has; measures nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Optional
+
+import typer
+
+from moegeom_cli.streams import Format
+
+NAME = "routers"
+NEEDS_ARGUMENTS = True
+
+
+def run(
+    checkpoint: Annotated[str, typer.Argument(help="Directory, index json or safetensors file.")],
+    layers: Annotated[
+        Optional[str], typer.Option("--layers", help="Layers, such as 0,3-7.")
+    ] = None,
+    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+) -> None:
+    """One line per router: its rule, shape and storage; what was skipped and why."""
+    from moegeom.checkpoint.open import open_checkpoint
+    from moegeom.report.header import size
+    from moegeom.router.describe import describe_router, describe_routers
+    from moegeom.router.load import load_routers
+    from moegeom_cli.listing import render_listing
+
+    found = load_routers(open_checkpoint(checkpoint), layers)
+    if format is Format.json:
+        typer.echo(json.dumps(describe_routers(found)))
+        return
+    expected = "" if found.num_expected is None else f" ({found.num_expected} expected)"
+    typer.echo(f"{found.checkpoint}  {found.family}: {found.family_text}.")
+    typer.echo(
+        f"{len(found.routers)} routers{expected}. Read {size(found.bytes_read)} of "
+        f"{size(found.bytes_total)}. Fingerprint {found.fingerprint}"
+    )
+    typer.echo("rule assumed from config: a recording with the model's own choices verifies it.")
+    typer.echo()
+    typer.echo(render_listing([describe_router(router) for router in found.routers], format))
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    for skipped in found.skipped:
+        typer.echo(f"skipped {skipped.tensor}: {skipped.reason}")

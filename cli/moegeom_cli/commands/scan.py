@@ -1,0 +1,103 @@
+"""``moegeom scan``: tokens through routers, into a results directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from moegeom_cli.streams import Format, has_colours, watching, width
+
+NAME = "scan"
+NEEDS_ARGUMENTS = True
+
+
+def run(
+    checkpoint: Annotated[str, typer.Argument(help="Directory, index json or safetensors file.")],
+    tokens: Annotated[
+        Optional[str],
+        typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),
+    ] = None,
+    out: Annotated[
+        Optional[Path],
+        typer.Option("--out", help="Results directory [default: runs/<checkpoint>.moegeom]."),
+    ] = None,
+    layers: Annotated[
+        Optional[str], typer.Option("--layers", help="Layers, such as 0,3-7.")
+    ] = None,
+    stage: Annotated[
+        Optional[str],
+        typer.Option(
+            "--stage",
+            help="What foreign numbers are: router_input, pre_norm, logits, top_logits, ids.",
+        ),
+    ] = None,
+    router_map: Annotated[
+        Optional[list[str]],
+        typer.Option("--map", help="KEY=ROUTER: key in a foreign file, router it belongs to."),
+    ] = None,
+    prior: Annotated[
+        Optional[str],
+        typer.Option("--prior", help="isotropic-rms: made-up tokens; geometry only, labelled."),
+    ] = None,
+    per_token: Annotated[
+        bool, typer.Option("--per-token", help="Also write tokens/, one row per token.")
+    ] = False,
+    non_finite: Annotated[
+        str, typer.Option("--non-finite", help="Tokens that are not finite: fail or skip.")
+    ] = "fail",
+    stale_inputs: Annotated[
+        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
+    ] = False,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
+    ] = False,
+    all_layers: Annotated[
+        bool, typer.Option("--all-layers", help="A line for every layer.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard unfinished results instead of going on.")
+    ] = False,
+    threads: Annotated[
+        Optional[int], typer.Option("--threads", min=1, help="Worker threads [default: all].")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of the prior.")] = 0,
+    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
+) -> None:
+    """Measure every router on recorded tokens; without tokens, what weights alone tell."""
+    from moegeom.core.errors import UsageError
+    from moegeom.pipeline import ScanRequest, scan
+    from moegeom.report import REPORTERS, View
+    from moegeom.results.reader import open_results
+
+    if non_finite not in ("fail", "skip"):
+        raise UsageError(f"--non-finite {non_finite}: expected fail or skip.")
+    pairs = [entry.partition("=") for entry in router_map or ()]
+    if any(not sign or not key or not router for key, sign, router in pairs):
+        raise UsageError("--map expects KEY=ROUTER.", "For example --map layer3=text/3.")
+    watch = watching(quiet)
+    request = ScanRequest(
+        checkpoint=checkpoint,
+        out=out or Path("runs") / f"{Path(checkpoint).resolve().stem}.moegeom",
+        tokens=tokens,
+        stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        router_map={key: router for key, _, router in pairs},
+        prior=prior,
+        layers=layers,
+        per_token=per_token,
+        skip_non_finite=non_finite == "skip",
+        stale_inputs=stale_inputs,
+        unverified=unverified,
+        restart=restart,
+        seed=seed,
+        num_workers=threads,
+    )
+    try:
+        written = scan(request, watch)
+    finally:
+        watch.close()
+    if not quiet:
+        view = View(width(), has_colours(), all_layers)
+        typer.echo(REPORTERS[format.value].render(open_results(written), view), nl=False)

@@ -1,0 +1,97 @@
+"""Data to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from enum import Enum
+from typing import Protocol
+
+
+class Format(str, Enum):
+    """How results are printed."""
+
+    table = "table"
+    json = "json"
+    md = "md"
+
+
+def error_line(message: str, hint: str, notes: str = "") -> str:
+    """An error as it is printed: one sentence, then what to try."""
+    lines = [f"error: {message}", *(f"  note: {n}" for n in notes.splitlines())]
+    return "\n".join([*lines, f"  hint: {hint}"] if hint else lines)
+
+
+def width() -> int:
+    """Columns of the terminal, between 60 and 120; 100 when the output is no terminal."""
+    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
+        return 100
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
+
+
+def has_colours() -> bool:
+    """Colours only for a terminal that has not asked for none (no-color.org)."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+class Watching(Protocol):
+    """What a running scan tells, and how it ends."""
+
+    def begin(self, what: str, num_tokens: int) -> None: ...
+
+    def advance(self, num_tokens: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ProgressBar:
+    """One line on stderr with rate and time left, while the scan runs and stderr is a terminal."""
+
+    def __init__(self, num_routers: int | None = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = None
+
+    def begin(self, what: str, num_tokens: int) -> None:
+        if self._task is None:
+            self._progress.start()
+        else:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(what, total=num_tokens, rate="")
+
+    def advance(self, num_tokens: int) -> None:
+        if self._task is None:
+            return
+        self._progress.advance(self._task, num_tokens)
+        task = next(task for task in self._progress.tasks if task.id == self._task)
+        if task.speed:
+            self._progress.update(self._task, rate=f"{task.speed:,.0f}/s")
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class Silence:
+    """No progress: stderr is no terminal, or --quiet."""
+
+    def begin(self, what: str, num_tokens: int) -> None: ...
+
+    def advance(self, num_tokens: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def watching(quiet: bool) -> Watching:
+    """A progress bar where somebody can see it."""
+    return Silence() if quiet or not sys.stderr.isatty() else ProgressBar()

@@ -1,0 +1,38 @@
+"""Choices that two correct float32 engines may make differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.kernels.reductions.ambiguity import AMBIGUOUS, BOUNDED
+
+
+def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    counts = reductions["ambiguity"]
+    bounded = counts[BOUNDED]
+    return {"layers": {"ambiguous_share": counts[AMBIGUOUS] / bounded if bounded else None}}
+
+
+METRIC = Metric(
+    name="ambiguity",
+    version=1,
+    text="Tokens whose margin is within the bound on float32 rounding for any order of summation: "
+    "a worst case, not an estimate.",
+    scope="router",
+    needs=("ambiguity",),
+    columns={
+        "layers": (
+            Column(
+                "ambiguous_share",
+                "share of tokens whose margin is within the bound on float32 rounding, so that "
+                "two correct engines may choose differently",
+                formula="float_bound",
+                has_se=True,
+            ),
+        )
+    },
+    finish=_finish,
+    invariances=("token_permutation", "expert_relabelling", "positive_scaling"),
+)

@@ -1,0 +1,32 @@
+"""What a reporter is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moegeom.core.registry import Registry
+from moegeom.results.reader import Results
+
+
+@dataclass(frozen=True)
+class View:
+    """How to show: columns of the screen, colours, and whether every layer gets a line."""
+
+    width: int = 100
+    colours: bool = False
+    all_layers: bool = False
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """``render`` turns results into the text that goes to stdout."""
+
+    name: str
+    render: Callable[[Results, View], str]
+
+
+#: Reporters by file name.
+REPORTERS: Registry[Reporter] = Registry(
+    "format", "moegeom.report.reporters", "REPORTER", Reporter
+)

@@ -1,0 +1,85 @@
+"""The facts of the first screen, taken from the results; what is said, not how it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.results.reader import Results
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Rows and facts that every reporter shows.
+
+    ``layers`` holds a row per router for the whole population, ``null`` those of the random
+    router; both keep the order of the checkpoint.
+    """
+
+    run: Mapping[str, Any]
+    layers: Sequence[Row]
+    null: Sequence[Row]
+    findings: Sequence[Finding]
+    notes: Sequence[Finding]
+
+    @property
+    def worst(self) -> dict[str, Finding]:
+        """The worst finding of each router that has one."""
+        found: dict[str, Finding] = {}
+        for finding in self.findings:
+            for router in finding.routers:
+                found.setdefault(router, finding)
+        return found
+
+    @property
+    def num_normal(self) -> int:
+        """Routers without error or warning."""
+        return sum(row["router"] not in self.worst for row in self.layers)
+
+    def count(self, severity: str) -> int:
+        """Findings of that severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def place(self, router: str) -> str:
+        """``31`` when all routers are in one stack and slot, else the whole name."""
+        stacks = {name.split("/")[0] for name in (row["router"] for row in self.layers)}
+        parts = router.split("/")
+        return parts[1] if len(stacks) == 1 and len(parts) == 2 else router
+
+    def places(self, routers: Sequence[str]) -> str:
+        """``layer 31`` or ``layers 2 3 5``; long lists are cut and counted."""
+        if not routers:
+            return "checkpoint"
+        named = [self.place(router) for router in routers]
+        if len(named) == len(self.layers) > 1:
+            return "all layers"
+        shown = " ".join(named[:8]) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
+        return f"layer{'s' if len(named) > 1 else ''} {shown}"
+
+
+def summarise(results: Results) -> Summary:
+    """What the first screen needs, from a results directory."""
+    layers = [row for row in results.rows("layers") if not row["population"].startswith("domain=")]
+    listed = [
+        Finding(
+            row["severity"],
+            row["code"] or "",
+            tuple(row["routers"] or ()),
+            row["title"],
+            row["detail"] or "",
+            row["next_command"] or "",
+        )
+        for row in results.rows("findings")
+    ]
+    ordered = sorted(listed, key=lambda f: (SEVERITY_ORDER[f.severity], f.code))
+    return Summary(
+        run=results.run,
+        layers=[row for row in layers if row["variant"] == "as_stored"],
+        null=[row for row in layers if row["variant"] == "null"],
+        findings=[finding for finding in ordered if finding.severity != "note"],
+        notes=[finding for finding in ordered if finding.severity == "note"],
+    )

@@ -1,0 +1,73 @@
+"""Tokens held in memory, for tests and for benchmarks that must not measure a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from moegeom.core.errors import InternalError
+from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
+
+
+class ArraySource:
+    """Router inputs from arrays; documents are runs of ``document_tokens`` tokens.
+
+    A token beyond the arrays is the one that many rows earlier again, so that a small buffer serves
+    any number of tokens; reads within one turn of the buffer copy nothing.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Float32[np.ndarray, "tokens hidden"]],
+        num_tokens: int | None = None,
+        document_tokens: int = 512,
+        chosen: Mapping[str, Int32[np.ndarray, "tokens top_k"]] | None = None,
+    ) -> None:
+        self._values, self._chosen = dict(values), dict(chosen or {})
+        self._rows = len(next(iter(self._values.values())))
+        self._document_tokens = document_tokens
+        total = self._rows if num_tokens is None else num_tokens
+        self._facts = SourceFacts(
+            name="arrays",
+            stage="router_input",
+            num_tokens=total,
+            routers=tuple(self._values),
+            domains=(),
+            has_documents=True,
+            has_chosen=bool(self._chosen),
+            num_documents=-(-total // document_tokens),
+        )
+
+    @property
+    def facts(self) -> SourceFacts:
+        return self._facts
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        token = np.arange(start, stop)
+        return TokenColumns(
+            document=token // self._document_tokens,
+            position=(token % self._document_tokens).astype(np.int32),
+            token_id=np.full(len(token), -1, dtype=np.int32),
+            domain=np.full(len(token), -1, dtype=np.int16),
+        )
+
+    def read_values(
+        self, router: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens hidden"]:
+        return self._turn(self._values[router], start, stop)
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens top_k"] | None:
+        return self._turn(self._chosen[router], start, stop) if self._chosen else None
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        raise InternalError("an array source holds router inputs")
+
+    def _turn(self, values: np.ndarray, start: int, stop: int) -> np.ndarray:
+        first = start % self._rows
+        if first + stop - start <= self._rows:
+            return values[first : first + stop - start]
+        return values[np.arange(start, stop) % self._rows]

@@ -1,0 +1,166 @@
+"""Reading the token columns of a recording, one row group at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.tokens import TokenColumns
+from moegeom.tokens.columns import DTYPES
+from moegeom.tokens.ranges import shard_ranges
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: A file that claims larger row groups is not ours, and would not be bounded in memory.
+MAX_ROW_GROUP_TOKENS = 1 << 20
+
+#: Decoded row groups kept, so that a scan in small steps decodes each once.
+CACHED_ROW_GROUPS = 4
+
+#: No domain of the recording; -1 is null.
+_UNLISTED = -2
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    path: Path
+    number: int
+    first_token: int
+
+
+class ParquetColumns:
+    """The token columns of all shards, decoded one row group at a time.
+
+    Safe for several reader threads: a row group is decoded from a file opened for it, and the
+    lock guards the small cache only.
+    """
+
+    def __init__(self, paths: tuple[Path, ...], sizes: tuple[int, ...], domains: tuple[str, ...]):
+        self._domains = {name: number for number, name in enumerate(domains)}
+        self._groups: list[_RowGroup] = []
+        self._starts: tuple[int, ...] = (0,)
+        for path, size in zip(paths, sizes, strict=True):
+            self._add(path, size)
+        self._cache: OrderedDict[int, TokenColumns] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _add(self, path: Path, expected: int) -> None:
+        rows = _row_group_sizes(path)
+        if sum(rows) != expected or max(rows, default=0) > MAX_ROW_GROUP_TOKENS:
+            raise RecordingError(
+                f"{path.name}: {sum(rows)} tokens in row groups of up to {max(rows, default=0)}; "
+                f"expected {expected} tokens in row groups of up to {MAX_ROW_GROUP_TOKENS}."
+            )
+        starts = tuple(accumulate(rows, initial=self._starts[-1]))
+        self._groups += [_RowGroup(path, n, first) for n, first in enumerate(starts[:-1])]
+        self._starts = self._starts[:-1] + starts
+
+    def read(self, start: int, stop: int) -> TokenColumns:
+        """Columns of tokens ``[start, stop)``."""
+        out = {name: np.empty(stop - start, dtype) for name, dtype in DTYPES.items()}
+        for group, first, last in shard_ranges(self._starts, start, stop):
+            columns = self._group(group)
+            to = self._starts[group] + first - start
+            for name, array in out.items():
+                array[to : to + last - first] = getattr(columns, name)[first:last]
+        return TokenColumns(**out)
+
+    def _group(self, group: int) -> TokenColumns:
+        with self._lock:
+            if group in self._cache:
+                self._cache.move_to_end(group)
+                return self._cache[group]
+        columns = self._decode(self._groups[group])
+        with self._lock:
+            self._cache[group] = columns
+            while len(self._cache) > CACHED_ROW_GROUPS:
+                self._cache.popitem(last=False)
+        return columns
+
+    def _decode(self, group: _RowGroup) -> TokenColumns:
+        table = _read_row_group(group)
+        token = _numbers(table, "token", np.dtype(np.int64), group.path)
+        if not np.array_equal(token, np.arange(group.first_token, group.first_token + len(token))):
+            raise RecordingError(
+                f"{group.path.name}: column 'token' does not count from {group.first_token}; "
+                "the shard belongs elsewhere."
+            )
+        return TokenColumns(
+            document=_numbers(table, "document", DTYPES["document"], group.path),
+            position=_numbers(table, "position", DTYPES["position"], group.path),
+            token_id=_numbers(table, "token_id", DTYPES["token_id"], group.path),
+            domain=self._domain_numbers(table, group.path),
+        )
+
+    def _domain_numbers(self, table: pa.Table, path: Path) -> np.ndarray:
+        domain = table.column("domain").combine_chunks()
+        names = domain.dictionary.to_pylist()
+        # One entry more than names, for null.
+        numbers = np.array([*(self._domains.get(name, _UNLISTED) for name in names), -1], np.int16)
+        found = numbers[domain.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
+        if (found == _UNLISTED).any():
+            unlisted = [name for name in names if name not in self._domains]
+            raise RecordingError(
+                f"{path.name}: domain {unlisted[0]!r:.60} is not listed in recording.json "
+                f"({', '.join(self._domains) or 'none'})."
+            )
+        return found
+
+
+def _row_group_sizes(path: Path) -> list[int]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_metadata(path)
+        missing = {"token", *DTYPES} - set(metadata.schema.names)
+    except FileNotFoundError:
+        raise RecordingError(f"{path.name} is missing.", "Copy the whole recording.") from None
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from None
+    if missing:
+        raise RecordingError(f"{path.name}: no column {', '.join(sorted(missing))}.")
+    return [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+
+
+def _read_row_group(group: _RowGroup) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Text columns as dictionary: the same few names would cost a Python object per token.
+        with pq.ParquetFile(group.path, read_dictionary=["domain"]) as file:
+            table = file.read_row_group(group.number, columns=["token", *DTYPES], use_threads=False)
+            return table.set_column(
+                table.schema.get_field_index("domain"),
+                "domain",
+                table.column("domain").cast(pa.dictionary(pa.int32(), pa.string())),
+            )
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(group.path, error) from None
+
+
+def _numbers(table: pa.Table, name: str, dtype: np.dtype, path: Path) -> np.ndarray:
+    import pyarrow as pa
+
+    column = table.column(name)
+    if not pa.types.is_integer(column.type):
+        raise RecordingError(f"{path.name}: column '{name}' is {column.type}; expected integers.")
+    try:
+        column = column.fill_null(-1).cast(pa.from_numpy_dtype(dtype))
+    except pa.ArrowException as error:
+        raise _unreadable(path, error) from None
+    return column.to_numpy()
+
+
+def _unreadable(path: Path, error: Exception) -> RecordingError:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return RecordingError(f"{path.name}: cannot be read ({text}).", "Copy it again.")

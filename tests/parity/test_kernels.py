@@ -1,0 +1,266 @@
+"""Every kernel of every backend gives what the reference gives, within its stated tolerance.
+
+One parametrised test over ``moegeom.kernels.table.KERNELS``: a new kernel needs an entry in
+``ARGUMENTS``, a new backend nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from moegeom.core.router import GroupMask, Rule, Weights
+from moegeom.geometry.boundary import row_distances
+from moegeom.geometry.float_bits import NUM_BINS, bin_edges
+from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.table import BACKENDS, KERNELS, load_kernels
+
+#: (tokens, experts, k)
+SHAPES = [(1, 2, 1), (12, 5, 2), (5, 5, 5), (16, 64, 8), (8, 256, 8), (6, 64, 1), (6, 16, 15)]
+INF = np.inf
+
+
+@dataclass(frozen=True)
+class Case:
+    """Values to run a kernel on."""
+
+    tokens: int
+    experts: int
+    k: int
+    values: str
+
+    @property
+    def random(self) -> np.random.Generator:
+        return np.random.default_rng([self.tokens, self.experts, self.k])
+
+    def logits(self) -> np.ndarray:
+        """[tokens, experts] as the kind of values says; finite."""
+        drawn = self.random.standard_normal((self.tokens, self.experts)).astype(np.float32)
+        match self.values:
+            case "float64":
+                return drawn.astype(np.float64) * (1 + 2.0**-40)
+            case "ties":
+                signs = self.random.choice(np.float32([-1.0, 1.0]), drawn.shape)
+                return np.rint(drawn) * signs  # -0.0 and 0.0 among them
+            case "zeros":
+                return np.where(drawn < 0, np.float32(-0.0), np.float32(0.0))
+            case "equal_rows":
+                return np.broadcast_to(drawn[:1], drawn.shape).copy()
+            case "huge":
+                return drawn * np.float32(1e30)
+            case "denormal":
+                return drawn * np.float32(1e-43)
+            case "strided":
+                return np.repeat(drawn, 2, axis=1)[:, ::2]
+            case "fortran":
+                return np.asfortranarray(drawn)
+        return drawn
+
+    def chosen(self) -> np.ndarray:
+        order = np.argsort(-self.logits(), axis=1, kind="stable")[:, : self.k].astype(np.int32)
+        return np.asfortranarray(order) if self.values in ("strided", "fortran") else order
+
+    def labels(self) -> list[np.ndarray]:
+        """Population and block of each token."""
+        return [self.random.integers(0, n, self.tokens).astype(np.int32) for n in (3, NUM_BLOCKS)]
+
+
+def _masked(case: Case) -> np.ndarray:
+    """Selection scores as a group mask leaves them: most of them -inf."""
+    scores = case.logits().astype(np.float64)
+    scores[case.random.random(scores.shape) < 0.6] = -INF
+    return scores
+
+
+def top_k(case: Case) -> list[tuple]:
+    logits = case.logits()
+    some_infinite = np.where(_masked(case) == -INF, np.float32(-INF), logits.astype(np.float32))
+    return [(logits, case.k), (_masked(case), case.k), (some_infinite, case.k)]
+
+
+def input_norm(case: Case) -> list[tuple]:
+    values = case.logits()
+    bad = values.copy()
+    bad[0, 0], bad[-1, -1] = np.nan, INF
+    return [(values,), (np.zeros_like(values),), (bad,)]
+
+
+def selection_scores(case: Case) -> list[tuple]:
+    bias = case.random.standard_normal(case.experts)
+    names = ("identity", "softmax", "sigmoid", "sqrt_softplus")
+    return [(case.logits(), name, b) for name in names for b in (bias, np.zeros(case.experts))]
+
+
+def group_mask(case: Case) -> list[tuple]:
+    scores = case.logits().astype(np.float64)
+    groups = [g for g in (1, 2, 4, 5, case.experts) if case.experts % g == 0]
+    return [
+        (scores, GroupMask(g, kept, score, fill))
+        for g in dict.fromkeys(groups)
+        for kept in dict.fromkeys((1, max(g // 2, 1), g))
+        for score in ("max", "top2_sum")
+        for fill in (0.0, -INF)
+    ]
+
+
+def boundary_distance(case: Case) -> list[tuple]:
+    weight = case.random.standard_normal((case.experts, 6))
+    twins, zeros = weight.copy(), weight.copy()
+    twins[-1], zeros[0] = twins[0], 0.0
+    bias = np.arange(case.experts) * 0.5
+    routers = [(weight, None), (twins, None), (twins, bias), (zeros, None), (weight * 0, bias)]
+    rows = [row_distances(*router) for router in routers]
+    logits, chosen = case.logits(), case.chosen()
+    return [*((logits, chosen, r, True) for r in rows), (logits, chosen, rows[0], False)]
+
+
+def routing_weights(case: Case) -> list[tuple]:
+    weights = [
+        Weights("scores"),
+        Weights("scores", True, 1e-20, 2.5),
+        Weights("softmax_of_selected_logits"),
+        Weights("softmax_of_selected_logits", True, 0.5, 2.0),
+    ]
+    logits, order = case.logits(), case.chosen()
+    shuffled = case.random.permuted(order, axis=1)  # with a bias, the first is not the largest
+    scores = ("identity", "softmax", "sigmoid", "sqrt_softplus")
+    return [
+        (logits, chosen, Rule(case.k, score, w))
+        for score, w, chosen in itertools.product(scores, weights, (order, shuffled))
+        # identity scores of either sign may add up to next to nothing: not a rule of any family
+        if not (score == "identity" and w.source == "scores")
+    ]
+
+
+def coalition_key(case: Case) -> list[tuple]:
+    chosen = case.chosen()
+    empty = chosen.copy()
+    empty[:, 0] = -1
+    return [(chosen, case.experts), (empty, case.experts)]
+
+
+def same_set(case: Case) -> list[tuple]:
+    chosen = case.chosen()
+    other = case.random.integers(0, case.experts, chosen.shape).astype(np.int32)
+    shuffled = case.random.permuted(chosen, axis=1)
+    repeated = chosen.copy()
+    repeated[:, -1] = repeated[:, 0]
+    lists = [chosen, shuffled, other, repeated, chosen[:, :0], np.tile(chosen, (1, 2))]
+    return [(chosen, recorded) for recorded in lists]
+
+
+def count_experts(case: Case) -> list[tuple]:
+    chosen = case.chosen()
+    chosen[case.random.random(chosen.shape) < 0.2] = -1
+    return [(np.ones((3, NUM_BLOCKS, case.experts), np.int64), chosen, *case.labels())]
+
+
+def count_bins(case: Case) -> list[tuple]:
+    values = np.abs(case.logits()[:, 0].astype(np.float64))
+    corners = case.random.choice([0.0, -0.0, INF, 5e-324, 2.0**-40, 2.0**24, 1.0], case.tokens)
+    edges = case.random.choice(bin_edges(), case.tokens)
+    return [
+        (np.ones((3, NUM_BLOCKS, NUM_BINS), np.int64), drawn, *case.labels())
+        for drawn in (values, corners, edges, np.nextafter(edges, 0.0))
+    ]
+
+
+ARGUMENTS = {
+    function.__name__: function
+    for function in (
+        input_norm,
+        selection_scores,
+        group_mask,
+        top_k,
+        boundary_distance,
+        routing_weights,
+        coalition_key,
+        same_set,
+        count_experts,
+        count_bins,
+    )
+}
+
+KINDS = ("float32", "float64", "ties", "zeros", "equal_rows", "huge", "denormal", "strided", "fortran")
+
+
+@functools.cache
+def kernels(backend: str):
+    return load_kernels(backend)
+
+
+def run(backend: str, name: str, arguments: tuple) -> list:
+    """Results of a kernel; for one that adds to its first argument, that argument."""
+    counts = name.startswith("count_")
+    arguments = (arguments[0].copy(), *arguments[1:]) if counts else arguments
+    with np.errstate(over="ignore", under="ignore"):
+        found = kernels(backend)[name](*arguments)
+    if counts:
+        assert found is None
+        return [arguments[0]]
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def assert_agree(found, expected, rtol: float, scale: float) -> None:
+    """Equal, or within ``rtol`` of the value and of ``scale``, the size of what was added up."""
+    if expected is None:
+        assert found is None
+        return
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    if rtol == 0.0:
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, rtol, atol=rtol * scale)
+
+
+def test_every_kernel_has_arguments():
+    assert sorted(ARGUMENTS) == sorted(kernel.name for kernel in KERNELS)
+
+
+@pytest.mark.parametrize("values", KINDS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+def test_the_backend_agrees_with_the_reference(backend, kernel, values):
+    for shape in SHAPES:
+        case = Case(*shape, values)
+        for arguments in ARGUMENTS[kernel.name](case):
+            found = run(backend, kernel.name, arguments)
+            expected = run("reference", kernel.name, arguments)
+            # a bias is added to scores: their difference keeps the rounding of the larger
+            scale = float(np.abs(arguments[2]).max()) if kernel.name == "selection_scores" else 0.0
+            for ours, theirs in zip(found, expected, strict=True):
+                assert_agree(ours, theirs, kernel.rtol, max(scale, 1e-290))
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+def test_a_batch_cut_anywhere_gives_the_same_bits(backend, kernel):
+    """Token by token equals all at once: nothing leaks from one token to the next."""
+    case = Case(13, 16, 4, "ties")
+    for arguments in ARGUMENTS[kernel.name](case):
+        whole = run(backend, kernel.name, arguments)
+        cuts = [(0, 1), (1, 6), (6, 13)]
+        if kernel.name.startswith("count_"):
+            counts = arguments[0]
+            for start, stop in cuts:
+                part = (counts, *(a[start:stop] for a in arguments[1:]))
+                counts = run(backend, kernel.name, part)[0]
+            np.testing.assert_array_equal(counts, whole[0])
+            continue
+        per_token = {i for i, a in enumerate(arguments) if np.shape(a)[:1] == (13,)}
+        parts = [
+            run(
+                backend,
+                kernel.name,
+                tuple(a[start:stop] if i in per_token else a for i, a in enumerate(arguments)),
+            )
+            for start, stop in cuts
+        ]
+        for i, expected in enumerate(whole):
+            if expected is not None:
+                np.testing.assert_array_equal(np.concatenate([p[i] for p in parts]), expected)

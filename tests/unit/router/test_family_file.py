@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from moegeom.core.errors import InternalError, UsageError
+from moegeom.router.family import Setting
+from moegeom.router.family_file import families, family_of, load_family, parse_family
+
+_FILES = resources.files("moegeom.router.families")
+_OLMOE = _FILES.joinpath("olmoe.toml").read_text("utf-8")
+
+
+def test_families_are_listed_by_file_name() -> None:
+    assert families() == ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen3_moe")
+
+
+@pytest.mark.parametrize("name", families())
+def test_a_family_cites_its_source_and_claims_its_own_model_type(name: str) -> None:
+    family = load_family(name)
+    assert family.source.startswith("transformers 5.23.0 ")
+    assert name in family.model_types
+
+
+def test_no_model_type_belongs_to_two_families() -> None:
+    types = [t for name in families() for t in load_family(name).model_types]
+    assert len(types) == len(set(types))
+
+
+def test_a_variant_of_a_family_is_found_by_its_model_type() -> None:
+    for model_type in ("deepseek_v32", "kimi_k25"):
+        family = family_of(model_type)
+        assert family is not None
+        assert family.name == "deepseek_v3"
+    assert family_of("llama") is None
+
+
+def test_a_misspelt_family_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="Unknown family 'olmo'. Did you mean olmoe"):
+        load_family("olmo")
+
+
+def test_a_string_is_a_config_key_and_a_number_a_value() -> None:
+    stack = load_family("mixtral").stacks[0]
+    assert stack.top_k == Setting(keys=("num_experts_per_tok",))
+    assert stack.num_experts == Setting(keys=("num_local_experts", "num_experts"))
+    assert stack.weights.renormalise == Setting(value=True)
+
+
+_SPOILT = {
+    "unknown key": ('score = "softmax"', 'score = "softmax"\nsoft_cap = 30.0',
+                    "stacks[0]: unknown key 'soft_cap'"),
+    "unknown top key": ("text =", "colour = 'red'\ntext =", "unknown key 'colour'"),
+    "unknown score": ('score = "softmax"', 'score = "sparsemax"', "score 'sparsemax' is no step"),
+    "unknown source": ('source = "scores"', 'source = "logits"',
+                       "weights.source 'logits' is no step"),
+    "unknown norm": ('kind = "rms"', 'kind = "batch"', "norm.kind 'batch' is no step"),
+    "missing key": ('score = "softmax"', "", "stacks[0]: key 'score' is missing"),
+    "wrong type": ('score = "softmax"', "score = 3", "stacks[0]: score is 3, expected a string"),
+    "pattern": ("layers.{layer}.mlp.gate.weight", "layers.mlp.gate.weight",
+                "must hold '{layer}.' once"),
+    "two spellings": ('weight = ["layers.{layer}.mlp.gate.weight"]',
+                      'weight = ["l.{layer}.gate.weight", "l.{layer}.router.w"]',
+                      "must end in the same word"),
+    "placeholder": ("keep {top_k}", "keep {k}", "text has an unknown placeholder ('k')"),
+    "setting": ('top_k = "num_experts_per_tok"', "top_k = 1979-05-27", "expected a config key"),
+    "no stacks": (_OLMOE[_OLMOE.index("[[stacks]]"):], "stacks = []", "at least one [[stacks]]"),
+    "not TOML": ("[[stacks]]", "[[stacks]", "is not TOML"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _SPOILT)
+def test_a_family_file_cannot_say_what_is_not_understood(case: str) -> None:
+    old, new, sentence = _SPOILT[case]
+    assert old in _OLMOE
+    with pytest.raises(InternalError) as caught:
+        parse_family("olmoe", _OLMOE.replace(old, new))
+    assert caught.value.message.startswith("olmoe.toml: ")
+    assert sentence in caught.value.message
+
+
+def test_the_file_parses_to_what_it_says() -> None:
+    table: dict[str, Any] = tomllib.loads(_OLMOE)
+    family = parse_family("olmoe", _OLMOE)
+    assert family.text == table["text"]
+    assert family.stacks[0].weight == tuple(table["stacks"][0]["weight"])

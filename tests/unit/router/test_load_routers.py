@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError, UsageError
+from moegeom.router import load as load_module
+from moegeom.router.family_file import load_family, parse_family
+from moegeom.router.load import load_routers
+
+_GATE = "model.layers.1.mlp.gate.weight"
+_NORM = "model.layers.1.post_attention_layernorm.weight"
+
+
+def _refusal(
+    folder: Path, layers: str | None = None, kind: type[MoeGeomError] = RouterError
+) -> MoeGeomError:
+    with pytest.raises(kind) as caught:
+        load_routers(open_checkpoint(folder), layers)
+    return caught.value
+
+
+def test_config_and_tensor_that_disagree_on_experts_are_both_named(make_olmoe: Any) -> None:
+    error = _refusal(make_olmoe(config={"num_experts": 128}))
+    assert error.message == (
+        "model.safetensors: tensor 'model.layers.0.mlp.gate.weight' has shape (6, 16); "
+        "config.json says 128 experts."
+    )
+    assert error.hint == "Is the config from another revision?"
+    assert error.exit_code == 3
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 16, 1), (0, 16), (6, 0)])
+def test_a_router_is_a_matrix(shape: tuple[int, ...], make_olmoe: Any) -> None:
+    assert _refusal(make_olmoe({_GATE: torch.ones(shape)})).message == (
+        f"model.safetensors: tensor '{_GATE}' has shape {shape}, expected (experts, hidden)."
+    )
+
+
+def test_a_gain_of_another_width_is_refused(make_olmoe: Any) -> None:
+    assert _refusal(make_olmoe({_NORM: torch.ones(15)})).message == (
+        f"model.safetensors: tensor '{_NORM}' (gain of the norm in front) has shape (15,); "
+        "its router needs (16,)."
+    )
+
+
+def test_a_router_larger_than_any_router_is_not_read(
+    make_olmoe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moegeom.router.storage._MOST_BYTES", 100)
+    assert "too many for a router" in _refusal(make_olmoe()).message
+
+
+def test_a_truncated_file_is_an_error_of_the_checkpoint(make_olmoe: Any) -> None:
+    path = make_olmoe() / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 1)
+    error = _refusal(path.parent, kind=CheckpointError)
+    assert error.message.startswith("model.safetensors: truncated, has ")
+
+
+def test_no_router_names_family_patterns_and_what_looks_like_one(make_olmoe: Any) -> None:
+    none = {f"model.layers.{i}.mlp.gate.weight": None for i in range(3)}
+    odd = {f"model.layers.{i}.moe.router.weight": torch.ones(6, 16) for i in range(3)}
+    folder = make_olmoe(none | odd)
+    assert _refusal(folder).message == (
+        f"{folder.name}: none of 9 tensors is a router of family olmoe "
+        "('layers.{layer}.mlp.gate.weight'). Tensors that look like routers: "
+        "model.layers.{i}.moe.router.weight (6, 16) in 3 layers."
+    )
+
+
+def test_a_dense_model_is_said_to_have_nothing_like_a_router(make_olmoe: Any) -> None:
+    folder = make_olmoe({f"model.layers.{i}.mlp.gate.weight": None for i in range(3)})
+    assert "No tensor of 6 looks like a router." in _refusal(folder).message
+
+
+def test_an_unknown_model_type_shows_evidence_and_the_known_families(make_olmoe: Any) -> None:
+    folder = make_olmoe(config={"model_type": "novel_moe"})
+    error = _refusal(folder)
+    assert error.message == (
+        f"{folder.name}: the selection rule of model_type 'novel_moe' is not known. "
+        "Tensors that look like routers: model.layers.{i}.mlp.gate.weight (6, 16) in 3 layers."
+    )
+    assert error.hint == "Known families: deepseek_v3, gpt_oss, mixtral, olmoe, qwen3_moe."
+
+
+def test_a_checkpoint_without_config_is_refused(make_olmoe: Any) -> None:
+    folder = make_olmoe()
+    (folder / "config.json").unlink()
+    assert _refusal(folder).message.startswith(f"{folder.name}: found no config.json, expected")
+
+
+@pytest.mark.parametrize("found", [..., 3, None])
+def test_a_config_without_model_type_is_refused(found: object, make_olmoe: Any) -> None:
+    assert (
+        "expected a config.json with a model_type"
+        in _refusal(make_olmoe(config={"model_type": found})).message
+    )
+
+
+def test_rows_that_are_not_finite_are_noted_and_loaded(make_olmoe: Any) -> None:
+    weight = torch.ones(6, 16)
+    weight[5, 3], weight[2, 0] = float("nan"), float("inf")
+    gain = torch.ones(16)
+    gain[7] = float("nan")
+    found = load_routers(open_checkpoint(make_olmoe({_GATE: weight, _NORM: gain})))
+    assert found.notes == (
+        "text/1: 2 rows hold non-finite values, first row 2",
+        "text/1: the gain of the norm in front holds 1 non-finite value, first at index 7",
+    )
+    np.testing.assert_array_equal(found.routers[1].weight, weight.numpy())
+
+
+def test_missing_and_surplus_layers_are_noted(make_olmoe: Any) -> None:
+    found = load_routers(open_checkpoint(make_olmoe(config={"num_hidden_layers": 5})))
+    assert (len(found.routers), found.num_expected) == (3, 5)
+    assert found.notes == ("text: no router in layers 3-4, where config.json implies one",)
+    found = load_routers(open_checkpoint(make_olmoe(config={"num_hidden_layers": 2})))
+    assert found.notes == ("text: routers in layers 2, where config.json implies none",)
+
+
+def test_without_a_layer_count_nothing_is_expected(make_olmoe: Any) -> None:
+    found = load_routers(open_checkpoint(make_olmoe(config={"num_hidden_layers": ...})))
+    assert found.num_expected is None
+
+
+def test_layers_select_and_only_they_are_read(make_olmoe: Any) -> None:
+    store: Any = open_checkpoint(make_olmoe())
+    found = load_routers(store, "1-7")
+    assert [r.layer for r in found.routers] == [1, 2]
+    assert (found.num_expected, found.notes) == (2, ())
+    offsets = {store.info(f"model.layers.0.{n}").offset for n in ("mlp.gate.weight",)}
+    assert offsets.isdisjoint(r.offset for r in store.log.ranges)
+
+
+def test_layers_without_routers_are_answered_with_those_that_have_one(make_olmoe: Any) -> None:
+    error = _refusal(make_olmoe(), "7-9,12", UsageError)
+    assert error.message == "Layers 7-9,12: no router is there."
+    assert error.hint == "Layers with routers: 0-2."
+
+
+def test_the_gain_is_the_stored_tensor_plus_the_offset_of_the_family(
+    make_olmoe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib import resources
+
+    text = resources.files("moegeom.router.families").joinpath("olmoe.toml").read_text("utf-8")
+    shifted = parse_family("olmoe", text.replace('kind = "rms"', 'kind = "rms"\ngain_offset = 1.0'))
+    monkeypatch.setattr(load_module, "recognise_family", lambda store: shifted)
+    gain = torch.rand(16)
+    router = load_routers(open_checkpoint(make_olmoe({_NORM: gain}))).routers[1]
+    np.testing.assert_array_equal(router.gain, (1 + gain).numpy(), strict=True)
+    assert router.norm is not None
+    assert router.norm.gain_offset == 1.0
+
+
+def test_the_set_says_what_was_read_without_a_path(make_olmoe: Any) -> None:
+    folder = make_olmoe()
+    found = load_routers(open_checkpoint(folder))
+    assert found.checkpoint == folder.name
+    assert found.bytes_total == (folder / "model.safetensors").stat().st_size
+    assert 0 < found.bytes_read < found.bytes_total + 10_000
+    assert found.seconds > 0
+
+
+def _write_deepseek_with_mtp(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {}
+    for layer in (1, 2, 3):
+        at = f"model.layers.{layer}"
+        tensors[f"{at}.mlp.gate.weight"] = torch.randn(8, 4)
+        tensors[f"{at}.mlp.gate.e_score_correction_bias"] = torch.randn(8)
+        tensors[f"{at}.post_attention_layernorm.weight"] = torch.randn(4)
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "model_type": "deepseek_v3", "num_hidden_layers": 3, "first_k_dense_replace": 1,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6,
+        "num_nextn_predict_layers": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_router_that_predicts_further_tokens_counts_as_expected(tmp_path: Path) -> None:
+    _write_deepseek_with_mtp(tmp_path)
+    found = load_routers(open_checkpoint(tmp_path))
+    assert [r.name for r in found.routers] == ["text/1", "text/2", "mtp/3"]
+    assert (found.num_expected, found.notes) == (3, ())
+    assert found.family_text == "sigmoid + selection bias, choose 2 of 8"
+    assert load_family("deepseek_v3").name == found.family

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from moegeom.core.errors import RouterError
+from moegeom.router.family import PREFIXES
+from moegeom.router.family_file import load_family, parse_family
+from moegeom.router.match import match_routers
+from moegeom.router.settings import Settings
+
+_OLMOE = load_family("olmoe")
+_NORM = "post_attention_layernorm.weight"
+
+
+def _layer(layer: int, prefix: str = "model.", gate: str = "mlp.gate") -> dict[str, None]:
+    at = f"{prefix}layers.{layer}."
+    return dict.fromkeys([f"{at}{gate}.weight", f"{at}{_NORM}"])
+
+
+def test_layers_come_in_natural_order() -> None:
+    names = {n: None for i in (10, 9, 2, 0) for n in _layer(i)}
+    matches, skipped = match_routers(names, _OLMOE, Settings({}))
+    assert [m.name for m in matches] == ["text/0", "text/2", "text/9", "text/10"]
+    assert skipped == []
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_prefix_of_a_name_does_not_matter(prefix: str) -> None:
+    (match,), _ = match_routers(_layer(3, prefix), _OLMOE, Settings({}))
+    assert match.name == "text/3"
+    assert match.gain == f"{prefix}layers.3.{_NORM}"
+
+
+@pytest.mark.parametrize("gate", ["mlp.gate", "block_sparse_moe.gate"])
+def test_mixtral_is_found_by_both_of_its_names(gate: str) -> None:
+    names = _layer(0, gate=gate)
+    (match,), skipped = match_routers(names, load_family("mixtral"), Settings({}))
+    assert match.weight == f"model.layers.0.{gate}.weight"
+    assert skipped == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.mlp.gate_proj.weight",
+        "model.layers.0.mlp.experts.gate_up_proj",
+        "model.layers.0.mlp.shared_expert_gate.weight",
+        "model.layers.0.mlp.experts.3.gate_proj.weight",
+        "model.layers.0.self_attn.gate.weight",
+    ],
+)
+def test_other_gates_are_never_routers(name: str) -> None:
+    assert match_routers({name: None}, _OLMOE, Settings({})) == ([], [])
+
+
+def test_a_router_behind_an_unknown_prefix_is_listed_with_the_reason() -> None:
+    _, skipped = match_routers(_layer(0, "optim.state.model."), _OLMOE, Settings({}))
+    assert [(s.tensor, s.reason) for s in skipped] == [
+        (
+            "optim.state.model.layers.0.mlp.gate.weight",
+            "'optim.state.model.' in front of its layer is no known prefix",
+        )
+    ]
+
+
+def test_a_router_without_layer_number_is_listed_with_the_reason() -> None:
+    name = "model.layers.mlp.gate.weight"
+    _, (skipped,) = match_routers({name: None}, _OLMOE, Settings({}))
+    assert skipped.reason == "its name has no layer number where the family has one"
+
+
+def test_a_router_stored_twice_is_refused() -> None:
+    names = _layer(0) | _layer(0, "language_model.model.")
+    with pytest.raises(RouterError) as caught:
+        match_routers(names, _OLMOE, Settings({}))
+    assert caught.value.message == (
+        "router text/0: is stored twice, as 'model.layers.0.mlp.gate.weight' and "
+        "'language_model.model.layers.0.mlp.gate.weight'."
+    )
+
+
+@pytest.mark.parametrize("leaf", ["qweight", "weight_packed", "weight.absmax"])
+def test_a_packed_router_is_refused_not_overlooked(leaf: str) -> None:
+    names = {f"model.layers.0.mlp.gate.{leaf}": None}
+    with pytest.raises(RouterError) as caught:
+        match_routers(names, _OLMOE, Settings({}))
+    assert caught.value.message == (
+        "router text/0: there is no tensor 'model.layers.0.mlp.gate.weight', "
+        f"only 'model.layers.0.mlp.gate.{leaf}'."
+    )
+
+
+def test_a_missing_norm_is_an_error() -> None:
+    with pytest.raises(RouterError) as caught:
+        match_routers({"model.layers.0.mlp.gate.weight": None}, _OLMOE, Settings({}))
+    assert caught.value.message == (
+        f"router text/0: tensor 'model.layers.0.{_NORM}' is missing; "
+        "routers of family olmoe have a norm in front."
+    )
+
+
+def test_a_missing_selection_bias_is_an_error() -> None:
+    with pytest.raises(RouterError, match="routers of family deepseek_v3 have a selection bias"):
+        match_routers(_layer(0), load_family("deepseek_v3"), Settings({"num_hidden_layers": 4}))
+
+
+def test_layers_behind_the_last_are_a_stack_of_their_own() -> None:
+    names = {n: None for i in (61, 3, 60) for n in _layer(i)}
+    names |= {f"model.layers.{i}.mlp.gate.e_score_correction_bias": None for i in (3, 60, 61)}
+    settings = Settings({"num_hidden_layers": 61})
+    matches, _ = match_routers(names, load_family("deepseek_v3"), settings)
+    assert [m.name for m in matches] == ["text/3", "text/60", "mtp/61"]
+
+
+def test_two_routers_of_a_layer_are_told_apart_by_their_slot() -> None:
+    stack = """
+[[stacks]]
+name = "text"
+slot = "{slot}"
+weight = ["layers.{{layer}}.{slot}.gate.weight"]
+num_experts = "e"
+top_k = 1
+score = "softmax"
+weights.source = "scores"
+"""
+    text = "source = 's'\nmodel_types = ['t']\ntext = 't'\n"
+    text += stack.format(slot="attn") + stack.format(slot="mlp")
+    names = [f"layers.{i}.{slot}.gate.weight" for i in (1, 0) for slot in ("mlp", "attn")]
+    matches, _ = match_routers(dict.fromkeys(names), parse_family("t", text), Settings({}))
+    assert [m.name for m in matches] == [
+        "text/0/attn", "text/0/mlp", "text/1/attn", "text/1/mlp",
+    ]  # fmt: skip
+
+
+def test_ninety_thousand_names_are_matched_in_a_moment() -> None:
+    experts = (
+        f"model.layers.{i}.mlp.experts.{e}.{p}_proj.weight"
+        for i in range(60)
+        for e in range(500)
+        for p in ("gate", "up", "down")
+    )
+    names = dict.fromkeys(experts) | {n: None for i in range(60) for n in _layer(i)}
+    started = time.perf_counter()
+    matches, _ = match_routers(names, _OLMOE, Settings({}))
+    assert len(matches) == 60
+    assert time.perf_counter() - started < 1.0
+
+
+def test_a_hostile_name_is_turned_down_in_a_moment() -> None:
+    name = "layers.1" * 100_000 + ".mlp.gate.weight"
+    started = time.perf_counter()
+    matches, _ = match_routers({name: None}, _OLMOE, Settings({}))
+    assert matches == []
+    assert time.perf_counter() - started < 2.0

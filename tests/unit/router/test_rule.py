@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from moegeom.core.errors import RouterError
+from moegeom.router.family_file import load_family
+from moegeom.router.rule import build_rule, check_required, expected_layers, rule_text
+from moegeom.router.settings import Settings
+
+_DEEPSEEK = load_family("deepseek_v3")
+_STACK = _DEEPSEEK.stacks[0]
+_CONFIG: dict[str, Any] = {
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+
+
+def _settings(**changes: Any) -> Settings:
+    merged = {k: v for k, v in (_CONFIG | changes).items() if v is not ...}
+    return Settings(merged, _DEEPSEEK.config_roots)
+
+
+def test_one_group_is_no_mask() -> None:
+    for num_groups in (0, 1):
+        rule = build_rule(_STACK, _settings(n_group=num_groups, topk_group=1), 16, "r")
+        assert rule.groups is None
+        text = rule_text(_DEEPSEEK, rule, 16, _STACK)
+        assert text == "sigmoid + selection bias, choose 4 of 16"
+
+
+def test_keeping_all_groups_is_no_mask() -> None:
+    assert build_rule(_STACK, _settings(topk_group=4), 16, "r").groups is None
+
+
+def test_a_nested_config_says_the_same() -> None:
+    nested = Settings({"text_config": _CONFIG}, _DEEPSEEK.config_roots)
+    assert build_rule(_STACK, nested, 16, "r") == build_rule(_STACK, _settings(), 16, "r")
+
+
+_WRONG = {
+    "missing": ({"num_experts_per_tok": ...},
+                "config.json: key 'num_experts_per_tok' is missing or null."),
+    "null": ({"norm_topk_prob": None}, "config.json: key 'norm_topk_prob' is missing or null."),
+    "string": ({"num_experts_per_tok": "4"},
+               ("config.json: 'num_experts_per_tok' is '4' (str), "
+                "expected an integer of at least 1.")),
+    "float": ({"num_experts_per_tok": 4.0},
+              ("config.json: 'num_experts_per_tok' is 4.0 (float), "
+                "expected an integer of at least 1.")),
+    "bool as integer": ({"topk_group": True},
+                        ("config.json: 'topk_group' is True (bool), "
+                "expected an integer of at least 1.")),
+    "zero": ({"num_experts_per_tok": 0},
+             "config.json: 'num_experts_per_tok' is 0 (int), expected an integer of at least 1."),
+    "integer as bool": ({"norm_topk_prob": 1},
+                        "config.json: 'norm_topk_prob' is 1 (int), expected true or false."),
+    "infinite": ({"routed_scaling_factor": float("inf")},
+                 "config.json: 'routed_scaling_factor' is inf (float), expected a finite number."),
+    "bool as number": ({"routed_scaling_factor": True},
+                       ("config.json: 'routed_scaling_factor' is True (bool), "
+                "expected a finite number.")),
+    "text as number": ({"routed_scaling_factor": "2"},
+                       ("config.json: 'routed_scaling_factor' is '2' (str), "
+                "expected a finite number.")),
+    "more chosen than there are": ({"num_experts_per_tok": 17},
+        "r: config.json says that 17 experts are chosen; the router has 16."),
+    "uneven groups": ({"n_group": 3}, "r: 16 experts do not divide into 3 groups."),
+    "too many kept": ({"topk_group": 5}, "r: 5 of 4 groups cannot be kept."),
+    "groups of one": ({"n_group": 16}, "r: groups of 1 have no sum of two largest scores."),
+    "too few left": ({"topk_group": 1, "num_experts_per_tok": 5},
+        "r: 1 groups of 4 experts are kept, fewer than the 5 experts to choose."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _WRONG)
+def test_a_config_that_makes_no_rule_is_refused_by_key(case: str) -> None:
+    changes, sentence = _WRONG[case]
+    with pytest.raises(RouterError) as caught:
+        build_rule(_STACK, _settings(**changes), 16, "r")
+    assert caught.value.message == sentence
+
+
+def test_a_huge_integer_is_no_number() -> None:
+    with pytest.raises(RouterError, match="expected a finite number"):
+        build_rule(_STACK, _settings(routed_scaling_factor=10**400), 16, "r")
+
+
+def test_aliases_may_agree_and_must_not_disagree() -> None:
+    num_experts = _STACK.num_experts
+    assert Settings({"num_local_experts": 8}).integer(num_experts) == 8
+    assert Settings({"num_local_experts": 8, "n_routed_experts": 8}).integer(num_experts) == 8
+    with pytest.raises(RouterError) as caught:
+        Settings({"num_local_experts": 8, "n_routed_experts": 9}).integer(num_experts)
+    assert caught.value.message == (
+        "config.json: 'n_routed_experts' is 9 and 'num_local_experts' is 8, but they mean the same."
+    )
+
+
+def test_another_rule_under_the_same_model_type_is_refused() -> None:
+    check_required(_DEEPSEEK, _settings(scoring_func="sigmoid", topk_method="noaux_tc"))
+    with pytest.raises(RouterError) as caught:
+        check_required(_DEEPSEEK, _settings(scoring_func="softmax"))
+    assert caught.value.message == (
+        "config.json: 'scoring_func' is 'softmax'; the rule of family deepseek_v3 is known for "
+        "'sigmoid'."
+    )
+
+
+def test_expected_layers_follow_first_step_and_dense() -> None:
+    layers = load_family("qwen3_moe").stacks[0].layers
+    config = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    assert expected_layers(layers, Settings(config)) == {1, 5}
+    assert expected_layers(layers, Settings(config | {"mlp_only_layers": None})) == {1, 3, 5}
+    assert expected_layers(layers, Settings({"decoder_sparse_step": 1})) is None
+    first = {"num_hidden_layers": 5, "first_k_dense_replace": 3}
+    assert expected_layers(_STACK.layers, Settings(first)) == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_hidden_layers", 10**12),
+        ("decoder_sparse_step", 0),
+        ("num_hidden_layers", -1),
+        ("mlp_only_layers", "1"),
+        ("mlp_only_layers", [True]),
+    ],
+)
+def test_layer_keys_that_make_no_sense_are_refused(key: str, value: object) -> None:
+    layers = load_family("qwen3_moe").stacks[0].layers
+    config = {"num_hidden_layers": 6, "decoder_sparse_step": 1, key: value}
+    with pytest.raises(RouterError, match=f"^config.json: '{key}' is "):
+        expected_layers(layers, Settings(config))
+
+
+def test_a_rule_of_the_family_is_shared_by_equal_layers() -> None:
+    rule = build_rule(_STACK, _settings(), 16, "r")
+    assert dataclasses.replace(rule) == build_rule(_STACK, _settings(), 16, "s")
