@@ -16,6 +16,11 @@ _PUBLIC: dict[str, str] = {
     "Router": "moegeom.core.router:Router",
     "RouterSet": "moegeom.core.router:RouterSet",
     "Finding": "moegeom.core.finding:Finding",
+    "ScanRequest": "moegeom.pipeline:ScanRequest",
+    "load_routers": "moegeom.router.load:load_routers",
+    "open_checkpoint": "moegeom.checkpoint.open:open_checkpoint",
+    "open_results": "moegeom.results.reader:open_results",
+    "open_tokens": "moegeom.tokens.open:open_tokens",
 }
 
 

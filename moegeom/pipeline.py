@@ -65,7 +65,9 @@ class ScanRequest:
 class Watch(Protocol):
     """Listens to a running scan."""
 
-    def begin(self, what: str, num_tokens: int) -> None: ...
+    def start(self, num_tokens: int) -> None: ...
+
+    def begin(self, what: str) -> None: ...
 
     def advance(self, num_tokens: int) -> None: ...
 
@@ -88,6 +90,8 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     metrics = METRICS.all()
     plan = plan_facts(routers, source and source.facts, _files(request), _options(request))
     with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
+        if watch and source:
+            watch.start(_tokens_left(chosen, source, writer))
         for router in chosen:
             measure(router, source, request, metrics, writer, watch)
         names = [router.name for router in chosen]
@@ -102,6 +106,12 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
             "layers_asked": request.layers,
         }
         return writer.finish(names, facts | ending, _other_tables(writer, names, request, findings))
+
+
+def _tokens_left(routers: Sequence[Router], source: TokenSource, writer: ResultsWriter) -> int:
+    """Tokens times routers that are still to be measured."""
+    left = [r for r in routers if r.name in source.facts.routers and not writer.has_part(r.name)]
+    return len(left) * source.facts.num_tokens
 
 
 def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:
@@ -169,7 +179,7 @@ def measure(
         finished = measure_weights(router, metrics, reason)
     else:
         if watch:
-            watch.begin(router.name, source.facts.num_tokens)
+            watch.begin(router.name)
         run = RouterRun(
             router=router,
             source=source,

@@ -24,10 +24,10 @@ def error_line(message: str, hint: str, notes: str = "") -> str:
 
 
 def width() -> int:
-    """Columns of the terminal, between 60 and 120; 100 when the output is no terminal."""
+    """Columns of the terminal, between 76 and 120; 100 when the output is no terminal."""
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():
         return 100
-    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 76), 120)
 
 
 def has_colours() -> bool:
@@ -38,7 +38,9 @@ def has_colours() -> bool:
 class Watching(Protocol):
     """What a running scan tells, and how it ends."""
 
-    def begin(self, what: str, num_tokens: int) -> None: ...
+    def start(self, num_tokens: int) -> None: ...
+
+    def begin(self, what: str) -> None: ...
 
     def advance(self, num_tokens: int) -> None: ...
 
@@ -46,37 +48,35 @@ class Watching(Protocol):
 
 
 class ProgressBar:
-    """One line on stderr with rate and time left, while the scan runs and stderr is a terminal."""
+    """One line on stderr with rate and time left, counted in tokens times routers."""
 
-    def __init__(self, num_routers: int | None = None) -> None:
+    def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
+            TextColumn("{task.percentage:3.0f} %"),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = None
+        self._task = self._progress.add_task("", total=None, rate="")
 
-    def begin(self, what: str, num_tokens: int) -> None:
-        if self._task is None:
-            self._progress.start()
-        else:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(what, total=num_tokens, rate="")
+    def start(self, num_tokens: int) -> None:
+        self._progress.update(self._task, total=num_tokens)
+        self._progress.start()
+
+    def begin(self, what: str) -> None:
+        self._progress.update(self._task, description=f"{what:<10}")
 
     def advance(self, num_tokens: int) -> None:
-        if self._task is None:
-            return
         self._progress.advance(self._task, num_tokens)
-        task = next(task for task in self._progress.tasks if task.id == self._task)
-        if task.speed:
-            self._progress.update(self._task, rate=f"{task.speed:,.0f}/s")
+        speed = self._progress.tasks[0].speed
+        if speed:
+            self._progress.update(self._task, rate=f"{speed:,.0f} tokens/s")
 
     def close(self) -> None:
         self._progress.stop()
@@ -85,7 +85,9 @@ class ProgressBar:
 class Silence:
     """No progress: stderr is no terminal, or --quiet."""
 
-    def begin(self, what: str, num_tokens: int) -> None: ...
+    def start(self, num_tokens: int) -> None: ...
+
+    def begin(self, what: str) -> None: ...
 
     def advance(self, num_tokens: int) -> None: ...
 

@@ -85,10 +85,12 @@ def _values(
     blocks: Sequence[int],
     variant: str,
 ) -> dict[str, dict[str, Any]]:
+    # looked up once: the registry lists its folder on each access
+    select = {need: REDUCTIONS[need].select for need in metric.needs}
+
     def finish(without: int | None) -> Values:
         selected = {
-            need: REDUCTIONS[need].select(states[need], population, without)
-            for need in metric.needs
+            need: select[need](states[need], population, without) for need in metric.needs
         }
         tokens = 0
         if "token_counts" in states:

@@ -35,7 +35,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             else None,
             "coalition_sampling_rate": rate,
         },
-        "coalitions": {"coalition": seen["members"][top], "num_tokens": counts[top]},
+        "coalitions": {"coalition": seen["members"][seen["row"][top]], "num_tokens": counts[top]},
     }
 
 

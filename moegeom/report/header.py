@@ -43,9 +43,10 @@ def routers_line(summary: Summary) -> str:
     looked = len(summary.run["routers"])
     only = f" (these {looked} looked at)" if looked < found else ""
     dtypes = sorted({router["stored_dtype"] for router in summary.run["routers"]})
+    read, total = checkpoint["bytes_read"], checkpoint["bytes_total"]
+    part = f"{size(read)} of {size(total)}" if read < total else f"all {size(read)}"
     return (
-        f"{count}{only}. Read {size(checkpoint['bytes_read'])} of "
-        f"{size(checkpoint['bytes_total'])} in {duration(checkpoint['seconds'])}. "
+        f"{count}{only}. Read {part} in {duration(checkpoint['seconds'])}. "
         f"Stored {', '.join(dtypes).lower()}."
     )
 

@@ -73,7 +73,8 @@ def _logits(
     if stage == "top_logits":
         top = task.source.read_top_logits(router.name, start, stop)
         return _spread(top, task.prepared, task.source.facts.name), None
-    values = task.source.read_values(router.name, start, stop)
+    # kernels and products expect rows that lie one after the other, however a source keeps them
+    values = np.ascontiguousarray(task.source.read_values(router.name, start, stop))
     check_width(router, stage, values.shape[1], task.source.facts.name)
     if stage == "logits":
         # Recorded logits hold the logit bias; a bias that only selects is added here.
@@ -130,7 +131,8 @@ def _spread(
 def _recorded(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"] | None:
     if "matches_recording" not in task.wanted or not task.source.facts.has_chosen:
         return None
-    return task.source.read_chosen(task.prepared.router.name, start, stop)
+    chosen = task.source.read_chosen(task.prepared.router.name, start, stop)
+    return None if chosen is None else np.ascontiguousarray(chosen)
 
 
 def _recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"]:
@@ -146,7 +148,7 @@ def _recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "token
             f"the checkpoint has {router.num_experts}.",
             "Padding must be cut off before the ids are used.",
         )
-    return ids
+    return np.ascontiguousarray(ids)
 
 
 def _float_bound(

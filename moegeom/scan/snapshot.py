@@ -38,7 +38,7 @@ def write_snapshot(path: Path, progress: Progress) -> None:
 def read_snapshot(path: Path) -> Progress | None:
     """The progress in ``path``; None when there is none or it is not whole."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
             states: dict[str, dict[str, np.ndarray]] = {}
             for key in stored.files:

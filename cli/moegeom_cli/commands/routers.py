@@ -34,9 +34,10 @@ def run(
     expected = "" if found.num_expected is None else f" ({found.num_expected} expected)"
     typer.echo(f"{found.checkpoint}  {found.family}: {found.family_text}.")
     typer.echo(
-        f"{len(found.routers)} routers{expected}. Read {size(found.bytes_read)} of "
-        f"{size(found.bytes_total)}. Fingerprint {found.fingerprint}"
+        f"{len(found.routers)} routers{expected}. Read {size(found.bytes_read)}; the weights have "
+        f"{size(found.bytes_total)}."
     )
+    typer.echo(f"fingerprint {found.fingerprint}")
     typer.echo("rule assumed from config: a recording with the model's own choices verifies it.")
     typer.echo()
     typer.echo(render_listing([describe_router(router) for router in found.routers], format))

@@ -94,20 +94,23 @@ def _compact(states: list[State]) -> State:
 
 
 def _select(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
-    """Count per coalition with its members and the sampling rate, in the order of the hash."""
+    """Count per coalition and the sampling rate, in the order of the hash.
+
+    ``members[row[i]]`` are the experts of coalition i.
+    """
     block = (state["key"] & np.uint64(2**_BLOCK_BITS - 1)).astype(np.int64)
     label = (state["key"] >> np.uint64(_BLOCK_BITS)) & np.uint64(2 ** (_LABEL_BITS - 4) - 1)
     kept = np.ones(len(block), dtype=bool) if without is None else block != without
     if population is not None:
         kept &= label == np.uint64(population)
-    coalition = (state["key"] >> np.uint64(_LABEL_BITS))[kept]
-    starts = np.flatnonzero(np.append(True, coalition[1:] != coalition[:-1]))
-    if len(coalition) == 0:
-        starts = np.empty(0, dtype=np.int64)
-    counts = state["count"][kept]
+    row = np.flatnonzero(kept)
+    coalition = (state["key"] >> np.uint64(_LABEL_BITS))[row]
+    starts = np.flatnonzero(np.diff(coalition, prepend=~coalition[:1]))
+    counts = state["count"][row]
     return {
         "count": np.add.reduceat(counts, starts) if len(starts) else counts,
-        "members": state["members"][kept][starts],
+        "row": row[starts],
+        "members": state["members"],
         "rate": np.array(2.0 ** -float(state["halvings"][0])),
     }
 
