@@ -63,16 +63,12 @@ demo: $(CORE)
 	$(BIN)/moegeom scan $(DEMO_CKPT) --tokens $(DEMO_TOKENS) --out $(DEMO_OUT)
 	@echo
 	@echo "results directory: $(DEMO_OUT)"
-	@echo "next: $(BIN)/moegeom check $(DEMO_OUT)"
+	@echo "next: $(BIN)/moegeom report $(DEMO_OUT)"
 
 lint: $(TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@if $(BIN)/pyright --version >/dev/null 2>&1; then \
-	    echo "$(BIN)/pyright"; $(BIN)/pyright --pythonpath $(BIN)/python; \
-	else \
-	    echo "TYPES NOT CHECKED: pyright found no Node.js and could not download one." >&2; \
-	fi
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 test: lint

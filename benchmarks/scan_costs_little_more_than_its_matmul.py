@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from moegeom.core.tokens import TILE
 from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.core.tokens import TILE
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
 from moegeom.scan.engine import Pace, scan_router

@@ -86,9 +86,10 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     routers = load_routers(store)
     chosen = select_layers(routers, request.layers)
     source = open_source(request, chosen)
+    token_facts = None if source is None else source.facts
     trust = examine_tokens(request, routers, chosen, source)
     metrics = METRICS.all()
-    plan = plan_facts(routers, source and source.facts, _files(request), _options(request))
+    plan = plan_facts(routers, token_facts, _files(request), _options(request))
     with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
         if watch and source:
             watch.start(_tokens_left(chosen, source, writer))
@@ -96,7 +97,7 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
             measure(router, source, request, metrics, writer, watch)
         names = [router.name for router in chosen]
         findings, not_judged = judge(writer, names, request, routers)
-        facts = run_facts(routers, chosen, source and source.facts, trust)
+        facts = run_facts(routers, chosen, token_facts, trust)
         ending = {
             "parts": {name: writer.part_facts(name) for name in names},
             "arithmetic": arithmetic_facts(request.backend),

@@ -15,7 +15,7 @@ from moegeom_cli.streams import error_line
 
 #: BadParameter < UsageError < this: the base of all errors of the parser, which typer takes from
 #: click or from a copy of its own, depending on its version.
-PARSER_ERROR = typer.BadParameter.__mro__[2]
+PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # type: ignore[assignment]
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 5

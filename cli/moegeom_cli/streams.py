@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """How results are printed."""
 
     table = "table"

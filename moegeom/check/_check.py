@@ -71,9 +71,7 @@ def measured_rows(
     return Measured(
         layers=[row for row in stored if not _is_domain(row)],
         null={
-            row["router"]: row
-            for row in layers
-            if row["variant"] == "null" and not _is_domain(row)
+            row["router"]: row for row in layers if row["variant"] == "null" and not _is_domain(row)
         },
         experts=by_expert,
         domains=by_domain,

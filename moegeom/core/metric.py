@@ -1,4 +1,4 @@
-"""What a metric declares: its columns with unit and formula, what it needs, what leaves it alone."""
+"""What a metric declares: columns with unit and formula, needs, and what leaves it alone."""
 
 from __future__ import annotations
 

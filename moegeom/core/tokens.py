@@ -70,7 +70,7 @@ class TokenSource(Protocol):
         ...
 
     def read_values(self, router: str, start: int, stop: int) -> Shaped[np.ndarray, "tokens width"]:
-        """Router inputs (stage ``router_input``), norm inputs (``pre_norm``) or logits (``logits``).
+        """Router inputs (stage ``router_input``), norm inputs (``pre_norm``) or ``logits``.
 
         Float32 (float64 and 16-bit files are converted; float64 is rounded to float32).
         """

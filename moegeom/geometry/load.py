@@ -35,7 +35,10 @@ def load_cv(counts: Int64[np.ndarray, "*batch experts"], ddof: int = 0) -> PerVe
 
 
 def max_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
-    """Largest load over the fair share, minus 1; in [0, E/k - 1]. Source: arXiv 2408.15664 eq. 4."""
+    """Largest load over the fair share, minus 1; in [0, E/k - 1].
+
+    Source: arXiv 2408.15664, equation 4.
+    """
     return load_share(counts).max(axis=-1) - 1.0
 
 

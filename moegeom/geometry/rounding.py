@@ -23,7 +23,7 @@ def logit_error_bound(
     longest_row: float,
     largest_bias: float = 0.0,
 ) -> Float64[np.ndarray, "tokens"]:
-    r"""Largest difference of a logit between two float32 engines, whatever their order of summation.
+    r"""Largest difference of a logit between two float32 engines, in any order of summation.
 
     :math:`2 \gamma_{D+8} (\max_i |w_i| |y| + \max_i |b_i|)` with
     :math:`\gamma_n = n u / (1 - n u)`, u = 2^-24: Cauchy-Schwarz on the classical
@@ -50,7 +50,7 @@ def bf16_noise_scale(
 def switch_probability(
     distance: Float64[np.ndarray, "tokens"], noise_scale: Float64[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "tokens"]:
-    r"""Probability that isotropic noise carries an input across its nearest wall, :math:`\Phi(-d/s)`.
+    r"""Probability :math:`\Phi(-d/s)` that isotropic noise crosses the nearest wall.
 
     A lower bound on the probability that the chosen set differs, and its first-order estimate.
     One half on a boundary; 0 beyond 9 sigmas (where it is under 2e-19), at infinite distance, and

@@ -89,9 +89,7 @@ def _values(
     select = {need: REDUCTIONS[need].select for need in metric.needs}
 
     def finish(without: int | None) -> Values:
-        selected = {
-            need: select[need](states[need], population, without) for need in metric.needs
-        }
+        selected = {need: select[need](states[need], population, without) for need in metric.needs}
         tokens = 0
         if "token_counts" in states:
             counts = states["token_counts"]["counts"]

@@ -73,9 +73,7 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
     progress = _scan(run, task, reductions, tiles)
     whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else "all"
     names = task.populations.names
-    finished = finish_router(
-        run.router, progress.states, names, run.metrics, missing, whole=whole
-    )
+    finished = finish_router(run.router, progress.states, names, run.metrics, missing, whole=whole)
     rows = finished.rows
     if run.source.facts.stage in ("router_input", "pre_norm"):
         _extend(rows, _null_rows(run, reductions, missing, whole))
@@ -127,9 +125,7 @@ def _pace(run: RouterRun) -> Pace:
     return Pace(run.batch_tokens or batch_tokens(run.router.hidden_size), run.num_workers)
 
 
-def _scan(
-    run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence[int]
-) -> Progress:
+def _scan(run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence[int]) -> Progress:
     if run.per_token is not None:
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         rows = PerTokenFile(run.per_token, run.router)
@@ -160,9 +156,7 @@ def _null_rows(
     progress = scan_router(task, kept, tiles, _pace(run), skip_non_finite=True)
     names = task.populations.names
     metrics = [metric for metric in run.metrics if metric.scope == "router"]
-    return finish_router(
-        router, progress.states, names, metrics, missing, "null", whole
-    ).rows
+    return finish_router(router, progress.states, names, metrics, missing, "null", whole).rows
 
 
 def _extend(rows: Rows, more: Rows) -> None:

@@ -19,9 +19,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         "layers": {
             "load_cv_ddof0": float(load.load_cv(counts)),
             "load_cv_ddof1": float(load.load_cv(counts, ddof=1)) if experts > 1 else None,
-            "load_cv_floor": load.load_cv_floor(
-                facts.num_tokens, experts, facts.router.rule.top_k
-            ),
+            "load_cv_floor": load.load_cv_floor(facts.num_tokens, experts, facts.router.rule.top_k),
             "max_vio_global": float(load.max_vio(counts)),
             "min_vio_global": float(load.min_vio(counts)),
             "gini": float(load.gini(counts)),

@@ -14,9 +14,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     router = facts.router
     columns = [router.weight]
     columns += [
-        bias[:, None]
-        for bias in (router.logit_bias, router.selection_bias)
-        if bias is not None
+        bias[:, None] for bias in (router.logit_bias, router.selection_bias) if bias is not None
     ]
     rows = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
     _, first, same = np.unique(rows, axis=0, return_index=True, return_inverse=True)

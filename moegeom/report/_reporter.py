@@ -27,6 +27,4 @@ class Reporter:
 
 
 #: Reporters by file name.
-REPORTERS: Registry[Reporter] = Registry(
-    "format", "moegeom.report.reporters", "REPORTER", Reporter
-)
+REPORTERS: Registry[Reporter] = Registry("format", "moegeom.report.reporters", "REPORTER", Reporter)

@@ -66,9 +66,7 @@ TOKEN_COLUMNS = (
         ("entropy", "of 1"), _column("load_entropy_normalised"), lambda v: _short(v, 2), drop=2
     ),
     LayerColumn(("margin", "median"), _column("margin_p50"), lambda v: _short(v, 3), drop=1),
-    LayerColumn(
-        ("switch under", "bf16 rounding"), _column("bf16_switch_share_isotropic"), percent
-    ),
+    LayerColumn(("switch under", "bf16 rounding"), _column("bf16_switch_share_isotropic"), percent),
 )
 
 WEIGHT_COLUMNS = (

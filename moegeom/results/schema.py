@@ -88,8 +88,7 @@ def other_schema(table: str) -> pa.Schema:
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     """Rows as an Arrow table; what a row does not hold, and nan, is null."""
     columns = [
-        pa.array([_plain(row.get(field.name)) for row in rows], type=field.type)
-        for field in schema
+        pa.array([_plain(row.get(field.name)) for row in rows], type=field.type) for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
 

@@ -119,9 +119,7 @@ class ResultsWriter:
         parts = [self._partial / "parts" / slug(r) / f"{table}.parquet" for r in routers]
         return pa.concat_tables([pq.read_table(part) for part in parts])
 
-    def finish(
-        self, routers: Sequence[str], run: Mapping[str, Any], others: Rows
-    ) -> Path:
+    def finish(self, routers: Sequence[str], run: Mapping[str, Any], others: Rows) -> Path:
         """Puts the parts together, writes ``run.json`` and moves everything to ``out``."""
         whole = self._partial / "whole"
         shutil.rmtree(whole, ignore_errors=True)

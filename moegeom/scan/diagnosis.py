@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from moegeom import __version__
 from moegeom.scan.plan import num_workers
@@ -40,7 +41,7 @@ def diagnose() -> list[dict[str, str]]:
 
 def _package(name: str, extra: str) -> dict[str, str]:
     if importlib.util.find_spec(name) is None:
-        return _row(name, "absent", f'pip install "moegeom[{extra.split()[0]}]"')
+        return _row(name, "absent", f'pip install "moegeom[{extra.split(maxsplit=1)[0]}]"')
     try:
         found = version(name)
     except PackageNotFoundError:
@@ -50,7 +51,7 @@ def _package(name: str, extra: str) -> dict[str, str]:
 
 def _has_avx512() -> bool:
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as file:
             return "avx512f" in file.read(1 << 20)
     except OSError:
         return False

@@ -52,9 +52,12 @@ def measure(task: Task, start: int, stop: int) -> Measured:
     logits, norm = _logits(task, start, stop)
     recorded = _recorded(task, start, stop)
     lost: tuple[int, ...] = ()
-    # One sum tells whether all are finite: nan and infinities survive it, float64 does not overflow.
-    # A non-finite input makes every logit of its token non-finite, even through a weight of 0.
-    if not np.isfinite(logits.sum(dtype=np.float64)):
+    # One sum tells whether all are finite: nan and infinities survive it, and float64 cannot
+    # overflow on float32 logits. A non-finite input makes every logit of its token non-finite,
+    # even through a weight of 0.
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
+        total = logits.sum(dtype=np.float64)
+    if not np.isfinite(total):
         finite = np.isfinite(logits).all(axis=1)
         kept = np.flatnonzero(finite)
         lost = tuple((np.flatnonzero(~finite) + start).tolist())
@@ -151,9 +154,7 @@ def _recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "token
     return np.ascontiguousarray(ids)
 
 
-def _float_bound(
-    task: Task, norm: Float64[np.ndarray, "tokens"]
-) -> Float64[np.ndarray, "tokens"]:
+def _float_bound(task: Task, norm: Float64[np.ndarray, "tokens"]) -> Float64[np.ndarray, "tokens"]:
     router = task.prepared.router
     bias = task.prepared.logit_bias
     largest = 0.0 if bias is None else float(np.abs(bias).max())
@@ -198,8 +199,8 @@ def _quantities(
         group_margin=group_margin,
         distance=distance,
         pair=pair,
-        weights=kernels["routing_weights"](logits, chosen, rule)
-        if "weights" in task.wanted
+        weights=_weights(task, logits, chosen)
+        if has_all_logits and "weights" in task.wanted
         else None,
         input_norm=norm,
         float_bound=None if norm is None else _float_bound(task, norm),
@@ -208,6 +209,16 @@ def _quantities(
         else bf16_noise_scale(norm, prepared.router.hidden_size),
         matches_recording=None if recorded is None else kernels["same_set"](chosen, recorded),
     )
+
+
+def _weights(
+    task: Task, logits: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]
+) -> Float64[np.ndarray, "tokens k"]:
+    """Routing weights; a bias that only selects is taken out of affine logits again."""
+    router = task.prepared.router
+    if router.rule.is_affine and router.selection_bias is not None:
+        logits = logits - router.selection_bias
+    return task.kernels["routing_weights"](logits, chosen, router.rule)
 
 
 def refuse_non_finite(router: str, source: str, non_finite: tuple[int, ...], seen: int) -> None:

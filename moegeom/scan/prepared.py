@@ -50,7 +50,8 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
             bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0])
             raise RouterRuleError(
                 f"router {router.name}: the {what} of expert {bad[0]} is not finite "
-                f"({len(bad)} of {router.num_experts} experts); tensor {router.provenance.tensors[0]}.",
+                f"({len(bad)} of {router.num_experts} experts); "
+                f"tensor {router.provenance.tensors[0]}.",
                 "The file is damaged or training diverged. `--layers` scans the other layers.",
             )
     affine = router.rule.is_affine

@@ -29,7 +29,7 @@ def write_snapshot(path: Path, progress: Progress) -> None:
     )
     beside = path.with_suffix(".tmp")
     with beside.open("wb") as file:
-        np.savez(file, header=np.array(header), **arrays)
+        np.savez(file, allow_pickle=False, header=np.array(header), **arrays)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)

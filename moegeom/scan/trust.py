@@ -110,14 +110,16 @@ def _rms(router: Router, source: TokenSource) -> RmsTest | None:
     return rms_test(values, router.gain, router.norm)
 
 
-def _reproduced(
-    prepared: PreparedRouter, source: TokenSource, kernels: Kernels
-) -> float | None:
+def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels) -> float | None:
     """Share of the first recorded choices that are reproduced or within the bound of a tie."""
     if not source.facts.has_chosen or source.facts.stage == "ids":
         return None
     task = Task(
-        prepared, source, Populations(()), kernels, wanted=frozenset({"matches_recording", "input_norm"})
+        prepared,
+        source,
+        Populations(()),
+        kernels,
+        wanted=frozenset({"matches_recording", "input_norm"}),
     )
     found = measure(task, 0, min(_FIRST_TOKENS, source.facts.num_tokens)).quantities
     if found.matches_recording is None or not len(found.matches_recording):

@@ -1,1 +1,1 @@
-"""What plug-in authors and our own tests share: made-up checkpoints and tokens with known defects."""
+"""What plug-in authors and our own tests share: checkpoints and tokens with known defects."""

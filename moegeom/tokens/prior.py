@@ -12,9 +12,12 @@ from jaxtyping import Float32
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.registry import unknown_name
-from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
+from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 from moegeom.tokens.columns import unknown_columns
 from moegeom.tokens.ranges import check_range
+
+#: Tokens drawn together. Not ``TILE``: the numbers must not change when the scan is tuned.
+BLOCK = 256
 
 
 class IsotropicRmsPrior:
@@ -27,7 +30,7 @@ class IsotropicRmsPrior:
     routers
         (name, gain of the norm in front or None, hidden size) of each router.
     seed
-        Equal seeds give equal numbers. Each tile of 256 tokens of each router has a counter-based
+        Equal seeds give equal numbers. Each block of 256 tokens of each router has a counter-based
         stream of its own, so every range of tokens has the same bits however it is cut, and
         neither the other routers nor ``num_tokens`` matter.
     """
@@ -75,10 +78,10 @@ class IsotropicRmsPrior:
             raise RecordingError(error.message, error.hint)
         check_range(self._facts, start, stop)
         out = np.empty((stop - start, self._hidden[router]), np.float32)
-        for tile in range(start // TILE, -(-stop // TILE)):
-            first, last = max(start, tile * TILE), min(stop, (tile + 1) * TILE)
-            rows = self._tile(router, tile)
-            out[first - start : last - start] = rows[first - tile * TILE : last - tile * TILE]
+        for block in range(start // BLOCK, -(-stop // BLOCK)):
+            first, last = max(start, block * BLOCK), min(stop, (block + 1) * BLOCK)
+            rows = self._block(router, block)
+            out[first - start : last - start] = rows[first - block * BLOCK : last - block * BLOCK]
         return out
 
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
@@ -91,11 +94,11 @@ class IsotropicRmsPrior:
         """None: nobody chose."""
         del router, start, stop
 
-    def _tile(self, router: str, tile: int) -> Float32[np.ndarray, "tile hidden"]:
+    def _block(self, router: str, block: int) -> Float32[np.ndarray, "block hidden"]:
         hidden, gain = self._hidden[router], self._gains[router]
-        # The tile is the second word of the counter: 2^64 draws lie between two tiles.
-        stream = np.random.Philox(key=self._keys[router], counter=[0, tile, 0, 0])
-        rows = np.random.Generator(stream).standard_normal((TILE, hidden), dtype=np.float32)
+        # The block is the second word of the counter: 2^64 draws lie between two blocks.
+        stream = np.random.Philox(key=self._keys[router], counter=[0, block, 0, 0])
+        rows = np.random.Generator(stream).standard_normal((BLOCK, hidden), dtype=np.float32)
         squares = np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True)
         rows *= np.sqrt(hidden / squares).astype(np.float32)
         return rows if gain is None else rows * gain.astype(np.float32)

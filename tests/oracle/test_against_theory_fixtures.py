@@ -44,13 +44,13 @@ def hard_gate(z, k):
     return gates
 
 
-def distance_to_boundary(W, b, x, k):  # noqa: N803
+def distance_to_boundary(W, b, x, k):
     logits = row(np.array(W) @ x + b)
     rows = row_distances(np.array(W, dtype=np.float64), np.array(b, dtype=np.float64))
     return boundary_distance(logits, top_k(logits, k), rows).distance[0]
 
 
-def distances_and_gap(W, b, x, k):  # noqa: N803
+def distances_and_gap(W, b, x, k):
     weight, bias = np.array(W), np.array(b)
 
     def only(pair):
@@ -62,7 +62,7 @@ def distances_and_gap(W, b, x, k):  # noqa: N803
     return [distance, margin(logits, k)[0], only([0, 1]), only([0, 2])]
 
 
-def distance_before_norm(W, g, x, k):  # noqa: N803
+def distance_before_norm(W, g, x, k):
     """Without biases, ties are hyperplanes through 0 of the rows times the gain (THEORY.md E3)."""
     return distance_to_boundary(np.array(W) * g, np.zeros(len(W)), x, k)
 

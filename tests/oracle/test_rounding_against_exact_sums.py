@@ -41,7 +41,9 @@ def float32_sums(weight, y, bias, random) -> list[float]:
     return [float(np.float32(s + bias)) for s in sums] + [float(s) for s in first]
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "cancelling", "all_positive", "wide_range", "large_bias"])
+@pytest.mark.parametrize(
+    "kind", ["gaussian", "cancelling", "all_positive", "wide_range", "large_bias"]
+)
 def test_no_two_float32_sums_are_farther_apart_than_the_bound(kind):
     random = np.random.default_rng(8)
     for _ in range(12):
@@ -60,8 +62,12 @@ def test_no_two_float32_sums_are_farther_apart_than_the_bound(kind):
             y *= np.float32(2.0) ** random.integers(-12, 12, hidden).astype(np.float32)
         found = float32_sums(weight, y, bias, random)
         norm = np.array([math.sqrt(math.fsum(float(v) ** 2 for v in y))])
-        bound = logit_error_bound(norm, hidden, float(np.linalg.norm(weight.astype(np.float64))), abs(float(bias)))
-        exact = math.fsum([*(float(w) * float(v) for w, v in zip(weight, y, strict=True)), float(bias)])
+        bound = logit_error_bound(
+            norm, hidden, float(np.linalg.norm(weight.astype(np.float64))), abs(float(bias))
+        )
+        exact = math.fsum(
+            [*(float(w) * float(v) for w, v in zip(weight, y, strict=True)), float(bias)]
+        )
         # the bound is for two engines, so each is within half of it of the exact logit
         farthest = np.abs(np.subtract(found, exact)).max()
         np.testing.assert_array_less(farthest, bound[0] / 2)

@@ -34,11 +34,15 @@ V2_GROUPS = GroupMask(4, 2, "max", 0.0)
 
 
 def _case(module, name, rule, **changes):
-    return pytest.param(module, name, rule, changes, id=f"{module}-{'-'.join(map(str, changes.values()))}")
+    return pytest.param(
+        module, name, rule, changes, id=f"{module}-{'-'.join(map(str, changes.values()))}"
+    )
 
 
 CASES = [
-    _case("olmoe", "OlmoeTopKRouter", Rule(TOP_K, "softmax", Weights("scores")), norm_topk_prob=False),
+    _case(
+        "olmoe", "OlmoeTopKRouter", Rule(TOP_K, "softmax", Weights("scores")), norm_topk_prob=False
+    ),
     _case("olmoe", "OlmoeTopKRouter", Rule(TOP_K, "softmax", Weights("scores", True))),
     _case("qwen3_moe", "Qwen3MoeTopKRouter", Rule(TOP_K, "softmax", Weights("scores", True))),
     _case("mixtral", "MixtralTopKRouter", Rule(TOP_K, "softmax", Weights("scores", True))),

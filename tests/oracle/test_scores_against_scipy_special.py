@@ -38,4 +38,6 @@ def test_float32_logits_are_scored_in_float64(name):
 def test_sigmoid_tells_scores_apart_where_float32_saturates():
     """Spaced by 1, so that the float64 scores at z = 20 still differ by thousands of ulps."""
     found = SCORES["sigmoid"](np.array([[20.0, 21.0]]))
-    np.testing.assert_allclose(np.diff(found), [[scipy.special.expit(-20) - scipy.special.expit(-21)]], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.diff(found), [[scipy.special.expit(-20) - scipy.special.expit(-21)]], rtol=1e-6
+    )

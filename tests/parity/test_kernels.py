@@ -16,6 +16,7 @@ import pytest
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.boundary import row_distances
 from moegeom.geometry.float_bits import NUM_BINS, bin_edges
+from moegeom.geometry.selection.pick import margin
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.table import BACKENDS, KERNELS, load_kernels
 
@@ -115,7 +116,9 @@ def boundary_distance(case: Case) -> list[tuple]:
     routers = [(weight, None), (twins, None), (twins, bias), (zeros, None), (weight * 0, bias)]
     rows = [row_distances(*router) for router in routers]
     logits, chosen = case.logits(), case.chosen()
-    return [*((logits, chosen, r, True) for r in rows), (logits, chosen, rows[0], False)]
+    gap = margin(logits, case.k)
+    full = [(logits, chosen, gap, found, True) for found in rows]
+    return [*full, (logits, chosen, gap, rows[0], False)]
 
 
 def routing_weights(case: Case) -> list[tuple]:
@@ -185,7 +188,17 @@ ARGUMENTS = {
     )
 }
 
-KINDS = ("float32", "float64", "ties", "zeros", "equal_rows", "huge", "denormal", "strided", "fortran")
+KINDS = (
+    "float32",
+    "float64",
+    "ties",
+    "zeros",
+    "equal_rows",
+    "huge",
+    "denormal",
+    "strided",
+    "fortran",
+)
 
 
 @functools.cache

@@ -29,7 +29,9 @@ class Case:
 
     def measured(self, y):
         logits = self.logits(y)
-        return boundary_distance(logits, top_k(logits, self.k), row_distances(self.weight, self.bias))
+        return boundary_distance(
+            logits, top_k(logits, self.k), row_distances(self.weight, self.bias)
+        )
 
     def sets(self, y):
         return np.sort(top_k(self.logits(y), self.k), axis=1)

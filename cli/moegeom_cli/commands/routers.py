@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,7 @@ NEEDS_ARGUMENTS = True
 
 def run(
     checkpoint: Annotated[str, typer.Argument(help="Directory, index json or safetensors file.")],
-    layers: Annotated[
-        Optional[str], typer.Option("--layers", help="Layers, such as 0,3-7.")
-    ] = None,
+    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
 ) -> None:
     """One line per router: its rule, shape and storage; what was skipped and why."""

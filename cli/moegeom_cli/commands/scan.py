@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -16,29 +16,27 @@ NEEDS_ARGUMENTS = True
 def run(
     checkpoint: Annotated[str, typer.Argument(help="Directory, index json or safetensors file.")],
     tokens: Annotated[
-        Optional[str],
+        str | None,
         typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),
     ] = None,
     out: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option("--out", help="Results directory [default: runs/<checkpoint>.moegeom]."),
     ] = None,
-    layers: Annotated[
-        Optional[str], typer.Option("--layers", help="Layers, such as 0,3-7.")
-    ] = None,
+    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
     stage: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
             "--stage",
             help="What foreign numbers are: router_input, pre_norm, logits, top_logits, ids.",
         ),
     ] = None,
     router_map: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option("--map", help="KEY=ROUTER: key in a foreign file, router it belongs to."),
     ] = None,
     prior: Annotated[
-        Optional[str],
+        str | None,
         typer.Option("--prior", help="isotropic-rms: made-up tokens; geometry only, labelled."),
     ] = None,
     per_token: Annotated[
@@ -60,7 +58,7 @@ def run(
         bool, typer.Option("--restart", help="Discard unfinished results instead of going on.")
     ] = False,
     threads: Annotated[
-        Optional[int], typer.Option("--threads", min=1, help="Worker threads [default: all].")
+        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of the prior.")] = 0,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,

@@ -2,7 +2,8 @@
 
 Looked for: experts that no token chose, or that got less than a tenth of the fair share. A small
 set of tokens leaves experts out by chance, so fewer than 30 expected choices are not judged; the
-finding says what even routing would give each expert at least. Next: more tokens of other domains, then earlier checkpoints.
+finding says what even routing would give each expert at least. Next: more tokens of other domains,
+then earlier checkpoints.
 """
 
 from __future__ import annotations

@@ -53,4 +53,6 @@ def _judge(measured: Measured) -> list[Finding]:
     return findings
 
 
-CHECK = Check("MGB203", "one expert takes several fair shares", "warning", ("max_vio_global",), _judge)
+CHECK = Check(
+    "MGB203", "one expert takes several fair shares", "warning", ("max_vio_global",), _judge
+)

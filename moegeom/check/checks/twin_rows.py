@@ -1,7 +1,7 @@
 """MGI104: no two experts share a router row.
 
 Looked for: rows of one router that are equal bit for bit, biases included. Their scores are equal
-for every token and ties go to the lower number, so without groups the later one is never chosen alone.
+for every token and ties go to the lower number: without groups the later one is never chosen alone.
 A merge that copied an expert, or a save that wrote a slice twice, leaves such rows; training
 does not. Next: list the rows and compare the file with its source.
 """
@@ -21,7 +21,9 @@ def _judge(measured: Measured) -> list[Finding]:
         twins = [e for e in measured.experts[router] if e["twin_of"] not in (None, -1)]
         pairs = ", ".join(f"{e['twin_of']} and {e['expert']}" for e in twins[:3])
         slots = [e["num_slots"] for e in twins if e.get("num_slots") is not None]
-        on_tokens = f" Chosen {sum(slots):,} times for {row['num_tokens']:,} tokens." if slots else ""
+        on_tokens = (
+            f" Chosen {sum(slots):,} times for {row['num_tokens']:,} tokens." if slots else ""
+        )
         more = f" and {len(twins) - 3} more pairs" if len(twins) > 3 else ""
         findings.append(
             Finding(

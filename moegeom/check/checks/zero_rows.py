@@ -24,8 +24,7 @@ def _judge(measured: Measured) -> list[Finding]:
                     f"{count} of {len(measured.experts[row['router']])} router rows are zero: "
                     f"expert {', '.join(map(str, experts[:8]))}.",
                     "Their logit is the same for every token: nothing was trained or written here.",
-                    f"moegeom routers {measured.checkpoint} "
-                    f"--layers {row['router'].split('/')[1]}",
+                    f"moegeom routers {measured.checkpoint} --layers {row['router'].split('/')[1]}",
                 )
             )
     return findings

@@ -6,9 +6,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int32
 
 
-def top_k(
-    selection: Float[np.ndarray, "tokens experts"], k: int
-) -> Int32[np.ndarray, "tokens k"]:
+def top_k(selection: Float[np.ndarray, "tokens experts"], k: int) -> Int32[np.ndarray, "tokens k"]:
     """The k largest selection scores of each token, descending; equal scores: the lower index.
 
     Source: 000 Definition A.4. Oracle in tests: torch.topk wherever no two scores are equal.
@@ -17,9 +15,7 @@ def top_k(
     return order.astype(np.int32)
 
 
-def margin(
-    selection: Float[np.ndarray, "tokens experts"], k: int
-) -> Float64[np.ndarray, "tokens"]:
+def margin(selection: Float[np.ndarray, "tokens experts"], k: int) -> Float64[np.ndarray, "tokens"]:
     """The k-th largest selection score minus the (k+1)-th; inf when k is the number of experts.
 
     Zero exactly on a tie across the border of the chosen set; ties inside it do not count.

@@ -56,7 +56,7 @@ SCORES: dict[str, Score] = {
     "sqrt_softplus": sqrt_softplus,
 }
 
-#: Largest change of a score per unit of the largest change of a logit, which turns an error bound of
+#: Largest change of a score per unit of the largest change of a logit: turns an error bound of
 #: logits into one of scores. Softmax: dp_i = p_i sum_a (delta_ia - p_a) dz_a, so
 #: |dp_i| <= 2 p_i (1 - p_i) max |dz| <= max |dz| / 2, reached by two equal experts pushed apart.
 LARGEST_SLOPE: dict[str, float] = {

@@ -17,7 +17,7 @@ def routing_weights(
 ) -> Float64[np.ndarray, "tokens k"]:
     r"""Weight of each chosen expert, in the order of ``chosen``.
 
-    :math:`g_i = c\, s_i`, or with renormalisation :math:`c\, s_i / (\sum_{j \in S} s_j + \epsilon)`,
+    :math:`g_i = c\, s_i`, renormalised :math:`c\, s_i / (\sum_{j \in S} s_j + \epsilon)`,
     where s are the scores *without* selection bias, or the softmax over the chosen logits alone.
     Source: THEORY.md A1, E1. Oracle in tests: the routers of transformers.
     """

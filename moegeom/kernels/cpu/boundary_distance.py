@@ -1,8 +1,8 @@
 """Distance to the boundary of an affine cell, with pruning by expert.
 
 An expert i of the chosen set can only give a nearer wall if its smallest gap, to the (k+1)-th
-logit, times its smallest inverse row distance is below the best quotient so far. Going from the k-th
-expert upwards, most experts are passed over (CELLS.md section 5).
+logit, times its smallest inverse row distance is below the best quotient so far. Going from the
+k-th expert upwards, most experts are passed over (CELLS.md section 5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SAFE = 1.0 - 2.0**-50
 
 
 # Only multiplication and addition may be fused: adding 0 is exact, so each quotient is rounded as
-# in the reference. Quotients are >= 0, so their bits order as they do, and integer minima vectorise.
+# in the reference. Quotients are >= 0, so their bits order as they do; integer minima vectorise.
 @njit(nogil=True, cache=True, fastmath={"contract"})
 def _distance(logits, chosen, margin, inverse, smallest, distance, pair, wants_pair):
     tokens, experts = logits.shape

@@ -29,7 +29,9 @@ class _Switch:
         probability = switch_probability(quantities.distance, quantities.noise_scale)
         populations = len(self._sums)
         self._sums[..., 0] += quantities.count_labels(populations)
-        self._sums[..., 1] += quantities.count_labels(populations, np.rint(probability * FIXED_POINT))
+        self._sums[..., 1] += quantities.count_labels(
+            populations, np.rint(probability * FIXED_POINT)
+        )
 
     def state(self) -> State:
         return {"sums": self._sums}

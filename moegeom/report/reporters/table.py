@@ -1,4 +1,4 @@
-"""The first screen: trust, verdict, findings worst first, a capped table, what was not looked at."""
+"""The first screen: trust, verdict, findings worst first, capped table, what was not looked at."""
 
 from __future__ import annotations
 
@@ -163,12 +163,15 @@ def _limits(summary: Summary) -> list[str]:
     if run["tokens"] is None:
         shape = run["routers"][0]
         per_token = sum(4 * r["hidden_size"] for r in run["routers"])
+        recording = (
+            f"next: record the inputs of these {len(run['routers'])} routers "
+            "(moegeom.tokens.writer.RecordingWriter, docs/recordings.md) and add --tokens: "
+            f"{size(16_384 * per_token)} for 16,384 tokens of {shape['hidden_size']} float32."
+        )
         return [
             "Unknown without tokens: load, dead experts on data, margins and boundary distances.",
             "Weights alone cannot tell: they depend on where the tokens of this model lie.",
-            f"next: record the inputs of these {len(run['routers'])} routers "
-            f"(moegeom.tokens.writer.RecordingWriter, docs/recordings.md) and add --tokens: "
-            f"{size(16_384 * per_token)} for 16,384 tokens of {shape['hidden_size']} float32.",
+            recording,
         ]
     if run["tokens"]["is_synthetic"]:
         return ["Geometry under a made-up distribution of inputs: real tokens lie elsewhere."]

@@ -45,7 +45,9 @@ def _experts(**changes: dict[int, Any]) -> list[dict[str, Any]]:
             "num_slots": 250,
             "load": 1.0,
         }
-        rows.append(row | {name: values[expert] for name, values in changes.items() if expert in values})
+        rows.append(
+            row | {name: values[expert] for name, values in changes.items() if expert in values}
+        )
     return rows
 
 
@@ -99,9 +101,7 @@ def test_a_load_within_two_standard_errors_of_the_limit_is_no_finding() -> None:
 
 def test_few_tokens_cannot_kill_an_expert() -> None:
     few = _layer(num_tokens=20, starved_share=0.25, num_dead=2)
-    experts = _experts(
-        num_slots=dict.fromkeys(range(6), 7) | {6: 0, 7: 0}, load={6: 0.0, 7: 0.0}
-    )
+    experts = _experts(num_slots=dict.fromkeys(range(6), 7) | {6: 0, 7: 0}, load={6: 0.0, 7: 0.0})
     assert _judge(few, experts) == []
 
 

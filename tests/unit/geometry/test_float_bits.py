@@ -53,7 +53,9 @@ def test_the_first_bin_takes_the_small_and_the_last_the_large(value, index):
 
 def test_shares_are_strictly_below_the_threshold():
     counts = histogram([0.5, 1.0, 1.0, 2.0])
-    np.testing.assert_array_equal(share_below(counts, np.array([0.5, 1.0, 2.0, 4.0])), [0, 0.25, 0.75, 1])
+    np.testing.assert_array_equal(
+        share_below(counts, np.array([0.5, 1.0, 2.0, 4.0])), [0, 0.25, 0.75, 1]
+    )
 
 
 def test_a_threshold_that_is_no_edge_is_refused():

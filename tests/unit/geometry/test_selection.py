@@ -27,9 +27,7 @@ def test_chosen_experts_come_in_descending_order():
 def test_the_order_of_ties_is_lexicographic_whatever_the_values(dtype):
     random = np.random.default_rng(0)
     z = random.integers(-2, 3, (300, 12)).astype(dtype)
-    expected = [
-        sorted(range(12), key=lambda i, row=row: (-row[i], i))[:5] for row in z.tolist()
-    ]
+    expected = [sorted(range(12), key=lambda i, row=row: (-row[i], i))[:5] for row in z.tolist()]
     np.testing.assert_array_equal(top_k(z, 5), expected)
 
 
@@ -67,7 +65,9 @@ def test_equal_groups_are_kept_from_the_lowest():
 
 
 def test_without_a_dropped_group_the_group_margin_is_infinite():
-    np.testing.assert_array_equal(group_margin(np.ones((2, 4)), GroupMask(2, 2, "max", 0.0)), [INF] * 2)
+    np.testing.assert_array_equal(
+        group_margin(np.ones((2, 4)), GroupMask(2, 2, "max", 0.0)), [INF] * 2
+    )
 
 
 def test_fill_zero_chooses_otherwise_than_fill_minus_infinity_once_a_kept_score_is_negative():

@@ -45,7 +45,9 @@ def test_left_out_they_are_counted_and_change_nothing_else(made, damaged):
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, :3]
     expected = np.bincount(chosen.reshape(-1), minlength=12)
     rows = made.tables(measured)["experts"]
-    slots = [r["num_slots"] for r in rows if (r["variant"], r["population"]) == ("as_stored", "all")]
+    slots = [
+        r["num_slots"] for r in rows if (r["variant"], r["population"]) == ("as_stored", "all")
+    ]
     np.testing.assert_array_equal(slots, expected)
 
 

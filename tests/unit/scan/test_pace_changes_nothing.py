@@ -51,9 +51,7 @@ def test_kernels_only_meet_contiguous_arrays(made, tmp_path):
 
         return call
 
-    measure_router(
-        dataclasses.replace(run, kernels={n: spy(n, k) for n, k in run.kernels.items()})
-    )
+    measure_router(dataclasses.replace(run, kernels={n: spy(n, k) for n, k in run.kernels.items()}))
     np.testing.assert_equal(seen, dict.fromkeys(seen, True))
     assert {"input_norm", "top_k", "boundary_distance", "same_set", "count_bins"} <= set(seen)
 

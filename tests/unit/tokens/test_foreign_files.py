@@ -126,6 +126,7 @@ def test_a_router_map_names_the_arrays_and_may_leave_some_out(content, write):
         (("h0", "h1"), {}, ("h0, h1", "text/0, text/1", "map")),
         (("h0", "text.0"), {}, ("h0", "text/0")),
         (("h0", "h1"), {"h9": "text/0"}, ("h9",)),
+        (("text.0", "h1"), {"h9": "text/1"}, ("the map names h9",)),
         (("h0", "h1"), {"h0": "text/5"}, ("text/5", "no such router")),
         (("h0", "text.0"), {"h0": "text/0"}, ("several arrays for text/0",)),
     ],
@@ -245,7 +246,13 @@ def test_ids_beyond_int32_are_refused(tmp_path, refused):
 
 
 @pytest.mark.parametrize(
-    "lists", [[[1.0, 2.0], [1.0]], [[1.0, 2.0], None], [[1.0, 2.0], [1.0, None]]]
+    "lists",
+    [
+        [[1.0, 2.0], [1.0]],
+        [[1.0, 2.0], [1.0], [1.0, 2.0, 3.0]],
+        [[1.0, 2.0], None],
+        [[1.0, 2.0], [1.0, None]],
+    ],
 )
 def test_ragged_or_missing_lists_are_refused(tmp_path, refused, lists):
     pq.write_table(pa.table({"text.0": lists}), tmp_path / "a.parquet")

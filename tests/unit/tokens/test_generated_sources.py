@@ -35,7 +35,7 @@ def test_the_prior_depends_on_seed_and_router_and_on_nothing_else():
     assert not np.array_equal(first, twin)
 
 
-def test_no_tile_of_the_prior_repeats_another():
+def test_no_block_of_the_prior_repeats_another():
     rows = prior(4096).read_values("text/1", 0, 4096)
     assert len({hashlib.sha256(row.tobytes()).digest() for row in rows}) == 4096
 

@@ -1,0 +1,87 @@
+"""Claim: the memory of a scan does not grow with the number of tokens.
+
+Scans 10^5, 10^6 and 10^7 tokens with every reduction, each in a process of its own, and prints the
+peak resident memory and its ratio to the first. Two streams: the same 8192 tokens over and over,
+and tokens that are all new, where nearly each one brings a coalition never seen before (the hard
+case: coalitions are counted exactly up to 2^20 entries, then on a hash sample).
+
+Target (docs/benchmarks.md): 10^7 over 10^6 <= 1.05; from 10^5 to 10^6 the coalition table fills up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+HIDDEN, EXPERTS, TOP_K = 64, 64, 8
+NUM_TOKENS = (10**5, 10**6, 10**7)
+STREAMS = ("repeated", "new")
+BUFFER_TOKENS = 8192
+
+
+def _scan(stream: str, num_tokens: int) -> dict[str, float]:
+    """One scan in this process; peak memory before and after it."""
+    import numpy as np
+
+    from moegeom.core.router import Provenance, Router, Rule, Weights
+    from moegeom.core.tokens import TILE
+    from moegeom.kernels.reduction import REDUCTIONS
+    from moegeom.kernels.table import load_kernels
+    from moegeom.scan.engine import Pace, scan_router
+    from moegeom.scan.labels import Populations
+    from moegeom.scan.measure import Task
+    from moegeom.scan.plan import batch_tokens
+    from moegeom.scan.prepared import prepare
+    from moegeom.testing.array_source import ArraySource
+    from moegeom.tokens.prior import IsotropicRmsPrior
+
+    weight = np.random.default_rng(0).standard_normal((EXPERTS, HIDDEN), dtype=np.float32)
+    rule = Rule(TOP_K, "softmax", Weights("scores"))
+    origin = Provenance("synthetic", (), "", "F32")
+    router = Router("text/0", "text", 0, weight, rule, origin)
+    kernels = load_kernels("cpu")
+    if stream == "new":
+        source = IsotropicRmsPrior(((router.name, None, HIDDEN),), num_tokens, 0)
+    else:
+        values = np.random.default_rng(1).standard_normal((BUFFER_TOKENS, HIDDEN), np.float32)
+        chosen = np.argsort(-(values @ weight.T), axis=1, kind="stable")[:, :TOP_K]
+        recorded = {router.name: chosen.astype(np.int32)}
+        source = ArraySource({router.name: values}, num_tokens, chosen=recorded)
+    has_chosen = source.facts.has_chosen
+    reductions = [name for name in REDUCTIONS.names() if has_chosen or name != "agreement"]
+    wanted = frozenset(need for name in reductions for need in REDUCTIONS[name].needs)
+    task = Task(prepare(router), source, Populations(()), kernels, wanted)
+    tiles = range(-(-num_tokens // TILE))
+    progress = scan_router(task, reductions, tiles, Pace(batch_tokens(HIDDEN), 1))
+    return {
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "coalitions": len(progress.states["coalitions"]["count"]),
+        "seconds": sum(os.times()[:2]),
+    }
+
+
+def main() -> None:
+    if len(sys.argv) == 3:
+        print(json.dumps(_scan(sys.argv[1], int(sys.argv[2]))))
+        return
+    print(f"({HIDDEN}, {EXPERTS}, {TOP_K}), all reductions, one worker")
+    for stream in STREAMS:
+        first = 0.0
+        for num_tokens in NUM_TOKENS:
+            command = [sys.executable, __file__, stream, str(num_tokens)]
+            finished = subprocess.run(command, capture_output=True, text=True, check=True)
+            found = json.loads(finished.stdout)
+            first = first or found["peak_mib"]
+            print(
+                f"{stream:>8} {num_tokens:>10,} tokens: peak {found['peak_mib']:6.0f} MiB, ratio "
+                f"{found['peak_mib'] / first:.2f}   ({found['coalitions']:,} coalitions held, "
+                f"{found['seconds']:.0f} s of processor time)",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Standard errors are the delete-one jackknife over blocks, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.geometry.load import load_cv, load_share, max_vio
+from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.reduction import REDUCTIONS, Extent
+from moegeom.kernels.table import load_kernels
+from moegeom.metrics import METRICS, finish_router
+
+EXPERTS, TOP_K = 6, 2
+ROUTER = Router(
+    name="text/3",
+    stack="text",
+    layer=3,
+    weight=np.random.default_rng(0).standard_normal((EXPERTS, 4)).astype(np.float32),
+    rule=Rule(TOP_K, "softmax", Weights("scores")),
+    provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F32"),
+)
+NEEDS = ("token_counts", "expert_counts", "margin_histogram", "coalitions")
+NAMES = ("domain=code", "domain=prose", "domain=(others)", "domain=(none)")
+
+
+class Stream:
+    """Tokens with chosen sets, in blocks and populations of the test's choice."""
+
+    def __init__(self, blocks, populations) -> None:
+        random = np.random.default_rng(1)
+        self.block = np.asarray(blocks, np.int32)
+        self.population = np.asarray(populations, np.int32)
+        tokens = len(self.block)
+        score = random.standard_normal((tokens, EXPERTS)) + np.linspace(0, 1, EXPERTS)
+        self.chosen = np.argsort(-score, axis=1)[:, :TOP_K].astype(np.int32)
+        self.margin = random.exponential(1.0, tokens)
+
+    def counts(self, kept) -> np.ndarray:
+        return np.bincount(self.chosen[kept].reshape(-1), minlength=EXPERTS)
+
+    def rows(self) -> dict[str, dict]:
+        """The row of ``layers`` by population, and with it the rows of ``experts``."""
+        quantities = Quantities(
+            np.arange(len(self.block)), self.population, self.block, self.chosen, self.margin
+        )
+        states = {}
+        for name in NEEDS:
+            accumulator = REDUCTIONS[name].start(Extent(len(NAMES), EXPERTS, TOP_K))
+            accumulator.fold(quantities, load_kernels("cpu"))
+            states[name] = accumulator.state()
+        metrics = [METRICS[name] for name in ("tokens", "load", "margins", "coalitions", "rows")]
+        finished = finish_router(ROUTER, states, NAMES, metrics, {})
+        assert finished.reasons == {}
+        experts = {}
+        for row in finished.rows["experts"]:
+            experts.setdefault(row["population"], []).append(row)
+        return {
+            row["population"]: {**row, "experts": experts[row["population"]]}
+            for row in finished.rows["layers"]
+        }
+
+
+def jackknife(values) -> np.ndarray:
+    values = np.asarray(values)
+    g = len(values)
+    return np.sqrt((g - 1) / g * ((values - values.mean(axis=0)) ** 2).sum(axis=0))
+
+
+@pytest.fixture
+def stream():
+    random = np.random.default_rng(2)
+    return Stream(random.choice([0, 3, 4, 9, 15], 500), random.choice([0, 1, 3], 500))
+
+
+@pytest.mark.parametrize(("population", "label"), [("all", None), ("domain=prose", 1)])
+def test_the_error_is_the_jackknife_over_the_blocks_that_hold_tokens(stream, population, label):
+    row = stream.rows()[population]
+    own = np.ones(500, bool) if label is None else stream.population == label
+    without = [stream.counts(own & (stream.block != b)) for b in (0, 3, 4, 9, 15)]
+    for column, figure in {"load_cv_ddof0": load_cv, "max_vio_global": max_vio}.items():
+        np.testing.assert_allclose(row[column], figure(stream.counts(own)), rtol=1e-14)
+        expected = jackknife([figure(counts) for counts in without])
+        np.testing.assert_allclose(row[f"{column}_se"], expected, rtol=1e-12)
+    shares = jackknife([load_share(counts) for counts in without])
+    found = [expert["load_se"] for expert in row["experts"]]
+    np.testing.assert_allclose(found, shares, rtol=1e-12)
+
+
+def test_populations_are_listed_when_they_hold_tokens(stream):
+    found = stream.rows()
+    assert sorted(found) == ["all", "domain=code", "domain=prose"]
+    assert found["all"]["num_tokens"] == 500
+    np.testing.assert_array_equal(
+        found["domain=code"]["num_tokens"], (stream.population == 0).sum()
+    )
+
+
+def test_one_block_has_no_error():
+    row = Stream(np.full(80, 5), np.zeros(80)).rows()["all"]
+    for column in ("load_cv_ddof0_se", "margin_p50_se", "coalition_coverage_se"):
+        np.testing.assert_equal(row[column], None)
+    np.testing.assert_array_equal([e["load_se"] for e in row["experts"]], np.full(6, np.nan))
+    np.testing.assert_array_less(0.0, row["load_cv_ddof0"])
+
+
+def test_a_domain_within_one_block_has_no_error_of_its_own():
+    blocks = np.repeat([1, 2], 60)
+    rows = Stream(blocks, np.where(blocks == 1, 0, 1)).rows()
+    np.testing.assert_equal(rows["domain=code"]["load_cv_ddof0_se"], None)
+    np.testing.assert_array_less(0.0, rows["all"]["load_cv_ddof0_se"])
+
+
+def test_the_error_of_independent_blocks_is_the_spread_over_streams():
+    """Over many streams, the mean squared error bar is the variance of the figure."""
+    figures, errors = [], []
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        made = Stream(np.repeat(np.arange(NUM_BLOCKS), 40), np.zeros(640))
+        made.chosen = np.argsort(random.random((640, EXPERTS)), axis=1)[:, :TOP_K].astype(np.int32)
+        counts = np.array([made.counts(made.block == b) for b in range(NUM_BLOCKS)])
+        total = counts.sum(axis=0)
+        figures.append(load_share(total)[0])
+        errors.append(jackknife(load_share(total - counts))[0])
+    ratio = np.mean(np.square(errors)) / np.var(figures, ddof=1)
+    np.testing.assert_allclose(ratio, 1.0, atol=0.6)
+
+
+def test_a_metric_without_its_reduction_is_null_with_the_reason():
+    metrics = [METRICS["load"], METRICS["rows"]]
+    finished = finish_router(ROUTER, {}, (), metrics, {"expert_counts": "no tokens"})
+    assert finished.reasons == {"load": "no tokens"}
+    (row,) = finished.rows["layers"]
+    assert "load_cv_ddof0" not in row
+    np.testing.assert_equal(row["num_twin_rows"], 0)
