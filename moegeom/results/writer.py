@@ -71,11 +71,16 @@ class ResultsWriter:
                 f"{self._partial} is being written by another process.",
                 "Wait for it, or choose another --out.",
             ) from None
-        if self._restart:
-            self._discard()
-        self._agree_on_plan()
-        for folder in ("parts", "snapshots"):
-            (self._partial / folder).mkdir(exist_ok=True)
+        try:
+            refuse_existing(self._out)  # another process may have finished while we took the lock
+            if self._restart:
+                self._discard()
+            self._agree_on_plan()
+            for folder in ("parts", "snapshots"):
+                (self._partial / folder).mkdir(exist_ok=True)
+        except BaseException:
+            self._lock.close()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -138,10 +143,16 @@ class ResultsWriter:
         (whole / "run.json").write_text(text + "\n", encoding="utf-8")
         _sync(whole)
         whole.rename(self._out)
+        self._forget_plan()
         shutil.rmtree(self._partial, ignore_errors=True)
         return self._out
 
+    def _forget_plan(self) -> None:
+        """Before parts are removed: without a plan, what is left of them is never resumed from."""
+        (self._partial / "plan.json").unlink(missing_ok=True)
+
     def _discard(self) -> None:
+        self._forget_plan()
         for entry in self._partial.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)

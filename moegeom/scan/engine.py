@@ -15,6 +15,7 @@ from moegeom.core.tokens import TILE
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
 from moegeom.scan.measure import Measured, Task, measure, refuse_non_finite
+from moegeom.scan.plan import MAX_TILES
 
 #: Seconds between two snapshots of a running scan.
 SNAPSHOT_SECONDS = 10.0
@@ -121,8 +122,8 @@ class _Range:
 def _ranges(
     tiles: Sequence[int], first: int, num_tokens: int, batch_tokens: int
 ) -> Iterator[_Range]:
-    """Runs of neighbouring tiles, at most ``batch_tokens`` long."""
-    longest = max(batch_tokens // TILE, 1)
+    """Runs of neighbouring tiles, at most ``batch_tokens`` and MAX_TILES long."""
+    longest = min(max(batch_tokens // TILE, 1), MAX_TILES)
     index = first
     while index < len(tiles):
         length = 1

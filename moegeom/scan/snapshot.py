@@ -45,7 +45,7 @@ def read_snapshot(path: Path) -> Progress | None:
                 if key != "header":
                     reduction, name = key.split("/")
                     states.setdefault(reduction, {})[name] = stored[key]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
         return None
     return Progress(
         header["next_tile"],

@@ -1,0 +1,90 @@
+"""The command line in processes of its own, and a small made-up world to point it at.
+
+Commands run in a folder of the test, with relative paths, so that no output names a place. Kernels
+come from Numba's cache: the first run after a change of a kernel is slower by its compilation.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left on its streams, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_moegeom(folder: Path, *arguments: str, **environment: str) -> Ran:
+    """``moegeom ARGUMENTS`` in ``folder``, with a clean environment."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
+    finished = subprocess.run(
+        [sys.executable, "-m", "moegeom_cli", *arguments],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": paths} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return Ran(finished.returncode, finished.stdout, finished.stderr)
+
+
+@pytest.fixture(scope="session")
+def moegeom() -> Callable[..., Ran]:
+    return run_moegeom
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with ``model`` (three layers, one with twin rows), ``rec`` and ``results``.
+
+    ``screen`` is what the scan that made ``results`` printed.
+    """
+
+    folder: Path
+    screen: str
+
+    def copy_to(self, folder: Path, *names: str) -> Path:
+        """Private copies of ``names``, for a test that damages them."""
+        for name in names:
+            shutil.copytree(self.folder / name, folder / name)
+        return folder
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory) -> World:
+    from moegeom.checkpoint.open import open_checkpoint
+    from moegeom.router.load import load_routers
+    from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
+
+    folder = tmp_path_factory.mktemp("world")
+    model = SyntheticModel(hidden=64, experts=16, top_k=4, layers=3, twin=(1,))
+    write_checkpoint(folder / "model", model)
+    fingerprint = load_routers(open_checkpoint(folder / "model")).fingerprint
+    write_tokens(folder / "rec", model, 1024, fingerprint)
+    ran = run_moegeom(folder, "scan", "model", "--tokens", "rec", "--out", "results")
+    assert ran.code == 0, ran.err
+    assert ran.err == ""
+    return World(folder, ran.out)
+
+
+@pytest.fixture
+def place(world, tmp_path) -> Path:
+    """An empty folder from which ``model``, ``rec`` and ``results`` can be reached, not changed."""
+    for name in ("model", "rec", "results"):
+        (tmp_path / name).symlink_to(world.folder / name, target_is_directory=True)
+    return tmp_path

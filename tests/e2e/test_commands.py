@@ -1,0 +1,140 @@
+"""Every command: help, exit codes, which stream says what, one JSON document, silence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moegeom_cli.app import app
+
+COMMANDS = [command.name for command in app.registered_commands]
+
+#: How each command with ``--format`` is called in a place with model, rec and results.
+CALLS = {
+    "routers": ("routers", "model"),
+    "scan": ("scan", "model", "--out", "weights_only"),
+    "report": ("report", "results"),
+    "check": ("check", "results"),
+    "families": ("families",),
+    "metrics": ("metrics",),
+    "checks": ("checks",),
+    "doctor": ("doctor",),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_exits_0(moegeom, tmp_path, name):
+    ran = moegeom(tmp_path, name, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert "Usage:" in ran.out
+
+
+def test_help_lists_every_command(moegeom, tmp_path):
+    ran = moegeom(tmp_path, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    for name in COMMANDS:
+        assert f"\n  {name} " in ran.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_is_one_document_on_stdout(moegeom, place, name):
+    if "--format" not in moegeom(place, name, "--help").out:
+        pytest.skip(f"{name} has no --format")
+    ran = moegeom(place, *CALLS[name], "--format", "json")
+    # `check` finds the twin rows and exits 1; every other command has nothing to complain about
+    assert ran.code == (1 if name == "check" else 0), ran.err
+    assert ran.err == ""
+    assert json.loads(ran.out)
+
+
+def test_quiet_prints_nothing(moegeom, place):
+    ran = moegeom(place, "scan", "model", "--out", "silent", "--quiet")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert (place / "silent/run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("scam", "model"), "scam"),
+        (("scan", "model", "--tokns", "rec"), "--tokns"),
+        (("scan", "model", "--format", "xml"), "xml"),
+        (("scan", "model", "--prior", "gaussian"), "isotropic-rms"),
+        (("scan", "model", "--prior", "isotropic-rms", "--tokens", "rec"), "--prior"),
+        (("scan", "model", "--out", "results"), "exists already"),
+        (("scan", "model", "--layers", "one"), "one"),
+        (("scan", "model", "--layers", "7-3"), "7-3"),
+        (("scan", "model", "--layers", "99"), "0"),
+        (("scan", "model", "--tokens", "rec", "--stage", "logitz"), "logits"),
+        (("scan", "model", "--tokens", "rec", "--map", "text/0"), "KEY=ROUTER"),
+        (("scan", "model", "--tokens", "rec", "--non-finite", "drop"), "skip"),
+        (("scan", "model", "--threads", "0"), "--threads"),
+        (("routers", "model", "--layers", "99"), "0-2"),
+    ],
+    ids=lambda value: " ".join(value[:4]) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_meant_is_a_usage_error(moegeom, place, arguments, said):
+    before = sorted(place.iterdir())
+    ran = moegeom(place, *arguments)
+    assert ran.code == 2, ran.err
+    assert ran.out == ""
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+    assert sorted(place.iterdir()) == before
+
+
+def test_no_arguments_show_the_help(moegeom, tmp_path):
+    ran = moegeom(tmp_path)
+    assert ran.code in (0, 2)
+    assert "Usage:" in ran.out + ran.err
+
+
+def test_an_unreadable_results_directory_exits_3(moegeom, tmp_path):
+    ran = moegeom(tmp_path, "report", "nowhere")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("error: ")
+
+
+def test_a_reader_that_leaves_is_no_error(place):
+    """As in ``moegeom metrics | head -1``."""
+    import subprocess
+    import sys
+
+    from moegeom_cli import __file__ as cli
+
+    command = f"{sys.executable} -m moegeom_cli metrics | head -1; echo ${{PIPESTATUS[0]}}"
+    root = cli.rpartition("/cli/")[0]
+    finished = subprocess.run(
+        ["bash", "-c", command],
+        cwd=place,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{root}:{root}/cli"},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.stdout.splitlines()[-1] == "0", finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_colours_are_for_terminals(world):
+    assert "\x1b" not in world.screen
+
+
+def test_a_prior_gives_geometry_and_no_load(moegeom, place):
+    ran = moegeom(place, "scan", "model", "--prior", "isotropic-rms", "--out", "prior")
+    assert ran.code == 0, ran.err
+    assert "geometry only, no load, no entropy" in ran.out
+    (head,) = (line for line in ran.out.splitlines() if line.startswith("layer "))
+    assert "margin" in head
+    assert "load" not in head
+    assert "busiest" not in head
+
+    from moegeom.results.reader import open_results
+
+    rows = open_results(place / "prior").rows("layers")
+    names = {row["population"] for row in rows if row["num_tokens"]}
+    assert len(names) == 1
+    assert "isotropic-rms" in names.pop()
+    for row in rows:
+        for column in ("load_cv_ddof0", "load_entropy_nats", "max_vio_global", "num_dead"):
+            assert row[column] is None

@@ -1,0 +1,96 @@
+"""The trained sample checkpoints: every recorded choice follows from the recorded inputs.
+
+Scans run in this process, so that the kernels are loaded once; one test goes through the command.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from moegeom.pipeline import ScanRequest, scan
+from moegeom.results.reader import Results, open_results
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "sample_ckpts"
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
+
+
+CHECKPOINTS = sorted(SAMPLES.glob("*/step_*"), key=lambda path: (path.parent.name, step_of(path)))
+NAMES = [f"{path.parent.name}/{path.name}" for path in CHECKPOINTS]
+
+#: An engine that sums in another order may choose differently this near to a tie, in units of the
+#: selection score.
+NEAR_TIE = 1e-5
+
+
+def recording_of(checkpoint: Path) -> Path:
+    return checkpoint.parent / "rec" / checkpoint.name
+
+
+@functools.cache
+def scanned(name: str) -> Results:
+    checkpoint = SAMPLES / name
+    out = Path(tempfile.mkdtemp()) / "out"
+    scan(ScanRequest(str(checkpoint), out, tokens=str(recording_of(checkpoint)), num_workers=1))
+    return open_results(out)
+
+
+def codes(results: Results) -> set[str]:
+    return {row["code"] for row in results.rows("findings") if row["severity"] != "note"}
+
+
+def test_at_least_seven_samples_are_there():
+    assert len(CHECKPOINTS) >= 7, f"found {NAMES}: sample_ckpts/README.md says how to make them"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recorded_choice_is_reproduced_or_near_a_tie(name):
+    checkpoint = SAMPLES / name
+    assert recording_of(checkpoint).is_dir(), "python sample_ckpts/record.py makes it"
+    results = scanned(name)
+    assert results.run["trust"]["fingerprint"] == "matches"
+    assert results.run["trust"]["overridden"] == []
+    assert abs(results.run["trust"]["rms_median"] - 1.0) < 0.01
+    rows = {
+        row["router"]: row
+        for row in results.rows("layers")
+        if row["variant"] == "as_stored" and row["population"] == "all"
+    }
+    assert len(rows) == results.run["checkpoint"]["num_expected"]
+    for router, row in rows.items():
+        assert row["num_not_reproduced"] == 0
+        assert row["num_reproduced"] + row["num_near_tie"] == row["num_tokens"]
+        differing = results.run["parts"][router]["disagreements"]
+        assert len(differing) == row["num_near_tie"]
+        assert all(margin <= NEAR_TIE for _, margin in differing)
+
+
+def test_the_collapsed_model_shows_it():
+    names = [name for name in NAMES if name.startswith("olmoe-collapsed/")]
+    assert names
+    assert any(code.startswith("MGB") for code in codes(scanned(names[-1])))
+
+
+def test_the_balanced_model_ends_sound():
+    names = [name for name in NAMES if name.startswith("olmoe-balanced/")]
+    assert names
+    found = codes(scanned(names[-1]))
+    assert "MGB203" not in found
+    assert not any(code.startswith("MGI") for code in found)
+
+
+def test_the_command_says_that_choices_were_reproduced(moegeom, tmp_path):
+    names = [name for name in NAMES if name.startswith("olmoe-collapsed/")]
+    checkpoint = SAMPLES / names[-1]
+    tokens = ("--tokens", str(recording_of(checkpoint)))
+    ran = moegeom(tmp_path, "scan", str(checkpoint), *tokens, "--out", "out")
+    assert (ran.code, ran.err) == (0, "")
+    assert "fingerprint matches" in ran.out
+    assert "recorded choices reproduced: " in ran.out
