@@ -13,6 +13,9 @@ UNIT_BFLOAT16 = 2.0**-8
 #: (THEORY.md E4: a uniform error over one ulp, averaged over a mantissa; measured .415).
 ROUNDING_RMS = 0.4247
 
+#: exp(-87) is the last whole power above the smallest normal float32.
+LARGEST_EXPONENT = 87.0
+
 #: Beyond this many standard deviations a probability counts as 0.
 FARTHEST_SIGMAS = 9.0
 
@@ -28,12 +31,41 @@ def logit_error_bound(
     :math:`2 \gamma_{D+8} (\max_i |w_i| |y| + \max_i |b_i|)` with
     :math:`\gamma_n = n u / (1 - n u)`, u = 2^-24: Cauchy-Schwarz on the classical
     :math:`\gamma_n (\sum_d |w_d y_d| + |b|)`, once for each engine; the bias may be the first term
-    of the sum. Eight more terms cover the bias and the subtraction of a maximum inside a softmax.
+    of the sum, so one more term would do.
     Source: THEORY.md E4. Oracle in tests: exact sums.
     """
     terms = (hidden_size + 8) * UNIT_FLOAT32
     gamma = terms / (1.0 - terms)
     return 2.0 * gamma * (longest_row * input_norm + largest_bias)
+
+
+def score_resolution(
+    score: str,
+    largest: Float64[np.ndarray, "tokens"],
+    last: Float64[np.ndarray, "tokens"],
+    following: Float64[np.ndarray, "tokens"],
+) -> Float64[np.ndarray, "tokens"]:
+    r"""How far two logits must be apart for their float32 scores to differ in the same sense.
+
+    Engines compare scores, not logits: :math:`8u\, s / s'` at the boundary of the chosen set, which
+    is 8u for softmax (and as much again for each unit below the largest logit, which is subtracted
+    first), :math:`8u (1 + e^z)` for sigmoid (saturated at z = 17), and inf where the score
+    underflows: softmax probabilities 87 below the largest logit are 0 or lose their digits, so that
+    an engine breaks ties among them. 0 for raw logits.
+
+    ``largest``, ``last`` and ``following`` are the first, k-th and (k+1)-th logit.
+    Source: THEORY.md E1, E4. Oracle in tests: torch.softmax and torch.sigmoid in float32.
+    """
+    unit = 8.0 * UNIT_FLOAT32
+    if score == "identity":
+        return np.zeros(len(last))
+    if score == "softmax":
+        spread = largest - following
+        return np.where(spread > LARGEST_EXPONENT, np.inf, unit * (1.0 + spread))
+    lost = following < -LARGEST_EXPONENT
+    if score == "sigmoid":
+        return np.where(lost, np.inf, unit * (1.0 + np.exp(np.minimum(last, 700.0))))
+    return np.where(lost, np.inf, 2.0 * unit * np.maximum(last, 1.0))
 
 
 def bf16_noise_scale(

@@ -11,7 +11,12 @@ from moegeom.core.errors import NonFiniteError, RecordingError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource, TopLogits
 from moegeom.geometry.norm import normed
-from moegeom.geometry.rounding import UNIT_FLOAT32, bf16_noise_scale, logit_error_bound
+from moegeom.geometry.rounding import (
+    UNIT_FLOAT32,
+    bf16_noise_scale,
+    logit_error_bound,
+    score_resolution,
+)
 from moegeom.geometry.selection.score import LARGEST_SLOPE
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Kernels
@@ -154,18 +159,27 @@ def _recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "token
     return np.ascontiguousarray(ids)
 
 
-def _float_bound(task: Task, norm: Float64[np.ndarray, "tokens"]) -> Float64[np.ndarray, "tokens"]:
-    router = task.prepared.router
-    bias = task.prepared.logit_bias
+def _float_bound(
+    task: Task,
+    norm: Float64[np.ndarray, "tokens"],
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    margin: Float64[np.ndarray, "tokens"],
+) -> Float64[np.ndarray, "tokens"]:
+    """Margin below which two correct float32 engines may choose differently."""
+    prepared, rule = task.prepared, task.prepared.router.rule
+    bias = prepared.logit_bias
     largest = 0.0 if bias is None else float(np.abs(bias).max())
-    bound = logit_error_bound(norm, router.hidden_size, task.prepared.longest_row, largest)
-    # Two correct float32 scores differ by a few units of their own rounding as well: an engine
-    # that compares softmax values ties logits that are closer than that.
-    own_rounding = 8 * UNIT_FLOAT32
-    if router.rule.is_affine:
-        return 2.0 * bound + (0.0 if router.rule.score == "identity" else own_rounding)
-    largest = 1.0 + float(np.abs(task.prepared.selection_bias).max())
-    return 2.0 * LARGEST_SLOPE[router.rule.score] * bound + own_rounding * largest
+    bound = logit_error_bound(norm, prepared.router.hidden_size, prepared.longest_row, largest)
+    if rule.is_affine:
+        first, last = (
+            np.take_along_axis(logits, chosen[:, [rank]], axis=1)[:, 0].astype(np.float64)
+            for rank in (0, -1)
+        )
+        return 2.0 * bound + score_resolution(rule.score, first, last, last - margin)
+    # Scores and biases of order one are rounded a few times each.
+    own_rounding = 8 * UNIT_FLOAT32 * (1.0 + float(np.abs(prepared.selection_bias).max()))
+    return 2.0 * LARGEST_SLOPE[rule.score] * bound + own_rounding
 
 
 def _quantities(
@@ -203,7 +217,7 @@ def _quantities(
         if has_all_logits and "weights" in task.wanted
         else None,
         input_norm=norm,
-        float_bound=None if norm is None else _float_bound(task, norm),
+        float_bound=None if norm is None else _float_bound(task, norm, logits, chosen, margin),
         noise_scale=None
         if norm is None or distance is None
         else bf16_noise_scale(norm, prepared.router.hidden_size),

@@ -1,0 +1,66 @@
+"""Every Python block of the documentation runs, page by page, in a folder with what it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moegeom.results.reader import open_results
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for page in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    if BLOCK.search(page.read_text("utf-8"))
+)
+
+
+@pytest.fixture
+def documented_place(world, moegeom, tmp_path) -> Path:
+    """``model``, ``rec`` and, made with --per-token, ``results``."""
+    for name in ("model", "rec"):
+        (tmp_path / name).symlink_to(world.folder / name, target_is_directory=True)
+    arguments = ("--tokens", "rec", "--out", "results", "--per-token", "--quiet")
+    ran = moegeom(tmp_path, "scan", "model", *arguments)
+    assert ran.code == 0, ran.err
+    return tmp_path
+
+
+def run_page(folder: Path, page: str) -> str:
+    code = "\n".join(BLOCK.findall((ROOT / page).read_text("utf-8")))
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
+    finished = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_block_runs(documented_place, page):
+    run_page(documented_place, page)
+    if page == "docs/recordings.md":
+        run = open_results(documented_place / "my_results").run
+        assert run["tokens"]["num_tokens"] == 4096
+        assert run["trust"]["fingerprint"] == "matches"
+
+
+def test_the_pages_with_code_are_those_that_promise_it():
+    assert {"docs/recordings.md", "docs/results.md"} <= set(PAGES)
+
+
+def test_every_table_is_documented(world):
+    text = (ROOT / "docs/results.md").read_text("utf-8")
+    for table in (world.folder / "results").glob("*.parquet"):
+        assert f"`{table.name}`" in text
