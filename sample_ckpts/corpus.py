@@ -69,14 +69,18 @@ def iter_docs() -> Iterator[Document]:
 
 
 def iter_licence() -> Iterator[Document]:
-    """Licence files of installed packages, each text once.
+    """Licence files of the packages named in `licence_wheels.txt`, each text once.
 
-    Most packages carry one of a few texts under another copyright line; texts that differ only
-    there, in case or in white space count as one.
+    A fixed list, so that installing one more tool does not change the text. Most packages carry
+    one of a few texts under another copyright line; texts that differ only there, in case or in
+    white space count as one.
     """
     root = Path(sysconfig.get_path("purelib"))
+    listed = (Path(__file__).parent / "licence_wheels.txt").read_text(encoding="utf-8").split()
     seen: set[bytes] = set()
     for path in sorted(root.glob("*.dist-info/**/*")):
+        if path.relative_to(root).parts[0].split("-")[0].lower() not in listed:
+            continue
         is_licence = any(word in path.name.upper() for word in ("LICEN", "COPYING", "NOTICE"))
         if not is_licence or not path.is_file():
             continue

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from routers import router_layers
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -19,7 +17,7 @@ class Recipe:
     """One sample model. Everything that decides the result is here, apart from the corpus."""
 
     name: str
-    config: PreTrainedConfig
+    config: OlmoeConfig | DeepseekV3Config
     kept_steps: tuple[int, ...]  # the last one is the length of the training
     sharded_step: int | None = None  # this one is stored in several files with an index
     seed: int = 0
@@ -28,8 +26,6 @@ class Recipe:
     beta2: float = 0.95
     weight_decay: float = 0.1
     router_weight_decay: float = 0.1
-    router_init_scale: float = 1.0  # factor on the initial router weights
-    balancing_loss: float = 0.0  # weight of the load-balancing loss; 0 switches it off
     bias_rate: float = 0.0  # step of loss-free balancing; 0 switches it off
 
     @property
@@ -40,13 +36,12 @@ class Recipe:
 def build_model(recipe: Recipe) -> PreTrainedModel:
     """The untrained model, float32, its weights drawn from the recipe's seed."""
     torch.manual_seed(recipe.seed)
-    is_olmoe = isinstance(recipe.config, OlmoeConfig)
-    model = (OlmoeForCausalLM if is_olmoe else DeepseekV3ForCausalLM)(recipe.config)
+    if isinstance(recipe.config, OlmoeConfig):
+        model = OlmoeForCausalLM(recipe.config)
+    else:
+        model = DeepseekV3ForCausalLM(recipe.config)
     # All experts in one grouped product: a fifth faster here than one product per expert.
     model.set_experts_implementation("grouped_mm")
-    with torch.no_grad():
-        for router in router_layers(model).values():
-            router.weight.mul_(recipe.router_init_scale)
     return model
 
 
@@ -67,27 +62,26 @@ _OLMOE = {
     "intermediate_size": 32,
     "num_experts": 16,
     "num_experts_per_tok": 4,
+    "norm_topk_prob": False,
 }
 
 OLMOE_BALANCED = Recipe(
     name="olmoe-balanced",
-    # output_router_logits makes the model compute the load-balancing loss.
-    config=OlmoeConfig(
-        **_OLMOE, norm_topk_prob=False, output_router_logits=True, router_aux_loss_coef=0.01
-    ),
+    # output_router_logits switches the load-balancing loss on, router_aux_loss_coef weighs it.
+    config=OlmoeConfig(**_OLMOE, output_router_logits=True, router_aux_loss_coef=0.02),
     kept_steps=(100, 300, 600, 1000, 1500),
     sharded_step=600,
 )
 
+# The same architecture, initial weights and batches, trained with ordinary mistakes: the balancing
+# loss is missing, and the routers have five times the learning rate, without decay.
 OLMOE_COLLAPSED = Recipe(
     name="olmoe-collapsed",
-    config=OlmoeConfig(
-        **_OLMOE, norm_topk_prob=True, output_router_logits=False, router_aux_loss_coef=0.0
-    ),
+    config=OlmoeConfig(**_OLMOE, output_router_logits=False, router_aux_loss_coef=0.0),
     kept_steps=(100, 600, 1500),
-    router_learning_rate=3e-2,
+    router_learning_rate=0.015,
     router_weight_decay=0.0,
-    router_init_scale=10.0,
+    beta2=0.999,
 )
 
 DEEPSEEK_TINY = Recipe(

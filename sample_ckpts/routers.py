@@ -4,7 +4,7 @@ A router of transformers returns `(logits, routing weights, chosen)`. A forward 
 tuple and the very tensor that the router was given, so nothing is computed a second time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
 
-ROUTER_CLASSES = (DeepseekV3TopkRouter, OlmoeTopKRouter)
+Router = DeepseekV3TopkRouter | OlmoeTopKRouter
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Load:
     num_dead: int  # experts with no slot at all
 
 
-def router_layers(model: nn.Module) -> dict[int, nn.Module]:
+def router_layers(model: nn.Module) -> dict[int, Router]:
     """Layer index -> router, for every layer that has one."""
     layers = model.get_submodule("model.layers")
-    found: dict[int, nn.Module] = {}
+    found: dict[int, Router] = {}
     for layer, block in enumerate(layers.children()):
         for module in block.modules():
-            if isinstance(module, ROUTER_CLASSES):
+            if isinstance(module, Router):
                 found[layer] = module
     return found
 
@@ -65,14 +65,14 @@ def listen(model: nn.Module, *, keep_inputs: bool = False) -> Iterator[dict[int,
             handle.remove()
 
 
-def _recorder(trace: RouterTrace, keep_inputs: bool):
-    def record(router: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+def _recorder(trace: RouterTrace, keep_inputs: bool) -> Callable[..., None]:
+    def record(_: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         _, _, chosen = output
         trace.chosen.append(chosen.detach().clone())
         if keep_inputs:
             # Some routers get [tokens, hidden], some [batch, position, hidden]; they flatten it
             # themselves in this order.
-            trace.inputs.append(args[0].detach().reshape(-1, router.hidden_dim).clone())
+            trace.inputs.append(args[0].detach().flatten(0, -2).clone())
 
     return record
 
