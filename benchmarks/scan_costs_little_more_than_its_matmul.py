@@ -64,7 +64,8 @@ def _measure(hidden: int, experts: int, top_k: int, tokens: int, repeats: int) -
     kernels, pace = load_kernels("cpu"), Pace(batch_tokens(hidden), 1)
 
     def scan(reductions: tuple[str, ...]) -> Callable[[], object]:
-        task = Task(prepare(router), source, Populations(()), kernels, frozenset({"distance"}))
+        wanted = frozenset(need for name in reductions for need in REDUCTIONS[name].needs)
+        task = Task(prepare(router), source, Populations(()), kernels, wanted)
         return lambda: scan_router(task, reductions, range(tokens // TILE), pace)
 
     everything = tuple(name for name in REDUCTIONS.names() if name != "agreement")

@@ -12,13 +12,17 @@ from moegeom.checkpoint.store import TensorInfo
 
 
 def tensor_digest(info: TensorInfo, values: Shaped[np.ndarray, "*shape"]) -> str:
-    """SHA-256, in hex, of a tensor's name, dtype, shape and bytes as stored."""
+    """BLAKE2b-256, in hex, of a tensor's name, dtype, shape and bytes as stored.
+
+    Releases the interpreter lock. On processors without instructions for SHA-256 it is faster.
+    """
     head = f"{info.name}\0{info.dtype}\0{','.join(map(str, info.shape))}\0"
-    digest = hashlib.sha256(head.encode())
+    digest = hashlib.blake2b(head.encode(), digest_size=32)
     digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def router_fingerprint(digests: Iterable[str]) -> str:
-    """``sha256:`` and the hash of all digests, in any order: routers, biases, scales and gains."""
-    return "sha256:" + hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
+    """``blake2b:`` and the hash of all digests, in any order: routers, biases, scales and gains."""
+    joined = "".join(sorted(digests)).encode()
+    return "blake2b:" + hashlib.blake2b(joined, digest_size=32).hexdigest()

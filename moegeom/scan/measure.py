@@ -57,11 +57,11 @@ def measure(task: Task, start: int, stop: int) -> Measured:
     logits, norm = _logits(task, start, stop)
     recorded = _recorded(task, start, stop)
     lost: tuple[int, ...] = ()
-    # One sum tells whether all are finite: nan and infinities survive it, and float64 cannot
-    # overflow on float32 logits. A non-finite input makes every logit of its token non-finite,
-    # even through a weight of 0.
+    # One sum tells whether all are finite: nan and infinities survive it, and if finite numbers
+    # overflow it, the closer look finds nothing. A non-finite input makes every logit of its token
+    # non-finite, even through a weight of 0.
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-        total = logits.sum(dtype=np.float64)
+        total = logits.sum()
     if not np.isfinite(total):
         finite = np.isfinite(logits).all(axis=1)
         kept = np.flatnonzero(finite)

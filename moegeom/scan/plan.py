@@ -10,7 +10,7 @@ from moegeom.core.tokens import TILE
 
 #: Bytes of recorded values that one worker holds. Large enough to hide the cost of a call, small
 #: enough that two workers and the page cache share a laptop.
-BATCH_BYTES = 16 * 2**20
+BATCH_BYTES = 32 * 2**20
 
 #: Tiles in a batch at most, so that the sums of a batch stay exact in float64.
 MAX_TILES = 16

@@ -131,4 +131,4 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
 
 
 def _short(fingerprint: str) -> str:
-    return fingerprint.removeprefix("sha256:")[:12]
+    return fingerprint.partition(":")[2][:12]

@@ -1,16 +1,19 @@
 """The command line in processes of its own, and a small made-up world to point it at.
 
-Commands run in a folder of the test, with relative paths, so that no output names a place. Kernels
-come from Numba's cache: the first run after a change of a kernel is slower by its compilation.
+Commands run in a folder of the test, with relative paths, so that no output names a place. Most
+run in children of a warm process (warm_commands.py); the scan behind ``world`` and the tests of
+``--help`` start from scratch. Kernels come from Numba's cache: the first run after a change of a
+kernel is slower by its compilation.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +31,18 @@ class Ran:
     err: str
 
 
-def run_moegeom(folder: Path, *arguments: str, **environment: str) -> Ran:
-    """``moegeom ARGUMENTS`` in ``folder``, with a clean environment."""
+def environment() -> dict[str, str]:
+    """This environment with moegeom on the path and without what changes a screen."""
     kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
+    return kept | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")])}
+
+
+def run_cold(folder: Path, *arguments: str) -> Ran:
+    """``moegeom ARGUMENTS`` in ``folder``, started from scratch as a person does."""
     finished = subprocess.run(
         [sys.executable, "-m", "moegeom_cli", *arguments],
         cwd=folder,
-        env=kept | {"PYTHONPATH": paths} | environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,
@@ -44,8 +51,43 @@ def run_moegeom(folder: Path, *arguments: str, **environment: str) -> Ran:
 
 
 @pytest.fixture(scope="session")
-def moegeom() -> Callable[..., Ran]:
-    return run_moegeom
+def moegeom_cold() -> Callable[..., Ran]:
+    return run_cold
+
+
+@pytest.fixture(scope="session")
+def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
+    """``moegeom ARGUMENTS`` in a folder, in a child of a process that is warm."""
+    streams = tmp_path_factory.mktemp("streams")
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "warm_commands.py")],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+
+    def run(folder: Path, *arguments: str, **variables: str) -> Ran:
+        out, err = streams / "out", streams / "err"
+        request = {
+            "folder": str(folder),
+            "arguments": arguments,
+            "environment": variables,
+            "out": str(out),
+            "err": str(err),
+        }
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = server.stdout.readline()
+        assert code, "the warm process has died"
+        return Ran(int(code), out.read_text("utf-8"), err.read_text("utf-8"))
+
+    yield run
+    server.stdin.close()
+    server.wait(timeout=30)
+    server.stdout.close()
 
 
 @dataclass(frozen=True)
@@ -76,7 +118,7 @@ def world(tmp_path_factory) -> World:
     write_checkpoint(folder / "model", model)
     fingerprint = load_routers(open_checkpoint(folder / "model")).fingerprint
     write_tokens(folder / "rec", model, 1024, fingerprint)
-    ran = run_moegeom(folder, "scan", "model", "--tokens", "rec", "--out", "results")
+    ran = run_cold(folder, "scan", "model", "--tokens", "rec", "--out", "results")
     assert ran.code == 0, ran.err
     assert ran.err == ""
     return World(folder, ran.out)

@@ -15,4 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     os.environ["MOEGEOM_REFRESH_GOLDEN"] = "1"
     tests = "tests/e2e/test_screen.py"
-    sys.exit(subprocess.call([sys.executable, "-m", "pytest", "-q", tests, "-k", "golden"], cwd=ROOT))
+    sys.exit(
+        subprocess.call([sys.executable, "-m", "pytest", "-q", tests, "-k", "golden"], cwd=ROOT)
+    )

@@ -92,7 +92,7 @@ def test_truncated_shard(refused, damaged):
 def test_index_that_names_a_missing_file(refused, damaged):
     names = load_file(damaged / "model/model.safetensors")
     shutil.move(damaged / "model/model.safetensors", damaged / "model/model-00001.safetensors")
-    shards = {name: "model-00001.safetensors" for name in names}
+    shards = dict.fromkeys(names, "model-00001.safetensors")
     shards[GATE.format(2)] = "model-00002.safetensors"
     index = damaged / "model/model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": shards}), "utf-8")
@@ -279,5 +279,3 @@ def test_results_of_a_later_schema(refused, world, tmp_path):
     run = tmp_path / "results/run.json"
     run.write_text(json.dumps(json.loads(run.read_text("utf-8")) | {"schema": 99}), "utf-8")
     refused(tmp_path, ("report", "results"), "schema 99", "reads schema 1", "hint:")
-
-

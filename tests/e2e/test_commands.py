@@ -24,14 +24,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_every_command_exits_0(moegeom, tmp_path, name):
-    ran = moegeom(tmp_path, name, "--help")
+def test_help_of_every_command_exits_0(moegeom_cold, tmp_path, name):
+    ran = moegeom_cold(tmp_path, name, "--help")
     assert (ran.code, ran.err) == (0, "")
     assert "Usage:" in ran.out
 
 
-def test_help_lists_every_command(moegeom, tmp_path):
-    ran = moegeom(tmp_path, "--help")
+def test_help_lists_every_command(moegeom_cold, tmp_path):
+    ran = moegeom_cold(tmp_path, "--help")
     assert (ran.code, ran.err) == (0, "")
     for name in COMMANDS:
         assert f"\n  {name} " in ran.out
@@ -90,8 +90,8 @@ def test_no_arguments_show_the_help(moegeom, tmp_path):
     assert "Usage:" in ran.out + ran.err
 
 
-def test_an_unreadable_results_directory_exits_3(moegeom, tmp_path):
-    ran = moegeom(tmp_path, "report", "nowhere")
+def test_an_unreadable_results_directory_exits_3(moegeom_cold, tmp_path):
+    ran = moegeom_cold(tmp_path, "report", "nowhere")
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.startswith("error: ")
 

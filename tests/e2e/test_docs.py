@@ -23,7 +23,8 @@ PAGES = sorted(
 
 @pytest.fixture
 def documented_place(world, moegeom, tmp_path) -> Path:
-    """``model``, ``rec`` and, made with --per-token, ``results``."""
+    """``model``, ``rec``, the sample checkpoints and, made with --per-token, ``results``."""
+    (tmp_path / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
     for name in ("model", "rec"):
         (tmp_path / name).symlink_to(world.folder / name, target_is_directory=True)
     arguments = ("--tokens", "rec", "--out", "results", "--per-token", "--quiet")

@@ -125,6 +125,7 @@ def routing_weights(case: Case) -> list[tuple]:
     weights = [
         Weights("scores"),
         Weights("scores", True, 1e-20, 2.5),
+        Weights("scores", True, 0.25, 1.5),
         Weights("softmax_of_selected_logits"),
         Weights("softmax_of_selected_logits", True, 0.5, 2.0),
     ]

@@ -75,6 +75,11 @@ def test_a_quantile_in_the_last_bin_is_infinite_and_in_the_first_zero():
     np.testing.assert_array_equal(quantile(histogram([0.0, 1e-20]), np.array([0.5])), [0.0])
 
 
+def test_a_quantile_that_falls_between_two_values_takes_the_lower():
+    found = quantile(histogram([1.0, 1.0, 100.0, 100.0]), np.array([0.5, 0.51]))
+    np.testing.assert_allclose(found, [1.0, 100.0], rtol=1 / 16)
+
+
 def test_leading_axes_are_separate_histograms():
     one, two = histogram([1.0, 3.0]), histogram([0.1])
     both = np.stack([[one], [two]])

@@ -77,6 +77,17 @@ def test_over_the_capacity_the_number_of_coalitions_is_estimated_without_bias(mo
     np.testing.assert_array_less(np.std(errors), 1.5)
 
 
+def test_no_more_is_dropped_than_the_capacity_asks_for(monkeypatch):
+    """Of all keys, those below the threshold are kept; twice the threshold would be too many."""
+    chosen = drawn(3000, 11)
+    every = folded(chosen)["key"]
+    monkeypatch.setattr(sketch, "CAPACITY", 400)
+    found = folded(chosen)
+    rate = 2.0 ** -float(found["halvings"][0])
+    np.testing.assert_array_equal(found["key"], every[every < rate * 2.0**64])
+    np.testing.assert_array_less(400, (every < 2 * rate * 2.0**64).sum())
+
+
 def test_kept_coalitions_keep_their_exact_counts(monkeypatch):
     monkeypatch.setattr(sketch, "CAPACITY", 300)
     base = drawn(2000, 5)

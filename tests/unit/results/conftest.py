@@ -26,15 +26,13 @@ def record(path: Path, sizes: tuple[int, ...], has_domains: bool = True) -> Path
         document=token // 60,
         position=(token % 60).astype(np.int32),
         token_id=np.full(TOKENS, -1, np.int32),
-        domain=((token // 60 % 3 - 1) if has_domains else token * 0 - 1).astype(np.int16),
+        domain=((token // 60 % 2 - 1) if has_domains else token * 0 - 1).astype(np.int16),
     )
     values = {
         name: synthetic_inputs(MODEL, layer, TOKENS, num_sinks=2)
         for layer, name in enumerate(ROUTERS)
     }
-    with RecordingWriter(
-        path, "router_input", ROUTERS, domains=("code", "prose") * has_domains
-    ) as writer:
+    with RecordingWriter(path, "router_input", ROUTERS, domains=("code",) * has_domains) as writer:
         first = 0
         for size in sizes:
             part = slice(first, first + size)

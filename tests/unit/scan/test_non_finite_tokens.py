@@ -25,8 +25,7 @@ def damaged(request, made):
     return source
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("batch_tokens", [TILE, 10 * TILE])
+@pytest.mark.parametrize(("num_workers", "batch_tokens"), [(1, 10 * TILE), (2, TILE)])
 def test_the_first_bad_token_is_named(made, damaged, num_workers, batch_tokens):
     with pytest.raises(NonFiniteError, match=r"array: .* router text/0 .*first: token 7\)"):
         made.measured(damaged, num_workers=num_workers, batch_tokens=batch_tokens)

@@ -1,0 +1,75 @@
+"""Runs commands of the command line in children of a process that has loaded everything already.
+
+Starting Python, Numba and ten kernels takes longer than most commands run. This script loads them
+once, then reads one request a line from stdin (folder, arguments, environment, files for stdout and
+stderr), forks, and answers with the exit code. A child is as much a process of its own as one that
+was started from scratch; that a cold start works is what the other tests of this folder show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+
+from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.kernels.reduction import REDUCTIONS, Extent
+from moegeom.kernels.table import load_kernels
+from moegeom.pipeline import METRICS
+from moegeom.report import REPORTERS
+from moegeom.scan.labels import Populations
+from moegeom.scan.measure import Task, measure
+from moegeom.scan.prepared import prepare
+from moegeom.testing.array_source import ArraySource
+from moegeom_cli import app
+
+
+def warm_up() -> None:
+    """Compiled kernels and lazy imports into memory; no thread is started, so a fork is safe."""
+    weight = np.random.default_rng(0).standard_normal((8, 4), dtype=np.float32)
+    rule = Rule(2, "softmax", Weights("scores"))
+    router = Router("text/0", "text", 0, weight, rule, Provenance("made up", (), "", "F32"))
+    values = {router.name: weight}
+    source = ArraySource(values, chosen={router.name: np.zeros((8, 2), np.int32)})
+    wanted = frozenset(need for reduction in REDUCTIONS.all() for need in reduction.needs)
+    kernels = load_kernels("cpu")
+    task = Task(prepare(router), source, Populations(()), kernels, wanted)
+    found = measure(task, 0, 8).quantities
+    for reduction in REDUCTIONS.all():
+        reduction.start(Extent(2, 8, 2)).fold(found, kernels)
+    METRICS.all()
+    REPORTERS.all()
+
+
+def run_here(request: dict) -> int:
+    """The command in this process, which is a child and ends with it."""
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+    os.chdir(request["folder"])
+    os.environ.update(request["environment"])
+    sys.argv = ["moegeom", *request["arguments"]]
+    try:
+        app.main()
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def main() -> None:
+    warm_up()
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os._exit(run_here(json.loads(line)))
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
