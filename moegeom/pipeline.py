@@ -173,6 +173,13 @@ def measure(
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
     if writer.has_part(router.name):
+        done = writer.part_facts(router.name)
+        if not request.skip_non_finite and done.get("num_non_finite"):
+            raise UsageError(
+                f"the unfinished results skipped {done['num_non_finite']} tokens of router "
+                f"{router.name} that are not finite.",
+                "Go on with --non-finite skip, or begin again with --restart.",
+            )
         return
     folder = writer.new_part(router.name)
     if source is None or router.name not in source.facts.routers:
@@ -243,8 +250,10 @@ def _other_tables(
 
 
 def _options(request: ScanRequest) -> dict[str, Any]:
-    """What changes results; speed settings are left out on purpose."""
-    kept = ("prior", "layers", "per_token", "skip_non_finite", "seed", "backend", "stage")
+    """What changes results. Speed settings are left out on purpose, and so is skip_non_finite: a
+    part that was finished without it has no token to skip.
+    """
+    kept = ("prior", "layers", "per_token", "seed", "backend", "stage")
     return {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
 
 

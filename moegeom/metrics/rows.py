@@ -17,22 +17,26 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         bias[:, None] for bias in (router.logit_bias, router.selection_bias) if bias is not None
     ]
     rows = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
-    _, first, same = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    twin = first[same.reshape(-1)]
-    norms = np.linalg.norm(router.weight.astype(np.float64), axis=1)
+    finite = np.isfinite(rows).all(axis=1)
     own = np.arange(router.num_experts)
+    twin = own.copy()
+    _, first, same = np.unique(rows[finite], axis=0, return_index=True, return_inverse=True)
+    twin[finite] = own[finite][first[same.reshape(-1)]]
+    norms = np.full(router.num_experts, np.nan)
+    norms[finite] = np.linalg.norm(router.weight[finite].astype(np.float64), axis=1)
+    median = float(np.median(norms[finite])) if finite.any() else 0.0
     return {
         "layers": {
+            "num_non_finite_rows": int((~finite).sum()),
             "num_twin_rows": int((twin != own).sum()),
             "num_zero_rows": int((norms == 0.0).sum()),
-            "row_norm_median": float(np.median(norms)),
-            "row_norm_max_over_median": float(norms.max() / np.median(norms))
-            if np.median(norms) > 0.0
-            else None,
+            "row_norm_median": median if finite.any() else None,
+            "row_norm_max_over_median": float(norms[finite].max()) / median if median else None,
         },
         "experts": {
             "expert": own,
             "row_norm": norms,
+            "is_row_finite": finite,
             "twin_of": np.where(twin != own, twin, -1),
         },
     }
@@ -41,12 +45,18 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="rows",
     version=1,
-    text="Length of each router row, zero rows, and rows bit-equal to an earlier one (biases "
-    "included): of two equal experts the later one is chosen only together with the earlier.",
+    text="Length of each router row; rows that are not finite, zero, or bit-equal to an earlier "
+    "one, biases included: no token tells two equal experts apart.",
     scope="weights",
     needs=(),
     columns={
         "layers": (
+            Column(
+                "num_non_finite_rows",
+                "rows with nan or infinity, biases included",
+                "experts",
+                "int",
+            ),
             Column("num_twin_rows", "rows equal to an earlier row", "experts", "int"),
             Column("num_zero_rows", "rows of zeros", "experts", "int"),
             Column("row_norm_median", "median length of a row", "weight"),
@@ -55,6 +65,7 @@ METRIC = Metric(
         "experts": (
             Column("expert", "expert number", "expert", "int"),
             Column("row_norm", "Euclidean length of the router row", "weight"),
+            Column("is_row_finite", "row and biases are finite", "", "bool"),
             Column("twin_of", "earlier expert with the same row and bias, or -1", "expert", "int"),
         ),
     },

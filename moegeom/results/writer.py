@@ -61,7 +61,12 @@ class ResultsWriter:
 
     def __enter__(self) -> ResultsWriter:
         refuse_existing(self._out)
-        self._partial.mkdir(parents=True, exist_ok=True)
+        try:
+            self._partial.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{self._partial}: cannot be made ({error.strerror}).", "Choose another --out."
+            ) from None
         self._lock = (self._partial / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -70,6 +70,13 @@ def scan_router(
         At the first batch with a non-finite token, unless ``skip_non_finite``.
     """
     progress = begin or Progress()
+    if not skip_non_finite:  # what another run skipped is refused now
+        refuse_non_finite(
+            task.prepared.router.name,
+            task.source.facts.name,
+            progress.non_finite,
+            progress.num_tokens,
+        )
     router = task.prepared.router
     extent = Extent(len(task.populations.names), router.num_experts, router.rule.top_k)
     with _Workers(task, reductions, extent, pace.num_workers) as workers:

@@ -17,7 +17,7 @@ from moegeom.geometry.rounding import (
     logit_error_bound,
     score_resolution,
 )
-from moegeom.geometry.selection.score import LARGEST_SLOPE
+from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Kernels
 from moegeom.scan.labels import Populations, block_of
@@ -177,8 +177,9 @@ def _float_bound(
             for rank in (0, -1)
         )
         return 2.0 * bound + score_resolution(rule.score, first, last, last - margin)
-    # Scores and biases of order one are rounded a few times each.
-    own_rounding = 8 * UNIT_FLOAT32 * (1.0 + float(np.abs(prepared.selection_bias).max()))
+    # A score and its bias are rounded a few times each, relative to their size.
+    size = SCORES[rule.score](logits.max(axis=1, keepdims=True))[:, 0] + 1.0
+    own_rounding = 8 * UNIT_FLOAT32 * (size + float(np.abs(prepared.selection_bias).max()))
     return 2.0 * LARGEST_SLOPE[rule.score] * bound + own_rounding
 
 

@@ -121,7 +121,7 @@ def write_checkpoint(path: Path, model: SyntheticModel) -> Path:
 
 
 def synthetic_inputs(
-    model: SyntheticModel, layer: int, num_tokens: int, num_sinks: int = 4, lean: float = 0.3
+    model: SyntheticModel, layer: int, num_tokens: int, num_sinks: int = 4, lean: float = 0.05
 ) -> Float32[np.ndarray, "tokens hidden"]:
     """Router inputs: directions that lean to a common mean, and a few tokens 1000 times as long.
 
@@ -137,7 +137,12 @@ def synthetic_inputs(
 
 
 def write_tokens(
-    path: Path, model: SyntheticModel, num_tokens: int, fingerprint: str = "", num_sinks: int = 4
+    path: Path,
+    model: SyntheticModel,
+    num_tokens: int,
+    fingerprint: str = "",
+    num_sinks: int = 4,
+    lean: float = 0.05,
 ) -> Path:
     """A recording of :func:`synthetic_inputs` (times the gain, as the norm gives them)."""
     from moegeom.checkpoint.open import open_checkpoint
@@ -153,7 +158,8 @@ def write_tokens(
         domain=np.zeros(num_tokens, dtype=np.int16),
     )
     values = {
-        router.name: synthetic_inputs(model, router.layer, num_tokens, num_sinks) * router.gain
+        router.name: synthetic_inputs(model, router.layer, num_tokens, num_sinks, lean)
+        * router.gain
         for router in routers
     }
     with RecordingWriter(

@@ -28,7 +28,7 @@ def scanned(moegeom, tmp_path_factory) -> dict[str, tuple[Path, str]]:
     """Folder and printed screen of each scan, by name."""
     folder = tmp_path_factory.mktemp("screen")
     write_checkpoint(folder / "model", MODEL)
-    write_tokens(folder / "rec", MODEL, 2048)
+    write_tokens(folder / "rec", MODEL, 2048, lean=0.3)
     made = {}
     for name, tokens in SCANS.items():
         ran = moegeom(folder, "scan", "model", *tokens, "--out", f"runs/{name}.moegeom")

@@ -21,7 +21,8 @@ def _judge(measured: Measured) -> list[Finding]:
     for row in measured.layers:
         null = measured.null.get(row["router"], {})
         share, normal = row.get(COLUMN), null.get(COLUMN)
-        if share is None or normal is None:
+        # Equal rows tie for ever: that is MGI104's to say.
+        if share is None or normal is None or row.get("num_twin_rows"):
             continue
         error = math.hypot(row.get(f"{COLUMN}_se") or 0.0, null.get(f"{COLUMN}_se") or 0.0)
         if share > FACTOR * normal and share - normal > 3.0 * error:
@@ -35,8 +36,8 @@ def _judge(measured: Measured) -> list[Finding]:
             CHECK.code,
             tuple(router for _, _, router in exposed),
             "more near-ties than a random router of this shape would have.",
-            f"Rounding the input to bf16 would switch about {share:.1%} of tokens at {worst}; a "
-            f"random router {normal:.1%} (limit {FACTOR} times, uncalibrated).",
+            f"Rounding the input to bf16 would switch about {100 * share:.1f} % of tokens at "
+            f"{worst}; a random router {100 * normal:.1f} % (limit {FACTOR} times, uncalibrated).",
             f"moegeom scan {measured.checkpoint} --tokens {measured.tokens} "
             f"--layers {worst.split('/')[1]} --per-token",
         )

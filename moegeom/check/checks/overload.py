@@ -42,7 +42,7 @@ def _judge(measured: Measured) -> list[Finding]:
                 "warning",
                 CHECK.code,
                 (router,),
-                f"expert {expert} is chosen by {share:.0%} of the tokens.",
+                f"expert {expert} is chosen by {100 * share:.0f} % of the tokens.",
                 f"It gets {load:.1f}x its fair share (limit {LIMIT:.1f}, uncalibrated; 95 % range "
                 f"over documents {load - 2 * error:.1f}-{load + 2 * error:.1f})."
                 + _evidence(measured, row),

@@ -15,8 +15,8 @@ from moegeom.kernels.reduction import (
     select_counts,
 )
 
-#: Probabilities are summed as integers of 2^-36: the sum of a batch of 2^14 tokens is below 2^53,
-#: so exact in float64, and 2^27 tokens fit into the total.
+#: Probabilities (at most 1/2) are summed as integers of 2^-36: the sum of a batch of 2^14 tokens is
+#: below 2^53, so exact in float64, and 2^28 tokens fit into one population and block.
 FIXED_POINT = 2.0**36
 
 

@@ -35,11 +35,14 @@ class _Coalitions:
             quantities.block.astype(np.uint64)
         )
         key = (hashed & ~np.uint64(2**_LABEL_BITS - 1)) | label
+        # what the sample will drop need not wait for it
+        kept = np.flatnonzero(key <= _largest_key(self._state))
+        key = key[kept]
         self._pending.append(
             {
                 "key": key,
                 "count": np.ones(len(key), dtype=np.int64),
-                "members": np.sort(quantities.chosen, axis=1).astype(np.int16),
+                "members": np.sort(quantities.chosen[kept], axis=1).astype(np.int16),
                 "halvings": np.zeros(1, dtype=np.int64),
             }
         )
@@ -55,6 +58,10 @@ class _Coalitions:
     def state(self) -> State:
         self._settle()
         return self._state
+
+
+def _largest_key(state: State) -> np.uint64:
+    return np.uint64(2 ** (64 - int(state["halvings"][0])) - 1)
 
 
 def _empty(top_k: int) -> State:
@@ -78,19 +85,19 @@ def _compact(states: list[State]) -> State:
     starts = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else np.empty(0, int)
     count = np.concatenate([state["count"] for state in states])[order]
     members = np.concatenate([state["members"] for state in states])
-    merged = {
-        "key": key[starts],
-        "count": np.add.reduceat(count, starts) if len(starts) else count,
-        "members": members[order[starts]],
-    }
     halvings = max(int(state["halvings"][0]) for state in states)
+    key = key[starts]
     while True:
-        limit = np.searchsorted(merged["key"], np.uint64(2 ** (64 - halvings) - 1), side="right")
+        limit = int(np.searchsorted(key, np.uint64(2 ** (64 - halvings) - 1), side="right"))
         if limit <= CAPACITY:
             break
         halvings += 1
-    kept = {name: array[:limit] for name, array in merged.items()}
-    return {**kept, "halvings": np.array([halvings], dtype=np.int64)}
+    return {
+        "key": key[:limit].copy(),  # a view would keep the longer array alive
+        "count": np.add.reduceat(count, starts)[:limit].copy() if len(starts) else count,
+        "members": members[order[starts[:limit]]],
+        "halvings": np.array([halvings], dtype=np.int64),
+    }
 
 
 def _select(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ def _layer(**changes: Any) -> dict[str, Any]:
         "num_tokens": 1000,
         "num_twin_rows": 0,
         "num_zero_rows": 0,
+        "num_non_finite_rows": 0,
         "row_norm_median": 1.0,
         "max_vio_global": 0.2,
         "max_vio_global_se": 0.01,
@@ -41,6 +42,7 @@ def _experts(**changes: dict[int, Any]) -> list[dict[str, Any]]:
             "population": "all",
             "expert": expert,
             "row_norm": 1.0,
+            "is_row_finite": True,
             "twin_of": -1,
             "num_slots": 250,
             "load": 1.0,
@@ -58,6 +60,7 @@ def _judge(layer: dict[str, Any], experts: list[dict[str, Any]]) -> list[Finding
 
 
 DEFECTS = {
+    "MGI101": (_layer(num_non_finite_rows=1), _experts(is_row_finite={4: False})),
     "MGI104": (_layer(num_twin_rows=1), _experts(twin_of={5: 1})),
     "MGI103": (_layer(num_zero_rows=1), _experts(row_norm={2: 0.0})),
     "MGB203": (

@@ -47,7 +47,7 @@ def test_one_changed_bit_changes_the_fingerprint(tensor: str, make_olmoe: Any) -
     changed.view(torch.int32).flatten()[0] ^= 1
     after = load_routers(open_checkpoint(make_olmoe({name: changed}))).fingerprint
     assert before.startswith("blake2b:")
-    assert len(before) == 7 + 64
+    assert len(before) == 8 + 64
     assert after != before
 
 
