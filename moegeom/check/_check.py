@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity
 from moegeom.core.registry import Registry
 
 Row = Mapping[str, Any]
+
+#: Findings of one check that are told one by one; more are told as one.
+MOST_ALIKE = 2
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Check:
-    """A statement to be judged. ``code`` is never reused; ``needs`` are columns of ``layers``."""
+    """A statement to be judged. ``code`` is never reused; ``needs`` are columns of ``layers``.
+
+    ``judge`` returns a finding for each router concerned, the worst first.
+    """
 
     code: str
     title: str
@@ -51,8 +58,18 @@ def run_checks(measured: Measured) -> tuple[list[Finding], list[str]]:
         if all(row.get(need) is None for row in measured.layers for need in check.needs):
             skipped.append(check.code)
             continue
-        findings += check.judge(measured)
+        findings += _gathered(check, check.judge(measured))
     return sorted(findings, key=lambda f: (SEVERITY_ORDER[f.severity], f.code)), skipped
+
+
+def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
+    """Findings as they are, or one for all layers with the evidence of the worst, the first."""
+    if len(findings) <= MOST_ALIKE:
+        return findings
+    worst = findings[0]
+    routers = tuple(router for finding in findings for router in finding.routers)
+    title = f"{check.title}, worst in {worst.routers[0]}: {worst.title}"
+    return [dataclasses.replace(worst, routers=routers, title=title)]
 
 
 def measured_rows(

@@ -16,7 +16,8 @@ from moegeom.core.finding import Finding
 
 def _judge(measured: Measured) -> list[Finding]:
     findings = []
-    for row in measured.layers:
+    by_share = sorted(measured.layers, key=lambda row: -(row.get("starved_share") or 0.0))
+    for row in by_share:
         starved = row.get("starved_share")
         experts = len(measured.experts[row["router"]])
         fair = sum(e["num_slots"] or 0 for e in measured.experts[row["router"]]) / experts

@@ -27,7 +27,8 @@ def _evidence(measured: Measured, row: Row) -> str:
 
 def _judge(measured: Measured) -> list[Finding]:
     findings = []
-    for row in measured.layers:
+    by_load = sorted(measured.layers, key=lambda row: -(row.get("max_vio_global") or 0.0))
+    for row in by_load:
         vio = row.get("max_vio_global")
         if vio is None:
             continue

@@ -123,6 +123,16 @@ def test_a_check_without_its_columns_is_skipped_and_named() -> None:
     assert skipped == ["MGB201", "MGB203", "MGN301"]
 
 
+def test_many_alike_findings_are_told_as_one_with_the_evidence_of_the_worst() -> None:
+    loads = {"text/1": 2.5, "text/2": 3.0, "text/3": 2.2, "text/4": 2.8}
+    layers = [_layer(router=name, max_vio_global=vio) for name, vio in loads.items()]
+    experts = [row | {"router": name} for name in loads for row in _experts(num_slots={2: 900})]
+    findings, _ = run_checks(measured_rows(layers, experts, "ckpt", "rec"))
+    assert [finding.code for finding in findings] == ["MGB203"]
+    assert findings[0].routers == ("text/2", "text/4", "text/1", "text/3")
+    assert "worst in text/2" in findings[0].title
+
+
 def test_errors_come_before_warnings() -> None:
     layer = _layer(num_twin_rows=1, starved_share=0.25, num_dead=1)
     experts = _experts(twin_of={5: 1}, num_slots={6: 0, 7: 5}, load={6: 0.0, 7: 0.02})
