@@ -33,9 +33,9 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
     from moegeom.kernels.table import load_kernels
     from moegeom.scan.engine import Pace, scan_router
     from moegeom.scan.labels import Populations
-    from moegeom.scan.measure import Task
     from moegeom.scan.plan import batch_tokens
     from moegeom.scan.prepared import prepare
+    from moegeom.scan.task import Task
     from moegeom.testing.array_source import ArraySource
     from moegeom.tokens.prior import IsotropicRmsPrior
 

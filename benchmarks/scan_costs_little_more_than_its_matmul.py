@@ -23,9 +23,9 @@ from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
 from moegeom.scan.engine import Pace, scan_router
 from moegeom.scan.labels import Populations
-from moegeom.scan.measure import Task
 from moegeom.scan.plan import batch_tokens
 from moegeom.scan.prepared import prepare
+from moegeom.scan.task import Task
 from moegeom.testing.array_source import ArraySource
 
 SHAPES = ((2048, 64, 8, 16384), (7168, 256, 8, 4096), (2880, 128, 4, 8192))

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from moegeom.check import measured_rows, run_checks
+from moegeom.check import judge
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import UsageError
-from moegeom.core.finding import Finding
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router, measure_weights
+from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter, refuse_existing
 from moegeom.router.load import load_routers
 from moegeom.router.selection import parse_layers
@@ -96,17 +96,12 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
         for router in chosen:
             measure(router, source, request, metrics, writer, watch)
         names = [router.name for router in chosen]
-        findings, not_judged = judge(writer, names, request, routers)
-        facts = run_facts(routers, chosen, token_facts, trust)
-        ending = {
-            "parts": {name: writer.part_facts(name) for name in names},
+        facts = run_facts(routers, chosen, token_facts, trust) | {
             "arithmetic": arithmetic_facts(request.backend),
             "seconds": time.perf_counter() - started,
-            "seed": request.seed,
-            "checks_not_judged": not_judged,
             "layers_asked": request.layers,
         }
-        return writer.finish(names, facts | ending, _other_tables(writer, names, request, findings))
+        return finish(writer, names, request, routers, facts)
 
 
 def _tokens_left(routers: Sequence[Router], source: TokenSource, writer: ResultsWriter) -> int:
@@ -205,53 +200,35 @@ def measure(
     writer.add_part(router.name, folder, finished.rows, finished.facts)
 
 
-def judge(
-    writer: ResultsWriter, names: Sequence[str], request: ScanRequest, routers: RouterSet
-) -> tuple[list[Finding], list[str]]:
-    """Findings of all checks, and notes on what is null and why."""
-    rows = {table: writer.gather(table, names).to_pylist() for table in ("layers", "experts")}
+def finish(
+    writer: ResultsWriter,
+    names: Sequence[str],
+    request: ScanRequest,
+    routers: RouterSet,
+    facts: Mapping[str, Any],
+) -> Path:
+    """Judges what was measured and moves the results into place."""
+    parts = {name: writer.part_facts(name) for name in names}
+    layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
+    reasons = {name: part["reasons"] for name, part in parts.items()}
     tokens = request.tokens or "TOKENS"
-    seen = measured_rows(rows["layers"], rows["experts"], request.checkpoint, tokens)
-    findings, not_judged = run_checks(seen)
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for name in names:
-        for metric, reason in writer.part_facts(name)["reasons"].items():
-            reasons.setdefault((metric, reason), []).append(name)
-    findings += [
-        Finding("note", "", tuple(where), f"{metric} is null: {reason}.")
-        for (metric, reason), where in reasons.items()
-    ]
-    findings += [Finding("note", "", (), note) for note in routers.notes]
-    return findings, not_judged
-
-
-def _other_tables(
-    writer: ResultsWriter, names: Sequence[str], request: ScanRequest, findings: list[Finding]
-) -> dict[str, list[dict[str, Any]]]:
-    layers = writer.gather("layers", names).to_pylist()
-    domains = {
-        row["population"]: row["num_tokens"]
-        for row in layers
-        if row["variant"] == "as_stored" and row["population"].startswith("domain=")
-    }
-    variants = {row["variant"]: row["num_tokens"] for row in layers if row["population"] == "all"}
-    texts = {
-        "as_stored": "the routers as the checkpoint stores them",
-        "null": "rows replaced by random directions of the same length; rule and biases kept",
-    }
-    return {
-        "domains": [{"population": p, "num_tokens": n} for p, n in sorted(domains.items())],
-        "variants": [
-            {"variant": v, "text": texts[v], "seed": request.seed, "num_tokens": n}
-            for v, n in variants.items()
-        ],
+    findings, not_judged = judge(
+        layers, experts, reasons, routers.notes, request.checkpoint, tokens
+    )
+    others = {
+        "domains": domain_rows(layers),
+        "variants": variant_rows(layers, request.seed),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
+    run = {"parts": parts, "checks_not_judged": not_judged, "seed": request.seed}
+    return writer.finish(names, run | dict(facts), others)
 
 
 def _options(request: ScanRequest) -> dict[str, Any]:
-    """What changes results. Speed settings are left out on purpose, and so is skip_non_finite: a
-    part that was finished without it has no token to skip.
+    """What changes results.
+
+    Speed settings are left out on purpose, and so is skip_non_finite: a part that was finished
+    without it has no token to skip.
     """
     kept = ("prior", "layers", "per_token", "seed", "backend", "stage")
     return {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}

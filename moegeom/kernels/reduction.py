@@ -55,11 +55,6 @@ class Reduction:
     select: Callable[[State, int | None, int | None], Any]
 
 
-def add_states(first: State, second: State) -> State:
-    """Sum of two states of counters."""
-    return {name: first[name] + second[name] for name in first}
-
-
 def select_counts(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:
     """Counts [populations, blocks, *tail] summed to [*tail]."""
     chosen = counts.sum(axis=0) if population is None else counts[population]

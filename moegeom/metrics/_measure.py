@@ -15,11 +15,11 @@ from moegeom.kernels.reduction import REDUCTIONS, Kernels
 from moegeom.metrics._finish import Rows, finish_router
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
 from moegeom.scan.labels import Populations
-from moegeom.scan.measure import Task
 from moegeom.scan.per_token import PerTokenFile
 from moegeom.scan.plan import batch_tokens, sample_tiles
 from moegeom.scan.prepared import prepare, unavailable
 from moegeom.scan.snapshot import read_snapshot, write_snapshot
+from moegeom.scan.task import Task
 from moegeom.variants.random_router import random_router
 
 #: Why a synthetic prior gives some metrics no value.
@@ -27,8 +27,19 @@ _PRIOR = "a synthetic prior says where walls are, not which tokens come (geometr
 
 #: Reductions that mean something on a synthetic prior.
 _GEOMETRY = frozenset(
-    {"token_counts", "ambiguity", "margin_histogram", "distance_histogram", "bf16_switch"}
+    {
+        "token_counts",
+        "ambiguity",
+        "margin_histogram",
+        "distance_histogram",
+        "wall_pairs",
+        "bf16_switch",
+    }
 )
+
+
+#: Reductions that say nothing about a random router, or too much.
+_NOT_FOR_NULL = ("agreement", "coalitions", "wall_pairs")
 
 
 @dataclass(frozen=True)
@@ -148,8 +159,8 @@ def _scan(run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence
 def _null_rows(
     run: RouterRun, reductions: Sequence[str], missing: Mapping[str, str], whole: str
 ) -> Rows:
-    kept = [name for name in reductions if name not in ("agreement", "coalitions")]
-    missing = dict(missing) | dict.fromkeys(("agreement", "coalitions"), "not kept for the null")
+    kept = [name for name in reductions if name not in _NOT_FOR_NULL]
+    missing = dict(missing) | dict.fromkeys(_NOT_FOR_NULL, "not kept for the null")
     router = random_router(run.router, run.seed)
     task = _task(run, router, kept)
     tiles = sample_tiles(run.source.facts.num_tokens, run.seed)

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.float_bits import quantile, share_below
-from moegeom.metrics.margins import METRIC as MARGINS
-from moegeom.metrics.margins import QUANTILES
+from moegeom.metrics._ladder import (
+    LADDER_COLUMNS,
+    ladder_values,
+    quantile_columns,
+    quantile_values,
+)
 
 #: Powers of two from far below the rounding of an input to the size of one.
 LADDER = 2.0 ** np.arange(-12, 9)
@@ -18,18 +21,11 @@ LADDER = 2.0 ** np.arange(-12, 9)
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     histogram = reductions["distance_histogram"]
-    values = quantile(histogram, np.array(list(QUANTILES.values())))
-    named = dict(zip(QUANTILES, values.tolist(), strict=True))
+    values = quantile_values("boundary_distance", histogram)
+    in_rms = values["boundary_distance_p50"] / np.sqrt(facts.router.hidden_size)
     return {
-        "layers": {
-            **{f"boundary_distance_{name}": value for name, value in named.items()},
-            "boundary_distance_rms_p50": named["p50"] / np.sqrt(facts.router.hidden_size),
-        },
-        "margins": {
-            "quantity": np.full(len(LADDER), "boundary_distance"),
-            "threshold": LADDER,
-            "share_below": share_below(histogram, LADDER),
-        },
+        "layers": values | {"boundary_distance_rms_p50": in_rms},
+        "margins": ladder_values("boundary_distance", histogram, LADDER),
     }
 
 
@@ -41,15 +37,11 @@ METRIC = Metric(
     needs=("distance_histogram",),
     columns={
         "layers": (
-            *(
-                Column(
-                    f"boundary_distance_{name}",
-                    f"{100 * probability:g} % quantile of the distance to the boundary",
-                    "router input",
-                    formula="boundary_distance",
-                    has_se=True,
-                )
-                for name, probability in QUANTILES.items()
+            *quantile_columns(
+                "boundary_distance",
+                "the distance to the boundary",
+                "router input",
+                "boundary_distance",
             ),
             Column(
                 "boundary_distance_rms_p50",
@@ -59,7 +51,7 @@ METRIC = Metric(
                 has_se=True,
             ),
         ),
-        "margins": MARGINS.columns["margins"],
+        "margins": LADDER_COLUMNS,
     },
     finish=_finish,
     invariances=("token_permutation", "expert_relabelling", "common_row_shift"),

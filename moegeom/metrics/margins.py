@@ -8,27 +8,23 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.float_bits import quantile, share_below
+from moegeom.metrics._ladder import (
+    LADDER_COLUMNS,
+    ladder_values,
+    quantile_columns,
+    quantile_values,
+)
 
-QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}
-
-#: Powers of two are edges of the histogram, so these shares are exact.
+#: Powers of two from the rounding of a float32 logit to more than a trained margin.
 LADDER = 2.0 ** np.arange(-16, 5)
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     histogram = reductions["margin_histogram"]
-    values = quantile(histogram, np.array(list(QUANTILES.values())))
+    unit = {"margin_unit": facts.router.rule.selection_score_unit}
     return {
-        "layers": {
-            "margin_unit": facts.router.rule.selection_score_unit,
-            **{f"margin_{name}": float(v) for name, v in zip(QUANTILES, values, strict=True)},
-        },
-        "margins": {
-            "quantity": np.full(len(LADDER), "margin"),
-            "threshold": LADDER,
-            "share_below": share_below(histogram, LADDER),
-        },
+        "layers": unit | quantile_values("margin", histogram),
+        "margins": ladder_values("margin", histogram, LADDER),
     }
 
 
@@ -41,17 +37,9 @@ METRIC = Metric(
     columns={
         "layers": (
             Column("margin_unit", "what a margin is measured in", "", "str"),
-            Column("margin_p001", "0.1 % quantile of the margin", "selection score", has_se=True),
-            Column("margin_p01", "1 % quantile of the margin", "selection score", has_se=True),
-            Column("margin_p50", "median margin", "selection score", has_se=True),
+            *quantile_columns("margin", "the margin", "selection score", "margin"),
         ),
-        "margins": (
-            Column("quantity", "margin or boundary_distance", "", "str"),
-            Column("threshold", "step of the ladder, in units of the quantity", "quantity"),
-            Column(
-                "share_below", "share of tokens strictly below it", formula="ladder", has_se=True
-            ),
-        ),
+        "margins": LADDER_COLUMNS,
     },
     finish=_finish,
     invariances=("token_permutation", "expert_relabelling"),

@@ -12,8 +12,9 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.kernels.reduction import Kernels
 from moegeom.scan.labels import Populations
-from moegeom.scan.measure import Task, measure
+from moegeom.scan.measure import measure
 from moegeom.scan.prepared import PreparedRouter, check_width
+from moegeom.scan.task import Task
 from moegeom.tokens.validity import FingerprintVerdict, RmsTest, fingerprint_test, rms_test
 
 #: Tokens looked at before a scan, per router.

@@ -20,8 +20,9 @@ from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
 from moegeom.report import REPORTERS
 from moegeom.scan.labels import Populations
-from moegeom.scan.measure import Task, measure
+from moegeom.scan.measure import measure
 from moegeom.scan.prepared import prepare
+from moegeom.scan.task import Task
 from moegeom.testing.array_source import ArraySource
 from moegeom_cli import app
 

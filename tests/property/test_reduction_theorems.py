@@ -34,6 +34,7 @@ def quantities_of(token: np.ndarray) -> Quantities:
         margin=floats[0][token],
         group_margin=floats[1][token],
         distance=floats[2][token],
+        pair=np.stack([chosen[:, -1], (chosen[:, -1] + 1) % EXPERTS], axis=1)[token],
         input_norm=floats[3][token],
         float_bound=0.01 * floats[3][token],
         noise_scale=floats[4][token],

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import (
-    Extent,
-    Kernels,
-    Reduction,
-    State,
-    add_states,
-    select_counts,
-)
+from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reductions._counters import counters
 
 #: Columns of the counter array.
 BOUNDED, AMBIGUOUS = range(2)
 
 
-class _Ambiguity:
-    def __init__(self, extent: Extent) -> None:
-        self._counts = extent.zeros(2)
-
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        tightness, bound = quantities.tightness, quantities.float_bound
-        assert tightness is not None and bound is not None
-        populations = len(self._counts)
-        self._counts[..., BOUNDED] += quantities.count_labels(populations)
-        self._counts[..., AMBIGUOUS] += quantities.count_labels(populations, tightness <= bound)
-
-    def state(self) -> State:
-        return {"counts": self._counts}
+def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
+    tightness, bound = quantities.tightness, quantities.float_bound
+    assert tightness is not None and bound is not None
+    counts[..., BOUNDED] += quantities.count_labels(len(counts))
+    counts[..., AMBIGUOUS] += quantities.count_labels(len(counts), tightness <= bound)
 
 
-REDUCTION = Reduction(
-    name="ambiguity",
-    needs=("margin", "float_bound", "input_norm"),
-    start=_Ambiguity,
-    merge=add_states,
-    select=lambda state, population, without: select_counts(state["counts"], population, without),
+REDUCTION = counters(
+    "ambiguity", ("margin", "float_bound", "input_norm"), lambda extent: (2,), _fold
 )

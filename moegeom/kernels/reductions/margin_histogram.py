@@ -1,5 +1,5 @@
 """Margins in bins cut at powers of two."""
 
-from moegeom.kernels.reductions._histogram import histogram_of
+from moegeom.kernels.reductions._counters import histogram
 
-REDUCTION = histogram_of("margin")
+REDUCTION = histogram("margin")

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import (
-    Extent,
-    Kernels,
-    Reduction,
-    State,
-    add_states,
-    select_counts,
-)
+from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reductions._counters import counters
 
 #: Columns of the counter array.
 TOKENS, TIES = range(2)
 
 
-class _Tokens:
-    def __init__(self, extent: Extent) -> None:
-        self._counts = extent.zeros(2)
-
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        populations = len(self._counts)
-        self._counts[..., TOKENS] += quantities.count_labels(populations)
-        if quantities.tightness is not None:
-            tied = quantities.tightness == 0.0
-            self._counts[..., TIES] += quantities.count_labels(populations, tied)
-
-    def state(self) -> State:
-        return {"counts": self._counts}
+def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
+    counts[..., TOKENS] += quantities.count_labels(len(counts))
+    if quantities.tightness is not None:
+        counts[..., TIES] += quantities.count_labels(len(counts), quantities.tightness == 0.0)
 
 
-REDUCTION = Reduction(
-    name="token_counts",
-    needs=("chosen",),
-    start=_Tokens,
-    merge=add_states,
-    select=lambda state, population, without: select_counts(state["counts"], population, without),
-)
+REDUCTION = counters("token_counts", ("chosen",), lambda extent: (2,), _fold)

@@ -9,7 +9,16 @@ from typing import Any
 from moegeom.report._reporter import Reporter, View
 from moegeom.results.reader import Results
 
-TABLES = ("layers", "experts", "margins", "coalitions", "domains", "variants", "findings")
+TABLES = (
+    "layers",
+    "experts",
+    "pairs",
+    "margins",
+    "coalitions",
+    "domains",
+    "variants",
+    "findings",
+)
 
 
 def render(results: Results, view: View) -> str:

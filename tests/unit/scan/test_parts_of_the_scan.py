@@ -9,11 +9,11 @@ from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
 from moegeom.scan.labels import MAX_DOMAINS, Populations, block_of
-from moegeom.scan.measure import Task
 from moegeom.scan.plan import MAX_TILES, batch_tokens, sample_tiles
 from moegeom.scan.prepared import prepare
 from moegeom.scan.products import tile_logits
 from moegeom.scan.snapshot import read_snapshot, write_snapshot
+from moegeom.scan.task import Task
 
 
 def task_of(made, source, router=None) -> Task:

@@ -108,9 +108,16 @@ def test_the_largest_logits_do_not_decide_a_rule_with_groups(made, values):
 
 
 def test_ids_beyond_the_experts_are_refused_by_token(made):
-    chosen = np.zeros((TOKENS, 3), np.int32)
+    chosen = np.tile(np.arange(3, dtype=np.int32), (TOKENS, 1))
     chosen[TILE + 5, 1] = 12
     with pytest.raises(RecordingError, match=f"token {TILE + 5} .* expert 12"):
+        made.measured(made.source("ids", made.columns(TOKENS), chosen=chosen))
+
+
+def test_an_expert_named_twice_is_refused_by_token(made):
+    chosen = np.tile(np.arange(3, dtype=np.int32), (TOKENS, 1))
+    chosen[TILE + 7] = 0
+    with pytest.raises(RecordingError, match=f"token {TILE + 7} .* twice"):
         made.measured(made.source("ids", made.columns(TOKENS), chosen=chosen))
 
 

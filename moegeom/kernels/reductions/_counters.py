@@ -1,0 +1,50 @@
+"""Reductions whose state is one array of integer counters, added up on merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from moegeom.geometry.float_bits import NUM_BINS
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, select_counts
+
+#: Adds a batch to the counters [populations, blocks, ...].
+Fold = Callable[[np.ndarray, Quantities, Kernels], None]
+
+
+def counters(
+    name: str, needs: tuple[str, ...], shape: Callable[[Extent], tuple[int, ...]], fold: Fold
+) -> Reduction:
+    """A reduction that keeps counters of ``shape`` for each population and block."""
+
+    class Counters:
+        def __init__(self, extent: Extent) -> None:
+            self._counts = extent.zeros(*shape(extent))
+
+        def fold(self, quantities: Quantities, kernels: Kernels) -> None:
+            fold(self._counts, quantities, kernels)
+
+        def state(self) -> State:
+            return {"counts": self._counts}
+
+    return Reduction(
+        name=name,
+        needs=needs,
+        start=Counters,
+        merge=lambda first, second: {"counts": first["counts"] + second["counts"]},
+        select=lambda state, population, without: select_counts(
+            state["counts"], population, without
+        ),
+    )
+
+
+def histogram(quantity: str) -> Reduction:
+    """Counts of ``quantity`` (values >= 0) in the bins of ``geometry.float_bits``."""
+
+    def fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
+        values = getattr(quantities, quantity)
+        kernels["count_bins"](counts, values, quantities.population, quantities.block)
+
+    return counters(f"{quantity}_histogram", (quantity,), lambda extent: (NUM_BINS,), fold)

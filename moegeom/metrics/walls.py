@@ -1,0 +1,49 @@
+"""Walls: which pair of experts would trade a token first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+
+#: Pairs listed per router, the most frequent ones.
+NUM_LISTED = 256
+
+
+def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    counts = reductions["wall_pairs"]
+    flat = counts.reshape(-1)
+    # the lower pair first among equals
+    top = np.argsort(-flat, kind="stable")[:NUM_LISTED]
+    top = top[flat[top] > 0]
+    out, into = np.divmod(top, len(counts))
+    return {
+        "pairs": {
+            "expert_out": out,
+            "expert_in": into,
+            "num_tokens": flat[top],
+            "share": flat[top] / max(int(flat.sum()), 1),
+        }
+    }
+
+
+METRIC = Metric(
+    name="walls",
+    version=1,
+    text="Pairs of experts by the number of tokens whose nearest wall is between them.",
+    scope="router",
+    needs=("wall_pairs",),
+    columns={
+        "pairs": (
+            Column("expert_out", "chosen expert that would be left", "expert", "int"),
+            Column("expert_in", "expert that would be chosen instead", "expert", "int"),
+            Column("num_tokens", "tokens whose nearest wall is this one", "tokens", "int"),
+            Column("share", "num_tokens over all tokens with a wall", formula="wall_pairs"),
+        )
+    },
+    finish=_finish,
+    invariances=("token_permutation",),
+)

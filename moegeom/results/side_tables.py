@@ -1,0 +1,37 @@
+"""The small tables beside the measurements: domains and variants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+#: What each variant is, by the name in the variant column.
+VARIANTS = {
+    "as_stored": "the routers as the checkpoint stores them",
+    "null": "rows replaced by random directions of the same length; rule and biases kept",
+}
+
+
+def domain_rows(layers: Sequence[Row]) -> list[dict[str, Any]]:
+    """A row for each domain with its number of tokens, sorted."""
+    tokens = {
+        row["population"]: row["num_tokens"]
+        for row in layers
+        if row["variant"] == "as_stored" and row["population"].startswith("domain=")
+    }
+    return [{"population": name, "num_tokens": number} for name, number in sorted(tokens.items())]
+
+
+def variant_rows(layers: Sequence[Row], seed: int) -> list[dict[str, Any]]:
+    """A row for each variant that was measured, with the tokens it was measured on."""
+    tokens = {
+        row["variant"]: row["num_tokens"]
+        for row in layers
+        if not row["population"].startswith("domain=")
+    }
+    return [
+        {"variant": name, "text": VARIANTS[name], "seed": seed, "num_tokens": number}
+        for name, number in tokens.items()
+    ]

@@ -1,0 +1,114 @@
+"""Logits, choices and ids from a recording, whatever its stage."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Float64, Int32
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.router import Router
+from moegeom.core.tokens import TopLogits
+from moegeom.geometry.norm import normed
+from moegeom.scan.prepared import PreparedRouter, check_width
+from moegeom.scan.products import tile_logits
+from moegeom.scan.task import Task
+
+
+def recorded_logits(
+    task: Task, start: int, stop: int
+) -> tuple[Float[np.ndarray, "tokens experts"], Float64[np.ndarray, "tokens"] | None]:
+    """Logits of tokens ``[start, stop)`` from whatever stage was recorded, and norms of the inputs.
+
+    Norms are None where they are not wanted or inputs are not recorded.
+    """
+    router, stage = task.prepared.router, task.source.facts.stage
+    if stage == "top_logits":
+        top = task.source.read_top_logits(router.name, start, stop)
+        return _spread(top, task.prepared, task.source.facts.name), None
+    # kernels and products expect rows that lie one after the other, however a source keeps them
+    values = np.ascontiguousarray(task.source.read_values(router.name, start, stop))
+    check_width(router, stage, values.shape[1], task.source.facts.name)
+    if stage == "logits":
+        # Recorded logits hold the logit bias; a bias that only selects is added here.
+        extra = router.selection_bias if router.rule.is_affine else None
+        return np.ascontiguousarray(values if extra is None else values + extra), None
+    if stage == "pre_norm":
+        values = _through_norm(values, router, task.source.facts.name)
+    norm = task.kernels["input_norm"](values) if "input_norm" in task.wanted else None
+    with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
+        logits = tile_logits(values, task.prepared.weight_columns, task.prepared.logit_bias)
+    return logits, norm
+
+
+def _through_norm(
+    values: Float[np.ndarray, "tokens hidden"], router: Router, source: str
+) -> Float[np.ndarray, "tokens hidden"]:
+    if router.norm is None or router.gain is None:
+        raise RecordingError(
+            f"{source}: recorded before the norm, but the norm in front of router {router.name} "
+            "is not known.",
+            "Record what the router reads (stage router_input).",
+        )
+    return normed(values, router.norm.kind, router.norm.eps, router.gain)
+
+
+def _spread(
+    top: TopLogits, prepared: PreparedRouter, source: str
+) -> Float[np.ndarray, "tokens experts"]:
+    """Logits with the unrecorded experts below every recorded one of their token.
+
+    They stand at the least recorded logit: the chosen set is right whenever more than top_k are
+    recorded, and the margin is right because its two logits are among the recorded.
+    """
+    router = prepared.router
+    if not router.rule.is_affine or router.rule.has_selection_bias:
+        raise RecordingError(
+            f"{source}: the largest logits do not decide router {router.name}, which adds a bias "
+            f"to its {router.rule.score} scores or masks groups.",
+            "Record router inputs or all logits.",
+        )
+    if top.logits.shape[1] <= router.rule.top_k:
+        raise RecordingError(
+            f"{source}: {top.logits.shape[1]} logits a token are recorded for router "
+            f"{router.name}; its {router.rule.top_k} chosen experts and the next one are needed.",
+            f"Record at least {router.rule.top_k + 1}.",
+        )
+    least = top.logits.min(axis=1, keepdims=True)
+    below = np.nextafter(least, np.float32(-np.inf))
+    logits = np.repeat(below, router.num_experts, axis=1)
+    np.put_along_axis(logits, top.expert.astype(np.int64), top.logits, axis=1)
+    return logits
+
+
+def recorded_choice(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"] | None:
+    """What the recorded engine chose; None where that is not recorded or not wanted."""
+    if "matches_recording" not in task.wanted or not task.source.facts.has_chosen:
+        return None
+    chosen = task.source.read_chosen(task.prepared.router.name, start, stop)
+    return None if chosen is None else np.ascontiguousarray(chosen)
+
+
+def recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"]:
+    """The chosen experts of a recording of ids; refuses what cannot be a choice."""
+    router, name = task.prepared.router, task.source.facts.name
+    ids = task.source.read_chosen(router.name, start, stop)
+    assert ids is not None, "stage ids holds ids"
+    check_width(router, "ids", ids.shape[1], name)
+    wrong = (ids < 0) | (ids >= router.num_experts)
+    if wrong.any():
+        row, slot = np.argwhere(wrong)[0]
+        raise RecordingError(
+            f"{name}: token {start + row} of router {router.name} names expert {ids[row, slot]}; "
+            f"the checkpoint has {router.num_experts}.",
+            "Padding must be cut off before the ids are used.",
+        )
+    ordered = np.sort(ids, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    if twice.any():
+        row = int(np.argmax(twice))
+        raise RecordingError(
+            f"{name}: token {start + row} of router {router.name} names an expert twice: "
+            f"{ids[row].tolist()}.",
+            "Padding, or rows of layers without router, must be cut off before the ids are used.",
+        )
+    return np.ascontiguousarray(ids)

@@ -1,0 +1,21 @@
+"""What a worker needs to know: router, source, labels, kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moegeom.core.tokens import TokenSource
+from moegeom.kernels.reduction import Kernels
+from moegeom.scan.labels import Populations
+from moegeom.scan.prepared import PreparedRouter
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One router, one source, and the costly quantities that somebody asked for."""
+
+    prepared: PreparedRouter
+    source: TokenSource
+    populations: Populations
+    kernels: Kernels
+    wanted: frozenset[str] = frozenset({"distance", "matches_recording"})
