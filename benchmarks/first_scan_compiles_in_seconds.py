@@ -24,7 +24,9 @@ def _scan(folder: Path, name: str) -> tuple[float, float]:
     """Processor and wall seconds of one scan in a process of its own."""
     command = [sys.executable, "-m", "moegeom_cli", "scan", str(folder / "model"), "--quiet"]
     command += ["--tokens", str(folder / "rec"), "--out", str(folder / name)]
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache")}
+    root = Path(__file__).parents[1]
+    path = os.pathsep.join([str(root), str(root / "cli"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path}
     before, started = os.times(), time.perf_counter()
     subprocess.run(command, env=environment, check=True)
     after = os.times()

@@ -27,8 +27,24 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
+def _has_unique_keys(text: str, found: Any) -> bool:
+    """True when no key came twice: without escapes, each string that is left has two quotes."""
+    return "\\" not in text and 2 * _num_strings(found) == text.count('"')
+
+
+def _num_strings(value: Any) -> int:
+    """Strings in a parsed value, keys included."""
+    if isinstance(value, dict):
+        if set(map(type, value.values())) <= {str}:
+            return 2 * len(value)
+        return len(value) + sum(map(_num_strings, value.values()))
+    if isinstance(value, list):
+        return sum(map(_num_strings, value))
+    return int(isinstance(value, str))
+
+
 def parse_object(
-    raw: bytes | bytearray,
+    raw: bytes,
     where: str,
     pairs_hook: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = unique_keys,
     allow_constants: bool = False,
@@ -39,7 +55,10 @@ def parse_object(
     """
     constant = None if allow_constants else _refuse_constant
     try:
-        found = json.loads(str(raw, "utf-8"), object_pairs_hook=pairs_hook, parse_constant=constant)
+        text = str(raw, "utf-8")
+        found = json.loads(text, parse_constant=constant)
+        if pairs_hook is not None and not _has_unique_keys(text, found):
+            found = json.loads(text, object_pairs_hook=pairs_hook, parse_constant=constant)
     except _Refused as error:
         raise CheckpointError(f"{where}: {error}.") from None
     except RecursionError:

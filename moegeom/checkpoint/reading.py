@@ -53,12 +53,12 @@ class CountingFile:
         with self.open() as stream:
             return stream_size(stream)
 
-    def read(self, offset: int, size: int) -> bytearray:
+    def read(self, offset: int, size: int) -> bytes:
         """Exactly ``size`` bytes from ``offset``; fewer is an error."""
         with self.open() as stream:
             return self.read_from(stream, offset, size)
 
-    def read_all(self, limit: int) -> bytearray:
+    def read_all(self, limit: int) -> bytes:
         """The whole file, which may not be longer than ``limit``."""
         with self.open() as stream:
             size = stream_size(stream)
@@ -68,20 +68,20 @@ class CountingFile:
                 )
             return self.read_from(stream, 0, size)
 
-    def read_from(self, stream: FileIO, offset: int, size: int) -> bytearray:
+    def read_from(self, stream: FileIO, offset: int, size: int) -> bytes:
         """As ``read``, from a stream that is already open."""
         try:
-            buffer = bytearray(size)
+            stream.seek(offset)
+            # bytes that read() makes are not filled with zeros first, as a bytearray is
+            parts = [stream.read(size)]
+            while parts[-1] and sum(map(len, parts)) < size:
+                parts.append(stream.read(size - sum(map(len, parts))))
         except (MemoryError, OverflowError):
             raise CheckpointError(f"{self.label}: {size} bytes do not fit into memory.") from None
-        view = memoryview(buffer)
-        try:
-            stream.seek(offset)
-            filled = 0
-            while filled < size and (got := stream.readinto(view[filled:])):
-                filled += got
         except OSError as error:
             raise self._unreadable(error) from None
+        found = parts[0] if len(parts) == 1 else b"".join(parts)
+        filled = len(found)
         self.log.ranges.append(ByteRange(self.label, offset, filled))
         if filled < size:
             raise CheckpointError(
@@ -89,7 +89,7 @@ class CountingFile:
                 f"the file ends at {offset + filled}.",
                 "Download or copy this file again.",
             )
-        return buffer
+        return found
 
     def open(self) -> FileIO:
         """The file, open for reading; an error unless it is a regular file."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -23,9 +22,6 @@ from moegeom.router.rule import check_required, rule_text
 from moegeom.router.selection import format_layers, parse_layers
 from moegeom.router.settings import Settings
 from moegeom.router.storage import decode_scaled
-
-#: Hashing takes as long as reading; two threads keep it out of the way.
-_HASH_THREADS = 2
 
 Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
 
@@ -95,7 +91,7 @@ def _select(matches: list[Match], wanted: frozenset[int] | None) -> list[Match]:
 
 
 def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]:
-    """Every tensor once, in the order of the files; hashed on other threads as it passes.
+    """Every tensor once, in the order of the files, hashed as it passes.
 
     Values are upcast at once, so that the stored bytes need not be kept; scaled ones keep their
     dtype, which their scale needs.
@@ -103,13 +99,12 @@ def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]
     infos: dict[str, TensorInfo] = {i.name: i for plan in plans for i in plan.tensors()}
     scaled = {plan.weight.name for plan in plans if plan.scale is not None}
     values: dict[str, Shaped[np.ndarray, "*shape"]] = {}
-    digests: list[Future[str]] = []
-    with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="moegeom-hash") as pool:
-        for info in sorted(infos.values(), key=lambda i: (i.file, i.offset)):
-            stored = store.read(info.name)
-            digests.append(pool.submit(tensor_digest, info, stored))
-            values[info.name] = stored if info.name in scaled else upcast(stored)
-        return values, router_fingerprint(digest.result() for digest in digests)
+    digests = []
+    for info in sorted(infos.values(), key=lambda i: (i.file, i.offset)):
+        stored = store.read(info.name)
+        digests.append(tensor_digest(info, stored))
+        values[info.name] = stored if info.name in scaled else upcast(stored)
+    return values, router_fingerprint(digests)
 
 
 def _build(plan: RouterPlan, values: Values, family: str) -> Router:

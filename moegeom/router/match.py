@@ -83,7 +83,8 @@ def _modules(names: Collection[str], spec: StackSpec) -> tuple[list[_Module], li
         path, _, leaf = pattern.rpartition(".")
         head, _, tail = path.partition("{layer}")
         # A substring test first: of 90 000 names a few hundred reach the regular expression.
-        near = [name for name in names if f"{tail}." in name]
+        inner = f"{tail}."
+        near = [name for name in names if inner in name]
         shape = re.compile(
             rf"(.*?){re.escape(head)}([0-9]{{1,6}}){re.escape(tail)}\.(.+)", re.DOTALL
         )

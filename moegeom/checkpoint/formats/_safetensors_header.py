@@ -84,7 +84,7 @@ def read_header(file: CountingFile) -> Header:
     return header
 
 
-def _read_text(file: CountingFile, stream: FileIO, file_size: int) -> bytearray:
+def _read_text(file: CountingFile, stream: FileIO, file_size: int) -> bytes:
     """The JSON of the header, whose length is believed only within the limits."""
     if file_size < 8:
         raise CheckpointError(f"{file.label}: truncated, has {file_size} bytes.", _AGAIN)
@@ -100,7 +100,7 @@ def _read_text(file: CountingFile, stream: FileIO, file_size: int) -> bytearray:
     return file.read_from(stream, 8, length)
 
 
-def _parse_entries(raw: bytearray, where: str) -> tuple[dict[str, Any], int | None]:
+def _parse_entries(raw: bytes, where: str) -> tuple[dict[str, Any], int | None]:
     """The header as a dict, and the largest end of a tensor (None if the header is odd).
 
     Refusing duplicate keys with a hook would double the parsing time. A duplicate is a string
