@@ -26,9 +26,16 @@ def judge(
     for router, why in reasons.items():
         for metric, reason in why.items():
             where.setdefault((metric, reason), []).append(router)
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (metric, reason), routers in where.items():
+        alike.setdefault((reason, tuple(routers)), []).append(metric)
     findings += [
-        Finding("note", "", tuple(routers), f"{metric} is null: {reason}.")
-        for (metric, reason), routers in where.items()
+        Finding("note", "", routers, f"{_are_null(metrics)}: {reason}.")
+        for (reason, routers), metrics in alike.items()
     ]
     findings += [Finding("note", "", (), note) for note in notes]
     return findings, not_judged
+
+
+def _are_null(metrics: Sequence[str]) -> str:
+    return f"{', '.join(metrics)} {'is' if len(metrics) == 1 else 'are'} null"

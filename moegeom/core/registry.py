@@ -34,11 +34,15 @@ class Registry(Generic[T]):
         self._package = package
         self._attribute = attribute
         self._record = record
+        self._names: list[str] | None = None
 
     def names(self) -> list[str]:
-        """Names of all plug-ins, sorted; imports none of them."""
-        folder = importlib.import_module(self._package).__path__
-        return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
+        """Names of all plug-ins, sorted; imports none of them. The folder is listed once."""
+        if self._names is None:
+            folder = importlib.import_module(self._package).__path__
+            found = (module.name for module in pkgutil.iter_modules(folder))
+            self._names = sorted(name for name in found if not name.startswith("_"))
+        return list(self._names)
 
     def __getitem__(self, name: str) -> T:
         if name not in self.names():

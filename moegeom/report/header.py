@@ -41,7 +41,7 @@ def routers_line(summary: Summary) -> str:
     found, expected = checkpoint["num_routers"], checkpoint["num_expected"]
     count = f"{found} found" if expected is None else f"{found} of {expected} expected"
     looked = len(summary.run["routers"])
-    only = f" (these {looked} looked at)" if looked < found else ""
+    only = f" ({looked} looked at)" if looked < found else ""
     dtypes = sorted({router["stored_dtype"] for router in summary.run["routers"]})
     read, total = checkpoint["bytes_read"], checkpoint["bytes_total"]
     part = f"{size(read)} of {size(total)}" if read < total else f"all {size(read)}"

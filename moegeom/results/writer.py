@@ -143,7 +143,7 @@ class ResultsWriter:
             tokens = self._partial / "parts" / slug(router) / "tokens.parquet"
             if tokens.exists():
                 (whole / "tokens").mkdir(exist_ok=True)
-                os.link(tokens, whole / "tokens" / f"{slug(router)}.parquet")
+                _link(tokens, whole / "tokens" / f"{slug(router)}.parquet")
         text = json.dumps({"schema": SCHEMA_VERSION, **run}, indent=1, sort_keys=True)
         (whole / "run.json").write_text(text + "\n", encoding="utf-8")
         _sync(whole)
@@ -181,6 +181,14 @@ class ResultsWriter:
                 f"{', '.join(changed)} differ.",
                 "--restart discards them; or choose another --out.",
             )
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name; a copy where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def refuse_existing(out: Path) -> None:

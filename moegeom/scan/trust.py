@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
@@ -122,7 +123,8 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
         kernels,
         wanted=frozenset({"matches_recording", "input_norm"}),
     )
-    found = measure(task, 0, min(_FIRST_TOKENS, source.facts.num_tokens)).quantities
+    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+        found = measure(task, 0, min(_FIRST_TOKENS, source.facts.num_tokens)).quantities
     if found.matches_recording is None or not len(found.matches_recording):
         return None
     matches = found.matches_recording

@@ -60,6 +60,7 @@ def run(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto or cpu.")] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of the prior.")] = 0,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
@@ -72,13 +73,17 @@ def run(
 
     if non_finite not in ("fail", "skip"):
         raise UsageError(f"--non-finite {non_finite}: expected fail or skip.")
+    if device not in ("auto", "cpu"):
+        raise UsageError(
+            f"--device {device}: this version computes on the CPU only.", "Expected auto or cpu."
+        )
     pairs = [entry.partition("=") for entry in router_map or ()]
     if any(not sign or not key or not router for key, sign, router in pairs):
         raise UsageError("--map expects KEY=ROUTER.", "For example --map layer3=text/3.")
     watch = watching(quiet)
     request = ScanRequest(
         checkpoint=checkpoint,
-        out=out or Path("runs") / f"{Path(checkpoint).resolve().stem}.moegeom",
+        out=out or _default_out(checkpoint),
         tokens=tokens,
         stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
         router_map={key: router for key, _, router in pairs},
@@ -99,3 +104,9 @@ def run(
     if not quiet:
         view = View(width(), has_colours(), all_layers)
         typer.echo(REPORTERS[format.value].render(open_results(written), view), nl=False)
+
+
+def _default_out(checkpoint: str) -> Path:
+    """runs/<checkpoint>.moegeom, named after the folder, or the file without its ending."""
+    path = Path(checkpoint).resolve()
+    return Path("runs") / f"{path.stem if path.is_file() else path.name}.moegeom"

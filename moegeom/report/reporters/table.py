@@ -105,8 +105,8 @@ def _verdict(lines: list[Text], summary: Summary, results: Results, width: int) 
     shape = {(r["num_experts"], r["top_k"]) for r in summary.run["routers"]}
     of = f" for {next(iter(shape))[0]}/{next(iter(shape))[1]}" if len(shape) == 1 else ""
     text = (
-        f"{', '.join(counted)}. {summary.num_normal} of {len(summary.layers)} layers look "
-        f"normal{of}."
+        f"{', '.join(counted)}. {summary.num_normal} of {len(summary.layers)} "
+        f"layer{'s' if len(summary.layers) > 1 else ''} look normal{of}."
     )
     where = str(results.path)
     style = _STYLES["error" if errors else "warning" if warnings else "good"]
@@ -191,7 +191,7 @@ def _not_looked_at(summary: Summary) -> list[str]:
         lines.append(f"Skipped {len(skipped)} tensors, first {first['tensor']}: {first['reason']}")
     if summary.run["tokens"] is not None:
         lines += [
-            f"Null: {summary.places(note.routers)}: {note.title}"
+            f"Note, {summary.places(note.routers)}: {note.title}"
             if note.routers
             else f"Note: {note.title}"
             for note in summary.notes
