@@ -12,21 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from moegeom.check import judge
+from moegeom.check import judge, measured_rows
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import RouterError, UsageError
+from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router, measure_weights
+from moegeom.results.memory import MemoryResults
 from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter, refuse_existing
 from moegeom.router.load import load_routers
-from moegeom.router.selection import parse_layers
 from moegeom.scan.plan import num_workers
 from moegeom.scan.prepared import prepare
-from moegeom.scan.run_facts import arithmetic_facts, file_identity, plan_facts, run_facts
+from moegeom.scan.run_facts import (
+    arithmetic_facts,
+    column_versions,
+    file_identity,
+    plan_facts,
+    refused_facts,
+    run_facts,
+)
 from moegeom.scan.trust import Trust, examine
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
@@ -100,8 +108,38 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
             "arithmetic": arithmetic_facts(request.backend),
             "seconds": time.perf_counter() - started,
             "layers_asked": request.layers,
+            "column_versions": column_versions(metrics),
         }
         return finish(writer, names, request, routers, facts)
+
+
+def lint(checkpoint: str, layers: str | None = None) -> MemoryResults:
+    """What the weights alone tell, judged at once and never written.
+
+    A router that cannot be read is a finding of the gate, not the end of it, where a check stands
+    for the reason: ``run["refused"]`` holds it, and there are no rows.
+    """
+    started = time.perf_counter()
+    store = open_checkpoint(checkpoint)
+    try:
+        routers = load_routers(store)
+    except RouterError as refusal:
+        if not refusal.code:
+            raise
+        return MemoryResults(refused_facts(store.label, refusal), {})
+    chosen = select_layers(routers, layers)
+    metrics = [metric for metric in METRICS.all() if metric.scope == "weights"]
+    measured = [measure_weights(router, metrics, "no tokens").rows for router in chosen]
+    tables = {
+        table: [row for rows in measured for row in rows.get(table, ())]
+        for table in ("layers", "experts")
+    }
+    facts = run_facts(routers, chosen, None, None) | {
+        "seconds": time.perf_counter() - started,
+        "layers_asked": layers,
+        "column_versions": column_versions(metrics),
+    }
+    return MemoryResults(facts, tables)
 
 
 def _tokens_left(routers: Sequence[Router], source: TokenSource, writer: ResultsWriter) -> int:
@@ -212,9 +250,8 @@ def finish(
     layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
     reasons = {name: part["reasons"] for name, part in parts.items()}
     tokens = request.tokens or "TOKENS"
-    findings, not_judged = judge(
-        layers, experts, reasons, routers.notes, request.checkpoint, tokens
-    )
+    measured = measured_rows(layers, experts, request.checkpoint, tokens, facts)
+    findings, not_judged = judge(measured, reasons, routers.notes)
     others = {
         "domains": domain_rows(layers),
         "variants": variant_rows(layers, request.seed),

@@ -1,101 +1,94 @@
-"""What a check is, and running those that can be run."""
+"""What a check is: a statement to be judged, its limits, and the page that explains it."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity
+from moegeom.check._measured import Measured
+from moegeom.core.finding import Finding, Severity
 from moegeom.core.registry import Registry
 
-Row = Mapping[str, Any]
-
-#: Findings of one check that are told one by one; more are told as one.
-MOST_ALIKE = 2
+#: Where a limit comes from. ``definition``: it follows from the statement. ``uncalibrated``: from
+#: practice or set by hand. ``null``: relative to a random router on the same tokens.
+Basis = Literal["definition", "uncalibrated", "null"]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Rows of the results that checks look at.
+class Limit:
+    """A number that a profile may change: ``[limits.<code>] <name> = ...``."""
 
-    ``layers`` has one row per router (as stored, population all), ``null`` the rows of the random
-    router by router name, ``experts`` and ``domains`` the rows of a router by its name.
+    name: str
+    default: float
+    text: str
+    basis: Basis = "uncalibrated"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A statistical statement about one router: what would be said of it, and its p-value.
+
+    ``finding`` is None where there is nothing to say whatever the p-value. ``error`` and
+    ``freedom`` tell how small a defect could have been found.
     """
 
-    layers: Sequence[Row]
-    null: Mapping[str, Row]
-    experts: Mapping[str, Sequence[Row]]
-    domains: Mapping[str, Sequence[Row]]
-    checkpoint: str
-    tokens: str
+    router: str
+    finding: Finding | None
+    p_value: float
+    error: float = 0.0
+    freedom: float = 1.0
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A router that could not be judged although everything needed was asked for."""
+
+    router: str
+    reason: str
+
+
+Claim = Finding | Tested | Unknown
+
+#: Limits of one check: name and router to value, so that a layer may have a limit of its own.
+Limits = Callable[[str, str], float]
+
+Judge = Callable[[Measured, Limits], Iterable[Claim]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A statement to be judged. ``code`` is never reused; ``needs`` are columns of ``layers``.
+    """A statement to be judged. ``code`` is never reused.
 
-    ``judge`` returns a finding for each router concerned, the worst first.
+    ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
+    a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
+    ``needs`` are columns of ``layers``: where all are null the check does not apply, and ``absent``
+    says why. ``inputs`` says what it takes beyond the weights. ``detects`` puts the least defect
+    that could have been found, in units of the tested figure, into words.
     """
 
     code: str
     title: str
     severity: Severity
-    needs: tuple[str, ...]
-    judge: Callable[[Measured], list[Finding]]
+    judge: Judge
+    needs: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    inputs: Literal["weights", "tokens", "baseline", "baseline and tokens"] = "weights"
+    absent: str = "nothing of the kind is in this checkpoint"
+    detects: Callable[[float], str] | None = None
+
+    def finding(
+        self,
+        router: str | tuple[str, ...],
+        title: str,
+        detail: str = "",
+        next_command: str = "",
+        repair: str = "",
+    ) -> Finding:
+        """A finding of this check, at its default severity."""
+        routers = (router,) if isinstance(router, str) else router
+        return Finding(self.severity, self.code, routers, title, detail, next_command, repair)
 
 
 #: Checks by file name.
 CHECKS: Registry[Check] = Registry("check", "moegeom.check.checks", "CHECK", Check)
-
-
-def run_checks(measured: Measured) -> tuple[list[Finding], list[str]]:
-    """Findings, worst first, and the codes of the checks that lacked what they need."""
-    findings: list[Finding] = []
-    skipped: list[str] = []
-    for check in sorted(CHECKS.all(), key=lambda check: check.code):
-        if all(row.get(need) is None for row in measured.layers for need in check.needs):
-            skipped.append(check.code)
-            continue
-        findings += _gathered(check, check.judge(measured))
-    return sorted(findings, key=lambda f: (SEVERITY_ORDER[f.severity], f.code)), skipped
-
-
-def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
-    """Findings as they are, or one for all layers with the evidence of the worst, the first."""
-    if len(findings) <= MOST_ALIKE:
-        return findings
-    worst = findings[0]
-    routers = tuple(router for finding in findings for router in finding.routers)
-    title = f"{check.title}, worst in {worst.routers[0]}: {worst.title}"
-    return [dataclasses.replace(worst, routers=routers, title=title)]
-
-
-def measured_rows(
-    layers: Sequence[Row], experts: Sequence[Row], checkpoint: str, tokens: str
-) -> Measured:
-    """The rows of the tables ``layers`` and ``experts``, sorted for the checks."""
-    stored = [row for row in layers if row["variant"] == "as_stored"]
-    by_expert: dict[str, list[Row]] = {}
-    for row in experts:
-        if row["variant"] == "as_stored" and not _is_domain(row):
-            by_expert.setdefault(row["router"], []).append(row)
-    by_domain: dict[str, list[Row]] = {}
-    for row in stored:
-        if _is_domain(row):
-            by_domain.setdefault(row["router"], []).append(row)
-    return Measured(
-        layers=[row for row in stored if not _is_domain(row)],
-        null={
-            row["router"]: row for row in layers if row["variant"] == "null" and not _is_domain(row)
-        },
-        experts=by_expert,
-        domains=by_domain,
-        checkpoint=checkpoint,
-        tokens=tokens,
-    )
-
-
-def _is_domain(row: Row) -> bool:
-    return row["population"].startswith("domain=")

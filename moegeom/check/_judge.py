@@ -1,27 +1,23 @@
-"""From the measured rows of a run to its findings."""
+"""From the measured rows of a run to its findings and notes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from moegeom.check._check import Row, measured_rows, run_checks
+from moegeom.check._measured import Measured
+from moegeom.check._run import run_checks
 from moegeom.core.finding import Finding
 
 
 def judge(
-    layers: Sequence[Row],
-    experts: Sequence[Row],
-    reasons: Mapping[str, Mapping[str, str]],
-    notes: Sequence[str],
-    checkpoint: str,
-    tokens: str,
+    measured: Measured, reasons: Mapping[str, Mapping[str, str]], notes: Sequence[str]
 ) -> tuple[list[Finding], list[str]]:
     """Findings of all checks, then notes; and the codes of the checks that could not be judged.
 
     ``reasons`` says by router and metric why a figure is null; equal reasons make one note.
-    ``checkpoint`` and ``tokens`` are what was typed, for the commands that findings suggest.
     """
-    findings, not_judged = run_checks(measured_rows(layers, experts, checkpoint, tokens))
+    verdict = run_checks(measured)
+    findings = list(verdict.findings)
     where: dict[tuple[str, str], list[str]] = {}
     for router, why in reasons.items():
         for metric, reason in why.items():
@@ -34,6 +30,7 @@ def judge(
         for (reason, routers), metrics in alike.items()
     ]
     findings += [Finding("note", "", (), note) for note in notes]
+    not_judged = [o.code for o in verdict.outcomes if o.state not in ("passed", "failed")]
     return findings, not_judged
 
 

@@ -39,7 +39,15 @@ class CheckpointError(MoeGeomError):
 
 
 class RouterError(MoeGeomError):
-    """No router was found, or one was found that cannot be interpreted."""
+    """No router was found, or one was found that cannot be interpreted.
+
+    ``code`` is that of the integrity check whose statement is broken, where there is one: the gate
+    reports it as a finding, every other command stops.
+    """
+
+    def __init__(self, message: str, hint: str = "", code: str = "") -> None:
+        super().__init__(message, hint)
+        self.code = code
 
 
 class RouterRuleError(RouterError):

@@ -16,7 +16,8 @@ class Finding:
     """One statement about one or several routers.
 
     ``title`` is the sentence a person reads first, ``detail`` the evidence with its numbers,
-    ``next_command`` what to type to learn more. ``code`` is empty for a note that explains a null.
+    ``repair`` a change that is proved to be neutral, with the proof, and ``next_command`` what to
+    type to learn more. ``code`` is empty for a note that explains a null.
     """
 
     severity: Severity
@@ -25,16 +26,4 @@ class Finding:
     title: str
     detail: str = ""
     next_command: str = ""
-    columns: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Findings counted; ``exit_code`` is what the gate returns."""
-
-    num_errors: int
-    num_warnings: int
-
-    @property
-    def exit_code(self) -> int:
-        return 1 if self.num_errors else 0
+    repair: str = ""

@@ -12,8 +12,16 @@ Scope = Literal["weights", "router"]
 
 #: Transformations under which a metric keeps its values (held to it by a test).
 Invariance = Literal[
-    "token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"
+    "token_permutation",
+    "expert_relabelling",
+    "common_row_shift",
+    "positive_scaling",
+    "gain_folding",
 ]
+
+
+#: Seeded projections that stand for a router row in a baseline.
+NUM_PROJECTIONS = 32
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class RouterFacts:
     router: Router
     num_tokens: int
     is_null: bool = False
+    num_blocks: int = 0
 
 
 #: Values of one metric for one router, variant and population: table -> column -> value. In
@@ -51,7 +60,8 @@ class Metric:
     """A figure, or a family of figures that share one reduction.
 
     ``finish`` maps the selected reductions (name -> array, see ``Reduction.select``) and the facts
-    to values. A metric of scope ``weights`` needs no reduction and is finished once per router.
+    to values. A metric of scope ``weights`` is finished once per router; it needs no reduction but
+    may name quantities of the weights that several metrics share.
     ``keys`` names the columns that tell rows apart in tables other than ``layers``.
     """
 

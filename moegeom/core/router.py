@@ -7,7 +7,7 @@ that needs a new function adds it there and names it here. The record holds arra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -85,13 +85,21 @@ class Rule:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the numbers come from."""
+    """Where the numbers come from.
+
+    Dtypes are spelled as in safetensors; ``kept_`` dtypes are those in which the family keeps the
+    tensor. Empty where there is no such tensor, or nothing is known.
+    """
 
     family: str
     tensors: tuple[str, ...]
     file: str
     stored_dtype: str
     trust: Trust = "assumed"
+    bias_tensor: str = ""
+    bias_dtype: str = ""
+    kept_dtype: str = ""
+    kept_bias_dtype: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,4 +163,5 @@ class RouterSet:
     bytes_read: int = 0
     bytes_total: int = 0
     seconds: float = 0.0
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    layer_notes: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Float64
 
 
 def normed(
@@ -24,3 +24,13 @@ def normed(
         x = x - x.mean(axis=1, keepdims=True)
     scale = np.sqrt((x**2).mean(axis=1, keepdims=True) + eps)
     return (x / scale * gain).astype(np.float32)
+
+
+def unit_rows(
+    values: Float[np.ndarray, "tokens hidden"],
+) -> Float64[np.ndarray, "tokens hidden"]:
+    """Each row over its Euclidean length; 0 for a zero row, nan or 0 for one that is not finite."""
+    rows = values.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths != 0.0)

@@ -17,7 +17,8 @@ class Quantities:
 
     ``chosen`` is in descending selection score. ``float_bound`` is how far two correct float32
     engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
-    ``noise_scale`` is the error, per coordinate, of rounding the input to bfloat16.
+    ``noise_scale`` is the error, per coordinate, of rounding the input to bfloat16; ``direction``
+    the router input over its length, 0 for a zero input.
     """
 
     token: Int64[np.ndarray, "tokens"]
@@ -33,6 +34,7 @@ class Quantities:
     float_bound: Float64[np.ndarray, "tokens"] | None = None
     noise_scale: Float64[np.ndarray, "tokens"] | None = None
     matches_recording: Bool[np.ndarray, "tokens"] | None = None
+    direction: Float64[np.ndarray, "tokens hidden"] | None = None
 
     def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""

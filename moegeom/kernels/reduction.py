@@ -26,6 +26,7 @@ class Extent:
     num_populations: int
     num_experts: int
     top_k: int
+    hidden_size: int = 1
 
     def zeros(self, *tail: int) -> np.ndarray:
         """A counter array [populations, blocks, *tail]."""

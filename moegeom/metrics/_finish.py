@@ -13,6 +13,7 @@ from moegeom.core.router import Router
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State, select_counts
 from moegeom.kernels.reductions.token_counts import TOKENS
+from moegeom.metrics._weights import weight_quantities
 
 #: Rows of the results: table -> list of rows, each a mapping column -> value.
 Rows = dict[str, list[dict[str, Any]]]
@@ -41,10 +42,11 @@ def finish_router(
     delete-one jackknife over the blocks that hold tokens:
     sqrt((g - 1) / g * sum (v_b - mean v)^2); null with fewer than two blocks.
     """
+    shared = weight_quantities(router, metrics)
     reasons = {
         metric.name: next(missing[need] for need in metric.needs if need not in states)
         for metric in metrics
-        if any(need not in states for need in metric.needs)
+        if metric.scope != "weights" and any(need not in states for need in metric.needs)
     }
     rows: Rows = {}
     for index, population in _present(states, populations, whole):
@@ -53,7 +55,11 @@ def finish_router(
             if metric.name in reasons or (metric.scope == "weights" and index is not None):
                 continue
             key = {"router": router.name, "variant": variant, "population": population}
-            _add_rows(rows, key, _values(metric, router, states, index, blocks, variant))
+            if metric.scope == "weights":
+                values = metric.finish(shared, RouterFacts(router, 0, variant == "null"))
+            else:
+                values = _values(metric, router, states, index, blocks, variant)
+            _add_rows(rows, key, values)
     return Finished(rows, reasons)
 
 
@@ -94,7 +100,7 @@ def _values(
         if "token_counts" in states:
             counts = states["token_counts"]["counts"]
             tokens = int(select_counts(counts, population, without)[TOKENS])
-        return metric.finish(selected, RouterFacts(router, tokens, variant == "null"))
+        return metric.finish(selected, RouterFacts(router, tokens, variant == "null", len(blocks)))
 
     whole = {table: dict(columns) for table, columns in finish(None).items()}
     with_se = [

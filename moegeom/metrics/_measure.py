@@ -11,7 +11,7 @@ from typing import Any
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.kernels.reduction import REDUCTIONS, Kernels
+from moegeom.kernels.reduction import REDUCTIONS, Kernels, State
 from moegeom.metrics._finish import Rows, finish_router
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
 from moegeom.scan.labels import Populations
@@ -39,7 +39,10 @@ _GEOMETRY = frozenset(
 
 
 #: Reductions that say nothing about a random router, or too much.
-_NOT_FOR_NULL = ("agreement", "coalitions", "wall_pairs")
+_NOT_FOR_NULL = ("agreement", "coalitions", "directions", "wall_pairs")
+
+#: Reductions that look at a sample of the tokens, at most so many.
+_SAMPLED = {"directions": 8192}
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class MeasuredRouter:
 
 def measure_weights(router: Router, metrics: Sequence[Metric], reason: str) -> MeasuredRouter:
     """Rows of the metrics that need no tokens; the others are null for ``reason``."""
-    missing = {need: reason for metric in metrics for need in metric.needs}
+    missing = {need: reason for m in metrics if m.scope != "weights" for need in m.needs}
     finished = finish_router(router, {}, (), metrics, missing)
     return MeasuredRouter(finished.rows, {"num_tokens": 0, "reasons": finished.reasons})
 
@@ -78,13 +81,15 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
     """Rows of all metrics for the router as stored and, where tokens allow, for its null."""
     started = time.perf_counter()
     missing = _missing(run)
-    reductions = [n for n in REDUCTIONS.names() if n not in missing and _is_needed(n, run.metrics)]
+    wanted = [n for n in REDUCTIONS.names() if n not in missing and _is_needed(n, run.metrics)]
+    reductions = [name for name in wanted if name not in _SAMPLED]
     task = _task(run, run.router, reductions)
     tiles = range(-(-run.source.facts.num_tokens // TILE))
     progress = _scan(run, task, reductions, tiles)
     whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else "all"
     names = task.populations.names
-    finished = finish_router(run.router, progress.states, names, run.metrics, missing, whole=whole)
+    states = progress.states | _sampled_states(run, [name for name in wanted if name in _SAMPLED])
+    finished = finish_router(run.router, states, names, run.metrics, missing, whole=whole)
     rows = finished.rows
     if run.source.facts.stage in ("router_input", "pre_norm"):
         _extend(rows, _null_rows(run, reductions, missing, whole))
@@ -154,6 +159,17 @@ def _scan(run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence
         snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
     )
     return scan_router(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks, begin)
+
+
+def _sampled_states(run: RouterRun, reductions: Sequence[str]) -> dict[str, State]:
+    """States of reductions that a sample of the tokens is enough for."""
+    states: dict[str, State] = {}
+    for name in reductions:
+        tiles = sample_tiles(run.source.facts.num_tokens, run.seed, _SAMPLED[name])
+        task = _task(run, run.router, [name])
+        progress = scan_router(task, [name], tiles, _pace(run), skip_non_finite=True)
+        states[name] = progress.states[name]
+    return states
 
 
 def _null_rows(

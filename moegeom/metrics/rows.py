@@ -28,6 +28,9 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     return {
         "layers": {
             "num_non_finite_rows": int((~finite).sum()),
+            "num_non_finite_gain": None
+            if router.gain is None
+            else int((~np.isfinite(router.gain)).sum()),
             "num_twin_rows": int((twin != own).sum()),
             "num_zero_rows": int((norms == 0.0).sum()),
             "row_norm_median": median if finite.any() else None,
@@ -55,6 +58,12 @@ METRIC = Metric(
                 "num_non_finite_rows",
                 "rows with nan or infinity, biases included",
                 "experts",
+                "int",
+            ),
+            Column(
+                "num_non_finite_gain",
+                "entries of the gain of the norm in front that are nan or infinite",
+                "",
                 "int",
             ),
             Column("num_twin_rows", "rows equal to an earlier row", "experts", "int"),

@@ -11,7 +11,13 @@ from moegeom.kernels.reductions.token_counts import TIES, TOKENS
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["token_counts"]
-    return {"layers": {"num_tokens": int(counts[TOKENS]), "num_exact_ties": int(counts[TIES])}}
+    return {
+        "layers": {
+            "num_tokens": int(counts[TOKENS]),
+            "num_exact_ties": int(counts[TIES]),
+            "num_blocks": facts.num_blocks,
+        }
+    }
 
 
 METRIC = Metric(
@@ -30,6 +36,7 @@ METRIC = Metric(
                 "int",
                 formula="margin",
             ),
+            Column("num_blocks", "blocks of documents behind standard errors", "blocks", "int"),
         )
     },
     finish=_finish,

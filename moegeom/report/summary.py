@@ -72,6 +72,7 @@ def summarise(results: Results) -> Summary:
             row["title"],
             row["detail"] or "",
             row["next_command"] or "",
+            row.get("repair") or "",
         )
         for row in results.rows("findings")
     ]

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any, Protocol
 
 from moegeom.core.errors import ResultsError
-from moegeom.results.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Version of the tables and of run.json; a reader refuses others.
+SCHEMA_VERSION = 1
 
 #: run.json is a few kilobytes; anything beyond this is no run.json.
 _LARGEST_RUN_JSON = 64 * 2**20
+
+
+class ResultsView(Protocol):
+    """Results as those who judge and print them see them: on disk, or in memory."""
+
+    @property
+    def run(self) -> Mapping[str, Any]: ...
+
+    def rows(self, name: str) -> Sequence[Mapping[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,9 @@ class Results:
 
     def table(self, name: str) -> pa.Table:
         """The table ``<name>.parquet``."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         path = self.path / f"{name}.parquet"
         try:
             return pq.read_table(path)

@@ -6,16 +6,14 @@ version of its metric, which stands in the field metadata.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from moegeom.core.metric import Column, Metric
-
-SCHEMA_VERSION = 1
+from moegeom.results.plain import plain_value
+from moegeom.results.reader import SCHEMA_VERSION
 
 #: Columns that every metric table begins with.
 KEYS = (
@@ -43,6 +41,7 @@ OTHER_TABLES: dict[str, tuple[Column, ...]] = {
         Column("title", "the finding in a sentence", "", "str"),
         Column("detail", "the evidence", "", "str"),
         Column("next_command", "what to type to learn more", "", "str"),
+        Column("repair", "a change that is proved to be neutral, with the proof", "", "str"),
     ),
 }
 
@@ -54,7 +53,13 @@ _TYPES: dict[str, pa.DataType] = {
 }
 
 #: Element type of each list column.
-_LIST_TYPES = {"coalition": pa.int32(), "routers": pa.string()}
+_LIST_TYPES = {
+    "beaten_by": pa.int32(),
+    "coalition": pa.int32(),
+    "mean_row_projections": pa.float32(),
+    "routers": pa.string(),
+    "row_projections": pa.float32(),
+}
 
 
 def metric_tables(metrics: Iterable[Metric]) -> list[str]:
@@ -88,7 +93,8 @@ def other_schema(table: str) -> pa.Schema:
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     """Rows as an Arrow table; what a row does not hold, and nan, is null."""
     columns = [
-        pa.array([_plain(row.get(field.name)) for row in rows], type=field.type) for field in schema
+        pa.array([plain_value(row.get(field.name)) for row in rows], type=field.type)
+        for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -97,11 +103,3 @@ def _field(column: Column, facts: Mapping[str, str] = {}) -> pa.Field:
     kind = pa.list_(_LIST_TYPES[column.name]) if column.kind == "list" else _TYPES[column.kind]
     metadata = {"text": column.text, "unit": column.unit, "formula": column.formula, **facts}
     return pa.field(column.name, kind, metadata={k: v for k, v in metadata.items() if v})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | tuple):
-        return list(value)
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.core.metric import Metric
+from moegeom.results.reader import SCHEMA_VERSION
 from moegeom.results.schema import (
     OTHER_TABLES,
-    SCHEMA_VERSION,
     arrow_schema,
     metric_tables,
     other_schema,

@@ -80,6 +80,14 @@ class LayersSpec:
 
 
 @dataclass(frozen=True)
+class KeepsSpec:
+    """Dtypes, as safetensors spells them, in which the family's own checkpoints keep a router."""
+
+    weight: str = ""
+    selection_bias: str = ""
+
+
+@dataclass(frozen=True)
 class StackSpec:
     """The routers of one stack (and slot, where a layer has several).
 
@@ -102,6 +110,7 @@ class StackSpec:
     norm: NormSpec | None = None
     layers: LayersSpec | None = None
     mtp_from: Setting | None = None
+    keeps: KeepsSpec = KeepsSpec()
 
 
 @dataclass(frozen=True)

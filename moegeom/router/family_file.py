@@ -11,10 +11,12 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from moegeom.core import router as core
 from moegeom.core.errors import InternalError
+from moegeom.core.precision import mantissa_bits
 from moegeom.core.registry import unknown_name
 from moegeom.router.family import (
     Family,
     GroupSpec,
+    KeepsSpec,
     LayersSpec,
     NormSpec,
     Setting,
@@ -143,6 +145,7 @@ _CONVERTERS: dict[str, Callable[[Any, str], Any]] = {
     "Setting | None": _setting,
     "WeightsSpec": _table(WeightsSpec),
     "GroupSpec | None": _table(GroupSpec),
+    "KeepsSpec": _table(KeepsSpec),
     "NormSpec | None": _table(NormSpec),
     "LayersSpec | None": _table(LayersSpec),
     "tuple[str, ...]": _texts,
@@ -174,6 +177,9 @@ def _check_names(stack: StackSpec, where: str) -> None:
         named.append(("groups.score", stack.groups.score, _choices(core.GroupMask, "score")))
     if stack.norm:
         named.append(("norm.kind", stack.norm.kind, _choices(core.Norm, "kind")))
+    for key, dtype in vars(stack.keeps).items():
+        if dtype and mantissa_bits(dtype) is None:
+            raise InternalError(f"{where}: keeps.{key} '{dtype}' is no float dtype.")
     for key, found, known in named:
         if found not in known:
             raise InternalError(

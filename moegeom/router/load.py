@@ -11,6 +11,7 @@ from jaxtyping import Float, Shaped
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import UsageError
+from moegeom.core.layer_ranges import format_layers, parse_layers
 from moegeom.core.router import Provenance, Router, RouterSet
 from moegeom.router.expected import count_expected
 from moegeom.router.fingerprint import router_fingerprint, tensor_digest
@@ -19,7 +20,6 @@ from moegeom.router.notes import non_finite_notes
 from moegeom.router.plan import RouterPlan, plan_router
 from moegeom.router.recognise import no_routers, recognise_family
 from moegeom.router.rule import check_required, rule_text
-from moegeom.router.selection import format_layers, parse_layers
 from moegeom.router.settings import Settings
 from moegeom.router.storage import decode_scaled
 
@@ -61,6 +61,7 @@ def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
     routers = tuple(_build(plan, values, family.name) for plan in plans)
 
     num_expected, notes = count_expected(family, matches, settings, wanted)
+    layer_notes = tuple(notes)
     notes += [note for router in routers for note in non_finite_notes(router)]
     first = routers[0]
     return RouterSet(
@@ -75,6 +76,7 @@ def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
         bytes_total=store.bytes_total,
         seconds=time.perf_counter() - started,
         notes=tuple(notes),
+        layer_notes=layer_notes,
     )
 
 
@@ -132,6 +134,10 @@ def _build(plan: RouterPlan, values: Values, family: str) -> Router:
             stored_dtype=plan.weight.dtype,
             # A fork may keep the model type and change the rule: recorded choices verify it.
             trust="assumed",
+            bias_tensor=plan.selection_bias.name if plan.selection_bias else "",
+            bias_dtype=plan.selection_bias.dtype if plan.selection_bias else "",
+            kept_dtype=match.spec.keeps.weight,
+            kept_bias_dtype=match.spec.keeps.selection_bias,
         ),
         logit_bias=_floats(values, plan.logit_bias),
         selection_bias=_floats(values, plan.selection_bias),

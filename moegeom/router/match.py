@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Skipped
 from moegeom.router.family import Family, StackSpec
+from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.router.settings import Settings
 
 
@@ -121,6 +122,7 @@ def _match(
             f"{router}: there is no tensor '{module.weight}', only '{module.leaves[0]}'"
             f"{' ...' if len(module.leaves) > 1 else ''}.",
             "Routers in packed or quantised storage are not decoded yet; use the original weights.",
+            code=STORAGE_UNKNOWN,
         )
 
     def find(patterns: tuple[str, ...], what: str) -> str | None:
@@ -129,7 +131,8 @@ def _match(
         if patterns and not hits:
             raise RouterError(
                 f"{router}: tensor '{spelled[0]}' is missing; "
-                f"routers of family {family.name} have a {what}."
+                f"routers of family {family.name} have a {what}.",
+                code=PART_MISSING,
             )
         return hits[0] if hits else None
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Set
 
 import numpy as np
 
+from moegeom.core.layer_ranges import format_layers
 from moegeom.core.router import Router
-from moegeom.router.selection import format_layers
 
 
 def non_finite_notes(router: Router) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Norm, Rule
+from moegeom.router.integrity import CONFIG_CONTRADICTED
 from moegeom.router.match import Match
 from moegeom.router.rule import build_norm, build_rule
 from moegeom.router.settings import Settings
@@ -46,7 +47,8 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
     if len(weight.shape) != 2 or 0 in weight.shape:
         raise RouterError(
             f"{weight.file}: tensor '{weight.name}' has shape {weight.shape}, "
-            "expected (experts, hidden)."
+            "expected (experts, hidden).",
+            code=CONFIG_CONTRADICTED,
         )
     num_experts, hidden = weight.shape
     claimed = settings.integer(match.spec.num_experts, least=1)
@@ -54,7 +56,8 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
         raise RouterError(
             f"{weight.file}: tensor '{weight.name}' has shape {weight.shape}; "
             f"config.json says {claimed} experts.",
-            "Is the config from another revision?",
+            "Is the config from another revision, or the tensor a slice of a sharded save?",
+            code=CONFIG_CONTRADICTED,
         )
     scale_name = find_scale(weight, match.beside)
     scale = store.info(scale_name) if scale_name else None
@@ -85,6 +88,8 @@ def _vector(store: TensorStore, name: str | None, length: int, what: str) -> Ten
     if info.shape != (length,):
         raise RouterError(
             f"{info.file}: tensor '{name}' ({what}) has shape {info.shape}; "
-            f"its router needs ({length},)."
+            f"its router needs ({length},).",
+            "Is one of the two a slice of a sharded save?",
+            code=CONFIG_CONTRADICTED,
         )
     return info

@@ -7,6 +7,7 @@ from typing import Any, cast
 from moegeom.core.errors import RouterError
 from moegeom.core.router import GroupMask, Norm, Rule, Weights
 from moegeom.router.family import Family, GroupSpec, LayersSpec, NormSpec, Setting, StackSpec
+from moegeom.router.integrity import CONFIG_CONTRADICTED
 from moegeom.router.settings import Settings
 
 
@@ -16,7 +17,8 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
     if top_k > num_experts:
         raise RouterError(
             f"{router}: config.json says that {top_k} experts are chosen; "
-            f"the router has {num_experts}."
+            f"the router has {num_experts}.",
+            code=CONFIG_CONTRADICTED,
         )
     return Rule(
         top_k=top_k,
@@ -45,7 +47,8 @@ def _build_groups(
         raise RouterError(f"{router}: {num_kept} of {num_groups} groups cannot be kept.")
     if num_experts % num_groups:
         raise RouterError(
-            f"{router}: {num_experts} experts do not divide into {num_groups} groups."
+            f"{router}: {num_experts} experts do not divide into {num_groups} groups.",
+            code=CONFIG_CONTRADICTED,
         )
     size = num_experts // num_groups
     if spec.score == "top2_sum" and size < 2:

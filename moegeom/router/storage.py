@@ -11,6 +11,7 @@ from moegeom.checkpoint.dtypes import PLAIN_FLOATS, SCALED_FLOATS, upcast
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import RouterError
 from moegeom.router.family import Setting
+from moegeom.router.integrity import STORAGE_UNKNOWN
 from moegeom.router.settings import Settings
 
 #: A router has at most a few hundred MB; a header that claims more is not believed.
@@ -42,7 +43,8 @@ def check_plain(info: TensorInfo, what: str) -> None:
     if info.dtype not in PLAIN_FLOATS:
         raise RouterError(
             f"{info.file}: tensor '{info.name}' ({what}) is stored as {info.dtype}, "
-            f"expected one of {', '.join(sorted(PLAIN_FLOATS))}."
+            f"expected one of {', '.join(sorted(PLAIN_FLOATS))}.",
+            code=STORAGE_UNKNOWN,
         )
 
 
@@ -65,6 +67,7 @@ def find_scale(info: TensorInfo, beside: tuple[str, ...]) -> str | None:
             f"{info.file}: tensor '{unknown[0]}' stands beside the router weight "
             f"'{info.name}' ({info.dtype}), and what it means is not known.",
             "It may be a scale of quantised storage; use the original weights.",
+            code=STORAGE_UNKNOWN,
         )
     if not is_scaled:
         check_plain(info, "router weight")
@@ -72,7 +75,8 @@ def find_scale(info: TensorInfo, beside: tuple[str, ...]) -> str | None:
     if not scales:
         raise RouterError(
             f"{info.file}: tensor '{info.name}' is stored as {info.dtype} without a scale, "
-            f"expected {' or '.join(repr(stem + s) for s in _SCALES)}."
+            f"expected {' or '.join(repr(stem + s) for s in _SCALES)}.",
+            code=STORAGE_UNKNOWN,
         )
     return scales[0]
 
@@ -98,7 +102,8 @@ def check_scale(weight: TensorInfo, scale: TensorInfo, block: tuple[int, int]) -
     if scale.dtype not in PLAIN_FLOATS | {"F8_E8M0"} or not fits(scale.shape, weight.shape, block):
         raise RouterError(
             f"{scale.file}: tensor '{scale.name}' has shape {scale.shape} of {scale.dtype}, "
-            f"which is no scale for a weight of shape {weight.shape} in blocks of {block}."
+            f"which is no scale for a weight of shape {weight.shape} in blocks of {block}.",
+            code=STORAGE_UNKNOWN,
         )
 
 

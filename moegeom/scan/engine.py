@@ -79,7 +79,9 @@ def scan_router(
             progress.num_tokens,
         )
     router = task.prepared.router
-    extent = Extent(len(task.populations.names), router.num_experts, router.rule.top_k)
+    extent = Extent(
+        len(task.populations.names), router.num_experts, router.rule.top_k, router.hidden_size
+    )
     with _Workers(task, reductions, extent, pace.num_workers) as workers:
         pending: deque[tuple[_Range, Future[Measured]]] = deque()
         folded = progress.next_tile

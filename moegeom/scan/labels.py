@@ -38,10 +38,13 @@ class Populations:
 
 
 def block_of(columns: TokenColumns, first_token: int) -> Int32[np.ndarray, "tokens"]:
-    """Block of each token: its document's number modulo 16, else that of its run of 256 tokens.
+    """Block of each token, by its document's number, else by that of its run of 256 tokens.
 
     Tokens of one document depend on each other, so a document must not be split between blocks.
+    Unit n goes to block n + n // 16 modulo 16: each run of 16 units fills every block once, and
+    domains that take turns with any short period are spread over all blocks, which n modulo 16
+    would not do.
     """
     token = first_token + np.arange(len(columns.document))
     unit = np.where(columns.document >= 0, columns.document, token // RUN_TOKENS)
-    return (unit % NUM_BLOCKS).astype(np.int32)
+    return ((unit + unit // NUM_BLOCKS) % NUM_BLOCKS).astype(np.int32)

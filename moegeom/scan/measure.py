@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,8 @@ def measure(task: Task, start: int, stop: int) -> Measured:
     if facts.stage == "ids":
         quantities = Quantities(token, population, block, recorded_ids(task, start, stop))
         return Measured(quantities, ())
-    logits, norm = recorded_logits(task, start, stop)
+    found = recorded_logits(task, start, stop)
+    logits, norm, direction = found.logits, found.norm, found.direction
     recorded = recorded_choice(task, start, stop)
     lost: tuple[int, ...] = ()
     # One sum tells whether all are finite: nan and infinities survive it, and if finite numbers
@@ -53,9 +55,12 @@ def measure(task: Task, start: int, stop: int) -> Measured:
         lost = tuple((np.flatnonzero(~finite) + start).tolist())
         logits = np.ascontiguousarray(logits[kept])
         norm = None if norm is None else norm[kept]
+        direction = None if direction is None else direction[kept]
         recorded = None if recorded is None else np.ascontiguousarray(recorded[kept])
         token, population, block = token[kept], population[kept], block[kept]
     quantities = _quantities(task, token, population, block, logits, norm, recorded)
+    if direction is not None:
+        quantities = dataclasses.replace(quantities, direction=direction)
     return Measured(quantities, lost)
 
 

@@ -78,7 +78,7 @@ def unavailable(router: Router, stage: Stage, has_chosen: bool) -> dict[str, str
         reasons |= dict.fromkeys(("distance", "pair"), curved)
     if stage in ("logits", "top_logits", "ids"):
         why = _NEEDS_INPUT.format(stage=stage.replace("_", " "))
-        reasons |= dict.fromkeys(("input_norm", "float_bound", "noise_scale"), why)
+        reasons |= dict.fromkeys(("input_norm", "float_bound", "noise_scale", "direction"), why)
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
         reasons |= dict.fromkeys(("margin", "group_margin", "distance", "pair", "weights"), why)

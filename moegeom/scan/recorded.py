@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TopLogits
-from moegeom.geometry.norm import normed
+from moegeom.geometry.norm import normed, unit_rows
 from moegeom.scan.prepared import PreparedRouter, check_width
 from moegeom.scan.products import tile_logits
 from moegeom.scan.task import Task
 
 
-def recorded_logits(
-    task: Task, start: int, stop: int
-) -> tuple[Float[np.ndarray, "tokens experts"], Float64[np.ndarray, "tokens"] | None]:
-    """Logits of tokens ``[start, stop)`` from whatever stage was recorded, and norms of the inputs.
+@dataclass(frozen=True, eq=False)
+class RecordedLogits:
+    """Logits, and lengths and directions of the router inputs where wanted and recorded."""
 
-    Norms are None where they are not wanted or inputs are not recorded.
-    """
+    logits: Float[np.ndarray, "tokens experts"]
+    norm: Float64[np.ndarray, "tokens"] | None = None
+    direction: Float64[np.ndarray, "tokens hidden"] | None = None
+
+
+def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:
+    """Logits of tokens ``[start, stop)`` from whatever stage was recorded."""
     router, stage = task.prepared.router, task.source.facts.stage
     if stage == "top_logits":
         top = task.source.read_top_logits(router.name, start, stop)
-        return _spread(top, task.prepared, task.source.facts.name), None
+        return RecordedLogits(_spread(top, task.prepared, task.source.facts.name))
     # kernels and products expect rows that lie one after the other, however a source keeps them
     values = np.ascontiguousarray(task.source.read_values(router.name, start, stop))
     check_width(router, stage, values.shape[1], task.source.facts.name)
     if stage == "logits":
         # Recorded logits hold the logit bias; a bias that only selects is added here.
         extra = router.selection_bias if router.rule.is_affine else None
-        return np.ascontiguousarray(values if extra is None else values + extra), None
+        return RecordedLogits(np.ascontiguousarray(values if extra is None else values + extra))
     if stage == "pre_norm":
         values = _through_norm(values, router, task.source.facts.name)
     norm = task.kernels["input_norm"](values) if "input_norm" in task.wanted else None
     with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
         logits = tile_logits(values, task.prepared.weight_columns, task.prepared.logit_bias)
-    return logits, norm
+    return RecordedLogits(logits, norm, unit_rows(values) if "direction" in task.wanted else None)
 
 
 def _through_norm(

@@ -13,6 +13,8 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from moegeom import __version__ as moegeom_version
+from moegeom.core.errors import RouterError
+from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.scan.trust import Trust
@@ -62,6 +64,7 @@ def run_facts(
             "num_routers": len(routers.routers),
             "num_expected": routers.num_expected,
             "notes": list(routers.notes),
+            "layer_notes": list(routers.layer_notes),
             "skipped": [dataclasses.asdict(skipped) for skipped in routers.skipped],
         },
         "routers": [router_facts(router) for router in measured],
@@ -80,10 +83,36 @@ def router_facts(router: Router) -> dict[str, Any]:
         "is_affine": router.rule.is_affine,
         "selection_score_unit": router.rule.selection_score_unit,
         "stored_dtype": router.provenance.stored_dtype,
+        "bias_tensor": router.provenance.bias_tensor,
+        "bias_dtype": router.provenance.bias_dtype,
+        "score": router.rule.score,
+        "has_selection_bias": router.rule.has_selection_bias,
+        "group_fill": None if router.rule.groups is None else str(router.rule.groups.fill),
         "trust": router.provenance.trust,
         "tensors": list(router.provenance.tensors),
         "file": router.provenance.file,
         "num_non_finite_rows": int((~np.isfinite(router.weight).all(axis=1)).sum()),
+    }
+
+
+def column_versions(metrics: Sequence[Metric]) -> dict[str, str]:
+    """``metric/version`` of each column of ``layers``: figures of different versions differ."""
+    return {
+        column.name: f"{metric.name}/{metric.version}"
+        for metric in metrics
+        for column in metric.columns.get("layers", ())
+    }
+
+
+def refused_facts(checkpoint: str, refusal: RouterError) -> dict[str, Any]:
+    """Facts of a checkpoint whose routers could not be read, and why."""
+    return {
+        "moegeom": moegeom_version,
+        "checkpoint": {"name": checkpoint},
+        "routers": [],
+        "tokens": None,
+        "trust": None,
+        "refused": {"code": refusal.code, "message": refusal.message, "hint": refusal.hint},
     }
 
 

@@ -1,46 +1,67 @@
 """MGB201: every expert is used.
 
-Looked for: experts that no token chose, or that got less than a tenth of the fair share. A small
-set of tokens leaves experts out by chance, so fewer than 30 expected choices are not judged; the
-finding says what even routing would give each expert at least. Next: more tokens of other domains,
-then earlier checkpoints.
+Looked for: experts that no token chose, or whose load is below a tenth of the fair share by more
+than chance. A small set of tokens leaves experts out, so fewer than 30 expected choices are not
+judged; the finding says what even routing would give each expert at least.
+
+A finding means: on these tokens the expert does nothing. It may serve a domain that they lack.
+
+What to do: measure more tokens of other domains, then earlier checkpoints.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from moegeom.check._check import Check, Measured
-from moegeom.core.finding import Finding
+from moegeom.check._check import Check, Limit, Limits, Tested, Unknown
+from moegeom.check._measured import Measured, listed
+from moegeom.check._statistics import p_above
 
 
-def _judge(measured: Measured) -> list[Finding]:
-    findings = []
+def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
     by_share = sorted(measured.layers, key=lambda row: -(row.get("starved_share") or 0.0))
     for row in by_share:
-        starved = row.get("starved_share")
-        experts = len(measured.experts[row["router"]])
-        fair = sum(e["num_slots"] or 0 for e in measured.experts[row["router"]]) / experts
-        # From 30 expected choices on, an even router keeps each expert four sigmas above a tenth.
-        if not starved or fair < 30.0:
+        router = row["router"]
+        rows = measured.experts[router]
+        fair = sum(e["num_slots"] or 0 for e in rows) / len(rows)
+        limit = limits("fair_share", router)
+        if row.get("starved_share") is None or fair < limits("expected_choices", router):
             continue
-        low = [e["expert"] for e in measured.experts[row["router"]] if e["load"] < 0.1]
-        dead = row["num_dead"]
+        low = [e for e in rows if e["load"] < limit]
+        if not low:
+            yield Tested(router, None, 1.0)
+            continue
+        if row["num_blocks"] < 2:
+            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            continue
+        dead = sum(e["num_slots"] == 0 for e in low)
         counted = [f"{dead} dead"] * bool(dead) + [f"{len(low) - dead} starved"] * (len(low) > dead)
-        named = ", ".join(map(str, low[:8])) + (" ..." if len(low) > 8 else "")
-        findings.append(
-            Finding(
-                "warning",
-                CHECK.code,
-                (row["router"],),
-                f"{' and '.join(counted)} of {experts} experts on these tokens.",
-                f"Less than a tenth of the fair {fair:,.0f} choices: expert {named}. Even routing "
-                f"would give each at least {fair - 4 * math.sqrt(fair):,.0f}.",
-                f"moegeom scan {measured.checkpoint} --tokens MORE_TOKENS "
-                f"--layers {row['router'].split('/')[1]}",
-            )
+        freedom = row["num_blocks"] - 1
+        p_values = [p_above(-e["load"], -limit, e["load_se"] or 0.0, freedom) for e in low]
+        finding = CHECK.finding(
+            router,
+            f"{' and '.join(counted)} of {len(rows)} experts on these tokens.",
+            f"Less than {limit:g} of the fair {fair:,.0f} choices: expert "
+            f"{listed([e['expert'] for e in low])}. Even routing would give each at least "
+            f"{fair - 4 * math.sqrt(fair):,.0f}.",
+            measured.measure_again(router, "MORE_TOKENS"),
         )
-    return findings
+        # the least of the layer's p-values, for as many experts as were looked at
+        yield Tested(router, finding, min(1.0, len(rows) * min(p_values)))
 
 
-CHECK = Check("MGB201", "experts are dead or starved", "warning", ("starved_share",), _judge)
+CHECK = Check(
+    "MGB201",
+    "experts are dead or starved",
+    "warning",
+    _judge,
+    ("starved_share",),
+    (
+        Limit("fair_share", 0.1, "least load in fair shares"),
+        # From 30 expected choices on, an even router keeps each expert four sigmas above a tenth.
+        Limit("expected_choices", 30.0, "fewest choices per expert that can be judged", "null"),
+    ),
+    inputs="tokens",
+    absent="the tokens say nothing of load",
+)

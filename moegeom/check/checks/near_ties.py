@@ -1,47 +1,64 @@
 """MGN301: near-ties are no more frequent than at a random router of the same shape.
 
 Looked for: an expected share of tokens switched by rounding the router input to bfloat16 that is
-at least 1.5 times that of the null, with the difference beyond three standard errors. The factor is
-uncalibrated; the share is exposure, not loss of quality. Next: the boundary report.
+above a multiple of that of the null (random rows of the same length on the same tokens) by more
+than chance.
+
+A finding means: other arithmetic, engines or quantisations will switch more tokens than the shape
+of the router makes inevitable. That is exposure, not loss of quality.
+
+What to do: list the nearest tokens and pairs of experts. The factor is uncalibrated.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from moegeom.check._check import Check, Measured
-from moegeom.core.finding import Finding
+from moegeom.check._check import Check, Limit, Limits, Tested, Unknown
+from moegeom.check._measured import Measured, Row
+from moegeom.check._statistics import p_above
 
-FACTOR = 1.5
 COLUMN = "bf16_switch_share_isotropic"
 
 
-def _judge(measured: Measured) -> list[Finding]:
-    exposed = []
-    for row in measured.layers:
-        null = measured.null.get(row["router"], {})
+def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
+    def ratio(row: Row) -> float:
+        normal = measured.null.get(row["router"], {}).get(COLUMN)
+        return (row.get(COLUMN) or 0.0) / normal if normal else 0.0
+
+    for row in sorted(measured.layers, key=ratio, reverse=True):
+        router, null = row["router"], measured.null.get(row["router"], {})
         share, normal = row.get(COLUMN), null.get(COLUMN)
         # Equal rows tie for ever: that is MGI104's to say.
         if share is None or normal is None or row.get("num_twin_rows"):
             continue
-        error = math.hypot(row.get(f"{COLUMN}_se") or 0.0, null.get(f"{COLUMN}_se") or 0.0)
-        if share > FACTOR * normal and share - normal > 3.0 * error:
-            exposed.append((share, normal, row["router"]))
-    if not exposed:
-        return []
-    share, normal, worst = max(exposed)
-    return [
-        Finding(
-            "warning",
-            CHECK.code,
-            tuple(router for _, _, router in exposed),
+        own, chance = row.get(f"{COLUMN}_se"), null.get(f"{COLUMN}_se")
+        if own is None or chance is None:
+            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            continue
+        factor, freedom = limits("times_null", router), row["num_blocks"] - 1
+        error = math.hypot(own, factor * chance)
+        finding = CHECK.finding(
+            router,
             "more near-ties than a random router of this shape would have.",
-            f"Rounding the input to bf16 would switch about {100 * share:.1f} % of tokens at "
-            f"{worst}; a random router {100 * normal:.1f} % (limit {FACTOR} times, uncalibrated).",
-            f"moegeom scan {measured.checkpoint} --tokens {measured.tokens} "
-            f"--layers {worst.split('/')[1]} --per-token",
+            f"Rounding the input to bf16 would switch about {100 * share:.1f} % of tokens; a "
+            f"random router {100 * normal:.1f} % (limit {factor:g} times, uncalibrated).",
+            measured.measure_again(router, extra="--per-token"),
         )
-    ]
+        yield Tested(
+            router, finding, p_above(share, factor * normal, error, freedom), error, freedom
+        )
 
 
-CHECK = Check("MGN301", "more near-ties than chance", "warning", (COLUMN,), _judge)
+CHECK = Check(
+    "MGN301",
+    "more near-ties than chance",
+    "warning",
+    _judge,
+    (COLUMN,),
+    (Limit("times_null", 1.5, "largest exposure, in exposures of the random router"),),
+    inputs="tokens",
+    absent="boundary distances are not known for this rule or recording",
+    detects=lambda shift: f"{100 * shift:.2f} % of tokens more at near-ties than the limit",
+)

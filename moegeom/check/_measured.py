@@ -1,0 +1,115 @@
+"""The rows of the results, sorted for the checks that look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moegeom.check.baseline import Baseline, BaselineRouter
+from moegeom.check.profile import Threshold
+from moegeom.results.reader import ResultsView
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything that a check may look at.
+
+    ``layers`` has one row per router (as stored, population all), ``null`` the rows of the random
+    router by router name, ``experts`` and ``domains`` the rows of a router by its name. ``run`` is
+    ``run.json``. ``checkpoint`` and ``tokens`` are what was typed, for the commands that findings
+    suggest; ``thresholds`` are those of the profile.
+    """
+
+    layers: Sequence[Row]
+    null: Mapping[str, Row]
+    experts: Mapping[str, Sequence[Row]]
+    domains: Mapping[str, Sequence[Row]]
+    checkpoint: str = "CKPT"
+    tokens: str = "TOKENS"
+    run: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Baseline | None = None
+    thresholds: Sequence[Threshold] = ()
+
+    @property
+    def has_tokens(self) -> bool:
+        """True when anything was measured on tokens."""
+        return any(row.get("num_tokens") for row in self.layers)
+
+    def before(self, router: str) -> BaselineRouter | None:
+        """What the baseline knows of a router; None without a baseline or such a router."""
+        return None if self.baseline is None else self.baseline.routers.get(router)
+
+    def facts(self, router: str) -> Mapping[str, Any]:
+        """Shape, rule and storage of a router, from ``run.json``; empty when unknown."""
+        listed = self.run.get("routers", ())
+        return next((facts for facts in listed if facts["name"] == router), {})
+
+    def see(self, router: str) -> str:
+        """The command that shows a router's tensors."""
+        return f"moegeom routers {self.checkpoint} --layers {layer_of(router)}"
+
+    def measure_again(self, router: str, tokens: str | None = None, extra: str = "") -> str:
+        """The command that measures one layer on tokens."""
+        asked = f"--tokens {tokens or self.tokens} --layers {layer_of(router)}"
+        return f"moegeom scan {self.checkpoint} {asked}" + (f" {extra}" if extra else "")
+
+
+def layer_of(router: str) -> str:
+    """``31`` of ``text/31/second``."""
+    return router.split("/")[1]
+
+
+def listed(experts: Sequence[int], most: int = 8) -> str:
+    """Numbers of experts, cut off and counted when there are many."""
+    rest = len(experts) - most
+    return ", ".join(map(str, experts[:most])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def measured_rows(
+    layers: Sequence[Row],
+    experts: Sequence[Row],
+    checkpoint: str = "CKPT",
+    tokens: str = "TOKENS",
+    run: Mapping[str, Any] | None = None,
+    baseline: Baseline | None = None,
+) -> Measured:
+    """The rows of the tables ``layers`` and ``experts``, sorted for the checks."""
+    stored = [row for row in layers if row["variant"] == "as_stored"]
+    by_expert: dict[str, list[Row]] = {}
+    for row in experts:
+        if row["variant"] == "as_stored" and not _is_domain(row):
+            by_expert.setdefault(row["router"], []).append(row)
+    by_domain: dict[str, list[Row]] = {}
+    for row in stored:
+        if _is_domain(row):
+            by_domain.setdefault(row["router"], []).append(row)
+    return Measured(
+        layers=[row for row in stored if not _is_domain(row)],
+        null={
+            row["router"]: row for row in layers if row["variant"] == "null" and not _is_domain(row)
+        },
+        experts=by_expert,
+        domains=by_domain,
+        checkpoint=checkpoint,
+        tokens=tokens,
+        run=run or {},
+        baseline=baseline,
+    )
+
+
+def measured_results(
+    results: ResultsView,
+    checkpoint: str = "CKPT",
+    tokens: str = "TOKENS",
+    baseline: Baseline | None = None,
+) -> Measured:
+    """The same from results, on disk or in memory."""
+    rows = (results.rows("layers"), results.rows("experts"))
+    return measured_rows(*rows, checkpoint, tokens, results.run, baseline)
+
+
+def _is_domain(row: Row) -> bool:
+    return row["population"].startswith("domain=")

@@ -1,0 +1,191 @@
+"""Running the selected checks, and controlling the errors of all of them together."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moegeom.check._check import CHECKS, Check, Claim, Limits, Tested, Unknown
+from moegeom.check._measured import Measured, layer_of
+from moegeom.check._statistics import detectable_shift, holm_rejects
+from moegeom.check.profile import DEFAULT, Profile
+from moegeom.core.errors import InternalError
+from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.core.verdict import Outcome, State, Verdict
+
+#: Findings of one check that are told one by one; more are told as one.
+MOST_ALIKE = 2
+
+#: The check that judges the thresholds of a profile.
+THRESHOLDS = "MGP901"
+
+#: What no check of this version looks at.
+NOT_LOOKED_AT = ("expert weights", "other engines", "quantised activations")
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Claims of one check, or why there are none."""
+
+    check: Check
+    claims: Sequence[Claim] = ()
+    state: State | None = None
+    reason: str = ""
+
+
+def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
+    """The verdict of the selected checks, in the order of their codes.
+
+    Statistical statements of all checks and layers form one family: Holm's procedure keeps the
+    probability that any of them fails by chance below ``profile.family_wise_error``.
+    """
+    measured = dataclasses.replace(measured, thresholds=profile.thresholds)
+    checks = sorted((c for c in CHECKS.all() if profile.selects(c.code)), key=lambda c: c.code)
+    judged = [_judge(check, measured, profile) for check in checks]
+    tested = [
+        claim
+        for entry in judged
+        for claim in entry.claims
+        if isinstance(claim, Tested) and not _is_ignored(entry.check.code, claim.router, profile)
+    ]
+    level = profile.family_wise_error
+    rejected = holm_rejects([claim.p_value for claim in tested], level)
+    false = {id(claim) for claim, is_false in zip(tested, rejected, strict=True) if not is_false}
+    return Verdict(
+        outcomes=tuple(_outcome(entry, false, profile) for entry in judged),
+        fail_on=profile.fail_on,
+        detectable=tuple(_detectable(judged, len(tested), level)),
+        not_looked_at=_not_looked_at(measured),
+    )
+
+
+def _judge(check: Check, measured: Measured, profile: Profile) -> _Judged:
+    lacking = _lacking(check, measured)
+    if lacking is not None:
+        state, reason = lacking
+        if profile.requires(check.code):
+            state, reason = "inconclusive", f"required, and {reason}"
+        return _Judged(check, state=state, reason=reason)
+    return _Judged(check, tuple(check.judge(measured, _limits(check, profile))))
+
+
+def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
+    """Why a check cannot be judged; None when it can."""
+    if "tokens" in check.inputs and not measured.has_tokens:
+        return "needs tokens", "there are no tokens (--tokens)"
+    if check.code == THRESHOLDS and not measured.thresholds:
+        return "does not apply", "the profile has none"
+    if "baseline" in check.inputs:
+        if measured.baseline is None:
+            return "needs a baseline", "there is no baseline (--baseline)"
+        if "tokens" in check.inputs and not measured.baseline.num_tokens:
+            return "needs a baseline", "the baseline was made without tokens"
+        changed = measured.baseline.changed_versions(measured.run, check.needs)
+        if changed:
+            return "inconclusive", f"the baseline holds another version of {', '.join(changed)}"
+    if "refused" in measured.run and check.inputs != "weights":
+        return "does not apply", "the routers cannot be read"
+    for need in check.needs:
+        if all(row.get(need) is None for row in measured.layers):
+            return "does not apply", check.absent
+    return None
+
+
+def _limits(check: Check, profile: Profile) -> Limits:
+    defaults = {limit.name: limit.default for limit in check.limits}
+
+    def limit(name: str, router: str) -> float:
+        if name not in defaults:
+            raise InternalError(f"{check.code} has no limit '{name}'.")
+        return profile.limit(check.code, name, int(layer_of(router)), defaults[name])
+
+    return limit
+
+
+def _outcome(entry: _Judged, false: set[int], profile: Profile) -> Outcome:
+    check = entry.check
+    severity = profile.severity.get(check.code, check.severity)
+    if entry.state is not None:
+        return Outcome(check.code, check.title, severity, entry.state, entry.reason)
+    claims = [claim for claim in entry.claims if id(claim) not in false]
+    found = [finding for claim in claims if (finding := _finding(claim)) is not None]
+    if check.code in profile.severity:
+        found = [dataclasses.replace(finding, severity=severity) for finding in found]
+    kept, accepted = _split(found, profile)
+    unknown = [claim for claim in entry.claims if isinstance(claim, Unknown)]
+    state: State = "passed"
+    reason = ""
+    if kept:
+        state = "failed"
+        severity = min(kept, key=lambda finding: SEVERITY_ORDER[finding.severity]).severity
+    elif unknown:
+        state = "inconclusive"
+        where = ", ".join(claim.router for claim in unknown[:3])
+        reason = f"{where}{' ...' if len(unknown) > 3 else ''}: {unknown[0].reason}"
+    elif accepted:
+        state = "ignored"
+        kept = [finding for finding, _ in accepted]
+        reason = "; ".join(dict.fromkeys(why for _, why in accepted))
+    return Outcome(check.code, check.title, severity, state, reason, tuple(_gathered(check, kept)))
+
+
+def _finding(claim: Claim) -> Finding | None:
+    if isinstance(claim, Unknown):
+        return None
+    return claim.finding if isinstance(claim, Tested) else claim
+
+
+def _split(
+    findings: Iterable[Finding], profile: Profile
+) -> tuple[list[Finding], list[tuple[Finding, str]]]:
+    """Findings that count, and accepted ones with the reason; one may be cut in two by layer."""
+    kept: list[Finding] = []
+    accepted: list[tuple[Finding, str]] = []
+    for finding in findings:
+        reasons = {router: _is_ignored(finding.code, router, profile) for router in finding.routers}
+        whole = profile.ignores(finding.code, None)
+        if not finding.routers and whole:
+            accepted.append((finding, whole.reason))
+            continue
+        counted = tuple(router for router, reason in reasons.items() if not reason)
+        ignored = tuple(router for router, reason in reasons.items() if reason)
+        if counted or not finding.routers:
+            kept.append(dataclasses.replace(finding, routers=counted))
+        if ignored:
+            accepted.append((dataclasses.replace(finding, routers=ignored), reasons[ignored[0]]))
+    return kept, accepted
+
+
+def _is_ignored(code: str, router: str, profile: Profile) -> str:
+    """The reason why a finding of this router is accepted; empty when it counts."""
+    entry = profile.ignores(code, int(layer_of(router)))
+    return entry.reason if entry else ""
+
+
+def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
+    """Findings as they are, or one for all layers with the evidence of the worst, the first."""
+    if len(findings) <= MOST_ALIKE:
+        return findings
+    worst = findings[0]
+    routers = tuple(dict.fromkeys(router for finding in findings for router in finding.routers))
+    title = f"{check.title}, worst in {worst.routers[0]}: {worst.title}"
+    return [dataclasses.replace(worst, routers=routers, title=title)]
+
+
+def _detectable(judged: Sequence[_Judged], num_tests: int, level: float) -> Iterable[str]:
+    """For each statistical check, what it would have found nine times in ten."""
+    for entry in judged:
+        shifts = [
+            detectable_shift(claim.error, claim.freedom, level, num_tests)
+            for claim in entry.claims
+            if isinstance(claim, Tested)
+        ]
+        if shifts and entry.check.detects:
+            yield entry.check.detects(statistics.median(shifts))
+
+
+def _not_looked_at(measured: Measured) -> tuple[str, ...]:
+    lacking = ("load, margins, dead experts (no tokens)",) * (not measured.has_tokens)
+    return (*lacking, *NOT_LOOKED_AT)

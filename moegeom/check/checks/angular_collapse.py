@@ -1,0 +1,52 @@
+"""MGG301: router inputs do not all point the same way.
+
+Looked for: the mean resultant length of the router inputs, that is the length of the mean of their
+unit vectors: 0 when directions are spread, 1 when all are one.
+
+A finding means: tokens differ little in direction, so few coalitions can occur whatever the router
+does: the cause is in front of the router.
+
+What to do: look at the hidden states, and at attention sinks. The limit is uncalibrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.check._check import Check, Limit, Limits, Tested, Unknown
+from moegeom.check._measured import Measured
+from moegeom.check._statistics import p_above
+
+COLUMN = "mean_resultant_length"
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
+    for row in sorted(measured.layers, key=lambda row: -(row.get(COLUMN) or 0.0)):
+        router, value, error = row["router"], row.get(COLUMN), row.get(f"{COLUMN}_se")
+        if value is None:
+            continue
+        if error is None:
+            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            continue
+        limit, freedom = limits("length", router), row["num_blocks"] - 1
+        finding = CHECK.finding(
+            router,
+            f"router inputs nearly all point the same way: mean resultant length {value:.3f}.",
+            f"Limit {limit:g}, uncalibrated; 95 % range over documents {value - 2 * error:.3f}-"
+            f"{value + 2 * error:.3f}.",
+            measured.measure_again(router),
+        )
+        yield Tested(router, finding, p_above(value, limit, error, freedom), error, freedom)
+
+
+CHECK = Check(
+    "MGG301",
+    "router inputs have collapsed to one direction",
+    "warning",
+    _judge,
+    (COLUMN,),
+    (Limit("length", 0.95, "largest mean resultant length of the router inputs"),),
+    inputs="tokens",
+    absent="the recording holds no router inputs",
+    detects=lambda shift: f"a mean resultant length {shift:.3f} above its limit",
+)

@@ -1,0 +1,47 @@
+"""MGN123: the selection bias moves when the rows do.
+
+Looked for: a bias that is bit for bit the baseline's beside rows that are not.
+
+A finding means: training went on and the bias was not updated with it, or not saved. Late in
+training a bias may be frozen on purpose: then ignore this check with that reason.
+
+What to do: look whether the buffer is in the optimiser step and in the saved state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.check._check import Check, Limit, Limits
+from moegeom.check._drift import drift_of
+from moegeom.check._measured import Measured
+from moegeom.core.finding import Finding
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    for row in measured.layers:
+        router, before = row["router"], measured.before(row["router"])
+        drift = drift_of(measured, router)
+        name = "selection_bias_digest"
+        if before is None or drift is None or row.get(name) is None:
+            continue
+        moved = float(drift.moved.mean())
+        if before.digests.get(name) == row[name] and moved > limits("moved", router):
+            yield CHECK.finding(
+                router,
+                "the rows moved since the baseline, and not one selection bias did.",
+                f"Rows moved by {100 * moved:.2g} % of their length on average.",
+                measured.see(router),
+            )
+
+
+CHECK = Check(
+    "MGN123",
+    "the selection bias is frozen",
+    "warning",
+    _judge,
+    ("selection_bias_digest",),
+    (Limit("moved", 0.001, "mean movement of the rows from which on a bias should move too"),),
+    inputs="baseline",
+    absent="no router has a selection bias",
+)

@@ -1,0 +1,92 @@
+"""MGG206: no layer is unlike its neighbours.
+
+Looked for: the median length, Gram score and effective rank of each router beside the mean of the
+layers before and after it; a layer stands out when the difference is many times what other layers
+show, and large in itself. Needs eight layers.
+
+A finding means: this router was not trained with the others: it comes from another revision, was
+initialised anew, or was scaled.
+
+What to do: compare the layer with the source of the checkpoint. The limits are uncalibrated.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from moegeom.check._check import Check, Limit, Limits
+from moegeom.check._measured import Measured, Row
+from moegeom.core.finding import Finding
+
+_LEAST_LAYERS = 8
+
+_FEATURES = {
+    "centred_norm_median": "the median length of its rows",
+    "gram_score_centred": "its Gram score",
+    "effective_rank": "its effective rank",
+}
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    found: dict[str, tuple[float, str]] = {}
+    for name, words in _FEATURES.items():
+        rows = [row for row in measured.layers if _value(row, name) is not None]
+        if len(rows) < _LEAST_LAYERS:
+            continue
+        steps = _steps([_value(row, name) or 0.0 for row in rows])
+        usual = statistics.median(abs(step) for step in steps)
+        for row, step in zip(rows, steps, strict=True):
+            router = row["router"]
+            times = abs(step) / usual if usual else math.inf
+            is_far = abs(step) > math.log(limits("factor", router))
+            if is_far and times > limits("times_usual", router):
+                found[router] = max(found.get(router, (0.0, "")), (abs(step), words))
+    for router, (step, words) in sorted(found.items(), key=lambda item: -item[1][0]):
+        yield CHECK.finding(
+            router,
+            "this router is unlike those of the layers before and after it.",
+            f"By {words}: {math.exp(step):.2f} times apart from the mean of its neighbours "
+            f"(limit {limits('factor', router):g}, uncalibrated).",
+            measured.see(router),
+        )
+
+
+def _value(row: Row, name: str) -> float | None:
+    """Logarithm of the figure; for the score, of the rms cosine that it is one minus."""
+    value = row.get(name)
+    if value is not None and name == "gram_score_centred":
+        value = 1.0 - value
+    return math.log(value) if value else None
+
+
+def _steps(values: list[float]) -> list[float]:
+    """Each value less the mean of its neighbours, or less its only one.
+
+    A value between two that agree better with each other than with it is the odd one; beside an odd
+    one the mean is off by half as much, which the limit on ``times_usual`` is made for.
+    """
+    last = len(values) - 1
+    steps = []
+    for i, value in enumerate(values):
+        around = [values[j] for j in (i - 1, i + 1) if 0 <= j <= last]
+        nearest = min((value - other for other in around), key=abs)
+        mean = value - sum(around) / len(around)
+        # the neighbour of an odd layer still has one good neighbour: it is close to that one
+        steps.append(nearest if abs(nearest) < abs(mean) else mean)
+    return steps
+
+
+CHECK = Check(
+    "MGG206",
+    "a router is unlike those of its neighbouring layers",
+    "warning",
+    _judge,
+    ("centred_norm_median",),
+    (
+        Limit("factor", 1.5, "largest ratio to the neighbours' mean"),
+        Limit("times_usual", 8.0, "the same over the median of all layers"),
+    ),
+    absent="no row is finite",
+)

@@ -1,0 +1,94 @@
+"""MGG205: no row is unlike every other row of the checkpoint.
+
+Looked for: for each row its length over the median of its layer, its largest cosine to another row
+and the kurtosis of its entries, beside all rows of all layers. A row stands out when one of them is
+many robust standard deviations away from the median.
+
+A finding means: this row was not made by the training that made the others: overwritten, patched in
+from elsewhere, or partly zeroed.
+
+What to do: compare the row with the source of the checkpoint. The limit is uncalibrated.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from moegeom.check._check import Check, Limit, Limits
+from moegeom.check._measured import Measured
+from moegeom.core.finding import Finding
+
+#: Fewer rows than this have no "others" to speak of.
+_LEAST_ROWS = 32
+
+#: Median absolute deviation to standard deviation, for a normal distribution.
+_MAD = 1.4826
+
+_FEATURES = {
+    "length": "its length",
+    "nearest_cosine": "its cosine to the nearest row",
+    "row_kurtosis": "the kurtosis of its entries",
+}
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    rows = _rows(measured)
+    if len(rows) < _LEAST_ROWS:
+        return
+    found: dict[str, list[tuple[float, int, str]]] = {}
+    for name, words in _FEATURES.items():
+        values = {key: value for key, row in rows.items() if (value := row[name]) is not None}
+        if not values:
+            continue
+        middle = statistics.median(values.values())
+        spread = _MAD * statistics.median(abs(v - middle) for v in values.values())
+        for (router, expert), value in values.items():
+            sigmas = abs(value - middle) / spread if spread else 0.0
+            if sigmas > limits("sigmas", router):
+                found.setdefault(router, []).append((sigmas, expert, words))
+    for router, told in sorted(found.items(), key=lambda item: -max(item[1])[0]):
+        sigmas, expert, words = max(told)
+        others = sorted({e for _, e, _ in told} - {expert})
+        also = f" Also expert {', '.join(map(str, others[:6]))}." if others else ""
+        yield CHECK.finding(
+            router,
+            f"expert {expert} is unlike every other row of this checkpoint.",
+            f"By {words}: {sigmas:.0f} robust standard deviations from the median of {len(rows):,} "
+            f"rows (limit {limits('sigmas', router):g}, uncalibrated).{also}",
+            measured.see(router),
+        )
+
+
+def _rows(measured: Measured) -> dict[tuple[str, int], dict[str, float | None]]:
+    found = {}
+    for layer in measured.layers:
+        median = layer.get("centred_norm_median")
+        for e in measured.experts.get(layer["router"], ()):
+            if e.get("twin_of") not in (None, -1) or not e.get("row_norm"):
+                continue  # equal, zero and broken rows have checks of their own
+            length = e["centred_row_norm"]
+            kurtosis = e["row_kurtosis"]
+            found[layer["router"], e["expert"]] = {
+                "length": math.log(length / median) if length and median else None,
+                "nearest_cosine": _stretched(e["nearest_cosine"]),
+                "row_kurtosis": math.log(kurtosis) if kurtosis else None,
+            }
+    return found
+
+
+def _stretched(cosine: float | None) -> float | None:
+    """Fisher's transformation, so that cosines near 1 are not squeezed together."""
+    return None if cosine is None else math.atanh(min(max(cosine, -0.999999), 0.999999))
+
+
+CHECK = Check(
+    "MGG205",
+    "a row is unlike every other row",
+    "warning",
+    _judge,
+    ("centred_norm_median",),
+    (Limit("sigmas", 12.0, "largest distance from the median, in robust standard deviations"),),
+    absent="no row is finite",
+)

@@ -1,0 +1,66 @@
+"""MGG401: the rows of every router are where they were.
+
+Looked for: the distance of each centred effective row to its place in the baseline, over its
+length, from 32 seeded projections. A vector common to all rows, and a common factor, are taken out
+where the rule does not depend on them; rows that changed places with their experts are compared in
+the new place.
+
+A finding means: these rows route other tokens than they did. Between two steps of a training that
+is expected; after a conversion or a quantisation it is not.
+
+What to do: look at the numbers per layer: one layer alone points at a file, all layers at training.
+The limit is uncalibrated; a profile for conversions may well put it at 0.01.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from moegeom.check._check import Check, Limit, Limits
+from moegeom.check._drift import drift_of
+from moegeom.check._measured import Measured
+from moegeom.check.checks.gain_not_followed import is_gain_alone
+from moegeom.core.finding import Finding
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    found = []
+    for row in measured.layers:
+        router = row["router"]
+        drift = drift_of(measured, router)
+        if drift is None or is_gain_alone(measured, router, row):
+            continue  # MGI122 names the cause
+        moved = drift.moved[~drift.renumbered] if drift.renumbered.any() else drift.moved
+        if not moved.size or not moved.max() > limits("moved", router):
+            continue
+        expert = int(np.argmax(np.where(drift.renumbered, -1.0, drift.moved)))
+        scaled = f" All rows are {drift.scale:.3g} times as long." * (abs(drift.scale - 1) > 0.01)
+        found.append(
+            (
+                float(moved.max()),
+                CHECK.finding(
+                    router,
+                    f"rows moved since the baseline, expert {expert} by {100 * moved.max():.2g} % "
+                    "of its length.",
+                    f"Median over rows {100 * float(np.median(moved)):.2g} %; limit "
+                    f"{100 * limits('moved', router):g} %, uncalibrated.{scaled}",
+                    measured.see(router),
+                ),
+            )
+        )
+    found.sort(key=lambda pair: -pair[0])
+    for _, finding in found:
+        yield finding
+
+
+CHECK = Check(
+    "MGG401",
+    "rows moved since the baseline",
+    "warning",
+    _judge,
+    ("weight_digest",),
+    (Limit("moved", 0.05, "largest movement of a centred effective row, over its length"),),
+    inputs="baseline",
+)

@@ -1,0 +1,75 @@
+"""MGI121: no row changed places since the baseline, unless its expert moved along.
+
+Looked for: rows that are far from their own place in the baseline and near another one. Then a
+sample of every expert's weights and the selection bias tell whether the experts moved along.
+
+A finding means: the rows of the router were permuted and the experts were not. Every token that
+chose an expert is now sent to another one.
+
+What to do: look at the conversion that wrote the file; experts sorted as text (expert 10 before
+expert 2) are the usual cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from moegeom.check._check import Check, Limits
+from moegeom.check._drift import Drift, drift_of
+from moegeom.check._measured import Measured, listed
+from moegeom.core.finding import Finding
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    for row in measured.layers:
+        router = row["router"]
+        drift = drift_of(measured, router)
+        if drift is None or not drift.renumbered.any():
+            continue
+        experts = np.flatnonzero(drift.renumbered).tolist()
+        moved_along, why = _experts_moved_along(measured, router, drift)
+        if moved_along:
+            continue
+        swaps = ", ".join(f"{e} was {drift.place[e]}" for e in experts[:4])
+        yield CHECK.finding(
+            router,
+            f"{len(experts)} rows are those of other experts in the baseline: {swaps}"
+            f"{' ...' if len(experts) > 4 else ''}.",
+            f"{why} Rows that changed places: {listed(experts)}.",
+            measured.see(router),
+        )
+
+
+def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple[bool, str]:
+    """Whether everything that belongs to the rows moved with them, and the evidence."""
+    before = measured.before(router)
+    rows = measured.experts[router]
+    samples = [e.get("expert_sample") for e in rows]
+    if before is not None and before.selection_bias is not None:
+        bias = np.array([e["selection_bias"] for e in rows], dtype=np.float64)
+        there = np.abs(bias - before.selection_bias[drift.place]).max()
+        here = np.abs(bias - before.selection_bias).max()
+        if there > here:
+            return False, "The selection bias did not move along."
+    if before is None or before.samples is None or None in samples:
+        return False, (
+            "Whether the experts moved along is not known: their weights are not in the "
+            "checkpoint, or not in the baseline."
+        )
+    same = sum(samples[i] == before.samples[drift.place[i]] for i in range(len(rows)))
+    stayed = sum(samples[i] == before.samples[i] for i in range(len(rows)))
+    if same == len(rows):
+        return True, "Every expert moved along."
+    return False, f"{stayed} of {len(rows)} experts are where they were: they did not move along."
+
+
+CHECK = Check(
+    "MGI121",
+    "rows changed places and their experts did not",
+    "error",
+    _judge,
+    ("row_rank",),
+    inputs="baseline",
+)

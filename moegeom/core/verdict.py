@@ -1,0 +1,77 @@
+"""What a gate decides: one outcome per check, and the exit code that follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity
+
+#: How a check can end. ``inconclusive``: it was asked for, had its inputs, and could not be judged.
+State = Literal[
+    "passed",
+    "failed",
+    "inconclusive",
+    "needs tokens",
+    "needs a baseline",
+    "does not apply",
+    "ignored",
+]
+
+STATES: tuple[State, ...] = get_args(State)
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_INCONCLUSIVE = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one check ended.
+
+    ``severity`` is what its findings weigh (a profile may have changed it); ``reason`` says why it
+    was not judged, or why its findings are ignored. An ignored check keeps its findings.
+    """
+
+    code: str
+    title: str
+    severity: Severity
+    state: State
+    reason: str = ""
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcomes of all checks that were selected, in the order of codes.
+
+    ``fail_on`` is the least severity that fails the gate; ``detectable`` says in words how small a
+    defect the statistical checks could have found; ``not_looked_at`` is printed with every pass.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    fail_on: Severity = "error"
+    detectable: tuple[str, ...] = ()
+    not_looked_at: tuple[str, ...] = ()
+
+    def in_state(self, state: State) -> tuple[Outcome, ...]:
+        """Outcomes that ended so."""
+        return tuple(outcome for outcome in self.outcomes if outcome.state == state)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings of failed checks, worst first."""
+        found = [finding for outcome in self.in_state("failed") for finding in outcome.findings]
+        return tuple(sorted(found, key=lambda f: (SEVERITY_ORDER[f.severity], f.code)))
+
+    def fails(self, outcome: Outcome) -> bool:
+        """True when this outcome alone fails the gate."""
+        limit = SEVERITY_ORDER[self.fail_on]
+        return outcome.state == "failed" and SEVERITY_ORDER[outcome.severity] <= limit
+
+    @property
+    def exit_code(self) -> int:
+        """1 when a check fails the gate, else 4 when one is inconclusive, else 0."""
+        if any(self.fails(outcome) for outcome in self.outcomes):
+            return EXIT_FAILED
+        return EXIT_INCONCLUSIVE if self.in_state("inconclusive") else EXIT_OK

@@ -1,0 +1,49 @@
+"""The effective router W diag(g), centred: what top-k routing depends on, free of gauges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64
+
+
+@dataclass(frozen=True, eq=False)
+class EffectiveRows:
+    """Rows of the effective router, and their Gram matrix after centring.
+
+    ``centred`` are the rows less their mean, ``mean``; adding one vector to every row leaves them
+    alone, and so does moving a factor between the gain and the weight. Rows that are not finite
+    are left out of everything; ``finite`` says which remain.
+    """
+
+    centred: Float64[np.ndarray, "kept hidden"]
+    mean: Float64[np.ndarray, "hidden"]
+    gram: Float64[np.ndarray, "kept kept"]
+    finite: Bool[np.ndarray, "experts"]
+
+    @property
+    def squared_norms(self) -> Float64[np.ndarray, "kept"]:
+        """Squared lengths of the centred rows."""
+        return np.diag(self.gram)
+
+
+def effective_rows(
+    weight: Float[np.ndarray, "experts hidden"],
+    gain: Float[np.ndarray, "hidden"] | None,
+) -> EffectiveRows:
+    r"""Centred rows of :math:`W \operatorname{diag}(g)` and their Gram matrix, in float64.
+
+    With a softmax or any affine rule routing depends on the centred rows alone: a vector added to
+    every row adds one number to every logit. A column whose gain is not finite makes every row not
+    finite. Source: THEORY.md E3, NEEDS.md section 3.
+    """
+    rows = weight.astype(np.float64)
+    if gain is not None:
+        rows *= gain.astype(np.float64)
+    finite = np.asarray(np.isfinite(rows).all(axis=1))
+    if not finite.all():
+        rows = rows[finite]
+    mean = rows.mean(axis=0) if len(rows) else np.zeros(weight.shape[1])
+    rows -= mean
+    return EffectiveRows(rows, mean, rows @ rows.T, finite)

@@ -1,0 +1,213 @@
+"""Which experts some input can reach, and which none can: with a proof, or left open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+
+from moegeom.core.router import Rule
+from moegeom.geometry.effective_rows import EffectiveRows
+from moegeom.geometry.selection.mask import group_mask
+from moegeom.geometry.selection.route import selection_scores
+from moegeom.geometry.selection.score import SCORES
+from moegeom.geometry.spectrum import RANK_TOLERANCE
+
+#: Relative distance that a comparison must keep to count as proved in float64.
+_CLEAR = 1e-9
+
+#: Lengths of the points that are tried, in units of the radius: scores saturate far out.
+_LENGTHS = (1.0, 0.3, 0.1)
+
+
+class Proof(StrEnum):
+    """How an expert was decided."""
+
+    point = "point"
+    independence = "affine independence"
+    beaten = "beaten everywhere"
+    open = "open"
+
+
+@dataclass(frozen=True, eq=False)
+class Reachability:
+    """For each expert a proof, and the experts that beat it wherever the input lies.
+
+    An expert is reachable when an input in the ball has it in the chosen set with a clear margin
+    (``point``), or when the rows are affinely independent and there is no bias, so that every
+    order of the logits occurs in every neighbourhood of 0 (``independence``). It is unreachable
+    when at least k others (of its own group, with groups) beat it on the whole ball; those are in
+    ``beaten_by``, the certificate.
+    """
+
+    proofs: tuple[Proof, ...]
+    beaten_by: tuple[Int64[np.ndarray, "others"], ...]
+
+
+def reachability(
+    rows: EffectiveRows,
+    rule: Rule,
+    radius: float,
+    logit_bias: Float[np.ndarray, "experts"] | None = None,
+    selection_bias: Float[np.ndarray, "experts"] | None = None,
+) -> Reachability:
+    r"""What can be proved about each expert on the ball :math:`|x| \le R` of normed inputs.
+
+    ``radius`` is :math:`\sqrt{D}` behind an RMS norm (a layer norm reaches a part of the ball, so
+    only ``beaten`` is certain there) and inf without a norm. All open when a row is not finite.
+    A point inside the ball stands for one on its sphere with the same logits, which exists when
+    there are fewer experts than dimensions; with more experts only the sphere is tried.
+
+    Beaten: for an affine rule expert j beats i on the ball when
+    :math:`b_j - b_i > R |w_j - w_i|`; for bounded increasing scores when
+    :math:`s(l_j) + c_j > s(h_i) + c_i` with l, h the least and largest logit on the ball.
+    Oracle in tests: linear programs, and random inputs.
+    """
+    experts = len(rows.finite)
+    nothing = tuple(np.empty(0, np.int64) for _ in range(experts))
+    if not rows.finite.all():
+        return Reachability((Proof.open,) * experts, nothing)
+    offset = np.zeros(experts) if logit_bias is None else logit_bias.astype(np.float64)
+    found = _by_point(rows, rule, radius, offset, selection_bias)
+    beats = _beats(rows, rule, radius, offset, selection_bias)
+    independent = _are_independent(rows, rule, offset, selection_bias)
+    proofs, lists = [], []
+    for expert in range(experts):
+        others = np.flatnonzero(beats[:, expert])
+        lists.append(others)
+        if len(others) >= rule.top_k:
+            proofs.append(Proof.beaten)
+        elif found[expert]:
+            proofs.append(Proof.point)
+        else:
+            proofs.append(Proof.independence if independent else Proof.open)
+    return Reachability(tuple(proofs), tuple(lists))
+
+
+def num_beaten(
+    rows: EffectiveRows,
+    rule: Rule,
+    radius: float,
+    logit_bias: Float[np.ndarray, "experts"] | None = None,
+    selection_bias: Float[np.ndarray, "experts"] | None = None,
+) -> int:
+    """Experts that k others beat on the whole ball, as in :func:`reachability`, without points."""
+    if not rows.finite.all():
+        return 0
+    offset = np.zeros(len(rows.finite)) if logit_bias is None else logit_bias.astype(np.float64)
+    beats = _beats(rows, rule, radius, offset, selection_bias)
+    return int((beats.sum(axis=0) >= rule.top_k).sum())
+
+
+def _are_independent(
+    rows: EffectiveRows,
+    rule: Rule,
+    offset: Float64[np.ndarray, "experts"],
+    selection_bias: Float[np.ndarray, "experts"] | None,
+) -> bool:
+    if not rule.is_affine or offset.any() or selection_bias is not None:
+        return False
+    values = np.linalg.eigvalsh(rows.gram)[::-1]
+    # the centred rows sum to zero: rank E - 1 is full
+    return bool(values[0] > 0.0 and values[-2] > (RANK_TOLERANCE**2) * values[0])
+
+
+def _beats(
+    rows: EffectiveRows,
+    rule: Rule,
+    radius: float,
+    offset: Float64[np.ndarray, "experts"],
+    selection_bias: Float[np.ndarray, "experts"] | None,
+) -> Bool[np.ndarray, "experts experts"]:
+    """``beats[j, i]``: j is before i for every input of the ball."""
+    experts = len(offset)
+    bias = np.zeros(experts) if selection_bias is None else selection_bias.astype(np.float64)
+    if rule.is_affine:
+        total = offset + bias
+        squares = rows.squared_norms
+        apart = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2.0 * rows.gram, 0.0))
+        with np.errstate(invalid="ignore"):  # inf * 0: equal rows without a norm
+            reach = np.where(apart > 0.0, radius * apart, 0.0)
+        ahead = total[:, None] - total[None, :]
+        beats = ahead > reach + _CLEAR * (np.abs(total)[:, None] + np.abs(total)[None, :])
+    else:
+        least, largest = _score_ranges(rows, rule, radius, offset)
+        ahead = (least + bias)[:, None] - (largest + bias)[None, :]
+        beats = ahead > _CLEAR * (1.0 + np.abs(bias).max())
+    if rule.groups is not None:
+        group = np.arange(experts) // (experts // rule.groups.num_groups)
+        # a group that is kept is kept whole; experts of other groups may be masked
+        beats &= group[:, None] == group[None, :]
+    return beats
+
+
+def _score_ranges(
+    rows: EffectiveRows, rule: Rule, radius: float, offset: Float64[np.ndarray, "experts"]
+) -> tuple[Float64[np.ndarray, "experts"], Float64[np.ndarray, "experts"]]:
+    """Least and largest score of each expert on the ball."""
+    if rule.score == "softmax":
+        return np.zeros(len(offset)), np.ones(len(offset))
+    shift = rows.centred @ rows.mean
+    squares = rows.squared_norms + 2.0 * shift + rows.mean @ rows.mean
+    reach = np.minimum(radius * np.sqrt(np.maximum(squares, 0.0)), 1e6)
+    score = SCORES[rule.score]
+    bounds = score(np.stack([offset - reach, offset + reach]))
+    return bounds[0], bounds[1]
+
+
+def _by_point(
+    rows: EffectiveRows,
+    rule: Rule,
+    radius: float,
+    offset: Float64[np.ndarray, "experts"],
+    selection_bias: Float[np.ndarray, "experts"] | None,
+) -> Bool[np.ndarray, "experts"]:
+    """Experts that one of a few likely points has in the chosen set, clear of the next one."""
+    experts, hidden = rows.centred.shape
+    reached = np.full(experts, rule.top_k == experts)
+    far = radius if np.isfinite(radius) else float(np.sqrt(hidden))
+    lengths = _LENGTHS if experts < hidden else _LENGTHS[:1]
+    common = rows.centred @ rows.mean
+    for directions in _directions(rows, rule):
+        norms = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", directions, rows.gram, directions), 0))
+        clear = norms > 0.0
+        if not clear.any() or reached.all():
+            continue
+        unit = directions[clear] / norms[clear, None]
+        # W x = C x + m . x for x = unit combinations of the centred rows
+        logits = unit @ rows.gram + (unit @ common)[:, None]
+        for length in lengths:
+            reached |= _chosen(length * far * logits + offset, rule, selection_bias)
+    return reached
+
+
+def _directions(rows: EffectiveRows, rule: Rule):
+    """Combinations of the centred rows to walk along: each row, then pairs within a group."""
+    experts = len(rows.gram)
+    own = np.eye(experts)
+    yield own
+    if rule.groups is not None:
+        size = experts // rule.groups.num_groups
+        for step in range(1, size):
+            # the groups are ranked by their two best experts: take a partner along
+            partner = np.arange(experts) // size * size + (np.arange(experts) + step) % size
+            yield own + own[partner]
+
+
+def _chosen(
+    logits: Float64[np.ndarray, "points experts"],
+    rule: Rule,
+    selection_bias: Float[np.ndarray, "experts"] | None,
+) -> Bool[np.ndarray, "experts"]:
+    scores = selection_scores(logits, rule, selection_bias)
+    if rule.groups is not None:
+        scores = group_mask(scores, rule.groups)
+    if rule.top_k == scores.shape[1]:
+        return np.ones(scores.shape[1], dtype=bool)
+    following = -np.partition(-scores, rule.top_k, axis=1)[:, [rule.top_k]]
+    with np.errstate(invalid="ignore"):  # -inf - -inf among masked experts
+        ahead = scores - following > _CLEAR * (1.0 + np.abs(following))
+    ahead |= np.isneginf(following) & np.isfinite(scores)
+    return np.asarray(ahead.any(axis=0))

@@ -1,0 +1,185 @@
+"""The effective router, centred: orthogonality, spectrum, lengths, and the nearest other row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.geometry.effective_rows import EffectiveRows
+from moegeom.geometry.gram import (
+    best_gram_score,
+    cosines,
+    gram_score,
+    mean_absolute_cosine,
+    random_gram_score,
+    random_gram_score_sd,
+)
+from moegeom.geometry.spectrum import row_spectrum
+
+
+def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    rows: EffectiveRows = quantities["effective_rows"]
+    kept, hidden = rows.centred.shape
+    cosine = cosines(rows.gram)
+    score = gram_score(cosine)
+    chance = random_gram_score(kept, hidden, is_centred=True)
+    spectrum = row_spectrum(rows.gram, hidden, is_centred=True)
+    norms = np.sqrt(np.maximum(rows.squared_norms, 0.0))
+    median = float(np.median(norms)) if kept else 0.0
+    nearest, closeness = _nearest(cosine)
+    return {
+        "layers": {
+            "gram_score_raw": gram_score(_raw_cosines(facts.router.weight[rows.finite])),
+            "gram_score_centred": score,
+            "gram_score_random": chance,
+            "gram_score_best": best_gram_score(kept, hidden, is_centred=True),
+            "gram_score_z": (score - chance) / random_gram_score_sd(kept, hidden),
+            "mean_abs_cosine_centred": mean_absolute_cosine(cosine),
+            "max_cosine_centred": float(closeness.max()) if kept > 1 else None,
+            "row_rank": spectrum.rank,
+            "row_rank_possible": spectrum.largest_possible_rank,
+            "row_condition": spectrum.condition,
+            "effective_rank": spectrum.effective_rank,
+            "centred_norm_median": median if kept else None,
+            "centred_norm_max_over_median": float(norms.max()) / median if median else None,
+            "centred_norm_min_over_median": float(norms.min()) / median if median else None,
+        },
+        "experts": {
+            "expert": np.arange(len(rows.finite)),
+            "centred_row_norm": _spread(norms, rows),
+            "nearest_expert": _numbers(nearest, rows),
+            "nearest_cosine": _spread(closeness, rows),
+            "row_kurtosis": _spread(_kurtosis(rows.centred), rows),
+        },
+    }
+
+
+def _raw_cosines(weight: np.ndarray) -> Float64[np.ndarray, "rows rows"]:
+    """Of the rows as stored; float32 products are exact enough for a figure shown as raw."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return cosines((weight @ weight.T).astype(np.float64))
+
+
+def _nearest(
+    cosine: Float64[np.ndarray, "rows rows"],
+) -> tuple[np.ndarray, Float64[np.ndarray, "rows"]]:
+    """The row with the largest cosine to each row, and that cosine."""
+    others = np.where(np.isnan(cosine), -np.inf, cosine)
+    np.fill_diagonal(others, -np.inf)
+    if len(others) < 2:
+        return np.full(len(others), -1), np.full(len(others), np.nan)
+    nearest = others.argmax(axis=1)
+    largest = others.max(axis=1)
+    return nearest, np.where(np.isfinite(largest), largest, np.nan)
+
+
+def _kurtosis(rows: Float64[np.ndarray, "rows hidden"]) -> Float64[np.ndarray, "rows"]:
+    """Fourth moment over the squared second; 3 for Gaussian entries, nan for a zero row."""
+    squares = rows**2
+    second = squares.mean(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (squares**2).mean(axis=1) / second**2
+
+
+def _spread(values: np.ndarray, rows: EffectiveRows) -> np.ndarray:
+    """Values of the finite rows, nan for the others."""
+    everywhere = np.full(len(rows.finite), np.nan)
+    everywhere[rows.finite] = values
+    return everywhere
+
+
+def _numbers(nearest: np.ndarray, rows: EffectiveRows) -> np.ndarray:
+    """Indices among the finite rows as expert numbers; -1 for the others."""
+    everywhere = np.full(len(rows.finite), -1)
+    experts = np.flatnonzero(rows.finite)
+    everywhere[rows.finite] = np.where(nearest >= 0, experts[nearest], -1)
+    return everywhere
+
+
+METRIC = Metric(
+    name="effective_router",
+    version=1,
+    text="Geometry of the rows of W diag(g), g the gain of the norm in front, less their mean.",
+    scope="weights",
+    needs=("effective_rows",),
+    columns={
+        "layers": (
+            Column(
+                "gram_score_raw",
+                "1 - rms cosine of the rows as stored, not centred: changes with a common shift",
+                formula="gram_score",
+            ),
+            Column(
+                "gram_score_centred",
+                "1 - rms cosine of the centred effective rows",
+                formula="gram_score",
+            ),
+            Column(
+                "gram_score_random",
+                "what centred random rows of this shape would show",
+                formula="gram_score",
+            ),
+            Column(
+                "gram_score_best",
+                "the largest score that centred rows of this shape can have (Welch)",
+                formula="gram_score",
+            ),
+            Column(
+                "gram_score_z",
+                "score less the random score, in standard deviations of random rows",
+                "sigmas",
+                formula="gram_score",
+            ),
+            Column(
+                "mean_abs_cosine_centred",
+                "mean |cosine| over pairs of centred effective rows",
+                formula="gram_score",
+            ),
+            Column(
+                "max_cosine_centred",
+                "largest cosine between two centred effective rows",
+                formula="nearest_cosine",
+            ),
+            Column("row_rank", "rank of the centred effective rows", "", "int", "row_spectrum"),
+            Column(
+                "row_rank_possible",
+                "largest rank that centred rows of this shape can have",
+                "",
+                "int",
+                "row_spectrum",
+            ),
+            Column(
+                "row_condition",
+                "largest over smallest singular value of the centred effective rows",
+                formula="row_spectrum",
+            ),
+            Column(
+                "effective_rank",
+                "exp entropy of the singular values of the centred effective rows",
+                formula="row_spectrum",
+            ),
+            Column("centred_norm_median", "median length of a centred effective row", "weight"),
+            Column("centred_norm_max_over_median", "longest of them over the median"),
+            Column("centred_norm_min_over_median", "shortest of them over the median"),
+        ),
+        "experts": (
+            Column("expert", "expert number", "expert", "int"),
+            Column("centred_row_norm", "length of the centred effective row", "weight"),
+            Column(
+                "nearest_expert",
+                "expert whose centred effective row has the largest cosine, or -1",
+                "expert",
+                "int",
+                "nearest_cosine",
+            ),
+            Column("nearest_cosine", "that cosine", formula="nearest_cosine"),
+            Column("row_kurtosis", "fourth moment over squared second of the row's entries"),
+        ),
+    },
+    finish=_finish,
+    invariances=("expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"),
+)

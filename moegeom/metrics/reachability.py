@@ -1,0 +1,97 @@
+"""Experts that some input is proved to reach, and experts that no input can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.geometry.bias_precision import to_bfloat16
+from moegeom.geometry.reachability import Proof, num_beaten, reachability
+
+#: Experts of a certificate that are listed; k suffice, and k is at most this in known families.
+_MOST_LISTED = 32
+
+
+def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    router = facts.router
+    experts = np.arange(router.num_experts)
+    if router.norm is not None and router.norm.kind != "rms":
+        # a layer norm reaches a slice of the ball only: nothing is derived for it
+        return {"layers": {}, "experts": {"expert": experts}}
+    radius = np.inf if router.norm is None else float(np.sqrt(router.hidden_size))
+    biases = (router.logit_bias, router.selection_bias)
+    if any(bias is not None and not np.isfinite(bias).all() for bias in biases):
+        return {"layers": {}, "experts": {"expert": experts}}
+    found = reachability(quantities["effective_rows"], router.rule, radius, *biases)
+    after_cast = None
+    if router.selection_bias is not None:
+        cast = (router.logit_bias, to_bfloat16(router.selection_bias))
+        after_cast = num_beaten(quantities["effective_rows"], router.rule, radius, *cast)
+    proofs = np.array([proof.value for proof in found.proofs])
+    reached = np.isin(proofs, (Proof.point.value, Proof.independence.value))
+    return {
+        "layers": {
+            "num_reachable": int(reached.sum()),
+            "num_unreachable": int((proofs == Proof.beaten.value).sum()),
+            "num_reach_open": int((proofs == Proof.open.value).sum()),
+            "num_unreachable_bf16": after_cast,
+        },
+        "experts": {
+            "expert": experts,
+            "reach": proofs,
+            "num_beaten_by": np.array([len(others) for others in found.beaten_by]),
+            "beaten_by": [others[:_MOST_LISTED].astype(np.int32) for others in found.beaten_by],
+        },
+    }
+
+
+METRIC = Metric(
+    name="reachability",
+    version=1,
+    text="Whether an expert can be chosen at all, by any input that the norm in front can give.",
+    scope="weights",
+    needs=("effective_rows",),
+    columns={
+        "layers": (
+            Column("num_reachable", "experts proved reachable", "experts", "int", "reachability"),
+            Column(
+                "num_unreachable",
+                "experts proved unreachable: k others beat them everywhere",
+                "experts",
+                "int",
+                "reachability",
+            ),
+            Column("num_reach_open", "experts not decided", "experts", "int", "reachability"),
+            Column(
+                "num_unreachable_bf16",
+                "experts that would be unreachable after a cast of the bias to bfloat16",
+                "experts",
+                "int",
+                "reachability",
+            ),
+        ),
+        "experts": (
+            Column("expert", "expert number", "expert", "int"),
+            Column(
+                "reach",
+                "point, affine independence, beaten everywhere, or open",
+                "",
+                "str",
+                "reachability",
+            ),
+            Column(
+                "num_beaten_by",
+                "experts that beat it for every input",
+                "experts",
+                "int",
+                "reachability",
+            ),
+            Column("beaten_by", "those experts, at most 32", "", "list", "reachability"),
+        ),
+    },
+    finish=_finish,
+    invariances=("expert_relabelling", "gain_folding"),
+)

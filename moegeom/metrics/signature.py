@@ -1,0 +1,58 @@
+"""A short signature of each row, so that a later checkpoint can be compared with this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.metric import NUM_PROJECTIONS, Column, Metric, RouterFacts, Values
+from moegeom.geometry.effective_rows import EffectiveRows
+from moegeom.geometry.projection import projected
+
+
+def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    rows: EffectiveRows = quantities["effective_rows"]
+    experts = np.arange(len(rows.finite))
+    if not rows.finite.all():
+        return {"layers": {}, "experts": {"expert": experts}}
+    signature = projected(rows.centred, NUM_PROJECTIONS).astype(np.float32)
+    mean = projected(rows.mean[None], NUM_PROJECTIONS)[0].astype(np.float32)
+    return {
+        "layers": {"mean_row_projections": mean},
+        "experts": {"expert": experts, "row_projections": list(signature)},
+    }
+
+
+METRIC = Metric(
+    name="signature",
+    version=1,
+    text="Seeded projections of the centred effective rows: distances between rows survive, the "
+    "rows themselves do not.",
+    scope="weights",
+    needs=("effective_rows",),
+    columns={
+        "layers": (
+            Column(
+                "mean_row_projections",
+                "projections of the mean effective row",
+                "weight",
+                "list",
+                "row_projections",
+            ),
+        ),
+        "experts": (
+            Column("expert", "expert number", "expert", "int"),
+            Column(
+                "row_projections",
+                "32 projections of the centred effective row; null when a row is not finite",
+                "weight",
+                "list",
+                "row_projections",
+            ),
+        ),
+    },
+    finish=_finish,
+    invariances=("common_row_shift", "gain_folding"),
+)

@@ -1,0 +1,95 @@
+"""How the numbers of a router are stored, and signs that they were once stored more coarsely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xxhash
+from jaxtyping import Float
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.core.precision import mantissa_bits
+from moegeom.geometry.bias_precision import to_bfloat16
+from moegeom.geometry.levels import expected_window_levels, window_levels
+
+#: Columns of each row that tell whether float32 storage holds bfloat16 numbers only.
+_PROBED = 512
+
+
+def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    router, stored = facts.router, facts.router.provenance
+    weight = router.weight
+    finite = np.isfinite(weight).all(axis=1)
+    levels = np.full(len(weight), np.nan)
+    scale = _rms(weight[finite])
+    expected = expected_window_levels(scale, mantissa_bits(stored.stored_dtype) or 0)
+    levels[finite] = window_levels(weight[finite]) / expected
+    probe = weight[finite, :_PROBED]
+    digests = {
+        "weight_digest": _digest(weight),
+        "gain_digest": _digest(router.gain),
+        "logit_bias_digest": _digest(router.logit_bias),
+        "selection_bias_digest": _digest(router.selection_bias),
+    }
+    return {
+        "layers": {
+            "weight_bits": mantissa_bits(stored.stored_dtype),
+            "weight_bits_kept": mantissa_bits(stored.kept_dtype),
+            "bias_bits": mantissa_bits(stored.bias_dtype),
+            "bias_bits_kept": mantissa_bits(stored.kept_bias_dtype),
+            "is_weight_bf16": bool((to_bfloat16(probe) == probe).all()) if probe.size else None,
+            "levels_share": float(np.nanmean(levels)) if finite.any() else None,
+            **digests,
+        },
+        "experts": {"expert": np.arange(len(weight)), "row_levels_share": levels},
+    }
+
+
+def _rms(rows: Float[np.ndarray, "rows hidden"]) -> float:
+    if not rows.size:
+        return 0.0
+    flat = rows.reshape(-1)
+    return float(np.sqrt(np.dot(flat, flat).astype(np.float64) / flat.size))
+
+
+def _digest(values: Float[np.ndarray, "*shape"] | None) -> str | None:
+    """XXH3 of the values as they are in memory; tells equal from changed."""
+    if values is None:
+        return None
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+
+METRIC = Metric(
+    name="storage",
+    version=1,
+    text="Precision of the stored numbers, of what the family keeps, and of what the values use.",
+    scope="weights",
+    needs=(),
+    columns={
+        "layers": (
+            Column("weight_bits", "explicit mantissa bits of the stored weight", "bits", "int"),
+            Column("weight_bits_kept", "the same as the family keeps it", "bits", "int"),
+            Column("bias_bits", "explicit mantissa bits of the stored bias", "bits", "int"),
+            Column("bias_bits_kept", "the same as the family keeps it", "bits", "int"),
+            Column("is_weight_bf16", "the first 512 columns hold bfloat16 numbers", "", "bool"),
+            Column(
+                "levels_share",
+                "different values in windows of 32 over what Gaussian rows of the stored dtype "
+                "hold; mean over rows",
+                formula="levels_share",
+            ),
+            Column("weight_digest", "hash of the weight", "", "str"),
+            Column("gain_digest", "hash of the gain of the norm in front", "", "str"),
+            Column("logit_bias_digest", "hash of the logit bias", "", "str"),
+            Column("selection_bias_digest", "hash of the selection bias", "", "str"),
+        ),
+        "experts": (
+            Column("expert", "expert number", "expert", "int"),
+            Column("row_levels_share", "levels_share of the row", formula="levels_share"),
+        ),
+    },
+    finish=_finish,
+    invariances=(),
+)

@@ -1,0 +1,12 @@
+"""Codes of the integrity checks that reading itself can break (moegeom/check/checks)."""
+
+from __future__ import annotations
+
+#: Config and tensors contradict each other.
+CONFIG_CONTRADICTED = "MGI105"
+
+#: Storage that nobody knows, such as a scale tensor without a rule.
+STORAGE_UNKNOWN = "MGI106"
+
+#: A part of a router is not there.
+PART_MISSING = "MGI107"
