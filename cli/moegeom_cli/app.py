@@ -10,7 +10,16 @@ import typer
 
 from moegeom import __version__
 from moegeom.core.errors import MoeGeomError
-from moegeom_cli.commands import doctor, families, metrics, report, routers, scan
+from moegeom_cli.commands import (
+    check,
+    checks,
+    doctor,
+    families,
+    metrics,
+    report,
+    routers,
+    scan,
+)
 from moegeom_cli.streams import error_line
 
 #: BadParameter < UsageError < this: the base of all errors of the parser, which typer takes from
@@ -31,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for command in (routers, scan, report, families, metrics, doctor):
+for command in (routers, check, scan, report, families, metrics, checks, doctor):
     app.command(name=command.NAME, no_args_is_help=command.NEEDS_ARGUMENTS)(command.run)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -21,6 +22,16 @@ def error_line(message: str, hint: str, notes: str = "") -> str:
     """An error as it is printed: one sentence, then what to try."""
     lines = [f"error: {message}", *(f"  note: {n}" for n in notes.splitlines())]
     return "\n".join([*lines, f"  hint: {hint}"] if hint else lines)
+
+
+def parse_map(entries: Sequence[str]) -> dict[str, str]:
+    """``KEY=ROUTER`` entries as a mapping; UsageError for anything else."""
+    pairs = [entry.partition("=") for entry in entries]
+    if any(not sign or not key or not router for key, sign, router in pairs):
+        from moegeom.core.errors import UsageError
+
+        raise UsageError("--map expects KEY=ROUTER.", "For example --map layer3=text/3.")
+    return {key: router for key, _, router in pairs}
 
 
 def width() -> int:

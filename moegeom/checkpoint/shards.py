@@ -27,6 +27,7 @@ class Shard(Protocol):
     def names(self) -> Collection[str]: ...
     def info(self, name: str) -> TensorInfo: ...
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]: ...
+    def read_bytes(self, name: str, start: int, size: int) -> bytes: ...
 
 
 class ShardedStore:
@@ -78,6 +79,9 @@ class ShardedStore:
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         return self._shard(name).read(name)
+
+    def read_bytes(self, name: str, start: int, size: int) -> bytes:
+        return self._shard(name).read_bytes(name, start, size)
 
     def _shard(self, name: str) -> Shard:
         if name not in self._shard_of:

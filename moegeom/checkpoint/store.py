@@ -61,6 +61,10 @@ class TensorStore(Protocol):
         """The tensor in the dtype it is stored in."""
         ...
 
+    def read_bytes(self, name: str, start: int, size: int) -> bytes:
+        """``size`` bytes of a tensor as stored, from byte ``start`` of it."""
+        ...
+
 
 @dataclass(frozen=True)
 class Format:

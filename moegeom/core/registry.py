@@ -16,9 +16,14 @@ T = TypeVar("T")
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is in no list: nearest spelling and the whole list."""
     listed = sorted(known)
-    close = difflib.get_close_matches(name, listed, n=1)
-    guess = f" Did you mean {close[0]}?" if close else ""
+    guess = nearest_name(name, listed)
     return UsageError(f"Unknown {kind} '{name}'.{guess}", f"Known: {', '.join(listed)}.")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean ...?`` with the known name that is spelled most alike; empty if none is."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 class Registry(Generic[T]):

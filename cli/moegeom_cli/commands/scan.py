@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.streams import Format, has_colours, watching, width
+from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
 
 NAME = "scan"
 NEEDS_ARGUMENTS = True
@@ -77,16 +77,14 @@ def run(
         raise UsageError(
             f"--device {device}: this version computes on the CPU only.", "Expected auto or cpu."
         )
-    pairs = [entry.partition("=") for entry in router_map or ()]
-    if any(not sign or not key or not router for key, sign, router in pairs):
-        raise UsageError("--map expects KEY=ROUTER.", "For example --map layer3=text/3.")
+    pairs = parse_map(router_map or ())
     watch = watching(quiet)
     request = ScanRequest(
         checkpoint=checkpoint,
         out=out or _default_out(checkpoint),
         tokens=tokens,
         stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
-        router_map={key: router for key, _, router in pairs},
+        router_map=pairs,
         prior=prior,
         layers=layers,
         per_token=per_token,

@@ -66,4 +66,7 @@ CHECK = Check(
     (Limit("change", 0.1, "largest change of an expert's load, in fair shares"),),
     inputs="baseline and tokens",
     absent="the tokens say nothing of load",
+    detects=lambda shift: (
+        f"an expert's load that changed by {shift:.2f} fair shares more than its limit"
+    ),
 )

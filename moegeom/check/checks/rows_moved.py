@@ -42,10 +42,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 float(moved.max()),
                 CHECK.finding(
                     router,
-                    f"rows moved since the baseline, expert {expert} by {100 * moved.max():.2g} % "
-                    "of its length.",
-                    f"Median over rows {100 * float(np.median(moved)):.2g} %; limit "
-                    f"{100 * limits('moved', router):g} %, uncalibrated.{scaled}",
+                    f"expert {expert} moved by {_percent(moved.max())} of its length since the "
+                    "baseline.",
+                    f"Median over rows {_percent(float(np.median(moved)))}; limit "
+                    f"{_percent(limits('moved', router))}, uncalibrated.{scaled}",
                     measured.see(router),
                 ),
             )
@@ -53,6 +53,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     found.sort(key=lambda pair: -pair[0])
     for _, finding in found:
         yield finding
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 CHECK = Check(

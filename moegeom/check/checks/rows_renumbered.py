@@ -60,7 +60,7 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
         )
     same = sum(samples[i] == before.samples[drift.place[i]] for i in range(len(rows)))
     stayed = sum(samples[i] == before.samples[i] for i in range(len(rows)))
-    if same == len(rows):
+    if stayed < same == len(rows):
         return True, "Every expert moved along."
     return False, f"{stayed} of {len(rows)} experts are where they were: they did not move along."
 

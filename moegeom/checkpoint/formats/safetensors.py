@@ -53,6 +53,11 @@ class SafetensorsFile:
         raw = self.file.read(info.offset, info.size_bytes)
         return np.frombuffer(raw, dtype).reshape(info.shape)
 
+    def read_bytes(self, name: str, start: int, size: int) -> bytes:
+        info = self.info(name)
+        kept = max(min(size, info.size_bytes - start), 0)
+        return self.file.read(info.offset + start, kept)
+
 
 def recognises(path: Path) -> bool:
     """True for a safetensors file, an index of such files, or a folder that holds either."""

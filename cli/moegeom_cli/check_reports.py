@@ -1,0 +1,63 @@
+"""``--report NAME=FILE``: several reports of one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from moegeom_cli.streams import Format
+
+if TYPE_CHECKING:
+    from moegeom.core.verdict import Verdict
+
+#: Columns of a table that goes to a file.
+_FILE_WIDTH = 100
+
+
+def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path | None]]:
+    """Names of reports and the files they go to; None is stdout.
+
+    Raises
+    ------
+    UsageError
+        For a report that does not exist, and for a second one on stdout beside a JSON document.
+    """
+    from moegeom.core.errors import UsageError
+    from moegeom.core.registry import unknown_name
+    from moegeom.report import VERDICT_REPORTERS
+
+    reports = []
+    for entry in asked:
+        name, _, file = entry.partition("=")
+        if name not in VERDICT_REPORTERS.names():
+            raise unknown_name("report", name, VERDICT_REPORTERS.names())
+        if not file and format is not Format.table:
+            raise UsageError(
+                f"--report {name} would be printed into the {format.value} document.",
+                f"Name a file: --report {name}=FILE.",
+            )
+        reports.append((name, Path(file) if file else None))
+    return reports
+
+
+def write_reports(
+    reports: Sequence[tuple[str, Path | None]], verdict: Verdict, run: Mapping[str, Any]
+) -> None:
+    """Writes each report to its file, or to stdout."""
+    from moegeom.core.errors import UsageError
+    from moegeom.report import VERDICT_REPORTERS, View
+
+    for name, file in reports:
+        text = VERDICT_REPORTERS[name].render(verdict, run, View(_FILE_WIDTH))
+        if file is None:
+            typer.echo(text, nl=False)
+            continue
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"--report {name}={file}: cannot be written ({error.strerror})."
+            ) from error

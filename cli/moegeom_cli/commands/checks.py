@@ -1,0 +1,32 @@
+"""``moegeom checks``: what the gate looks for."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from moegeom_cli.streams import Format
+
+NAME = "checks"
+NEEDS_ARGUMENTS = False
+
+
+def run(
+    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+) -> None:
+    """Every check with its severity, what it needs, and the statement it judges."""
+    from moegeom.check.pages import all_pages
+    from moegeom_cli.listing import render_listing
+
+    rows = [
+        {
+            "code": page.check.code,
+            "severity": page.check.severity,
+            "needs": page.check.inputs,
+            "statement": page.statement,
+        }
+        for page in all_pages()
+    ]
+    typer.echo(json.dumps(rows) if format is Format.json else render_listing(rows, format))

@@ -1,0 +1,91 @@
+"""A short sample of every expert's weights, to tell whether experts moved along with their rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from moegeom.checkpoint.store import TensorStore
+from moegeom.core.errors import CheckpointError
+from moegeom.core.router import Router
+
+#: Bytes read of one tensor of each expert.
+SAMPLE_BYTES = 512
+
+#: ``experts.<number>.<rest>``: one tensor for each expert.
+_NUMBERED = re.compile(r"experts\.([0-9]{1,5})\.(.+)")
+
+
+@dataclass(frozen=True)
+class ExpertSamples:
+    """Hashes by router and expert; None for a router whose experts are not found."""
+
+    digests: Mapping[str, Sequence[str] | None]
+    bytes_read: int
+
+
+def read_expert_samples(store: TensorStore, routers: Sequence[Router]) -> ExpertSamples:
+    """The first 512 bytes of one tensor of each expert, hashed: enough to know it again.
+
+    Experts are the tensors ``experts.<number>.*`` beside the router, or one tensor ``experts.*``
+    with an entry for each expert. The same tensor is taken for every expert: the first by name that
+    all have.
+    """
+    before = store.bytes_read
+    names = sorted(store.names())
+    by_folder: dict[str, list[str]] = {}
+    for name in names:
+        folder, found, _ = name.partition("experts.")
+        if found:
+            by_folder.setdefault(folder, []).append(name)
+    digests = {router.name: _samples(store, router, by_folder) for router in routers}
+    return ExpertSamples(digests, store.bytes_read - before)
+
+
+def _samples(
+    store: TensorStore, router: Router, by_folder: Mapping[str, Sequence[str]]
+) -> list[str] | None:
+    # model.layers.3.mlp.gate.weight -> model.layers.3.mlp.
+    folder = router.provenance.tensors[0].rpartition(".")[0].rpartition(".")[0] + "."
+    names = by_folder.get(folder, ())
+    try:
+        return _numbered(store, router, folder, names) or _stacked(store, router, folder, names)
+    except CheckpointError:
+        return None  # experts in shards that are not there: nothing is known of them
+
+
+def _numbered(
+    store: TensorStore, router: Router, folder: str, names: Sequence[str]
+) -> list[str] | None:
+    leaves: dict[str, dict[int, str]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name.removeprefix(folder))
+        if match:
+            leaves.setdefault(match[2], {})[int(match[1])] = name
+    wanted = set(range(router.num_experts))
+    whole = sorted(leaf for leaf, found in leaves.items() if set(found) == wanted)
+    if not whole:
+        return None
+    found = leaves[whole[0]]
+    return [_digest(store, found[expert], 0, 1) for expert in sorted(wanted)]
+
+
+def _stacked(
+    store: TensorStore, router: Router, folder: str, names: Sequence[str]
+) -> list[str] | None:
+    experts = router.num_experts
+    for name in names:
+        if store.info(name).shape[:1] == (experts,) and len(store.info(name).shape) > 1:
+            return [_digest(store, name, expert, experts) for expert in range(experts)]
+    return None
+
+
+def _digest(store: TensorStore, name: str, part: int, num_parts: int) -> str:
+    """Hash of the beginning of one of ``num_parts`` equal parts of a tensor."""
+    size = store.info(name).size_bytes // num_parts
+    raw = store.read_bytes(name, part * size, min(size, SAMPLE_BYTES))
+    return xxhash.xxh3_64_hexdigest(np.frombuffer(raw, np.uint8).data)

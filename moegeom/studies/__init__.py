@@ -1,0 +1,1 @@
+"""Commands that are more than the main road, one file each."""
