@@ -29,8 +29,9 @@ class Limit:
 class Tested:
     """A statistical statement about one router: what would be said of it, and its p-value.
 
-    ``finding`` is None where there is nothing to say whatever the p-value. ``error`` and
-    ``freedom`` tell how small a defect could have been found.
+    ``finding`` is None where there is nothing to say whatever the p-value. ``error``, ``freedom``
+    and ``num_tests``, the hypotheses that the p-value already accounts for, tell how small a defect
+    could have been found.
     """
 
     router: str
@@ -38,6 +39,7 @@ class Tested:
     p_value: float
     error: float = 0.0
     freedom: float = 1.0
+    num_tests: int = 1
 
 
 @dataclass(frozen=True)

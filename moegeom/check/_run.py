@@ -56,7 +56,7 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
     return Verdict(
         outcomes=tuple(_outcome(entry, false, profile) for entry in judged),
         fail_on=profile.fail_on,
-        detectable=tuple(_detectable(judged, len(tested), level)),
+        detectable=tuple(_detectable(judged, tested, level)),
         not_looked_at=_not_looked_at(measured),
     )
 
@@ -85,7 +85,8 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
         changed = measured.baseline.changed_versions(measured.run, check.needs)
         if changed:
             return "inconclusive", f"the baseline holds another version of {', '.join(changed)}"
-    if "refused" in measured.run and check.inputs != "weights":
+    refusal = measured.run.get("refused")
+    if refusal and refusal["code"] != check.code:
         return "does not apply", "the routers cannot be read"
     for need in check.needs:
         if all(row.get(need) is None for row in measured.layers):
@@ -170,19 +171,23 @@ def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
         return findings
     worst = findings[0]
     routers = tuple(dict.fromkeys(router for finding in findings for router in finding.routers))
-    title = f"{check.title}, worst in {worst.routers[0]}: {worst.title}"
+    where = f", worst in {worst.routers[0]}" if worst.routers else ", first"
+    title = f"{check.title}{where}: {worst.title}"
     return [dataclasses.replace(worst, routers=routers, title=title)]
 
 
-def _detectable(judged: Sequence[_Judged], num_tests: int, level: float) -> Iterable[str]:
+def _detectable(judged: Sequence[_Judged], tested: Sequence[Tested], level: float) -> Iterable[str]:
     """For each statistical check, what it would have found nine times in ten."""
+    counted = {id(claim) for claim in tested}
     for entry in judged:
+        if entry.check.detects is None:
+            continue
         shifts = [
-            detectable_shift(claim.error, claim.freedom, level, num_tests)
+            detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
             for claim in entry.claims
-            if isinstance(claim, Tested)
+            if isinstance(claim, Tested) and id(claim) in counted and claim.error > 0.0
         ]
-        if shifts and entry.check.detects:
+        if shifts:
             yield entry.check.detects(statistics.median(shifts))
 
 

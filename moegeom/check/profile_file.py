@@ -176,7 +176,7 @@ def _ignore(entry: Any, where: str) -> Ignore:
     return Ignore(
         code=known_code(entry.get("code"), f"{where}.code"),
         reason=_text(entry["reason"], f"{where}.reason"),
-        layers=None if layers is None else parse_layers(_text(layers, f"{where}.layers")),
+        layers=None if layers is None else _layers(layers, f"{where}.layers"),
     )
 
 
@@ -191,10 +191,19 @@ def _limits(found: Any, where: str) -> dict[str, LimitSettings]:
         for i, entry in enumerate(_tables(table.get("at", []), f"{where}.{code}.at")):
             here = f"{where}.{code}.at[{i}]"
             _known(entry, ("layers", *names), here)
-            layers = parse_layers(_text(entry.get("layers"), f"{here}.layers"))
+            layers = _layers(entry.get("layers"), f"{here}.layers")
             at.append(LayerLimits(layers, _numbers(entry, names, here)))
         read[code] = LimitSettings(_numbers(table, names, f"{where}.{code}"), tuple(at))
     return read
+
+
+def _layers(found: Any, where: str) -> frozenset[int]:
+    try:
+        return parse_layers(_text(found, where))
+    except UsageError as error:
+        raise UsageError(
+            error.message if where in error.message else f"{where}: {error.message}", error.hint
+        ) from None
 
 
 def _numbers(table: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, float]:
@@ -232,7 +241,7 @@ def _threshold(entry: Any, where: str) -> Threshold:
         side="at_most" if sides == ["at_most"] else "at_least",
         bound=_number(bound, f"{where}.{sides[0]}"),
         is_relative=is_relative,
-        layers=None if layers is None else parse_layers(_text(layers, f"{where}.layers")),
+        layers=None if layers is None else _layers(layers, f"{where}.layers"),
         percentile=percentile,
         severity=_severity(entry.get("severity", "error"), f"{where}.severity"),
         reason=entry.get("reason", ""),

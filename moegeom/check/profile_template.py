@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from moegeom.check._check import CHECKS, Check
 from moegeom.check.profile import FAMILY_WISE_ERROR
 
-_HEAD = f"""# What `moegeom check` asks of checkpoints. Everything may be left out: commented keys show the
+_HEAD = f"""\
+# What `moegeom check` asks of checkpoints. Everything may be left out: commented keys show the
 # defaults. `moegeom checks` lists the codes, `moegeom check --explain CODE` says what each
 # looks for.
 
@@ -33,8 +34,8 @@ _HEAD = f"""# What `moegeom check` asks of checkpoints. Everything may be left o
 # layers = "3-60"
 # reason = "our engine keeps the bias in float32"
 
-# A bound of your own on a column of `layers` (`moegeom metrics` lists them): absolute, or
-# at_most = {{ times_baseline = 1.2 }}; in each layer, or at a percentile over the layers.
+# A bound of your own on a column of `layers` (`moegeom metrics` lists them), at_most or at_least: a
+# number, or {{ times_baseline = 1.2 }}; in each layer, or at a percentile over the layers.
 # [[threshold]]
 # column = "load_cv_ddof0"
 # at_most = 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,16 @@ from moegeom.core.metric import Column, Metric, RouterFacts, Values
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     router = facts.router
-    columns = [router.weight]
-    columns += [
-        bias[:, None] for bias in (router.logit_bias, router.selection_bias) if bias is not None
-    ]
-    rows = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
-    finite = np.isfinite(rows).all(axis=1)
+    biases = [b[:, None] for b in (router.logit_bias, router.selection_bias) if b is not None]
+    finite = np.isfinite(router.weight).all(axis=1)
+    for bias in biases:
+        finite &= np.isfinite(bias).all(axis=1)
     own = np.arange(router.num_experts)
-    twin = own.copy()
-    _, first, same = np.unique(rows[finite], axis=0, return_index=True, return_inverse=True)
-    twin[finite] = own[finite][first[same.reshape(-1)]]
+    twin = _first_equal([router.weight, *biases], finite)
     norms = np.full(router.num_experts, np.nan)
-    norms[finite] = np.linalg.norm(router.weight[finite].astype(np.float64), axis=1)
+    # summed in float64 without a float64 copy of the rows
+    squares = np.einsum("ij,ij->i", router.weight, router.weight, dtype=np.float64)
+    norms[finite] = np.sqrt(squares[finite])
     median = float(np.median(norms[finite])) if finite.any() else 0.0
     return {
         "layers": {
@@ -43,6 +41,21 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "twin_of": np.where(twin != own, twin, -1),
         },
     }
+
+
+def _first_equal(columns: Sequence[np.ndarray], finite: np.ndarray) -> np.ndarray:
+    """For each row the first finite row that equals it in all columns; itself when there is none.
+
+    By bytes, after -0.0 was made 0.0: comparing all pairs, or sorting rows, would cost more than
+    reading them.
+    """
+    seen: dict[bytes, int] = {}
+    parts = [np.ascontiguousarray(column + column.dtype.type(0.0)) for column in columns]
+    first = np.arange(len(finite))
+    for row in np.flatnonzero(finite):
+        key = b"".join(part[row].tobytes() for part in parts)
+        first[row] = seen.setdefault(key, int(row))
+    return first
 
 
 METRIC = Metric(

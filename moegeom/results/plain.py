@@ -10,7 +10,9 @@ import numpy as np
 
 def plain_value(value: Any) -> Any:
     """A list, number, text, truth value or None; nan is None."""
-    if isinstance(value, np.ndarray | tuple):
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, tuple):
         return list(value)
     if isinstance(value, np.generic):
         value = value.item()

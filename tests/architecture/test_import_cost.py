@@ -53,3 +53,19 @@ def test_help_loads_nothing_heavy(arguments):
 
 def test_the_measurement_sees_what_is_loaded():
     assert "decimal" in loaded_by("import decimal")
+
+
+CHECK = """
+import sys
+sys.argv = ["moegeom", "check", {checkpoint!r}]
+from moegeom_cli.app import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+def test_a_check_of_weights_compiles_nothing_and_loads_nothing_heavy():
+    checkpoint = str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")
+    assert loaded_by(CHECK.format(checkpoint=checkpoint)) & HEAVY == set()

@@ -14,11 +14,12 @@ import sys
 
 import numpy as np
 
+from moegeom.check import CHECKS
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
-from moegeom.report import REPORTERS
+from moegeom.report import REPORTERS, VERDICT_REPORTERS
 from moegeom.scan.labels import Populations
 from moegeom.scan.measure import measure
 from moegeom.scan.prepared import prepare
@@ -39,9 +40,10 @@ def warm_up() -> None:
     task = Task(prepare(router), source, Populations(()), kernels, wanted)
     found = measure(task, 0, 8).quantities
     for reduction in REDUCTIONS.all():
-        reduction.start(Extent(2, 8, 2)).fold(found, kernels)
+        reduction.start(Extent(2, 8, 2, 4)).fold(found, kernels)
     assert METRICS.all()
-    assert REPORTERS.all()
+    assert REPORTERS.all() + VERDICT_REPORTERS.all()
+    assert CHECKS.all()
 
 
 def run_here(request: dict) -> int:

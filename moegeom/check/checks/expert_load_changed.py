@@ -54,7 +54,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             + ".",
             measured.measure_again(router),
         )
-        yield Tested(router, finding, min(1.0, 2.0 * tests * p_value), both, freedom)
+        yield Tested(router, finding, min(1.0, 2.0 * tests * p_value), both, freedom, 2 * tests)
 
 
 CHECK = Check(

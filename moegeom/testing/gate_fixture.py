@@ -1,0 +1,37 @@
+"""A pytest fixture that fails a test when a checkpoint fails the gate.
+
+In a ``conftest.py``: ``pytest_plugins = ["moegeom.testing.gate_fixture"]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moegeom.core.verdict import Verdict
+from moegeom.report import VERDICT_REPORTERS, View
+from moegeom.studies.gate import GateRequest, gate
+
+
+@pytest.fixture
+def moegeom_gate() -> Callable[..., Verdict]:
+    """``moegeom_gate(checkpoint, tokens=..., baseline=...)``: the verdict, or a failed test.
+
+    Takes what :class:`moegeom.studies.gate.GateRequest` takes. An inconclusive verdict fails the
+    test too: a gate that could not judge must not look like one that passed.
+    """
+
+    def check(target: str | Path, **asked: Any) -> Verdict:
+        for name in ("baseline", "profile", "out"):
+            if asked.get(name) is not None:
+                asked[name] = Path(asked[name])
+        found = gate(GateRequest(target=str(target), **asked))
+        if found.verdict.exit_code:
+            screen = VERDICT_REPORTERS["table"].render(found.verdict, found.run, View())
+            pytest.fail(screen, pytrace=False)
+        return found.verdict
+
+    return check

@@ -1,0 +1,256 @@
+"""`moegeom check` as it is typed: exit codes, streams, reports, profile, baseline."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+
+ROOT = Path(__file__).resolve().parents[2]
+HEALTHY = "sample_ckpts/olmoe-balanced/step_1500"
+TOKENS = "sample_ckpts/olmoe-balanced/rec/step_1500"
+COLLAPSED = "sample_ckpts/olmoe-collapsed/step_1500"
+
+
+@pytest.fixture
+def folder(place) -> Path:
+    """An empty folder with the samples, and ``model`` (one layer has twin rows)."""
+    (place / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
+    return place
+
+
+def changed(folder: Path, change) -> str:
+    """A copy of the healthy sample whose tensors were changed."""
+    copy = folder / f"changed-{len(list(folder.iterdir()))}"
+    shutil.copytree(ROOT / HEALTHY, copy)
+    tensors = load_file(copy / "model.safetensors")
+    change(tensors)
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, copy / "model.safetensors")
+    return copy.name
+
+
+GATES = [f"model.layers.{layer}.mlp.gate.weight" for layer in range(3)]
+ORDER = np.array([1, 0, 3, 2, *range(4, 16)])
+
+
+def permute_rows(tensors) -> None:
+    for name in GATES:
+        tensors[name] = tensors[name][ORDER]
+
+
+def permute_everything(tensors) -> None:
+    permute_rows(tensors)
+    for name in [name for name in tensors if ".experts." in name]:
+        head, _, rest = name.partition(".experts.")
+        number, _, leaf = rest.partition(".")
+        tensors[f"new:{head}.experts.{list(ORDER).index(int(number))}.{leaf}"] = tensors.pop(name)
+    for name in [name for name in tensors if name.startswith("new:")]:
+        tensors[name.removeprefix("new:")] = tensors.pop(name)
+
+
+def test_a_healthy_checkpoint_passes_and_says_what_was_not_looked_at(moegeom, folder) -> None:
+    ran = moegeom(folder, "check", HEALTHY)
+    assert (ran.code, ran.err) == (0, "")
+    assert "0 errors, 0 warnings" in ran.out
+    assert "Not looked at: load, margins, dead experts (no tokens)" in " ".join(ran.out.split())
+    assert all(len(line) <= 100 for line in ran.out.splitlines())
+
+
+def test_an_integrity_error_fails_and_names_the_cause(moegeom, folder) -> None:
+    ran = moegeom(folder, "check", "model")
+    assert ran.code == 1
+    assert "ERROR MGI104  layer 1: experts 1 and 5 are the same row" in ran.out
+
+
+def test_warnings_fail_only_when_asked(moegeom, folder) -> None:
+    rec = COLLAPSED.replace("step", "rec/step")
+    arguments = ("check", COLLAPSED, "--tokens", rec)
+    assert moegeom(folder, *arguments).code == 0
+    assert moegeom(folder, *arguments, "--fail-on", "warning").code == 1
+    assert sorted(p.name for p in folder.iterdir() if p.suffix == ".moegeom") == []
+
+
+def test_what_a_profile_requires_and_lacks_is_inconclusive(moegeom, folder) -> None:
+    (folder / "moegeom.toml").write_text('require = ["MGB203"]\n')
+    ran = moegeom(folder, "check", HEALTHY)
+    assert ran.code == 4
+    assert "MGB203" in ran.out
+    assert moegeom(folder, "check", "model").code == 1  # a failure comes first
+
+
+def test_a_profile_that_cannot_be_meant_is_a_usage_error(moegeom, folder) -> None:
+    (folder / "moegeom.toml").write_text('slect = ["MGI"]\n')
+    ran = moegeom(folder, "check", HEALTHY)
+    assert (ran.code, ran.out) == (2, "")
+    assert "Did you mean select?" in ran.err
+
+
+def test_init_writes_a_profile_that_changes_nothing(moegeom, folder) -> None:
+    before = moegeom(folder, "check", HEALTHY, "--format", "json").out
+    assert moegeom(folder, "check", "--init").code == 0
+    after = moegeom(folder, "check", HEALTHY, "--format", "json").out
+    found = [json.loads(text)["outcomes"] for text in (before, after)]
+    assert found[0] == found[1]
+    assert moegeom(folder, "check", "--init").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "Usage"),
+        (("--report", "junit"), "needs a checkpoint"),
+        ((HEALTHY, "--report", "junti=x"), "Did you mean junit?"),
+        ((HEALTHY, "--report", "junit", "--format", "json"), "--report junit=FILE"),
+        ((HEALTHY, "--report", "junit=none/x.xml"), "cannot be written"),
+        ((HEALTHY, "--select", "MGX"), "no check has the code"),
+        ((HEALTHY, "--fail-on", "note"), "expected error or warning"),
+        ((HEALTHY, "--profile", "none.toml"), "--init"),
+        (("--explain", "MGN113X"), "Did you mean MGN113?"),
+        (("results", "--tokens", "rec"), "holds results"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(moegeom, folder, arguments, said) -> None:
+    ran = moegeom(folder, "check", *arguments)
+    assert ran.code in (2, 0) if not arguments else ran.code == 2
+    assert said in ran.err + ran.out
+
+
+def test_what_cannot_be_read_is_exit_3(moegeom, folder) -> None:
+    assert moegeom(folder, "check", "nowhere").code == 3
+    assert moegeom(folder, "check", HEALTHY, "--baseline", "nowhere.json").code == 3
+    (folder / "b.json").write_text("{}")
+    assert moegeom(folder, "check", HEALTHY, "--baseline", "b.json").code == 3
+
+
+def test_a_refused_router_is_a_finding_with_its_code(moegeom, folder) -> None:
+    def halve(tensors) -> None:
+        tensors[GATES[1]] = tensors[GATES[1]][:8]
+
+    name = changed(folder, halve)
+    ran = moegeom(folder, "check", name)
+    assert ran.code == 1
+    assert "MGI105" in ran.out
+    assert moegeom(folder, "routers", name).code == 3
+
+
+def test_results_are_judged_without_the_checkpoint(moegeom, folder) -> None:
+    ran = moegeom(folder, "check", "results")
+    assert ran.code == 1
+    assert "MGI104" in ran.out
+    again = moegeom(folder, "check", "model", "--tokens", "rec")
+    verdict = [line for line in ran.out.splitlines() if line.startswith("VERDICT")]
+    assert verdict == [line for line in again.out.splitlines() if line.startswith("VERDICT")]
+
+
+def test_several_reports_come_from_one_verdict(moegeom, folder) -> None:
+    files = {"junit": "j.xml", "md": "s.md", "github": "g.txt", "json": "v.json", "table": "t.txt"}
+    asked = [part for name, file in files.items() for part in ("--report", f"{name}={file}")]
+    ran = moegeom(folder, "check", "model", "--quiet", *asked)
+    assert (ran.code, ran.out, ran.err) == (1, "", "")
+    assert ET.parse(folder / "j.xml").getroot().get("failures") == "1"
+    assert json.loads((folder / "v.json").read_text())["exit_code"] == 1
+    assert "::error title=MGI104" in (folder / "g.txt").read_text()
+    assert "MGI104" in (folder / "s.md").read_text()
+    assert "ERROR MGI104" in (folder / "t.txt").read_text()
+
+
+def test_a_checkpoint_passes_its_own_baseline(moegeom, folder) -> None:
+    write = ("check", HEALTHY, "--tokens", TOKENS, "--update-baseline")
+    ran = moegeom(folder, *write)
+    assert ran.code == 0
+    assert "baseline written: moegeom-baseline.json" in ran.err
+    ran = moegeom(
+        folder, "check", HEALTHY, "--tokens", TOKENS, "--baseline", "moegeom-baseline.json"
+    )
+    assert ran.code == 0
+    assert "0 errors, 0 warnings" in ran.out
+    assert "Could have been found 9 times in 10" in ran.out
+
+
+def test_rows_that_change_places_alone_fail_and_with_their_experts_pass(moegeom, folder) -> None:
+    moegeom(folder, "check", HEALTHY, "--update-baseline", "--baseline", "b.json")
+    alone = changed(folder, permute_rows)
+    ran = moegeom(folder, "check", alone, "--baseline", "b.json")
+    assert ran.code == 1
+    assert "MGI121" in ran.out
+    assert "experts are where they were" in " ".join(ran.out.split())
+    assert "bytes of headers and expert weights" in ran.err
+    together = changed(folder, permute_everything)
+    ran = moegeom(folder, "check", together, "--baseline", "b.json", "--fail-on", "warning")
+    assert ran.code == 0, ran.out
+
+
+def test_a_baseline_that_the_profile_names_is_used(moegeom, folder) -> None:
+    (folder / "moegeom.toml").write_text('baseline = "b.json"\n')
+    assert moegeom(folder, "check", HEALTHY, "--update-baseline").code == 0
+    assert (folder / "b.json").exists()
+    ran = moegeom(folder, "check", "sample_ckpts/olmoe-balanced/step_300")
+    assert "MGG401" in ran.out
+
+
+def test_explain_prints_the_page_of_a_check(moegeom, folder) -> None:
+    ran = moegeom(folder, "check", "--explain", "mgn112")
+    assert ran.code == 0
+    for words in ("Looked for:", "A finding means:", "What to do:", "step_over_spread"):
+        assert words in ran.out
+
+
+def test_the_documentation_of_the_checks_is_what_they_say() -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs/refresh_checks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    written = (ROOT / "docs/checks.md").read_text("utf-8")
+    assert written == module.checks_page(), "run python docs/refresh_checks.py"
+
+
+def test_the_action_passes_what_check_takes(moegeom, folder) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+    script = action["runs"]["steps"][1]["run"]
+    options = moegeom(folder, "check", "--help").out
+    for option in ("--report", "--tokens", "--baseline", "--profile", "--fail-on"):
+        assert option in script
+        assert option in options
+    assert "${{" not in script  # inputs are data, never text of the script
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    assert hook["entry"] == "moegeom check"
+
+
+def test_the_fixture_fails_a_test_with_the_screen(tmp_path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["moegeom.testing.gate_fixture"]\n')
+    (tmp_path / "test_gate.py").write_text(
+        f"""
+def test_healthy(moegeom_gate):
+    assert moegeom_gate("{ROOT / HEALTHY}").exit_code == 0
+
+def test_collapsed(moegeom_gate):
+    moegeom_gate("{ROOT / COLLAPSED}", layers="0", fail_on="warning", baseline="none.json")
+
+def test_unreachable_limits(moegeom_gate):
+    moegeom_gate("{ROOT / COLLAPSED}", fail_on="warning", profile=__file__.replace(".py", ".toml"))
+"""
+    )
+    (tmp_path / "test_gate.toml").write_text("[limits.MGG203]\nratio = 1.01\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_gate.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "2 failed, 1 passed" in ran.stdout
+    assert "WARN  MGG203" in ran.stdout
+    assert "none.json" in ran.stdout

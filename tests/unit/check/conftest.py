@@ -1,0 +1,94 @@
+"""Small checkpoints, recordings and baselines that a test may spoil in one place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.verdict import Outcome
+from moegeom.router.load import load_routers
+from moegeom.studies.gate import GateRequest, gate
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
+
+GATE = "model.layers.{}.mlp.gate.weight"
+BIAS = "model.layers.{}.mlp.gate.e_score_correction_bias"
+GAIN = "model.layers.{}.post_attention_layernorm.weight"
+
+Tensors = dict[str, np.ndarray]
+Spoil = Callable[[Tensors, dict[str, Any]], None]
+
+
+def keep(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Spoils nothing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, the tokens it is measured on, and what it is compared with.
+
+    ``before`` spoils the checkpoint of the baseline; None means that there is no baseline.
+    """
+
+    spoil: Spoil = keep
+    family: str = "qwen3_moe"
+    layers: int = 3
+    hidden: int = 64
+    tokens: int = 0
+    lean: float = 0.05
+    before: Spoil | None = None
+    before_lean: float = 0.05
+    fingerprint: str | None = None
+    request: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def model(self) -> SyntheticModel:
+        return SyntheticModel(self.family, self.hidden, 16, 4, self.layers)
+
+
+def write_model(folder: Path, case: Case, spoil: Spoil) -> Path:
+    """The checkpoint ``folder/model``, spoilt."""
+    model = write_checkpoint(folder / "model", case.model)
+    tensors = load_file(model / "model.safetensors")
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    spoil(tensors, config)
+    save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    return model
+
+
+def _request(folder: Path, case: Case, spoil: Spoil, lean: float) -> GateRequest:
+    folder.mkdir()
+    model = write_model(folder, case, spoil)
+    tokens = None
+    if case.tokens:
+        fingerprint = case.fingerprint or load_routers(open_checkpoint(model)).fingerprint
+        path = write_tokens(folder / "rec", case.model, case.tokens, fingerprint, 0, lean)
+        tokens = str(path)
+    return GateRequest(str(model), tokens=tokens, num_workers=1)
+
+
+@pytest.fixture
+def outcomes(tmp_path, monkeypatch) -> Callable[[Case], dict[str, Outcome]]:
+    """Outcomes of the gate by code, from a folder without a profile."""
+    monkeypatch.chdir(tmp_path)
+
+    def judge(case: Case) -> dict[str, Outcome]:
+        number = len(list(tmp_path.iterdir()))
+        baseline = None
+        if case.before is not None:
+            baseline = tmp_path / f"baseline-{number}.json"
+            made = _request(tmp_path / f"before-{number}", case, case.before, case.before_lean)
+            gate(replace(made, baseline=baseline, update_baseline=True))
+        asked = _request(tmp_path / f"now-{number}", case, case.spoil, case.lean)
+        found = gate(replace(asked, **{"baseline": baseline, **case.request}))
+        return {outcome.code: outcome for outcome in found.verdict.outcomes}
+
+    return judge

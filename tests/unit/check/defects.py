@@ -1,0 +1,141 @@
+"""One constructed defect for each check: the smallest change that must make it fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from moegeom.testing.synthetic import mean_direction
+from tests.unit.check.conftest import BIAS, GAIN, GATE, Case, Spoil, Tensors, keep
+
+BF16 = ml_dtypes.bfloat16
+
+
+def _random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(5).standard_normal(shape)
+
+
+def rows(change, layer: int = 1) -> Spoil:
+    """Spoils the rows of one router, in float64; stored in bfloat16 again."""
+
+    def spoil(tensors: Tensors, config: dict[str, Any]) -> None:
+        name = GATE.format(layer)
+        tensors[name] = change(tensors[name].astype(np.float64)).astype(BF16)
+
+    return spoil
+
+
+def row(expert: int, change, layer: int = 1) -> Spoil:
+    """Spoils one row."""
+
+    def one(values: np.ndarray) -> np.ndarray:
+        values[expert] = change(values[expert])
+        return values
+
+    return rows(one, layer)
+
+
+def tensor(pattern: str, change, layer: int = 1) -> Spoil:
+    """Spoils one tensor as it is stored; None removes it."""
+
+    def spoil(tensors: Tensors, config: dict[str, Any]) -> None:
+        changed = change(tensors.pop(pattern.format(layer), None))
+        if changed is not None:
+            tensors[pattern.format(layer)] = changed
+
+    return spoil
+
+
+def setting(**changes: Any) -> Spoil:
+    return lambda tensors, config: config.update(changes)
+
+
+def biases(values) -> Case:
+    return Case(tensor(BIAS, lambda bias: np.asarray(values, bias.dtype)), "deepseek_v3")
+
+
+def _set(values: np.ndarray, index, value: float) -> np.ndarray:
+    values = values.copy()
+    values[index] = value
+    return values
+
+
+def _int4(values: np.ndarray) -> np.ndarray:
+    step = np.abs(values).max(axis=1, keepdims=True) / 7.0
+    return np.rint(values / step) * step
+
+
+def _two_crowds(values: np.ndarray) -> np.ndarray:
+    centre = _random(2, values.shape[1]) / 8.0
+    return centre[np.arange(len(values)) % 2] + 0.3 * values
+
+
+def _blind(values: np.ndarray) -> np.ndarray:
+    """Rows that read nothing of what the tokens lean to: small logits from long inputs."""
+    direction = mean_direction(Case().model).astype(np.float64)
+    return values - np.outer(values @ direction, direction)
+
+
+OFFSET = 6.94 + 0.05 * _random(16)
+
+#: Weights alone.
+WEIGHTS: dict[str, Case] = {
+    "MGI101": Case(rows(lambda w: _set(w, (2, 5), np.nan))),
+    "MGI102": Case(tensor(GAIN, lambda g: _set(g, 3, np.inf))),
+    "MGI103": Case(row(2, lambda w: 0.0 * w)),
+    "MGI104": Case(rows(lambda w: _set(w, 5, w[1]))),
+    "MGI105": Case(tensor(GATE, lambda w: w[:8])),
+    "MGI106": Case(
+        tensor("model.layers.{}.mlp.gate.weight_scale", lambda none: np.ones(16, np.float32))
+    ),
+    "MGI107": Case(tensor(BIAS, lambda bias: None), "deepseek_v3"),
+    "MGI110": biases(_set(0.02 * _random(16), 3, -3.0)),
+    "MGN111": biases(OFFSET.astype(BF16)),
+    "MGN112": biases(OFFSET),
+    "MGN113": Case(
+        tensor(BIAS, lambda bias: (1.0 + 0.1 * _random(16)).astype(BF16)), "deepseek_v3"
+    ),
+    "MGN114": biases(34.5 + 0.14 * _random(16)),
+    "MGN115": biases(0.5 + 0.01 * _random(16)),
+    "MGN116": biases(np.zeros(16)),
+    "MGN117": Case(tensor(BIAS, lambda bias: bias.astype(BF16)), "deepseek_v3"),
+    "MGN118": Case(rows(_int4)),
+    "MGG201": Case(rows(lambda w: _set(w, 5, 1.5 * w[1] + 0.01 * _random(64)))),
+    "MGG202": Case(rows(lambda w: _random(16, 3) @ w[:3])),
+    "MGG203": Case(row(5, lambda w: 10.0 * w)),
+    "MGG204": Case(rows(_two_crowds)),
+    "MGG205": Case(row(7, lambda w: w * (np.arange(len(w)) < 2))),
+    "MGG206": Case(rows(lambda w: 3.0 * w, layer=5), layers=10),
+}
+
+#: Weights beside a baseline.
+COMPARED: dict[str, Case] = {
+    "MGI121": Case(rows(lambda w: w[[1, 0, *range(2, 16)]]), before=keep),
+    "MGI122": Case(
+        tensor(GAIN, lambda g: g * np.where(np.arange(64) % 2, 0.5, 1.0).astype(g.dtype)),
+        before=keep,
+    ),
+    "MGN123": Case(rows(lambda w: w + 0.002 * _random(16, 64)), "deepseek_v3", before=keep),
+    "MGI124": Case(setting(num_experts_per_tok=2), before=keep),
+    "MGN125": Case(tensor(BIAS, lambda bias: bias.astype(BF16)), "deepseek_v3", before=keep),
+    "MGG401": Case(rows(lambda w: w + 0.03 * _random(16, 64)), before=keep),
+}
+
+#: Tokens, alone or beside a baseline.
+MEASURED: dict[str, Case] = {
+    "MGI108": Case(tokens=2048, layers=2, fingerprint="xxh128:0", request={"stale_inputs": True}),
+    "MGB201": Case(tokens=2048, layers=2, lean=2.0),
+    "MGB202": Case(tokens=2048, layers=2, lean=3.0),
+    "MGB203": Case(tokens=2048, layers=2, lean=2.0),
+    "MGN301": Case(rows(_blind), tokens=2048, layers=2, lean=8.0),
+    "MGG301": Case(tokens=2048, layers=2, lean=5.0),
+    "MGB401": Case(tokens=2048, layers=2, lean=1.0, before=keep),
+    "MGB402": Case(tokens=2048, layers=2, lean=1.0, before=keep),
+    "MGB403": Case(tokens=2048, layers=2, lean=1.0, before=keep),
+    "MGN401": Case(rows(_blind), tokens=2048, layers=2, lean=8.0, before=keep),
+    "MGG402": Case(tokens=2048, layers=2, lean=1.0, before=keep),
+}
+
+DEFECTS = {**WEIGHTS, **COMPARED, **MEASURED}

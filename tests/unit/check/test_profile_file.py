@@ -1,0 +1,153 @@
+"""A profile says what it means, or an error names the key and the nearest one that is known."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+
+from moegeom.check import CHECKS
+from moegeom.check.profile import DEFAULT, Ignore, Threshold
+from moegeom.check.profile_file import find_profile, parse_profile, read_profile
+from moegeom.check.profile_template import profile_template
+from moegeom.core.errors import UsageError
+
+WHOLE = """
+select = ["MGI", "MGB203"]
+require = ["MGB203"]
+fail_on = "warning"
+baseline = "b.json"
+family_wise_error = 0.01
+
+[severity]
+MGB203 = "error"
+
+[limits.MGB203]
+fair_shares = 4
+[[limits.MGB203.at]]
+layers = "0-2"
+fair_shares = 6.5
+
+[[ignore]]
+code = "MGN112"
+layers = "3-5"
+reason = "our engine keeps it"
+
+[[threshold]]
+column = "load_cv_ddof0"
+at_most = { times_baseline = 1.5 }
+layers = "1"
+severity = "warning"
+
+[[threshold]]
+column = "gini"
+at_least = 0.1
+percentile = 95
+"""
+
+
+def test_a_whole_profile_is_read() -> None:
+    profile = parse_profile(tomllib.loads(WHOLE), "moegeom.toml")
+    assert profile.selects("MGI101")
+    assert not profile.selects("MGN112")
+    assert profile.requires("MGB203")
+    assert (profile.fail_on, profile.baseline, profile.family_wise_error) == (
+        "warning",
+        "b.json",
+        0.01,
+    )
+    assert profile.severity == {"MGB203": "error"}
+    assert [profile.limit("MGB203", "fair_shares", layer, 3.0) for layer in (1, 3)] == [6.5, 4.0]
+    assert profile.ignore == (Ignore("MGN112", "our engine keeps it", frozenset({3, 4, 5})),)
+    first, second = profile.thresholds
+    assert first == Threshold(
+        "load_cv_ddof0", "at_most", 1.5, True, frozenset({1}), severity="warning"
+    )
+    assert second == Threshold("gini", "at_least", 0.1, percentile=95.0)
+
+
+WRONG = {
+    'selct = ["MGI"]': "Did you mean select",
+    'select = ["MGX"]': "no check has the code 'MGX'",
+    "select = []": "nothing would be checked",
+    'select = "MGI"': "expected a list",
+    'fail_on = "note"': "expected error or warning",
+    "family_wise_error = 1.5": "between 0 and 1",
+    "family_wise_error = nan": "finite number",
+    '[severity]\nMGB230 = "error"': "Did you mean MGB203",
+    '[severity]\nMGB203 = "fatal"': "expected error, warning, note",
+    "[limits.MGB203]\nfair_share = 2": "Did you mean fair_shares",
+    "[limits.MGB203]\nfair_shares = true": "expected a finite number",
+    "[limits.MGI104]\nx = 1": "unknown key 'MGI104'",
+    "[[limits.MGB203.at]]\nfair_shares = 2": "layers is None",
+    '[[limits.MGB203.at]]\nlayers = "x"\nfair_shares = 2': "neither a layer nor a range",
+    '[[ignore]]\ncode = "MGN112"': "has no reason",
+    '[[ignore]]\ncode = "MGN112"\nreason = ""': "expected text",
+    '[[ignore]]\ncode = "MGN999"\nreason = "x"': "no check has the code",
+    '[ignore]\ncode = "MGN112"': "expected [[ignore]]",
+    '[[threshold]]\ncolumn = "gini"': "either at_most or at_least",
+    '[[threshold]]\ncolumn = "gini"\nat_most = 1\nat_least = 0': "either at_most or at_least",
+    '[[threshold]]\ncolumn = "gini"\nat_most = { times_base = 2 }': "Did you mean times_baseline",
+    '[[threshold]]\ncolumn = "gini"\nat_most = 1\npercentile = 101': "expected 0 to 100",
+    '[[threshold]]\ncolumn = "gini"\nat_most = {times_baseline = 2}\npercentile = 5': "no layer",
+    "threshold = 3": "expected [[threshold]]",
+    "severity = 3": "expected a table",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: text.replace("\n", " ")[:40])
+def test_what_a_profile_cannot_mean_is_an_error_that_helps(text) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_profile(tomllib.loads(text), "moegeom.toml")
+    assert WRONG[text] in str(raised.value)
+    assert raised.value.message.startswith("moegeom.toml")
+
+
+def test_an_empty_profile_is_the_default() -> None:
+    assert parse_profile({}, "moegeom.toml") == DEFAULT
+
+
+def test_the_template_says_nothing_until_it_is_edited() -> None:
+    assert tomllib.loads(profile_template()) == {}
+
+
+def test_every_line_of_the_template_is_the_default_when_it_counts() -> None:
+    text = profile_template()
+    limits = text[text.index("# [limits.") :]
+    live = "\n".join(
+        line[2:] for line in limits.splitlines() if re.match(r"# (\[|[a-z_0-9]+ = )", line)
+    )
+    profile = parse_profile(tomllib.loads(live), "moegeom.toml")
+    for check in CHECKS.all():
+        for limit in check.limits:
+            assert profile.limit(check.code, limit.name, 0, float("nan")) == limit.default
+
+
+def test_the_examples_of_the_template_can_be_read() -> None:
+    head = profile_template().partition("# Limits of the checks")[0]
+    live = "\n".join(line[2:] for line in head.splitlines() if re.match(r"# (\[|\w+ = )", line))
+    assert parse_profile(tomllib.loads(live), "moegeom.toml").thresholds
+
+
+def test_moegeom_toml_comes_before_pyproject(tmp_path) -> None:
+    assert find_profile(tmp_path) is None
+    project = tmp_path / "pyproject.toml"
+    project.write_text("[tool.other]\nx = 1\n")
+    assert find_profile(tmp_path) is None
+    project.write_text('[tool.moegeom]\nselect = ["MGI"]\n')
+    assert find_profile(tmp_path) == project
+    assert read_profile(project).select == ("MGI",)
+    own = tmp_path / "moegeom.toml"
+    own.write_text('select = ["MGN"]\n')
+    assert find_profile(tmp_path) == own
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"a = ", b"[" * 100_000], ids=["bytes", "toml", "deep"]
+)
+def test_a_file_that_is_no_toml_is_an_error(tmp_path, content) -> None:
+    file = tmp_path / "moegeom.toml"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match="moegeom.toml"):
+        read_profile(file)

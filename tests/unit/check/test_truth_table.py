@@ -1,0 +1,102 @@
+"""Each check fails on its defect, passes on the healthy twin, and says when it cannot judge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moegeom.check import CHECKS
+from moegeom.check.pages import SECTIONS, all_pages
+from moegeom.studies.gate import GateRequest, gate
+from tests.unit.check.conftest import BIAS, Case, keep, write_model
+from tests.unit.check.defects import COMPARED, DEFECTS, MEASURED, WEIGHTS, tensor
+
+#: Judged on thresholds of a profile: see test_thresholds.py.
+OF_THE_PROFILE = "MGP901"
+
+
+def test_every_check_is_in_the_table_of_defects() -> None:
+    assert sorted(check.code for check in CHECKS.all()) == sorted([*DEFECTS, OF_THE_PROFILE])
+
+
+def test_codes_are_unique() -> None:
+    codes = [check.code for check in CHECKS.all()]
+    assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize("code", sorted(DEFECTS))
+def test_a_check_fails_on_its_defect(outcomes, code) -> None:
+    outcome = outcomes(DEFECTS[code])[code]
+    assert outcome.state == "failed", outcome.reason
+    for finding in outcome.findings:
+        assert finding.code == code
+        assert finding.title.endswith(".")
+        assert finding.title[0].islower() or finding.title[0].isdigit() or "/" in finding.title
+        assert finding.next_command.startswith("moegeom ") or not finding.next_command
+
+
+#: Every healthy twin: the checkpoint of a defect before it is spoilt, with the codes it judges.
+TWINS: dict[Case, list[str]] = {}
+for _code, _defect in DEFECTS.items():
+    _twin = replace(_defect, spoil=keep, lean=0.05, fingerprint=None, request={})
+    TWINS.setdefault(_twin, []).append(_code)
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: "-".join(TWINS[twin]))
+def test_checks_pass_on_the_healthy_twin(outcomes, twin) -> None:
+    found = outcomes(twin)
+    states = {code: found[code].state for code in TWINS[twin]}
+    assert states == dict.fromkeys(TWINS[twin], "passed"), [o.findings for o in found.values()]
+
+
+@pytest.mark.parametrize("refusal", ["MGI105", "MGI106", "MGI107"])
+def test_nothing_else_is_judged_when_routers_cannot_be_read(outcomes, refusal) -> None:
+    found = outcomes(WEIGHTS[refusal])
+    for code in WEIGHTS.keys() - {refusal}:
+        assert found[code].state == "does not apply"
+        assert found[code].reason == "the routers cannot be read"
+
+
+def test_checks_of_biases_do_not_apply_without_one(outcomes) -> None:
+    found = outcomes(Case())
+    of_biases = [code for code in sorted(WEIGHTS) if code.startswith("MGN11")]
+    without = [code for code in of_biases if code not in ("MGN117", "MGN118")]
+    assert {found[code].reason for code in without} == {"no router has a selection bias"}
+
+
+def test_what_is_lacking_is_named(outcomes) -> None:
+    found = outcomes(Case())
+    assert {found[code].state for code in COMPARED} == {"needs a baseline"}
+    assert {found[code].state for code in MEASURED} == {"needs tokens"}
+
+
+def test_a_baseline_without_tokens_cannot_judge_load(outcomes, tmp_path) -> None:
+    (tmp_path / "a").mkdir()
+    model = write_model(tmp_path / "a", Case(), keep)
+    file = tmp_path / "weights.json"
+    gate(GateRequest(str(model), baseline=file, update_baseline=True))
+    case = Case(tokens=2048, request={"baseline": file})
+    outcome = outcomes(case)["MGB401"]
+    assert (outcome.state, outcome.reason) == (
+        "needs a baseline",
+        "the baseline was made without tokens",
+    )
+
+
+def test_a_bias_spoilt_in_one_layer_is_told_of_that_layer(outcomes) -> None:
+    case = Case(tensor(BIAS, lambda bias: 0.0 * bias, layer=2), "deepseek_v3")
+    (finding,) = outcomes(case)["MGN116"].findings
+    assert finding.routers == ("text/2",)
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.check.code)
+def test_every_page_reads_as_sentences(page) -> None:
+    assert page.statement.endswith(".")
+    assert tuple(page.sections) == SECTIONS
+    for text in page.sections.values():
+        assert text.endswith(".")
+        assert len(text) > 20
+    for limit in page.check.limits:
+        if limit.basis == "uncalibrated" and page.check.severity == "error":
+            assert page.check.code.startswith(("MGI", "MGN111"))

@@ -1,0 +1,38 @@
+"""The exit code follows from the outcomes alone: failed before inconclusive before passed."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from moegeom.core.finding import Finding
+from moegeom.core.verdict import STATES, Outcome, Verdict
+
+SEVERITIES = ("error", "warning", "note")
+
+
+def _outcome(state, severity) -> Outcome:
+    findings = (Finding(severity, "MGI999", (), "said."),) if state == "failed" else ()
+    return Outcome("MGI999", "a title", severity, state, findings=findings)
+
+
+EVERY = [_outcome(state, severity) for state, severity in product(STATES, SEVERITIES)]
+
+
+@pytest.mark.parametrize("fail_on", ["error", "warning"])
+def test_the_exit_code_of_every_pair_of_outcomes(fail_on) -> None:
+    failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    for pair in combinations(EVERY, 2):
+        fails = any(o.state == "failed" and o.severity in failing for o in pair)
+        open_ = any(o.state == "inconclusive" for o in pair)
+        assert Verdict(pair, fail_on).exit_code == (1 if fails else 4 if open_ else 0)
+
+
+def test_nothing_selected_passes_nothing() -> None:
+    assert Verdict(()).exit_code == 0
+
+
+def test_findings_of_failed_checks_come_worst_first() -> None:
+    verdict = Verdict(tuple(_outcome("failed", severity) for severity in reversed(SEVERITIES)))
+    assert [finding.severity for finding in verdict.findings] == list(SEVERITIES)
