@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moegeom.check._check import CHECKS, Check, Claim, Limits, Tested, Unknown
-from moegeom.check._measured import Measured, layer_of
+from moegeom.check._measured import Measured, layer_of, place_of
 from moegeom.check._statistics import detectable_shift, holm_rejects
 from moegeom.check.profile import DEFAULT, Profile
 from moegeom.core.errors import InternalError
@@ -62,6 +62,12 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
 
 
 def _judge(check: Check, measured: Measured, profile: Profile) -> _Judged:
+    refusal = measured.run.get("refused")
+    if refusal and refusal["code"] != check.code:
+        # unless the refusal itself fails the gate, nothing has been judged
+        told = profile.selects(refusal["code"]) and not profile.ignores(refusal["code"], None)
+        state: State = "does not apply" if told else "inconclusive"
+        return _Judged(check, state=state, reason="the routers cannot be read")
     lacking = _lacking(check, measured)
     if lacking is not None:
         state, reason = lacking
@@ -85,9 +91,6 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
         changed = measured.baseline.changed_versions(measured.run, check.needs)
         if changed:
             return "inconclusive", f"the baseline holds another version of {', '.join(changed)}"
-    refusal = measured.run.get("refused")
-    if refusal and refusal["code"] != check.code:
-        return "does not apply", "the routers cannot be read"
     for need in check.needs:
         if all(row.get(need) is None for row in measured.layers):
             return "does not apply", check.absent
@@ -118,18 +121,27 @@ def _outcome(entry: _Judged, false: set[int], profile: Profile) -> Outcome:
     unknown = [claim for claim in entry.claims if isinstance(claim, Unknown)]
     state: State = "passed"
     reason = ""
+    if unknown:
+        where = ", ".join(claim.router for claim in unknown[:3])
+        reason = f"{where}{' ...' if len(unknown) > 3 else ''}: {unknown[0].reason}"
     if kept:
         state = "failed"
         severity = min(kept, key=lambda finding: SEVERITY_ORDER[finding.severity]).severity
     elif unknown:
         state = "inconclusive"
-        where = ", ".join(claim.router for claim in unknown[:3])
-        reason = f"{where}{' ...' if len(unknown) > 3 else ''}: {unknown[0].reason}"
     elif accepted:
         state = "ignored"
-        kept = [finding for finding, _ in accepted]
         reason = "; ".join(dict.fromkeys(why for _, why in accepted))
-    return Outcome(check.code, check.title, severity, state, reason, tuple(_gathered(check, kept)))
+    return Outcome(
+        check.code,
+        check.title,
+        severity,
+        state,
+        reason,
+        tuple(_gathered(check, kept)),
+        tuple(accepted),
+        len(unknown),
+    )
 
 
 def _finding(claim: Claim) -> Finding | None:
@@ -171,7 +183,7 @@ def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
         return findings
     worst = findings[0]
     routers = tuple(dict.fromkeys(router for finding in findings for router in finding.routers))
-    where = f", worst in {worst.routers[0]}" if worst.routers else ", first"
+    where = f", worst in {place_of(worst.routers[0])}" if worst.routers else ", first"
     title = f"{check.title}{where}: {worst.title}"
     return [dataclasses.replace(worst, routers=routers, title=title)]
 

@@ -28,7 +28,12 @@ def p_differs(difference: float, error: float, freedom: float) -> float:
 
 
 def welch_freedom(errors: Sequence[float], freedoms: Sequence[float]) -> float:
-    """Degrees of freedom of a difference of independent means (Welch and Satterthwaite)."""
+    """Degrees of freedom of a difference of independent means (Welch and Satterthwaite).
+
+    nan when one of them has none: then nothing about the difference is significant.
+    """
+    if min(freedoms) <= 0.0:
+        return float("nan")
     total = sum(error**2 for error in errors) ** 2
     parts = sum(error**4 / freedom for error, freedom in zip(errors, freedoms, strict=True))
     return total / parts if parts > 0.0 else min(freedoms)
@@ -53,16 +58,19 @@ def holm_rejects(p_values: Sequence[float], level: float) -> list[bool]:
 def detectable_shift(error: float, freedom: float, level: float, num_tests: int) -> float:
     """Distance beyond a limit that a one-sided test finds with probability POWER.
 
-    (t(1 - level / m) + t(POWER)) times the standard error: the least favourable step of Holm.
+    The noncentrality at which Student's t exceeds its quantile at 1 - level / m with that
+    probability, times the standard error: the least favourable step of Holm.
     """
-    from scipy.special import stdtrit
+    from scipy.special import nctdtrinc, stdtrit
 
     tail = -float(stdtrit(freedom, level / num_tests))
-    return (tail + float(stdtrit(freedom, POWER))) * error
+    return float(nctdtrinc(freedom, 1.0 - POWER, tail)) * error
 
 
 def _student(freedom: float, t: float) -> float:
-    """Distribution function of Student's t, exact in both tails as far as float64 reaches."""
+    """Distribution function of Student's t; 1 for nan, so that nothing unknown is significant."""
     from scipy.special import stdtr
 
+    if math.isnan(t) or math.isnan(freedom):
+        return 1.0
     return float(stdtr(freedom, t)) if math.isfinite(t) else float(t > 0)

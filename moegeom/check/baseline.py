@@ -118,10 +118,7 @@ def _router_of(
     columns = {
         name: (float(value), row.get(f"{name}_se"))
         for name, value in row.items()
-        if isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and not name.endswith("_se")
-        and math.isfinite(value)
+        if isinstance(value, int | float) and not name.endswith("_se") and math.isfinite(value)
     }
 
     def vector(name: str) -> Float32[np.ndarray, "experts"] | None:

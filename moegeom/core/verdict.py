@@ -30,7 +30,8 @@ class Outcome:
     """How one check ended.
 
     ``severity`` is what its findings weigh (a profile may have changed it); ``reason`` says why it
-    was not judged, or why its findings are ignored. An ignored check keeps its findings.
+    was not judged, as a whole or in ``num_open`` layers. ``accepted`` are findings that a profile
+    ignores, each with the reason that it gives; a check with no others is ignored.
     """
 
     code: str
@@ -39,6 +40,8 @@ class Outcome:
     state: State
     reason: str = ""
     findings: tuple[Finding, ...] = ()
+    accepted: tuple[tuple[Finding, str], ...] = ()
+    num_open: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,16 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """1 when a check fails the gate, else 4 when one is inconclusive, else 0."""
+        """1 when a check fails the gate, else 4 when one is not judged in full, else 0.
+
+        A verdict without a judgement, because everything selected lacked its inputs, is no pass: 4.
+        """
         if any(self.fails(outcome) for outcome in self.outcomes):
             return EXIT_FAILED
-        return EXIT_INCONCLUSIVE if self.in_state("inconclusive") else EXIT_OK
+        judged = {outcome.state for outcome in self.outcomes} & {"passed", "failed", "ignored"}
+        return EXIT_OK if judged and not self.open else EXIT_INCONCLUSIVE
+
+    @property
+    def open(self) -> tuple[Outcome, ...]:
+        """Checks that were asked for and not judged, at least in some layers."""
+        return tuple(o for o in self.outcomes if o.state == "inconclusive" or o.num_open)

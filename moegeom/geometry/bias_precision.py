@@ -13,16 +13,20 @@ UPDATE_STEP = 1e-3
 
 
 def to_bfloat16(values: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """Values rounded to bfloat16, ties to even. Oracle in tests: torch."""
+    """Values rounded to float32 and then to bfloat16, ties to even. Oracle in tests: torch."""
     with np.errstate(over="ignore"):
         return values.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
 def ulp_bfloat16(value: float) -> float:
-    """Distance from |value| to the next larger bfloat16, 2^(floor(log2 |value|) - 7)."""
+    """Step of bfloat16 at |value|, 2^(floor(log2 |value|) - 7), at least 2^-133; 0 for 0 and inf.
+
+    Oracle in tests: the next number in the bits of torch's bfloat16.
+    """
     if value == 0.0 or not np.isfinite(value):
         return 0.0
-    return float(2.0 ** (np.floor(np.log2(abs(value))) - 7.0))
+    exponent = int(np.frexp(value)[1]) - 1
+    return float(2.0 ** (max(exponent, -126) - 7))
 
 
 @dataclass(frozen=True)
@@ -45,20 +49,22 @@ class BiasPrecision:
 
 
 def bias_precision(bias: Float[np.ndarray, "experts"]) -> BiasPrecision:
-    """Figures of one selection bias. ``spread`` is its standard deviation, ddof 0.
+    """Figures of one selection bias. ``spread`` is its standard deviation, ddof 0, or inf.
 
     Source: facts of practice (ulp against spread, distinct values after over before).
     """
     values = bias.astype(np.float64)
     rounded = to_bfloat16(bias)
-    middle = 0.5 * float(values.max() + values.min())
+    middle = 0.5 * float(values.max()) + 0.5 * float(values.min())
+    with np.errstate(over="ignore"):
+        spread = float(values.std())
     steps = [to_bfloat16(to_bfloat16(bias) + sign * UPDATE_STEP) == rounded for sign in (1.0, -1.0)]
     return BiasPrecision(
         num_distinct=len(np.unique(values)),
         num_distinct_bf16=len(np.unique(rounded)),
         num_distinct_bf16_recentred=len(np.unique(to_bfloat16(values - middle))),
         ulp_bf16=ulp_bfloat16(float(np.abs(values).max())),
-        spread=float(values.std()),
+        spread=spread,
         middle=middle,
         lost_update_share=float((steps[0] & steps[1]).mean()),
         largest_shift=float(np.abs(rounded - values).max()),

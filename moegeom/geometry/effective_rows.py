@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
+#: Longer rows are left out: float64 holds no fourth power of them.
+_LONGEST = 1e70
+
 
 @dataclass(frozen=True, eq=False)
 class EffectiveRows:
@@ -36,14 +39,22 @@ def effective_rows(
 
     With a softmax or any affine rule routing depends on the centred rows alone: a vector added to
     every row adds one number to every logit. A column whose gain is not finite makes every row not
-    finite. Source: THEORY.md E3, NEEDS.md section 3.
+    finite; a row longer than 1e70 counts as not finite. Equal rows give zeros, not rounding.
+    Source: THEORY.md E3, NEEDS.md section 3.
     """
     rows = weight.astype(np.float64)
-    if gain is not None:
-        rows *= gain.astype(np.float64)
-    finite = np.asarray(np.isfinite(rows).all(axis=1))
+    with np.errstate(invalid="ignore", over="ignore"):
+        if gain is not None:
+            rows *= gain.astype(np.float64)
+        finite = np.asarray(np.linalg.norm(rows, axis=1) <= _LONGEST)
     if not finite.all():
         rows = rows[finite]
-    mean = rows.mean(axis=0) if len(rows) else np.zeros(weight.shape[1])
-    rows -= mean
+    mean = np.zeros(weight.shape[1])
+    if len(rows):
+        # the mean of n equal numbers need not be that number: first make equal rows exactly 0
+        first = rows[0].copy()
+        rows -= first
+        rest = rows.mean(axis=0)
+        rows -= rest
+        mean = first + rest
     return EffectiveRows(rows, mean, rows @ rows.T, finite)

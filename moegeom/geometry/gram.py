@@ -30,26 +30,33 @@ def mean_absolute_cosine(cosine: Float64[np.ndarray, "rows rows"]) -> float:
 
 
 def random_gram_score(num_rows: int, dimension: int, is_centred: bool) -> float:
-    r"""Score of independent Gaussian rows, to first order.
+    r"""Score of independent Gaussian rows, to first order in 1 / D.
 
-    Raw rows: :math:`1 - 1/\sqrt{D}`. Centred rows have a mean cosine of -1/(E-1) as well:
-    :math:`E cos^2 = 1/(E-1)^2 + (1 + 1/(E-1)^2) / D`, from the projector I - 11'/E.
-    Source: THEORY.md D1. Oracle in tests: Monte Carlo.
+    :math:`1 - \sqrt{\rho^2 + (1 - \rho^2)(1 - 2 \rho^2) / D}` with :math:`\rho = 0`, that is
+    :math:`1 - 1/\sqrt{D}`, for raw rows and :math:`\rho = -1/(E-1)`, the correlation that the
+    projector I - 11'/E gives, for centred ones. nan with fewer than two rows.
+    Source: THEORY.md D1; the second moment of a correlation. Oracle in tests: Monte Carlo.
     """
     if num_rows < 2:
         return float("nan")
-    tilt = 1.0 / (num_rows - 1.0) ** 2 if is_centred else 0.0
-    return 1.0 - float(np.sqrt(tilt + (1.0 + tilt) / dimension))
+    square = 1.0 / (num_rows - 1.0) ** 2 if is_centred else 0.0
+    return 1.0 - float(np.sqrt(square + (1.0 - square) * (1.0 - 2.0 * square) / dimension))
 
 
-def random_gram_score_sd(num_rows: int, dimension: int) -> float:
-    r"""Standard deviation of the score of Gaussian rows, :math:`1/\sqrt{2 D P}` for P pairs.
+def random_gram_score_sd(num_rows: int, dimension: int, is_centred: bool = False) -> float:
+    r"""Standard deviation of the score of Gaussian rows, for P pairs.
 
-    Each squared cosine has variance 2/D^2 and pairs are nearly independent. For few dimensions and
-    many rows it is a rough figure. Source: THEORY.md D1 (E = 8, D = 128: .0118, Monte Carlo .0113).
+    :math:`\sqrt{2 / P} / (2 D r)` with r the rms cosine, one less :func:`random_gram_score`:
+    :math:`1/\sqrt{2 D P}` for raw rows. Each squared cosine has variance 2/D^2 and pairs are nearly
+    independent; for centred rows the common cosine cancels to first order. A rough figure for few
+    dimensions and many rows, twice too large for three centred rows. nan with fewer than two rows.
+    Source: THEORY.md D1 (E = 8, D = 128: .0118, Monte Carlo .0113).
     """
     pairs = num_rows * (num_rows - 1) / 2.0
-    return float(1.0 / np.sqrt(2.0 * dimension * pairs)) if pairs else float("nan")
+    if not pairs:
+        return float("nan")
+    rms = 1.0 - random_gram_score(num_rows, dimension, is_centred)
+    return float(np.sqrt(2.0 / pairs) / (2.0 * dimension * rms))
 
 
 def best_gram_score(num_rows: int, dimension: int, is_centred: bool) -> float:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from moegeom.core.router import Rule
+from moegeom.core.router import GroupMask, Rule
 from moegeom.geometry.effective_rows import EffectiveRows
-from moegeom.geometry.selection.mask import group_mask
+from moegeom.geometry.selection.mask import group_margin, group_mask
 from moegeom.geometry.selection.route import selection_scores
 from moegeom.geometry.selection.score import SCORES
 from moegeom.geometry.spectrum import RANK_TOLERANCE
 
 #: Relative distance that a comparison must keep to count as proved in float64.
 _CLEAR = 1e-9
+
+#: Squared length of a difference, relative to what is subtracted, that a Gram matrix resolves.
+_RESOLVED = 1e-4
 
 #: Lengths of the points that are tried, in units of the radius: scores saturate far out.
 _LENGTHS = (1.0, 0.3, 0.1)
@@ -43,7 +47,7 @@ class Reachability:
     """
 
     proofs: tuple[Proof, ...]
-    beaten_by: tuple[Int64[np.ndarray, "others"], ...]
+    beaten_by: tuple[Int64[np.ndarray, "_"], ...]
 
 
 def reachability(
@@ -61,13 +65,15 @@ def reachability(
     there are fewer experts than dimensions; with more experts only the sphere is tried.
 
     Beaten: for an affine rule expert j beats i on the ball when
-    :math:`b_j - b_i > R |w_j - w_i|`; for bounded increasing scores when
+    :math:`b_j - b_i > R |w_j - w_i|`; for increasing scores when
     :math:`s(l_j) + c_j > s(h_i) + c_i` with l, h the least and largest logit on the ball.
+    With groups i and j share one, and nobody is beaten where a fill could overtake an expert that
+    is kept. All open when a bias is not finite.
     Oracle in tests: linear programs, and random inputs.
     """
     experts = len(rows.finite)
     nothing = tuple(np.empty(0, np.int64) for _ in range(experts))
-    if not rows.finite.all():
+    if not _is_decidable(rows, logit_bias, selection_bias):
         return Reachability((Proof.open,) * experts, nothing)
     offset = np.zeros(experts) if logit_bias is None else logit_bias.astype(np.float64)
     found = _by_point(rows, rule, radius, offset, selection_bias)
@@ -94,11 +100,16 @@ def num_beaten(
     selection_bias: Float[np.ndarray, "experts"] | None = None,
 ) -> int:
     """Experts that k others beat on the whole ball, as in :func:`reachability`, without points."""
-    if not rows.finite.all():
+    if not _is_decidable(rows, logit_bias, selection_bias):
         return 0
     offset = np.zeros(len(rows.finite)) if logit_bias is None else logit_bias.astype(np.float64)
     beats = _beats(rows, rule, radius, offset, selection_bias)
     return int((beats.sum(axis=0) >= rule.top_k).sum())
+
+
+def _is_decidable(rows: EffectiveRows, *biases: Float[np.ndarray, "experts"] | None) -> bool:
+    finite = all(bias is None or bool(np.isfinite(bias).all()) for bias in biases)
+    return finite and bool(rows.finite.all())
 
 
 def _are_independent(
@@ -126,21 +137,44 @@ def _beats(
     bias = np.zeros(experts) if selection_bias is None else selection_bias.astype(np.float64)
     if rule.is_affine:
         total = offset + bias
-        squares = rows.squared_norms
-        apart = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2.0 * rows.gram, 0.0))
-        with np.errstate(invalid="ignore"):  # inf * 0: equal rows without a norm
-            reach = np.where(apart > 0.0, radius * apart, 0.0)
+        reach = _reach(radius, _distances(rows)) * (1.0 + _CLEAR)
         ahead = total[:, None] - total[None, :]
         beats = ahead > reach + _CLEAR * (np.abs(total)[:, None] + np.abs(total)[None, :])
     else:
         least, largest = _score_ranges(rows, rule, radius, offset)
         ahead = (least + bias)[:, None] - (largest + bias)[None, :]
         beats = ahead > _CLEAR * (1.0 + np.abs(bias).max())
-    if rule.groups is not None:
-        group = np.arange(experts) // (experts // rule.groups.num_groups)
-        # a group that is kept is kept whole; experts of other groups may be masked
-        beats &= group[:, None] == group[None, :]
+        if rule.groups is not None:
+            group = np.arange(experts) // (experts // rule.groups.num_groups)
+            # a group that is kept is kept whole; experts of other groups may be masked
+            beats &= group[:, None] == group[None, :]
+            beats &= _is_fill_last(least + bias, rule.groups, rule.top_k)
     return beats
+
+
+def _reach(radius: float, lengths: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    """Largest product with a vector of the ball; 0 for a zero row even without a radius."""
+    with np.errstate(invalid="ignore"):  # inf * 0
+        return np.where(lengths > 0.0, radius * lengths, 0.0)
+
+
+def _distances(rows: EffectiveRows) -> Float64[np.ndarray, "experts experts"]:
+    """Distances between rows; 0 for equal rows only."""
+    sums = rows.squared_norms[:, None] + rows.squared_norms[None, :]
+    squares = np.maximum(sums - 2.0 * rows.gram, 0.0)
+    apart = np.sqrt(squares)
+    near = squares < _RESOLVED * sums
+    for row in np.flatnonzero(near.sum(axis=1) > 1):
+        # what is left of nearly equal numbers is rounding: measure the difference itself
+        others = np.flatnonzero(near[row])
+        apart[row, others] = np.linalg.norm(rows.centred[others] - rows.centred[row], axis=1)
+    return apart
+
+
+def _is_fill_last(least: Float64[np.ndarray, "experts"], groups: GroupMask, top_k: int) -> bool:
+    """Whichever groups are kept, k of their experts are above the fill for every input."""
+    above = (least > groups.fill + _CLEAR).reshape(groups.num_groups, -1).sum(axis=1)
+    return bool(np.sort(above)[: groups.num_kept].sum() >= top_k)
 
 
 def _score_ranges(
@@ -149,9 +183,7 @@ def _score_ranges(
     """Least and largest score of each expert on the ball."""
     if rule.score == "softmax":
         return np.zeros(len(offset)), np.ones(len(offset))
-    shift = rows.centred @ rows.mean
-    squares = rows.squared_norms + 2.0 * shift + rows.mean @ rows.mean
-    reach = np.minimum(radius * np.sqrt(np.maximum(squares, 0.0)), 1e6)
+    reach = _reach(radius, np.linalg.norm(rows.centred + rows.mean, axis=1))
     score = SCORES[rule.score]
     bounds = score(np.stack([offset - reach, offset + reach]))
     return bounds[0], bounds[1]
@@ -167,15 +199,16 @@ def _by_point(
     """Experts that one of a few likely points has in the chosen set, clear of the next one."""
     experts, hidden = rows.centred.shape
     reached = np.full(experts, rule.top_k == experts)
-    far = radius if np.isfinite(radius) else float(np.sqrt(hidden))
+    far = (1.0 - _CLEAR) * radius if np.isfinite(radius) else float(np.sqrt(hidden))
     lengths = _LENGTHS if experts < hidden else _LENGTHS[:1]
     common = rows.centred @ rows.mean
     for directions in _directions(rows, rule):
-        norms = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", directions, rows.gram, directions), 0))
-        clear = norms > 0.0
+        squares = (directions @ rows.gram * directions).sum(axis=1)
+        # rows that cancel leave rounding, which is no direction
+        clear = squares > _RESOLVED * (directions**2 @ rows.squared_norms)
         if not clear.any() or reached.all():
             continue
-        unit = directions[clear] / norms[clear, None]
+        unit = directions[clear] / np.sqrt(squares[clear, None])
         # W x = C x + m . x for x = unit combinations of the centred rows
         logits = unit @ rows.gram + (unit @ common)[:, None]
         for length in lengths:
@@ -183,7 +216,7 @@ def _by_point(
     return reached
 
 
-def _directions(rows: EffectiveRows, rule: Rule):
+def _directions(rows: EffectiveRows, rule: Rule) -> Iterator[Float64[np.ndarray, "points experts"]]:
     """Combinations of the centred rows to walk along: each row, then pairs within a group."""
     experts = len(rows.gram)
     own = np.eye(experts)
@@ -203,7 +236,8 @@ def _chosen(
 ) -> Bool[np.ndarray, "experts"]:
     scores = selection_scores(logits, rule, selection_bias)
     if rule.groups is not None:
-        scores = group_mask(scores, rule.groups)
+        clear = group_margin(scores, rule.groups) > _CLEAR * (1.0 + np.abs(scores).max(axis=1))
+        scores = group_mask(scores[clear], rule.groups)
     if rule.top_k == scores.shape[1]:
         return np.ones(scores.shape[1], dtype=bool)
     following = -np.partition(-scores, rule.top_k, axis=1)[:, [rule.top_k]]

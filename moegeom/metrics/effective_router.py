@@ -37,9 +37,11 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
             "gram_score_centred": score,
             "gram_score_random": chance,
             "gram_score_best": best_gram_score(kept, hidden, is_centred=True),
-            "gram_score_z": (score - chance) / random_gram_score_sd(kept, hidden),
+            "gram_score_z": (score - chance) / random_gram_score_sd(kept, hidden, is_centred=True),
             "mean_abs_cosine_centred": mean_absolute_cosine(cosine),
-            "max_cosine_centred": float(closeness.max()) if kept > 1 else None,
+            "max_cosine_centred": None
+            if np.isnan(closeness).all()
+            else float(np.nanmax(closeness)),
             "row_rank": spectrum.rank,
             "row_rank_possible": spectrum.largest_possible_rank,
             "row_condition": spectrum.condition,
@@ -72,9 +74,9 @@ def _nearest(
     np.fill_diagonal(others, -np.inf)
     if len(others) < 2:
         return np.full(len(others), -1), np.full(len(others), np.nan)
-    nearest = others.argmax(axis=1)
-    largest = others.max(axis=1)
-    return nearest, np.where(np.isfinite(largest), largest, np.nan)
+    nearest, largest = others.argmax(axis=1), others.max(axis=1)
+    known = np.isfinite(largest)
+    return np.where(known, nearest, -1), np.where(known, largest, np.nan)
 
 
 def _kurtosis(rows: Float64[np.ndarray, "rows hidden"]) -> Float64[np.ndarray, "rows"]:
@@ -110,7 +112,7 @@ METRIC = Metric(
         "layers": (
             Column(
                 "gram_score_raw",
-                "1 - rms cosine of the rows as stored, not centred: changes with a common shift",
+                "1 - rms cosine of the rows as stored: a common shift or a gain changes it",
                 formula="gram_score",
             ),
             Column(

@@ -13,7 +13,7 @@ from moegeom.core.metric import Column, Metric, RouterFacts, Values
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     router = facts.router
     biases = [b[:, None] for b in (router.logit_bias, router.selection_bias) if b is not None]
-    finite = np.isfinite(router.weight).all(axis=1)
+    finite = np.asarray(np.isfinite(router.weight).all(axis=1))
     for bias in biases:
         finite &= np.isfinite(bias).all(axis=1)
     own = np.arange(router.num_experts)

@@ -36,7 +36,7 @@ METRIC = Metric(
         "layers": (
             Column(
                 "mean_row_projections",
-                "projections of the mean effective row",
+                "projections of the mean effective row, which a common shift changes",
                 "weight",
                 "list",
                 "row_projections",

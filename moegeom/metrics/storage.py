@@ -25,8 +25,11 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     levels = np.full(len(weight), np.nan)
     scale = _rms(weight[finite])
     expected = expected_window_levels(scale, mantissa_bits(stored.stored_dtype) or 0)
-    levels[finite] = window_levels(weight[finite]) / expected
     probe = weight[finite, :_PROBED]
+    zeros = np.full(len(weight), np.nan)
+    zeros[finite] = (probe == 0.0).mean(axis=1) if probe.size else np.nan
+    if finite.any():
+        levels[finite] = window_levels(weight[finite]) / expected
     digests = {
         "weight_digest": _digest(weight),
         "gain_digest": _digest(router.gain),
@@ -40,18 +43,21 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
             "bias_bits": mantissa_bits(stored.bias_dtype),
             "bias_bits_kept": mantissa_bits(stored.kept_bias_dtype),
             "is_weight_bf16": bool((to_bfloat16(probe) == probe).all()) if probe.size else None,
-            "levels_share": float(np.nanmean(levels)) if finite.any() else None,
+            "levels_share": None if np.isnan(levels).all() else float(np.nanmean(levels)),
             **digests,
         },
-        "experts": {"expert": np.arange(len(weight)), "row_levels_share": levels},
+        "experts": {
+            "expert": np.arange(len(weight)),
+            "row_levels_share": levels,
+            "zero_share": zeros,
+        },
     }
 
 
 def _rms(rows: Float[np.ndarray, "rows hidden"]) -> float:
     if not rows.size:
         return 0.0
-    flat = rows.reshape(-1)
-    return float(np.sqrt(np.dot(flat, flat).astype(np.float64) / flat.size))
+    return float(np.sqrt(np.einsum("ij,ij->", rows, rows, dtype=np.float64) / rows.size))
 
 
 def _digest(values: Float[np.ndarray, "*shape"] | None) -> str | None:
@@ -88,6 +94,7 @@ METRIC = Metric(
         "experts": (
             Column("expert", "expert number", "expert", "int"),
             Column("row_levels_share", "levels_share of the row", formula="levels_share"),
+            Column("zero_share", "share of exact zeros in the first 512 columns of the row"),
         ),
     },
     finish=_finish,

@@ -1,5 +1,6 @@
 """Results to something a person or a program reads; begins from the results directory alone."""
 
 from moegeom.report._reporter import REPORTERS, Reporter, View
+from moegeom.report._verdict_reporter import VERDICT_REPORTERS, VerdictReporter
 
-__all__ = ["REPORTERS", "Reporter", "View"]
+__all__ = ["REPORTERS", "VERDICT_REPORTERS", "Reporter", "VerdictReporter", "View"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,8 +77,39 @@ def tokens_line(summary: Summary) -> str:
 
 def trust_line(summary: Summary) -> str:
     """Recorded choices, RMS of the inputs, and whether the rule is verified or assumed."""
-    run = summary.run
-    said = [_choices(summary)]
+    return " ".join([_choices(summary), *_inputs(summary.run)])
+
+
+def gate_rule_line(run: Mapping[str, Any]) -> str:
+    """The same for a gate, which has no counts by layer: what the first tokens told."""
+    if run["tokens"] is None:
+        return (
+            "assumed from config (no recorded choices yet; a capture of 256 tokens would verify it)"
+        )
+    trust: Mapping[str, Any] = run["trust"] or {}
+    share = trust.get("share_reproduced")
+    if share is None:
+        said = "assumed from config (no recorded choices)."
+    else:
+        # rounded down, so that 100 % means all of them
+        percent = f"{math.floor(1000 * share) / 10:.4g} %"
+        word = "NOT verified" if trust.get("overridden") else "verified"
+        said = f"{word}: {percent} of the first recorded choices follow from the recorded inputs."
+    return " ".join([said, *_inputs(run)])
+
+
+def skipped(summary: Summary) -> list[str]:
+    """A line on tensors that look like routers and could not be interpreted, if there are any."""
+    left_out = summary.run["checkpoint"].get("skipped")
+    if not left_out:
+        return []
+    first = left_out[0]
+    return [f"Skipped {len(left_out)} tensors, first {first['tensor']}: {first['reason']}"]
+
+
+def _inputs(run: Mapping[str, Any]) -> list[str]:
+    """What was recorded, and which of its tests failed."""
+    said = []
     trust: Mapping[str, Any] = run["trust"] or {}
     if trust.get("rms_median") is not None:
         said.append(f"Inputs are router inputs (rms {trust['rms_median']:.3f}).")
@@ -85,7 +117,7 @@ def trust_line(summary: Summary) -> str:
         said.append(f"Recorded stage: {run['tokens']['stage'].replace('_', ' ')}.")
     if trust.get("overridden"):
         said.append(f"{len(trust['overridden'])} failed test allowed: {trust['overridden'][0]}")
-    return " ".join(said)
+    return said
 
 
 def _choices(summary: Summary) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.core.verdict import Verdict
 from moegeom.results.reader import Results
 
 Row = Mapping[str, Any]
@@ -83,4 +84,15 @@ def summarise(results: Results) -> Summary:
         null=[row for row in layers if row["variant"] == "null"],
         findings=[finding for finding in ordered if finding.severity != "note"],
         notes=[finding for finding in ordered if finding.severity == "note"],
+    )
+
+
+def summarise_verdict(verdict: Verdict, run: Mapping[str, Any]) -> Summary:
+    """What the header needs, from a verdict: its findings, and routers without figures."""
+    return Summary(
+        run=run,
+        layers=[{"router": router["name"]} for router in run["routers"]],
+        null=[],
+        findings=verdict.findings,
+        notes=[],
     )

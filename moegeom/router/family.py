@@ -110,6 +110,7 @@ class StackSpec:
     norm: NormSpec | None = None
     layers: LayersSpec | None = None
     mtp_from: Setting | None = None
+    hidden_size: Setting = Setting(keys=("hidden_size",))
     keeps: KeepsSpec = KeepsSpec()
 
 

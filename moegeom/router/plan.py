@@ -59,6 +59,14 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
             "Is the config from another revision, or the tensor a slice of a sharded save?",
             code=CONFIG_CONTRADICTED,
         )
+    hidden_setting = match.spec.hidden_size
+    if settings.has(hidden_setting) and settings.integer(hidden_setting, least=1) != hidden:
+        raise RouterError(
+            f"{weight.file}: tensor '{weight.name}' has shape {weight.shape}; "
+            f"config.json says hidden size {settings.integer(hidden_setting)}.",
+            "Is the config from another revision, or the tensor a slice of a sharded save?",
+            code=CONFIG_CONTRADICTED,
+        )
     scale_name = find_scale(weight, match.beside)
     scale = store.info(scale_name) if scale_name else None
     block = block_size(settings)

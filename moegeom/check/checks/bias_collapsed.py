@@ -1,6 +1,6 @@
 """MGN111: the stored selection bias tells experts apart.
 
-Looked for: biases that are bfloat16 numbers throughout, fewer than half as many different values as
+Looked for: biases that are bfloat16 numbers throughout, at most half as many different values as
 experts, and a step of bfloat16 that is no longer small beside their spread.
 
 A finding means: the bias was cast to bfloat16 on its way into this file, and the differences that
@@ -12,26 +12,35 @@ back from this file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from moegeom.check._check import Check, Limit, Limits
 from moegeom.check._measured import Measured
 from moegeom.core.finding import Finding
 
+#: One update of a selection bias in loss-free balancing.
+UPDATE = 1e-3
+
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     worst = sorted(measured.layers, key=lambda row: row.get("bias_num_distinct") or 0)
     for row in worst:
         distinct, spread = row.get("bias_num_distinct"), row.get("bias_spread")
-        if distinct is None or distinct < 2 or not row["is_bias_bf16"]:
+        if distinct is None or not row["is_bias_bf16"]:
             continue
         router = row["router"]
         experts = len(measured.experts[router])
-        step = row["bias_ulp_bf16"] / spread
+        if distinct == 1:
+            # all alike: a cast made them so only where its steps swallow updates of training
+            step = math.inf if row["bias_ulp_bf16"] > UPDATE else 0.0
+        else:
+            step = row["bias_ulp_bf16"] / spread
         if 2 * distinct <= experts and step > limits("step_over_spread", router):
             yield CHECK.finding(
                 router,
-                f"the selection bias has {distinct} different values for {experts} experts.",
+                f"the selection bias has {distinct} different value{'s' * (distinct > 1)} for "
+                f"{experts} experts.",
                 f"All are bfloat16 numbers. They spread {spread:.2g} around "
                 f"{row['bias_middle']:.3g}, where bfloat16 steps by {row['bias_ulp_bf16']:.2g}: "
                 "the cast that made them took away what told experts apart.",

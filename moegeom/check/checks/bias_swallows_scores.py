@@ -28,7 +28,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         router, step = row["router"], row.get("bias_ulp_bf16")
         if step is None or measured.facts(router).get("score") not in _BOUNDED:
             continue
-        if step > limits("step", router):
+        if step >= limits("step", router):
             yield CHECK.finding(
                 router,
                 f"at the size of the selection bias bfloat16 steps by {step:.2g}; scores end at 1.",
@@ -45,6 +45,6 @@ CHECK = Check(
     "warning",
     _judge,
     ("bias_ulp_bf16",),
-    (Limit("step", 0.125, "largest step of bfloat16 at the largest bias; the score's range is 1"),),
+    (Limit("step", 0.0625, "least step of bfloat16 at the largest bias; the score's range is 1"),),
     absent="no router has a selection bias",
 )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from moegeom.check._check import Check, Limit, Limits
 from moegeom.check._drift import drift_of
-from moegeom.check._measured import Measured, Row
+from moegeom.check._measured import Measured, Row, percent
 from moegeom.core.finding import Finding
 
 
@@ -32,7 +32,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 router,
                 "the gain in front changed and the router did not follow.",
                 f"The weight is bit for bit that of the baseline; the effective rows W diag(g) "
-                f"moved by up to {100 * worst:.0f} % of their length.",
+                f"moved by up to {percent(worst)} of their length.",
                 measured.see(router),
             )
 
@@ -55,6 +55,6 @@ CHECK = Check(
     "error",
     _judge,
     ("weight_digest",),
-    (Limit("moved", 0.02, "largest movement of an effective row, over its length"),),
+    (Limit("moved", 0.005, "largest movement of an effective row, over its length"),),
     inputs="baseline",
 )

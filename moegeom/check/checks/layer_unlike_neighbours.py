@@ -62,18 +62,18 @@ def _value(row: Row, name: str) -> float | None:
 
 
 def _steps(values: list[float]) -> list[float]:
-    """Each value less the mean of its neighbours, or less its only one.
+    """Each value less the mean of its two neighbours, or less the nearer one where that is less.
 
-    A value between two that agree better with each other than with it is the odd one; beside an odd
-    one the mean is off by half as much, which the limit on ``times_usual`` is made for.
+    The neighbour of an odd layer has another neighbour, which it is close to; so have the first and
+    last layer, which are compared with the two layers next to them.
     """
     last = len(values) - 1
     steps = []
     for i, value in enumerate(values):
-        around = [values[j] for j in (i - 1, i + 1) if 0 <= j <= last]
+        first = min(max(i - 1, 0), last - 2)
+        around = [values[j] for j in range(first, first + 3) if j != i]
         nearest = min((value - other for other in around), key=abs)
         mean = value - sum(around) / len(around)
-        # the neighbour of an odd layer still has one good neighbour: it is close to that one
         steps.append(nearest if abs(nearest) < abs(mean) else mean)
     return steps
 

@@ -1,8 +1,8 @@
 """MGG205: no row is unlike every other row of the checkpoint.
 
-Looked for: for each row its length over the median of its layer, its largest cosine to another row
-and the kurtosis of its entries, beside all rows of all layers. A row stands out when one of them is
-many robust standard deviations away from the median.
+Looked for: for each row its length over the median of its layer, its largest cosine to another row,
+the kurtosis of its entries and its share of zeros, beside all rows of all layers. A row stands out
+when one of them is many robust standard deviations away from the median.
 
 A finding means: this row was not made by the training that made the others: overwritten, patched in
 from elsewhere, or partly zeroed.
@@ -23,6 +23,9 @@ from moegeom.core.finding import Finding
 #: Fewer rows than this have no "others" to speak of.
 _LEAST_ROWS = 32
 
+#: Cosines above this are judged where pairs are named.
+_NEARLY_EQUAL = 0.98
+
 #: Median absolute deviation to standard deviation, for a normal distribution.
 _MAD = 1.4826
 
@@ -30,6 +33,7 @@ _FEATURES = {
     "length": "its length",
     "nearest_cosine": "its cosine to the nearest row",
     "row_kurtosis": "the kurtosis of its entries",
+    "zeros": "its share of exact zeros",
 }
 
 
@@ -44,6 +48,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             continue
         middle = statistics.median(values.values())
         spread = _MAD * statistics.median(abs(v - middle) for v in values.values())
+        if name == "zeros":
+            # trained rows hold no zeros, so there is no spread: count a percent as a sigma
+            spread = max(spread, 0.01)
         for (router, expert), value in values.items():
             sigmas = abs(value - middle) / spread if spread else 0.0
             if sigmas > limits("sigmas", router):
@@ -65,22 +72,25 @@ def _rows(measured: Measured) -> dict[tuple[str, int], dict[str, float | None]]:
     found = {}
     for layer in measured.layers:
         median = layer.get("centred_norm_median")
-        for e in measured.experts.get(layer["router"], ()):
-            if e.get("twin_of") not in (None, -1) or not e.get("row_norm"):
+        experts = measured.experts.get(layer["router"], ())
+        copied = {e.get("twin_of") for e in experts}
+        for e in experts:
+            if e.get("twin_of") not in (None, -1) or e["expert"] in copied or not e.get("row_norm"):
                 continue  # equal, zero and broken rows have checks of their own
             length = e["centred_row_norm"]
             kurtosis = e["row_kurtosis"]
             found[layer["router"], e["expert"]] = {
                 "length": math.log(length / median) if length and median else None,
                 "nearest_cosine": _stretched(e["nearest_cosine"]),
+                "zeros": e.get("zero_share"),
                 "row_kurtosis": math.log(kurtosis) if kurtosis else None,
             }
     return found
 
 
 def _stretched(cosine: float | None) -> float | None:
-    """Fisher's transformation, so that cosines near 1 are not squeezed together."""
-    return None if cosine is None else math.atanh(min(max(cosine, -0.999999), 0.999999))
+    """Fisher's transformation; none for rows that are nearly equal, which is MGG201's to say."""
+    return None if cosine is None or cosine > _NEARLY_EQUAL else math.atanh(max(cosine, -0.999))
 
 
 CHECK = Check(

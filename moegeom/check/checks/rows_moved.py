@@ -20,7 +20,7 @@ import numpy as np
 
 from moegeom.check._check import Check, Limit, Limits
 from moegeom.check._drift import drift_of
-from moegeom.check._measured import Measured
+from moegeom.check._measured import Measured, percent
 from moegeom.check.checks.gain_not_followed import is_gain_alone
 from moegeom.core.finding import Finding
 
@@ -42,10 +42,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 float(moved.max()),
                 CHECK.finding(
                     router,
-                    f"expert {expert} moved by {_percent(moved.max())} of its length since the "
+                    f"expert {expert} moved by {percent(moved.max())} of its length since the "
                     "baseline.",
-                    f"Median over rows {_percent(float(np.median(moved)))}; limit "
-                    f"{_percent(limits('moved', router))}, uncalibrated.{scaled}",
+                    f"Median over rows {percent(float(np.median(moved)))}; limit "
+                    f"{percent(limits('moved', router))}, uncalibrated.{scaled}",
                     measured.see(router),
                 ),
             )
@@ -53,10 +53,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     found.sort(key=lambda pair: -pair[0])
     for _, finding in found:
         yield finding
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 CHECK = Check(

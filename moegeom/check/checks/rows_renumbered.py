@@ -46,6 +46,12 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
     """Whether everything that belongs to the rows moved with them, and the evidence."""
     before = measured.before(router)
     rows = measured.experts[router]
+    groups = int(measured.facts(router).get("num_groups") or 1)
+    if not _keeps_groups(drift, groups):
+        return False, (
+            f"The rule keeps whole groups of experts ({groups}), and the new places mix groups: "
+            "other experts compete even if every expert moved along."
+        )
     samples = [e.get("expert_sample") for e in rows]
     if before is not None and before.selection_bias is not None:
         bias = np.array([e["selection_bias"] for e in rows], dtype=np.float64)
@@ -63,6 +69,12 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
     if stayed < same == len(rows):
         return True, "Every expert moved along."
     return False, f"{stayed} of {len(rows)} experts are where they were: they did not move along."
+
+
+def _keeps_groups(drift: Drift, num_groups: int) -> bool:
+    """True when each group of experts consists of the experts of one group of the baseline."""
+    groups = drift.place.reshape(num_groups, -1) // (len(drift.place) // num_groups)
+    return bool((groups == groups[:, :1]).all())
 
 
 CHECK = Check(

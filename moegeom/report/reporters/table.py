@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import io
-import textwrap
-
-from rich.console import Console
 from rich.text import Text
 
 from moegeom.core.finding import Finding
 from moegeom.report._reporter import Reporter, View
-from moegeom.report.header import routers_line, rule_line, size, tokens_line, trust_line
+from moegeom.report.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.report.layer_table import LayerTable, layer_table
+from moegeom.report.recording_hint import recording_hint
+from moegeom.report.screen import (
+    LABEL,
+    STYLES,
+    command,
+    finding_head,
+    labelled,
+    titled,
+    to_text,
+    wrapped,
+)
 from moegeom.report.summary import Summary, summarise
 from moegeom.results.reader import Results
 
-_LABEL = 9
-
 #: Findings shown in full; the rest are counted.
 _MOST_FINDINGS = 6
-
-_STYLES = {
-    "error": "bold red",
-    "warning": "yellow",
-    "note": "dim",
-    "plain": "",
-    "summary": "dim",
-    "good": "bold green",
-}
 
 
 def render(results: Results, view: View) -> str:
@@ -50,50 +46,15 @@ def render(results: Results, view: View) -> str:
     _table(lines, layer_table(summary, view.all_layers), view.width)
     lines.append(Text())
     _ending(lines, summary, view.width)
-    return _to_text(lines, view)
-
-
-def _to_text(lines: list[Text], view: View) -> str:
-    stream = io.StringIO()
-    console = Console(
-        file=stream,
-        width=view.width,
-        force_terminal=view.colours,
-        color_system="standard" if view.colours else None,
-        highlight=False,
-    )
-    for line in lines:
-        console.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
-    return stream.getvalue()
-
-
-def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _labelled(lines: list[Text], label: str, text: str, width: int, style: str = "bold") -> None:
-    parts = _wrapped(text, width - _LABEL, "") or [""]
-    for index, part in enumerate(parts):
-        head = f"{label:<{_LABEL}}" if index == 0 else " " * _LABEL
-        lines.append(Text.assemble((head, style), part))
+    return to_text(lines, view)
 
 
 def _header(lines: list[Text], summary: Summary, width: int) -> None:
-    name = summary.run["checkpoint"]["name"]
-    parts = _wrapped(f"{name}  {rule_line(summary)}", width, "")
-    lines.append(Text.assemble((name, "bold"), parts[0].removeprefix(name)))
-    lines += [Text(" " * _LABEL + part.strip()) for part in parts[1:]]
-    _labelled(lines, "routers", routers_line(summary), width)
-    _labelled(lines, "tokens", tokens_line(summary), width)
+    lines += titled(summary.run["checkpoint"]["name"], rule_line(summary), width)
+    lines += labelled("routers", routers_line(summary), width)
+    lines += labelled("tokens", tokens_line(summary), width)
     if summary.run["tokens"] is not None:
-        _labelled(lines, "trust", trust_line(summary), width)
+        lines += labelled("trust", trust_line(summary), width)
 
 
 def _verdict(lines: list[Text], summary: Summary, results: Results, width: int) -> None:
@@ -109,26 +70,19 @@ def _verdict(lines: list[Text], summary: Summary, results: Results, width: int) 
         f"layer{'s' if len(summary.layers) > 1 else ''} look normal{of}."
     )
     where = str(results.path)
-    style = _STYLES["error" if errors else "warning" if warnings else "good"]
-    room = width - _LABEL - len(text)
+    style = STYLES["error" if errors else "warning" if warnings else "good"]
+    room = width - LABEL - len(text)
     if room > len(where) + 2:
-        lines.append(Text.assemble((f"{'VERDICT':<{_LABEL}}", style), text, f"{where:>{room}}"))
+        lines.append(Text.assemble((f"{'VERDICT':<{LABEL}}", style), text, f"{where:>{room}}"))
     else:
-        _labelled(lines, "VERDICT", text, width, style)
-        lines.append(Text(" " * _LABEL + where))
+        lines += labelled("VERDICT", text, width, style)
+        lines.append(Text(" " * LABEL + where))
 
 
 def _finding(lines: list[Text], summary: Summary, finding: Finding, width: int) -> None:
-    word = {"error": "ERROR", "warning": "WARN "}.get(finding.severity, "NOTE ")
-    title = f"{summary.places(finding.routers)}: {finding.title}"
-    head = f"{word} {finding.code}  "
-    for index, part in enumerate(_wrapped(title, width - len(head), "")):
-        style = _STYLES[finding.severity]
-        lines.append(Text.assemble((head if index == 0 else " " * len(head), style), part))
-    lines += [Text(part) for part in _wrapped(finding.detail, width, "   ")]
+    lines += finding_head(finding, summary.places(finding.routers), width)
     if finding.next_command:
-        # one line, however long: a command must survive copying
-        lines.append(Text.assemble(("   next: ", "dim"), finding.next_command))
+        lines.append(command("next: ", finding.next_command))
 
 
 def _table(lines: list[Text], table: LayerTable, width: int) -> None:
@@ -142,7 +96,7 @@ def _table(lines: list[Text], table: LayerTable, width: int) -> None:
         if table.drops[droppable] == 0:
             break
         kept.remove(droppable)
-    styles = ["bold", "bold", *(_STYLES[kind] for kind in table.kinds)]
+    styles = ["bold", "bold", *(STYLES[kind] for kind in table.kinds)]
     for row, style in zip(rows, styles, strict=True):
         cells = [
             f"{row[i]:>{widths[i]}}" if 0 < i < len(widths) - 1 else f"{row[i]:<{widths[i]}}"
@@ -155,23 +109,16 @@ def _table(lines: list[Text], table: LayerTable, width: int) -> None:
 
 def _ending(lines: list[Text], summary: Summary, width: int) -> None:
     for text in (*_limits(summary), *_not_looked_at(summary)):
-        lines += [Text(part, style="dim") for part in _wrapped(text, width, "")]
+        lines += [Text(part, style="dim") for part in wrapped(text, width)]
 
 
 def _limits(summary: Summary) -> list[str]:
     run = summary.run
     if run["tokens"] is None:
-        shape = run["routers"][0]
-        per_token = sum(4 * r["hidden_size"] for r in run["routers"])
-        recording = (
-            f"next: record the inputs of these {len(run['routers'])} routers "
-            "(moegeom.tokens.writer.RecordingWriter, docs/recordings.md) and add --tokens: "
-            f"{size(16_384 * per_token)} for 16,384 tokens of {shape['hidden_size']} float32."
-        )
         return [
             "Unknown without tokens: load, dead experts on data, margins and boundary distances.",
             "Weights alone cannot tell: they depend on where the tokens of this model lie.",
-            recording,
+            f"next: {recording_hint(run['routers'])}",
         ]
     if run["tokens"]["is_synthetic"]:
         return ["Geometry under a made-up distribution of inputs: real tokens lie elsewhere."]
@@ -184,11 +131,7 @@ def _limits(summary: Summary) -> list[str]:
 
 def _not_looked_at(summary: Summary) -> list[str]:
     nothing = ["expert weights", "other engines", "quantised activations"]
-    lines = [f"Not looked at: {', '.join(nothing)}."]
-    skipped = summary.run["checkpoint"]["skipped"]
-    if skipped:
-        first = skipped[0]
-        lines.append(f"Skipped {len(skipped)} tensors, first {first['tensor']}: {first['reason']}")
+    lines = [f"Not looked at: {', '.join(nothing)}.", *skipped(summary)]
     if summary.run["tokens"] is not None:
         lines += [
             f"Note, {summary.places(note.routers)}: {note.title}"

@@ -26,13 +26,21 @@ def test_the_exit_code_of_every_pair_of_outcomes(fail_on) -> None:
     for pair in combinations(EVERY, 2):
         fails = any(o.state == "failed" and o.severity in failing for o in pair)
         open_ = any(o.state == "inconclusive" for o in pair)
-        assert Verdict(pair, fail_on).exit_code == (1 if fails else 4 if open_ else 0)
+        judged = any(o.state in ("passed", "failed", "ignored") for o in pair)
+        expected = 1 if fails else 4 if open_ or not judged else 0
+        assert Verdict(pair, fail_on).exit_code == expected
 
 
-def test_nothing_selected_passes_nothing() -> None:
-    assert Verdict(()).exit_code == 0
+def test_a_verdict_without_a_judgement_is_inconclusive() -> None:
+    assert Verdict(()).exit_code == 4
 
 
 def test_findings_of_failed_checks_come_worst_first() -> None:
     verdict = Verdict(tuple(_outcome("failed", severity) for severity in reversed(SEVERITIES)))
     assert [finding.severity for finding in verdict.findings] == list(SEVERITIES)
+
+
+def test_a_failure_that_does_not_count_hides_no_open_layer() -> None:
+    outcome = Outcome("MGB203", "a title", "warning", "failed", "open", num_open=1)
+    assert Verdict((outcome,), "error").exit_code == 4
+    assert Verdict((outcome,), "warning").exit_code == 1

@@ -33,7 +33,9 @@ def test_config_and_tensor_that_disagree_on_experts_are_both_named(make_olmoe: A
         "model.safetensors: tensor 'model.layers.0.mlp.gate.weight' has shape (6, 16); "
         "config.json says 128 experts."
     )
-    assert error.hint == "Is the config from another revision?"
+    assert error.hint == (
+        "Is the config from another revision, or the tensor a slice of a sharded save?"
+    )
     assert error.exit_code == 3
 
 

@@ -122,7 +122,15 @@ def columns(document, domain) -> TokenColumns:
 def test_a_document_is_never_split_between_blocks():
     document = np.repeat(np.arange(100), 13)
     found = block_of(columns(document, document * 0), 5 * TILE)
-    np.testing.assert_array_equal(found, document % NUM_BLOCKS)
+    np.testing.assert_array_equal(found, (document + document // NUM_BLOCKS) % NUM_BLOCKS)
+
+
+@pytest.mark.parametrize("period", [1, 2, 4, 8, 16])
+def test_domains_that_take_turns_are_in_every_block(period):
+    document = np.arange(0, NUM_BLOCKS * NUM_BLOCKS, period)
+    found = block_of(columns(document, document * 0), 0)
+    counts = np.bincount(found, minlength=NUM_BLOCKS)
+    np.testing.assert_array_equal(counts, np.full(NUM_BLOCKS, NUM_BLOCKS // period))
 
 
 def test_without_documents_a_block_follows_from_the_absolute_token():

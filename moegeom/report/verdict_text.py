@@ -1,0 +1,113 @@
+"""What every report of a verdict says in the same words: counts, places, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity
+from moegeom.core.layer_ranges import format_layers, parse_layers
+from moegeom.core.verdict import Outcome, State, Verdict
+
+#: Runs of layers, or whole names of routers, that are listed before the rest is counted.
+_MOST_PLACES = 8
+
+#: For one check and for several, in the order in which they are told.
+_COUNTED: dict[State, tuple[str, str]] = {
+    "passed": ("check passed", "checks passed"),
+    "inconclusive": ("inconclusive", "inconclusive"),
+    "needs tokens": ("needs tokens", "need tokens"),
+    "needs a baseline": ("needs a baseline", "need a baseline"),
+    "does not apply": ("does not apply", "do not apply"),
+    "ignored": ("ignored", "ignored"),
+}
+
+_FAILING: dict[Severity, str] = {
+    "error": "",
+    "warning": " Warnings fail.",
+    "note": " Warnings and notes fail.",
+}
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """``0 errors, 1 warning; 31 checks passed, 14 need tokens.``; what is nowhere is left out."""
+    found = [finding.severity for finding in verdict.findings]
+    findings = [
+        f"{found.count(severity)} {severity}{'' if found.count(severity) == 1 else 's'}"
+        for severity in SEVERITY_ORDER
+        if severity != "note" or severity in found
+    ]
+    checks = [
+        f"{number} {words[number != 1]}"
+        for state, words in _COUNTED.items()
+        if (number := len(verdict.in_state(state))) or state == "passed"
+    ]
+    return f"{', '.join(findings)}; {', '.join(checks)}.{_FAILING[verdict.fail_on]}"
+
+
+def mood(verdict: Verdict) -> str:
+    """How the verdict looks: only a gate that judged something and found nothing looks good."""
+    if verdict.exit_code == 1:
+        return "error"
+    is_clean = verdict.exit_code == 0 and not verdict.findings and verdict.in_state("passed")
+    return "good" if is_clean else "warning"
+
+
+def refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:
+    """Why no router could be read, or the finding that says so."""
+    refused = run["refused"]
+    if any(finding.code == refused["code"] for finding in verdict.findings):
+        return f"none could be read: {refused['code']} says why."
+    return f"none could be read. {refused['message']} {refused['hint']}".rstrip()
+
+
+def detectable(verdict: Verdict) -> str:
+    """What the statistical checks could have found; empty when none was judged."""
+    if not verdict.detectable:
+        return ""
+    return f"Could have been found 9 times in 10: {'; '.join(verdict.detectable)}."
+
+
+def not_looked_at(verdict: Verdict) -> str:
+    """What no check looked at; empty when there is nothing to say."""
+    if not verdict.not_looked_at:
+        return ""
+    return f"Not looked at: {'; '.join(verdict.not_looked_at)}."
+
+
+def places(routers: Sequence[str], run: Mapping[str, Any]) -> str:
+    """``layers 3-7,9``, or whole names where layers of several stacks or slots could be meant."""
+    if not routers:
+        return "checkpoint"
+    known = {*(router["name"] for router in run["routers"]), *routers}
+    parts = [name.split("/") for name in known]
+    if len({stack for stack, *_ in parts}) == 1 and all(
+        len(rest) == 1 and rest[0].isdecimal() for _, *rest in parts
+    ):
+        return _layers({int(name.split("/")[1]) for name in routers})
+    if len(known) == len(routers) > 1:
+        return f"all {len(known)} routers"
+    rest = len(routers) - _MOST_PLACES
+    more = f" and {rest} more" if rest > 0 else ""
+    return ", ".join(routers[:_MOST_PLACES]) + more
+
+
+def _layers(layers: set[int]) -> str:
+    if len(layers) == 1:
+        return f"layer {format_layers(layers)}"
+    shown = ",".join(format_layers(layers).split(",")[:_MOST_PLACES])
+    rest = len(layers - parse_layers(shown))
+    return f"layers {shown}" + (f" and {rest} more" if rest else "")
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """A finding as plain lines, without its place; the first is read first."""
+    lines = [finding.title, finding.detail]
+    lines += [f"repair: {finding.repair}"] if finding.repair else []
+    lines += [f"next: {finding.next_command}"] if finding.next_command else []
+    return [line.strip() for line in lines if line.strip()]
+
+
+def why_not_judged(outcome: Outcome) -> str:
+    """``needs tokens: there are no tokens``; the state alone when no reason is given."""
+    return f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state

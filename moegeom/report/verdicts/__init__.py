@@ -1,0 +1,1 @@
+"""Reporters of a gate's verdict, one file each."""

@@ -1,0 +1,46 @@
+"""One JSON document: exit code, every check with its findings, and the facts of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from moegeom.core.finding import SEVERITY_ORDER
+from moegeom.core.verdict import STATES, Verdict
+from moegeom.report._reporter import View
+from moegeom.report._verdict_reporter import VerdictReporter
+
+
+def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
+    """The verdict as JSON; infinities are the strings "inf" and "-inf", unknown is null."""
+    severities = [finding.severity for finding in verdict.findings]
+    document = {
+        "exit_code": verdict.exit_code,
+        "fail_on": verdict.fail_on,
+        "checks": {state: len(verdict.in_state(state)) for state in STATES},
+        "findings": {severity: severities.count(severity) for severity in SEVERITY_ORDER},
+        "outcomes": [
+            {**dataclasses.asdict(outcome), "is_failing": verdict.fails(outcome)}
+            for outcome in verdict.outcomes
+        ],
+        "detectable": verdict.detectable,
+        "not_looked_at": verdict.not_looked_at,
+        "run": run,
+    }
+    return json.dumps(_strict(document), allow_nan=False) + "\n"
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _strict(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+REPORTER = VerdictReporter("json", render)

@@ -1,0 +1,310 @@
+"""Oracles: linear programs, nearest points of cells, and 100 000 routed inputs.
+
+An affine rule has expert i in the chosen set of some input exactly when a set of k experts with i
+is the chosen set of some input, that is when ``(w_a - w_b) x > b_b - b_a`` for its members a and
+the others b. Every set is asked, so nothing about dominance goes in. Without a radius this is a
+linear program (scipy's, by HiGHS); inside a ball the nearest such input is found by Lawson and
+Hanson's nonnegative least squares. Rules with curved scores are asked by routing inputs.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.linalg import null_space
+from scipy.optimize import linprog, nnls
+
+from moegeom.core.router import GroupMask, Rule, Weights
+from moegeom.geometry.effective_rows import effective_rows
+from moegeom.geometry.reachability import Proof, Reachability, reachability
+from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection.score import SCORES
+
+INF = np.inf
+
+
+def cells_with(expert, weight, bias, k):
+    """Normals and offsets of ``normals @ x > offsets`` for every chosen set with the expert."""
+    others = [i for i in range(len(weight)) if i != expert]
+    for rest in itertools.combinations(others, k - 1):
+        inside = (expert, *rest)
+        pairs = [(a, b) for a in inside for b in others if b not in rest]
+        yield (
+            np.array([weight[a] - weight[b] for a, b in pairs]).reshape(-1, weight.shape[1]),
+            np.array([bias[b] - bias[a] for a, b in pairs]),
+        )
+
+
+def is_reached_by_program(expert, weight, bias, k) -> bool:
+    """The largest t up to 1 with ``normals @ x - t >= offsets`` is positive for some set."""
+    for normals, offsets in cells_with(expert, weight, bias, k):
+        if not len(normals):
+            return True
+        cost = np.zeros(weight.shape[1] + 1)
+        cost[-1] = -1.0
+        table = np.hstack([-normals, np.ones((len(normals), 1))])
+        limits = [(None, None)] * weight.shape[1] + [(None, 1.0)]
+        found = linprog(cost, A_ub=table, b_ub=-offsets, bounds=limits, method="highs")
+        assert found.status == 0
+        if found.x[-1] > 1e-7:
+            return True
+    return False
+
+
+def nearest_input(expert, weight, bias, k) -> float:
+    """Length of the shortest input whose closed cell has the expert; inf when there is none."""
+    best = INF
+    for normals, offsets in cells_with(expert, weight, bias, k):
+        if not len(normals):
+            return 0.0
+        stacked = np.vstack([normals.T, offsets])
+        target = np.zeros(len(stacked))
+        target[-1] = 1.0
+        dual, residual = nnls(stacked, target, maxiter=1000)
+        if residual > 1e-9:
+            rest = stacked @ dual - target
+            best = min(best, float(np.linalg.norm(rest[:-1] / rest[-1])))
+    return best
+
+
+def is_reached(proof) -> bool:
+    return proof in (Proof.point, Proof.independence)
+
+
+def affine(k, score="softmax"):
+    return Rule(k, score, Weights("scores"), has_logit_bias=True)
+
+
+def affine_router(seed, experts, hidden, spread):
+    random = np.random.default_rng([seed, experts, hidden])
+    weight = random.standard_normal((experts, hidden)) * random.uniform(0.2, 1.5, (experts, 1))
+    weight += 3.0 * random.standard_normal(hidden)
+    return weight, spread * random.standard_normal(experts)
+
+
+#: experts, hidden, k
+AFFINE = [(2, 3, 1), (5, 2, 1), (5, 8, 1), (6, 3, 2), (6, 9, 3), (7, 2, 3), (6, 1, 2), (5, 5, 4)]
+
+
+@pytest.mark.parametrize(("experts", "hidden", "k"), AFFINE)
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_without_a_radius_no_linear_program_contradicts(experts, hidden, k, spread):
+    for seed in range(4):
+        weight, bias = affine_router(seed, experts, hidden, spread)
+        if seed == 3:
+            weight[1] = weight[0]  # equal rows: the bias decides for ever
+        found = reachability(effective_rows(weight, None), affine(k), INF, bias)
+        for expert, proof in enumerate(found.proofs):
+            if proof is not Proof.open:
+                by_program = is_reached_by_program(expert, weight, bias, k)
+                assert is_reached(proof) == by_program, (seed, expert, proof)
+
+
+@pytest.mark.parametrize(("experts", "hidden", "k"), AFFINE)
+@pytest.mark.parametrize("radius", [0.3, 1.0, 3.0])
+def test_inside_a_ball_no_nearest_point_contradicts(experts, hidden, k, radius):
+    verdicts = []
+    for seed in range(8):
+        weight, bias = affine_router(seed, experts, hidden, 1.5)
+        found = reachability(effective_rows(weight, None), affine(k), radius, bias)
+        for expert, proof in enumerate(found.proofs):
+            if proof is not Proof.open:
+                nearest = nearest_input(expert, weight, bias, k)
+                assert is_reached(proof) == (nearest < radius), (seed, expert, proof, nearest)
+        verdicts += found.proofs
+    assert Proof.point in verdicts
+
+
+@pytest.mark.parametrize("radius", [0.1, 0.3, 1.0, 3.0])
+def test_of_two_experts_both_are_always_decided(radius):
+    """Two experts and one wall: the certificate is necessary as well as sufficient."""
+    verdicts = []
+    for seed in range(40):
+        weight, bias = affine_router(seed, 2, 4, 1.5)
+        found = reachability(effective_rows(weight, None), affine(1), radius, bias)
+        nearest = [nearest_input(expert, weight, bias, 1) for expert in (0, 1)]
+        expected = [Proof.point if r < radius else Proof.beaten for r in nearest]
+        assert list(found.proofs) == expected
+        verdicts += found.proofs
+    assert set(verdicts) == {Proof.point, Proof.beaten}
+
+
+def on_the_sphere(points, weight, radius):
+    """The same logits on the sphere: something that no row sees is added."""
+    unseen = null_space(weight)[:, 0]
+    missing = radius**2 - (points**2).sum(axis=1)
+    return points + np.sqrt(np.maximum(missing, 0.0))[:, None] * unseen
+
+
+def structured(weight, radius, size):
+    """Rows, their differences and sums within groups of ``size``, at several lengths."""
+    centred = weight - weight.mean(axis=0)
+    number = np.arange(len(weight))
+    partners = [number // size * size + (number + step) % size for step in range(1, size)]
+    ways = [centred, -centred, *(centred + centred[p] for p in partners)]
+    ways += [centred - centred[p] for p in partners]
+    ways = np.concatenate(ways)
+    long = np.linalg.norm(ways, axis=1) > 1e-9
+    ways = ways[long] / np.linalg.norm(ways[long], axis=1, keepdims=True)
+    return np.concatenate([length * radius * ways for length in (1.0, 0.3, 0.1, 1e-6)])
+
+
+def inputs(weight, radius, size, random):
+    """100 000 inputs: half on the sphere, a quarter inside, a quarter near the span of few rows."""
+    drawn = random.standard_normal((75_000, weight.shape[1]))
+    mixed = random.standard_normal((25_000, len(weight)))
+    mixed *= random.random(mixed.shape) < 2.5 / len(weight)
+    everything = np.concatenate([drawn, mixed @ (weight - weight.mean(axis=0))])
+    lengths = np.linalg.norm(everything, axis=1, keepdims=True)
+    everything = radius * everything / np.maximum(lengths, 1e-300)
+    everything[50_000:75_000] *= random.random((25_000, 1))
+    return np.concatenate([everything, structured(weight, radius, size)])
+
+
+def chosen_by_someone(weight, rule, points, logit_bias, selection_bias):
+    logits = points @ weight.T + (0.0 if logit_bias is None else logit_bias)
+    chosen = route(logits, rule, selection_bias).chosen
+    return np.isin(np.arange(len(weight)), chosen)
+
+
+def order_is_kept(found: Reachability, weight, rule, points, logit_bias, selection_bias) -> None:
+    """Who is chosen brings along, of its group, everyone that beats it."""
+    logits = points @ weight.T + (0.0 if logit_bias is None else logit_bias)
+    chosen = route(logits, rule, selection_bias).chosen
+    has = np.zeros(logits.shape, dtype=bool)
+    np.put_along_axis(has, chosen, True, axis=1)
+    for expert, others in enumerate(found.beaten_by):
+        assert has[has[:, expert]][:, others].all()
+
+
+GROUPS = {
+    "max": GroupMask(4, 2, "max", -INF),
+    "top2_sum": GroupMask(4, 2, "top2_sum", -INF),
+    "filled": GroupMask(4, 2, "top2_sum", 0.0),
+}
+#: name: score, groups, radius, spread of the selection bias, of the logit bias
+CURVED = {
+    "identity": ("identity", None, 0.5, 2.0, 0.0),
+    "sigmoid": ("sigmoid", None, 0.4, 0.25, 0.0),
+    "sigmoid far": ("sigmoid", None, 40.0, 2.0, 0.0),
+    "sigmoid with both": ("sigmoid", None, 0.4, 0.25, 0.4),
+    "root of softplus": ("sqrt_softplus", None, 0.4, 0.3, 0.0),
+    "softmax": ("softmax", None, 2.0, 1.5, 0.0),
+    "groups by maximum": ("sigmoid", "max", 0.4, 0.3, 0.0),
+    "groups by sum": ("sigmoid", "top2_sum", 0.4, 0.3, 0.3),
+    "groups of raw logits": ("identity", "top2_sum", 0.3, 1.0, 0.0),
+    "groups filled with 0": ("sigmoid", "filled", 0.4, 0.3, 0.0),
+}
+
+
+def curved_router(name, hidden):
+    score, groups, radius, spread, logit_spread = CURVED[name]
+    random = np.random.default_rng([sorted(CURVED).index(name), hidden])
+    weight = random.standard_normal((16, hidden)) / np.sqrt(hidden)
+    weight += random.standard_normal(hidden) / np.sqrt(hidden)
+    bias = spread * random.standard_normal(16)
+    if groups == "filled":
+        bias -= bias.min()  # else the fill may overtake, and nothing is proved
+    logit_bias = logit_spread * random.standard_normal(16) if logit_spread else None
+    rule = Rule(4, score, Weights("scores"), True, bool(logit_spread), GROUPS.get(groups or ""))
+    return weight, rule, radius, logit_bias, bias, random
+
+
+@pytest.mark.parametrize("hidden", [3, 24])
+@pytest.mark.parametrize("name", CURVED)
+def test_no_routed_input_reaches_a_beaten_expert(name, hidden):
+    weight, rule, radius, logit_bias, bias, random = curved_router(name, hidden)
+    found = reachability(effective_rows(weight, None), rule, radius, logit_bias, bias)
+    beaten = np.array([proof is Proof.beaten for proof in found.proofs])
+    points = inputs(weight, radius, 4 if rule.groups else 16, random)
+    reached = chosen_by_someone(weight, rule, points, logit_bias, bias)
+    assert not (beaten & reached).any()
+    order_is_kept(found, weight, rule, points, logit_bias, bias)
+    # and the test is not empty
+    assert sum(len(others) for others in found.beaten_by) > 0
+    if rule.groups is None:
+        assert beaten.any()
+        assert reached.any()
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_every_point_is_a_routed_input_of_the_sphere(name):
+    """Through the router itself, not through Gram matrices; 24 dimensions leave one unseen."""
+    weight, rule, radius, logit_bias, bias, _ = curved_router(name, 24)
+    found = reachability(effective_rows(weight, None), rule, radius, logit_bias, bias)
+    size = 4 if rule.groups else 16
+    points = on_the_sphere(structured(weight, radius, size), weight, radius)
+    np.testing.assert_allclose(np.linalg.norm(points, axis=1), radius, rtol=1e-9)
+    reached = chosen_by_someone(weight, rule, points, logit_bias, bias)
+    proved = np.array([proof is Proof.point for proof in found.proofs])
+    assert proved.any()
+    assert reached[proved].all()
+
+
+@pytest.mark.parametrize("score", ["identity", "sigmoid", "sqrt_softplus"])
+def test_of_two_opposite_rows_the_certificate_is_sharp(score):
+    """Both extremes come with one input: the bias that beats is the one that routing finds."""
+    random = np.random.default_rng(23)
+    for _ in range(20):
+        row, radius = random.standard_normal(4), random.uniform(0.1, 2.0)
+        weight = np.stack([row, -random.uniform(0.3, 3.0) * row])
+        offset, end = random.standard_normal(2), radius * row / np.linalg.norm(row)
+        rule = Rule(1, score, Weights("scores"), True, True)
+        # what expert 0 is ahead by at its best input
+        lead = -np.diff(SCORES[score]((end @ weight.T + offset)[None]))[0, 0]
+        for share, expected in ((1.0 - 1e-6, Proof.point), (1.0 + 1e-6, Proof.beaten)):
+            bias = np.array([0.0, lead + (share - 1.0)])
+            chosen = chosen_by_someone(weight, rule, end[None], offset, bias)
+            assert chosen[0] == (expected is Proof.point)
+            found = reachability(effective_rows(weight, None), rule, radius, offset, bias)
+            assert found.proofs[0] is expected
+
+
+@pytest.mark.parametrize("groups", ["", "top2_sum"])
+def test_a_long_common_row_moves_points_as_routing_does(groups):
+    """Scores bend: which expert wins depends on the row that all have in common."""
+    random = np.random.default_rng(29)
+    verdicts = []
+    for _ in range(60):
+        weight = random.standard_normal((8, 12)) + 6.0 * random.standard_normal(12)
+        bias = 0.4 * random.standard_normal(8)
+        rule = Rule(2, "sigmoid", Weights("scores"), True, groups=GROUPS.get(groups))
+        found = reachability(effective_rows(weight, None), rule, 1.0, None, bias)
+        points = on_the_sphere(structured(weight, 1.0, 2 if groups else 8), weight, 1.0)
+        reached = chosen_by_someone(weight, rule, points, None, bias)
+        proved = np.array([proof is Proof.point for proof in found.proofs])
+        assert reached[proved].all()
+        verdicts += found.proofs
+    assert Proof.point in verdicts
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_gain_and_a_common_row_are_part_of_the_router(with_bias):
+    """Inputs y = g u with u of the ball: the effective router decides, not the stored one."""
+    random = np.random.default_rng(17)
+    weight, gain = random.standard_normal((12, 20)), random.uniform(0.1, 3.0, 20)
+    weight += 5.0
+    bias = 0.2 * random.standard_normal(12) if with_bias else None
+    rule = Rule(3, "sigmoid", Weights("scores"), with_bias)
+    found = reachability(effective_rows(weight, gain), rule, 0.005, None, bias)
+    points = inputs(weight * gain, 0.005, 12, random)
+    reached = chosen_by_someone(weight * gain, rule, points, None, bias)
+    beaten = np.array([proof is Proof.beaten for proof in found.proofs])
+    assert not (beaten & reached).any()
+    assert beaten.any() == with_bias
+    if not with_bias:
+        assert reached.all()
+        assert Proof.open not in found.proofs
+
+
+def test_independence_is_confirmed_by_programs_where_no_point_is_found():
+    """A row in the shadow of another: no row points where it is the largest, yet some input does."""
+    weight = np.array([[-1.0, 0.0], [0.2, 0.01], [1.0, 0.0]])
+    found = reachability(effective_rows(weight, None), affine(1), 3.0)
+    assert found.proofs == (Proof.point, Proof.independence, Proof.point)
+    assert is_reached_by_program(1, weight, np.zeros(3), 1)
+    line = weight[:, :1]
+    assert reachability(effective_rows(line, None), affine(1), 3.0).proofs[1] is Proof.open
+    assert not is_reached_by_program(1, line, np.zeros(3), 1)

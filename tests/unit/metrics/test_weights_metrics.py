@@ -1,0 +1,322 @@
+"""Metrics of the weights keep what they declare to keep, and are null where nothing can be said."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moegeom.core.router import GroupMask, Norm, Provenance, Router, Rule, Weights
+from moegeom.metrics import METRICS, finish_router
+
+EXPERTS, HIDDEN, GROUPS = 12, 48, 3
+WEIGHTS_METRICS = [metric for metric in METRICS.all() if metric.scope == "weights"]
+RULES = ["softmax", "softmax with logit bias", "sigmoid with bias", "sigmoid with bias and groups"]
+
+#: Columns of metrics that declare an invariance although these change, and say so in their text.
+RAW = {
+    "common_row_shift": {"gram_score_raw", "mean_row_projections"},
+    "gain_folding": {"gram_score_raw"},
+}
+
+
+def a_router(kind: str = "softmax", **changes: Any) -> Router:
+    random = np.random.default_rng(RULES.index(kind))
+    has_bias, has_logit_bias = kind.startswith("sigmoid"), kind == "softmax with logit bias"
+    groups = GroupMask(GROUPS, 2, "top2_sum", -np.inf) if kind.endswith("groups") else None
+    weight = 0.05 * random.standard_normal((EXPERTS, HIDDEN)) * random.uniform(0.5, 2, (EXPERTS, 1))
+    router = Router(
+        name="text/0",
+        stack="text",
+        layer=0,
+        weight=weight + 0.02 * random.standard_normal(HIDDEN),
+        rule=Rule(
+            3, kind.split(maxsplit=1)[0], Weights("scores"), has_bias, has_logit_bias, groups
+        ),
+        provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F32"),
+        # wide enough for some experts to be beaten everywhere
+        selection_bias=1.2 * random.standard_normal(EXPERTS) if has_bias else None,
+        logit_bias=6.0 * random.standard_normal(EXPERTS) if has_logit_bias else None,
+        gain=random.uniform(0.2, 2.0, HIDDEN),
+        norm=Norm("rms", 1e-6, "norm.weight"),
+    )
+    return dataclasses.replace(router, **changes)
+
+
+def tables(metric, router) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The row of ``layers`` and the rows of ``experts``."""
+    found = finish_router(router, {}, (), [metric], {})
+    assert found.reasons == {}
+    return found.rows["layers"][0], found.rows.get("experts", [])
+
+
+def assert_same(found, expected, text: str, rtol: float = 1e-8) -> None:
+    if expected is None or isinstance(expected, str):
+        assert found == expected, text
+    else:
+        np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-12, err_msg=text)
+
+
+def assert_keeps(metric, before: Router, after: Router, raw=frozenset(), factor: float = 1.0):
+    """Every column is as before; lengths (unit ``weight``) are ``factor`` times as large."""
+    layers, experts = tables(metric, before)
+    new_layers, new_experts = tables(metric, after)
+    pairs = {
+        "layers": [(layers, new_layers)],
+        "experts": list(zip(experts, new_experts, strict=True)),
+    }
+    for table, columns in metric.columns.items():
+        for column in columns:
+            if column.name in raw:
+                continue
+            scale = factor if column.unit == "weight" else 1.0
+            for old, new in pairs[table]:
+                expected = old.get(column.name)
+                if scale != 1.0 and expected is not None:
+                    expected = scale * expected
+                assert_same(new.get(column.name), expected, f"{metric.name}.{column.name}")
+
+
+def declaring(invariance: str) -> list[str]:
+    return [metric.name for metric in WEIGHTS_METRICS if invariance in metric.invariances]
+
+
+def theorem(invariance: str):
+    """Every metric that declares the invariance, for every kind of rule."""
+
+    def decorate(test):
+        test = pytest.mark.parametrize("name", declaring(invariance))(test)
+        return pytest.mark.parametrize("kind", RULES)(test)
+
+    return decorate
+
+
+def test_the_weights_metrics_are_the_ones_meant():
+    found = {metric.name for metric in WEIGHTS_METRICS}
+    assert found >= {"effective_router", "reachability", "rows", "selection_bias", "signature"}
+    declared = {"expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"}
+    assert all(declaring(invariance) for invariance in declared)
+    assert {i for metric in WEIGHTS_METRICS for i in metric.invariances} <= declared
+
+
+def test_the_routers_have_something_to_say():
+    """Else the theorems would compare null with null."""
+    for kind in RULES[1:]:
+        layers, experts = tables(METRICS["reachability"], a_router(kind))
+        assert layers["num_reachable"] > 0
+        if kind != RULES[3]:
+            assert layers["num_unreachable"] > 0
+        assert sum(row["num_beaten_by"] for row in experts) > 0
+
+
+def relabelling(kind: str) -> np.ndarray:
+    """New order of the experts; whole groups move, and experts inside them."""
+    random = np.random.default_rng(11)
+    if not kind.endswith("groups"):
+        return random.permutation(EXPERTS)
+    size = EXPERTS // GROUPS
+    inside = [size * group + random.permutation(size) for group in random.permutation(GROUPS)]
+    return np.concatenate(inside)
+
+
+@theorem("expert_relabelling")
+def test_renaming_experts_renames_their_rows_and_leaves_the_layer(kind, name):
+    metric, router, order = METRICS[name], a_router(kind), relabelling(kind)
+
+    def moved(values):
+        return None if values is None else values[order]
+
+    renamed = dataclasses.replace(
+        router,
+        weight=router.weight[order],
+        selection_bias=moved(router.selection_bias),
+        logit_bias=moved(router.logit_bias),
+    )
+    layers, experts = tables(metric, router)
+    new_layers, new_experts = tables(metric, renamed)
+    for column in metric.columns["layers"]:
+        assert_same(new_layers.get(column.name), layers.get(column.name), column.name)
+    for new, old in enumerate(order):
+        for column in metric.columns["experts"]:
+            found = new_experts[new].get(column.name)
+            expected = experts[old].get(column.name)
+            if found is not None and column.unit == "expert":
+                found = order[found] if found >= 0 else found
+            if column.name == "beaten_by":
+                found, expected = sorted(order[found]), sorted(expected)
+            assert_same(found, expected, f"{name}.{column.name}")
+
+
+@theorem("common_row_shift")
+def test_a_common_shift_changes_no_centred_figure(kind, name):
+    router = a_router(kind)
+    shift = np.random.default_rng(1).standard_normal(HIDDEN)
+    moved = dataclasses.replace(router, weight=router.weight + shift)
+    assert_keeps(METRICS[name], router, moved, RAW["common_row_shift"])
+
+
+@theorem("gain_folding")
+def test_a_gain_folded_into_the_weight_changes_nothing(kind, name):
+    router = a_router(kind)
+    assert router.gain is not None
+    folded = dataclasses.replace(router, weight=router.weight * router.gain, gain=np.ones(HIDDEN))
+    assert_keeps(METRICS[name], router, folded, RAW["gain_folding"])
+    without = dataclasses.replace(folded, gain=None)
+    assert_keeps(METRICS[name], folded, without)
+
+
+@theorem("positive_scaling")
+@pytest.mark.parametrize("factor", [2.0**-20, 0.3, 1e4])
+def test_a_positive_factor_changes_lengths_only(kind, name, factor):
+    router = a_router(kind)
+    scaled = dataclasses.replace(router, weight=factor * router.weight)
+    assert_keeps(METRICS[name], router, scaled, factor=factor)
+
+
+@pytest.mark.parametrize("invariance", sorted(RAW))
+def test_raw_columns_are_left_out_because_they_do_change(invariance):
+    router = a_router()
+    assert router.gain is not None
+    changed = {
+        "common_row_shift": dataclasses.replace(router, weight=router.weight + 1.0),
+        "gain_folding": dataclasses.replace(router, weight=router.weight * router.gain, gain=None),
+    }[invariance]
+    for name in declaring(invariance):
+        before, after = (tables(METRICS[name], r)[0] for r in (router, changed))
+        for column in RAW[invariance] & set(before):
+            assert np.abs(np.asarray(after[column]) - before[column]).max() > 1e-3, column
+
+
+def with_weight(change, kind="softmax", **more: Any) -> Router:
+    router = a_router(kind)
+    weight = router.weight.astype(np.float32)
+    return dataclasses.replace(router, weight=change(weight), **more)
+
+
+def _set(weight, where, value):
+    weight[where] = value
+    return weight
+
+
+DEGENERATE = {
+    "no finite row": lambda: with_weight(lambda w: w * np.nan),
+    "a row of nan": lambda: with_weight(lambda w: _set(w, 3, np.nan)),
+    "an entry of infinity": lambda: with_weight(lambda w: _set(w, (3, 2), np.inf)),
+    "one finite row": lambda: with_weight(lambda w: _set(w, np.s_[1:], np.nan)),
+    "a gain of infinity": lambda: with_weight(
+        lambda w: _set(w, (3, 2), 0.0), gain=_set(np.ones(HIDDEN, np.float32), 2, np.inf)
+    ),
+    "a gain of zeros": lambda: with_weight(lambda w: w, gain=np.zeros(HIDDEN, np.float32)),
+    "zero rows": lambda: with_weight(lambda w: 0 * w),
+    "equal rows": lambda: with_weight(lambda w: np.tile(w[:1], (EXPERTS, 1))),
+    "one expert": lambda: with_weight(lambda w: w[:1], rule=Rule(1, "softmax", Weights("scores"))),
+    "two experts": lambda: with_weight(lambda w: w[:2], rule=Rule(1, "softmax", Weights("scores"))),
+    "every expert chosen": lambda: a_router(rule=Rule(EXPERTS, "softmax", Weights("scores"))),
+    "one dimension": lambda: with_weight(lambda w: w[:, :1], gain=np.ones(1, np.float32)),
+    "less than a window": lambda: with_weight(lambda w: w[:, :20], gain=None),
+    "huge rows": lambda: with_weight(lambda w: w * np.float32(1e30)),
+    "tiny rows": lambda: with_weight(lambda w: w * np.float32(1e-40)),
+    "rows beyond squares": lambda: a_router(weight=a_router().weight * 1e200),
+    "no norm": lambda: a_router(norm=None, gain=None),
+    "a layer norm": lambda: a_router(norm=Norm("layer", 1e-6, "norm.weight")),
+    "a bias of nan": lambda: a_router(RULES[2], selection_bias=np.full(EXPERTS, np.nan)),
+    "a logit bias of infinity": lambda: a_router(
+        RULES[1], logit_bias=_set(np.zeros(EXPERTS), 2, -np.inf)
+    ),
+    "a huge bias": lambda: a_router(RULES[2], selection_bias=np.full(EXPERTS, 1e300)),
+    "a constant bias": lambda: a_router(RULES[3], selection_bias=np.full(EXPERTS, 0.5)),
+}
+
+
+@pytest.mark.parametrize("metric", WEIGHTS_METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("case", DEGENERATE)
+def test_degenerate_routers_give_null_and_no_exception(case, metric):
+    """Warnings are errors here: nothing overflows or divides by zero unseen."""
+    router = DEGENERATE[case]()
+    layers, experts = tables(metric, router)
+    assert [row["expert"] for row in experts] == list(range(router.num_experts))
+    assert set(layers) <= {c.name for c in metric.columns["layers"]} | {
+        "router",
+        "variant",
+        "population",
+    }
+    for row in experts:
+        assert set(row) - {"router", "variant", "population"} <= {
+            c.name for c in metric.columns["experts"]
+        }
+
+
+def is_null(value) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+@pytest.mark.parametrize("case", ["no finite row", "zero rows", "equal rows", "one expert"])
+def test_without_two_different_rows_there_are_no_cosines_and_no_spectrum(case):
+    layers, experts = tables(METRICS["effective_router"], DEGENERATE[case]())
+    for name in ("gram_score_centred", "gram_score_z", "row_condition", "effective_rank"):
+        assert is_null(layers[name]), name
+    assert layers["row_rank"] == 0
+    assert all(row["nearest_expert"] == -1 and is_null(row["nearest_cosine"]) for row in experts)
+
+
+def test_a_row_that_is_not_finite_is_null_and_the_others_keep_their_numbers():
+    layers, experts = tables(METRICS["effective_router"], DEGENERATE["a row of nan"]())
+    assert not is_null(layers["gram_score_centred"])
+    for number, row in enumerate(experts):
+        assert is_null(row["centred_row_norm"]) == (number == 3)
+        assert row["nearest_expert"] != 3
+    names = [row["nearest_expert"] for row in experts]
+    assert names[3] == -1
+    assert max(names) > 3  # numbers of experts, not of finite rows
+
+
+@pytest.mark.parametrize("case", ["a row of nan", "no finite row", "a gain of infinity"])
+def test_nothing_is_reached_or_signed_when_a_row_is_not_finite(case):
+    router = DEGENERATE[case]()
+    layers, _ = tables(METRICS["reachability"], router)
+    assert layers["num_reach_open"] == EXPERTS
+    layers, experts = tables(METRICS["signature"], router)
+    assert "mean_row_projections" not in layers
+    assert all("row_projections" not in row for row in experts)
+
+
+def test_behind_a_layer_norm_nothing_is_said_about_reach():
+    layers, experts = tables(METRICS["reachability"], DEGENERATE["a layer norm"]())
+    assert "num_reachable" not in layers
+    assert all("reach" not in row for row in experts)
+
+
+def test_a_cast_that_merges_biases_is_seen_by_reach():
+    """Expert 0 is just ahead of the others' range; rounding to bfloat16 takes it below."""
+    router = a_router(
+        RULES[2], gain=np.full(HIDDEN, 1e-9), rule=Rule(1, "sigmoid", Weights("scores"), True)
+    )
+    bias = np.full(EXPERTS, 7.0)
+    bias[0] = 7.001
+    layers, experts = tables(
+        METRICS["reachability"], dataclasses.replace(router, selection_bias=bias)
+    )
+    assert layers["num_unreachable"] == EXPERTS - 1
+    assert layers["num_unreachable_bf16"] == 0
+    assert [row["num_beaten_by"] for row in experts] == [0] + [1] * (EXPERTS - 1)
+
+
+def test_random_routers_are_within_a_few_sigmas_of_chance():
+    """Sigmas of centred rows: with eight experts those of raw rows are three times as large."""
+    random, found = np.random.default_rng(5), []
+    for _ in range(100):
+        router = a_router(weight=random.standard_normal((8, 512)), gain=None)
+        layers, _ = tables(METRICS["effective_router"], router)
+        found.append(layers["gram_score_z"])
+    np.testing.assert_allclose(np.mean(found), 0.0, atol=0.4)
+    np.testing.assert_allclose(np.std(found), 1.0, atol=0.25)
+
+
+def test_one_row_at_the_mean_does_not_hide_the_nearest_of_the_others():
+    weight = np.array([[0.0, 0.0], [1.0, 1.0], [-1.0, -1.0], [2.0, 1.0], [-2.0, -1.0]])
+    router = a_router(weight=weight, gain=None, rule=Rule(1, "softmax", Weights("scores")))
+    layers, experts = tables(METRICS["effective_router"], router)
+    assert [row["nearest_expert"] for row in experts] == [-1, 3, 4, 1, 2]
+    np.testing.assert_allclose(layers["max_cosine_centred"], 3 / np.sqrt(10), rtol=1e-12)
