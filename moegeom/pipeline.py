@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from threadpoolctl import threadpool_limits
 
 from moegeom.check import judge, measured_rows
 from moegeom.checkpoint.open import open_checkpoint
@@ -129,7 +132,12 @@ def lint(checkpoint: str, layers: str | None = None) -> MemoryResults:
         return MemoryResults(refused_facts(store.label, refusal), {})
     chosen = select_layers(routers, layers)
     metrics = [metric for metric in METRICS.all() if metric.scope == "weights"]
-    measured = [measure_weights(router, metrics, "no tokens").rows for router in chosen]
+    # one product after the other on each core: small matrices gain nothing from more threads
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
+        measured = [
+            found.rows
+            for found in pool.map(lambda r: measure_weights(r, metrics, "no tokens"), chosen)
+        ]
     tables = {
         table: [row for rows in measured for row in rows.get(table, ())]
         for table in ("layers", "experts")

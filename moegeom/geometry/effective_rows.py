@@ -16,13 +16,15 @@ class EffectiveRows:
     """Rows of the effective router, and their Gram matrix after centring.
 
     ``centred`` are the rows less their mean, ``mean``; adding one vector to every row leaves them
-    alone, and so does moving a factor between the gain and the weight. Rows that are not finite
-    are left out of everything; ``finite`` says which remain.
+    alone, and so does moving a factor between the gain and the weight. ``lengths`` are those of the
+    rows before centring. Rows that are not finite are left out of everything; ``finite`` says which
+    remain.
     """
 
     centred: Float64[np.ndarray, "kept hidden"]
     mean: Float64[np.ndarray, "hidden"]
     gram: Float64[np.ndarray, "kept kept"]
+    lengths: Float64[np.ndarray, "kept"]
     finite: Bool[np.ndarray, "experts"]
 
     @property
@@ -42,19 +44,18 @@ def effective_rows(
     finite; a row longer than 1e70 counts as not finite. Equal rows give zeros, not rounding.
     Source: THEORY.md E3, NEEDS.md section 3.
     """
-    rows = weight.astype(np.float64)
+    scale = np.ones(weight.shape[1]) if gain is None else gain.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        if gain is not None:
-            rows *= gain.astype(np.float64)
-        finite = np.asarray(np.linalg.norm(rows, axis=1) <= _LONGEST)
-    if not finite.all():
-        rows = rows[finite]
-    mean = np.zeros(weight.shape[1])
-    if len(rows):
-        # the mean of n equal numbers need not be that number: first make equal rows exactly 0
-        first = rows[0].copy()
-        rows -= first
-        rest = rows.mean(axis=0)
-        rows -= rest
-        mean = first + rest
-    return EffectiveRows(rows, mean, rows @ rows.T, finite)
+        lengths = np.sqrt(np.einsum("ij,ij,j->i", weight, weight, scale**2, dtype=np.float64))
+        finite = np.asarray(lengths <= _LONGEST)
+    kept = weight if finite.all() else weight[finite]
+    if not len(kept):
+        empty = np.zeros((0, weight.shape[1]))
+        return EffectiveRows(empty, np.zeros(weight.shape[1]), empty @ empty.T, lengths[:0], finite)
+    # the mean of n equal numbers need not be that number: first make equal rows exactly 0
+    rows = np.subtract(kept, kept[0], dtype=np.float64)
+    rows *= scale
+    rest = rows.mean(axis=0)
+    rows -= rest
+    mean = kept[0] * scale + rest
+    return EffectiveRows(rows, mean, rows @ rows.T, lengths[finite], finite)

@@ -183,7 +183,7 @@ def _score_ranges(
     """Least and largest score of each expert on the ball."""
     if rule.score == "softmax":
         return np.zeros(len(offset)), np.ones(len(offset))
-    reach = _reach(radius, np.linalg.norm(rows.centred + rows.mean, axis=1))
+    reach = _reach(radius, rows.lengths)
     score = SCORES[rule.score]
     bounds = score(np.stack([offset - reach, offset + reach]))
     return bounds[0], bounds[1]
@@ -203,10 +203,12 @@ def _by_point(
     lengths = _LENGTHS if experts < hidden else _LENGTHS[:1]
     common = rows.centred @ rows.mean
     for directions in _directions(rows, rule):
+        if reached.all():
+            break
         squares = (directions @ rows.gram * directions).sum(axis=1)
         # rows that cancel leave rounding, which is no direction
         clear = squares > _RESOLVED * (directions**2 @ rows.squared_norms)
-        if not clear.any() or reached.all():
+        if not clear.any():
             continue
         unit = directions[clear] / np.sqrt(squares[clear, None])
         # W x = C x + m . x for x = unit combinations of the centred rows

@@ -14,6 +14,7 @@ from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State, select_counts
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.metrics._weights import weight_quantities
+from moegeom.results.plain import plain_column, plain_value
 
 #: Rows of the results: table -> list of rows, each a mapping column -> value.
 Rows = dict[str, list[dict[str, Any]]]
@@ -133,10 +134,11 @@ def _jackknife(leave_one_out: Sequence[Any], whole: Any) -> Any:
 def _add_rows(rows: Rows, key: dict[str, str], values: Mapping[str, Mapping[str, Any]]) -> None:
     for table, columns in values.items():
         if table == "layers":
-            _join(rows.setdefault(table, []), key, ("router", "variant", "population"), [columns])
+            row = {name: plain_value(value) for name, value in columns.items()}
+            _join(rows.setdefault(table, []), key, ("router", "variant", "population"), [row])
             continue
-        length = max((len(column) for column in columns.values()), default=0)
-        listed = [{name: column[i] for name, column in columns.items()} for i in range(length)]
+        names, plain = list(columns), [plain_column(column) for column in columns.values()]
+        listed = [dict(zip(names, cells, strict=True)) for cells in zip(*plain, strict=True)]
         on = (*key, "expert") if table == "experts" else ()
         _join(rows.setdefault(table, []), key, on, listed)
 

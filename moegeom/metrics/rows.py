@@ -17,11 +17,11 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     for bias in biases:
         finite &= np.isfinite(bias).all(axis=1)
     own = np.arange(router.num_experts)
-    twin = _first_equal([router.weight, *biases], finite)
     norms = np.full(router.num_experts, np.nan)
     # summed in float64 without a float64 copy of the rows
     squares = np.einsum("ij,ij->i", router.weight, router.weight, dtype=np.float64)
     norms[finite] = np.sqrt(squares[finite])
+    twin = _first_equal([router.weight, *biases], norms)
     median = float(np.median(norms[finite])) if finite.any() else 0.0
     return {
         "layers": {
@@ -43,18 +43,22 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     }
 
 
-def _first_equal(columns: Sequence[np.ndarray], finite: np.ndarray) -> np.ndarray:
-    """For each row the first finite row that equals it in all columns; itself when there is none.
+def _first_equal(columns: Sequence[np.ndarray], norms: np.ndarray) -> np.ndarray:
+    """For each row the first row that equals it in all columns; itself when there is none.
 
-    By bytes, after -0.0 was made 0.0: comparing all pairs, or sorting rows, would cost more than
-    reading them.
+    Equal rows have equal norms, so only rows that share theirs are compared; nan marks rows that
+    are not finite, which equal nothing.
     """
-    seen: dict[bytes, int] = {}
-    parts = [np.ascontiguousarray(column + column.dtype.type(0.0)) for column in columns]
-    first = np.arange(len(finite))
-    for row in np.flatnonzero(finite):
-        key = b"".join(part[row].tobytes() for part in parts)
-        first[row] = seen.setdefault(key, int(row))
+    seen: dict[float, list[int]] = {}
+    first = np.arange(len(norms))
+    for row, norm in enumerate(norms.tolist()):
+        alike = seen.setdefault(norm, [])
+        for other in alike if norm == norm else ():
+            if all(np.array_equal(column[row], column[other]) for column in columns):
+                first[row] = other
+                break
+        else:
+            alike.append(row)
     return first
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moegeom.results.plain import plain_value
-
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -20,5 +18,4 @@ class MemoryResults:
 
     def rows(self, name: str) -> Rows:
         """The table as a list of rows of plain values; empty when nothing fills it."""
-        listed = self.tables.get(name, ())
-        return [{key: plain_value(value) for key, value in row.items()} for row in listed]
+        return self.tables.get(name, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,3 +18,12 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def plain_column(values: Sequence[Any] | np.ndarray) -> list[Any]:
+    """The same for each value of a column, at the speed of the whole."""
+    if not isinstance(values, np.ndarray):
+        return [plain_value(value) for value in values]
+    if values.dtype.kind != "f":
+        return values.tolist()
+    return [None if value != value else value for value in values.tolist()]
