@@ -30,7 +30,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         ratios = {
             e["expert"]: e["centred_row_norm"] / median
             for e in measured.experts[router]
-            if e["centred_row_norm"] is not None
+            if e["centred_row_norm"] is not None and e.get("row_norm")  # zero rows: MGI103
         }
         far = [(e, r) for e, r in ratios.items() if r > limit or r < 1.0 / limit]
         far.sort(key=lambda pair: -max(pair[1], 1.0 / pair[1] if pair[1] else float("inf")))
