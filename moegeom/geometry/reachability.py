@@ -43,11 +43,13 @@ class Reachability:
     (``point``), or when the rows are affinely independent and there is no bias, so that every
     order of the logits occurs in every neighbourhood of 0 (``independence``). It is unreachable
     when at least k others (of its own group, with groups) beat it on the whole ball; those are in
-    ``beaten_by``, the certificate.
+    ``beaten_by``, the certificate. ``is_certain`` marks experts that no input leaves out: they beat
+    all but k - 1 others on the whole ball (not told of a rule with groups, nor for k = E).
     """
 
     proofs: tuple[Proof, ...]
     beaten_by: tuple[Int64[np.ndarray, "_"], ...]
+    is_certain: Bool[np.ndarray, "experts"]
 
 
 def reachability(
@@ -74,7 +76,7 @@ def reachability(
     experts = len(rows.finite)
     nothing = tuple(np.empty(0, np.int64) for _ in range(experts))
     if not _is_decidable(rows, logit_bias, selection_bias):
-        return Reachability((Proof.open,) * experts, nothing)
+        return Reachability((Proof.open,) * experts, nothing, np.zeros(experts, dtype=bool))
     offset = np.zeros(experts) if logit_bias is None else logit_bias.astype(np.float64)
     found = _by_point(rows, rule, radius, offset, selection_bias)
     beats = _beats(rows, rule, radius, offset, selection_bias)
@@ -89,22 +91,30 @@ def reachability(
             proofs.append(Proof.point)
         else:
             proofs.append(Proof.independence if independent else Proof.open)
-    return Reachability(tuple(proofs), tuple(lists))
+    return Reachability(tuple(proofs), tuple(lists), _is_certain(beats, rule))
 
 
-def num_beaten(
+def _is_certain(
+    beats: Bool[np.ndarray, "experts experts"], rule: Rule
+) -> Bool[np.ndarray, "experts"]:
+    if rule.groups is not None or rule.top_k == len(beats):
+        return np.zeros(len(beats), dtype=bool)
+    return beats.sum(axis=1) >= len(beats) - rule.top_k
+
+
+def num_decided(
     rows: EffectiveRows,
     rule: Rule,
     radius: float,
     logit_bias: Float[np.ndarray, "experts"] | None = None,
     selection_bias: Float[np.ndarray, "experts"] | None = None,
-) -> int:
-    """Experts that k others beat on the whole ball, as in :func:`reachability`, without points."""
+) -> tuple[int, int]:
+    """Experts that are beaten, and that are certain, as in :func:`reachability`, without points."""
     if not _is_decidable(rows, logit_bias, selection_bias):
-        return 0
+        return 0, 0
     offset = np.zeros(len(rows.finite)) if logit_bias is None else logit_bias.astype(np.float64)
     beats = _beats(rows, rule, radius, offset, selection_bias)
-    return int((beats.sum(axis=0) >= rule.top_k).sum())
+    return int((beats.sum(axis=0) >= rule.top_k).sum()), int(_is_certain(beats, rule).sum())
 
 
 def _is_decidable(rows: EffectiveRows, *biases: Float[np.ndarray, "experts"] | None) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.geometry.bias_precision import to_bfloat16
-from moegeom.geometry.reachability import Proof, num_beaten, reachability
+from moegeom.geometry.reachability import Proof, num_decided, reachability
 
 #: Experts of a certificate that are listed; k suffice, and k is at most this in known families.
 _MOST_LISTED = 32
@@ -26,10 +26,10 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     if any(bias is not None and not np.isfinite(bias).all() for bias in biases):
         return {"layers": {}, "experts": {"expert": experts}}
     found = reachability(quantities["effective_rows"], router.rule, radius, *biases)
-    after_cast = None
+    after_cast: tuple[int | None, int | None] = (None, None)
     if router.selection_bias is not None:
         cast = (router.logit_bias, to_bfloat16(router.selection_bias))
-        after_cast = num_beaten(quantities["effective_rows"], router.rule, radius, *cast)
+        after_cast = num_decided(quantities["effective_rows"], router.rule, radius, *cast)
     proofs = np.array([proof.value for proof in found.proofs])
     reached = np.isin(proofs, (Proof.point.value, Proof.independence.value))
     return {
@@ -37,11 +37,14 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
             "num_reachable": int(reached.sum()),
             "num_unreachable": int((proofs == Proof.beaten.value).sum()),
             "num_reach_open": int((proofs == Proof.open.value).sum()),
-            "num_unreachable_bf16": after_cast,
+            "num_certain": int(found.is_certain.sum()),
+            "num_unreachable_bf16": after_cast[0],
+            "num_certain_bf16": after_cast[1],
         },
         "experts": {
             "expert": experts,
             "reach": proofs,
+            "is_certain": found.is_certain,
             "num_beaten_by": np.array([len(others) for others in found.beaten_by]),
             "beaten_by": [others[:_MOST_LISTED].astype(np.int32) for others in found.beaten_by],
         },
@@ -66,6 +69,20 @@ METRIC = Metric(
             ),
             Column("num_reach_open", "experts not decided", "experts", "int", "reachability"),
             Column(
+                "num_certain",
+                "experts that every input chooses",
+                "experts",
+                "int",
+                "reachability",
+            ),
+            Column(
+                "num_certain_bf16",
+                "the same after a cast of the bias to bfloat16",
+                "experts",
+                "int",
+                "reachability",
+            ),
+            Column(
                 "num_unreachable_bf16",
                 "experts that would be unreachable after a cast of the bias to bfloat16",
                 "experts",
@@ -82,6 +99,7 @@ METRIC = Metric(
                 "str",
                 "reachability",
             ),
+            Column("is_certain", "every input chooses it", "", "bool", "reachability"),
             Column(
                 "num_beaten_by",
                 "experts that beat it for every input",

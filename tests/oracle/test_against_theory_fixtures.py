@@ -16,6 +16,7 @@ import pytest
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.boundary import boundary_distance, row_distances
 from moegeom.geometry.coalition import chao1, good_turing_coverage
+from moegeom.geometry.gram import best_gram_score, cosines, gram_score, random_gram_score
 from moegeom.geometry.load import gini, load_cv, load_entropy_nats, max_vio
 from moegeom.geometry.selection.mask import group_scores, kept_groups
 from moegeom.geometry.selection.pick import margin, top_k
@@ -103,6 +104,9 @@ DELIVERED = {
     "good_turing": coverage_and_chao1,
     "load_metrics": load_figures,
     "group_gap": groups_of,
+    "gram_score": lambda R: gram_score(cosines(np.array(R) @ np.array(R).T)),
+    "gram_welch": lambda E, D: best_gram_score(E, D, is_centred=False),
+    "gram_random": lambda D: random_gram_score(2, D, is_centred=False),
 }
 
 #: Quantities that moegeom does not compute yet, by name of their fixtures.
@@ -123,7 +127,7 @@ NOT_DELIVERED = frozenset(
     cells_total_hom cells_ub example_4_21 regions_ub granularity_log10 granularity_doc_log10
     G_max cap_area_5_0.5 cap_area_5_0.9 cap_const log10_cap_4096 log10_cap_7168 twonn mle_id
     participation_ratio power_distance mean_energy_share hmoe_MHA hmoe_I hmoe_II
-    voronoi_worked split_L2 split_f_MHA pde_residual gram_score gram_welch gram_random
+    voronoi_worked split_L2 split_f_MHA pde_residual
     osr_cost osr_sinkhorn osr_sinkhorn_single capacity routing_consistency routing_entropy
     gru_macs newton_schulz_step sig_diff sigmoid_pair_a sigmoid_pair_b sigmoid_pair_c
     sigmoid_pair_d sigmoid_lipschitz prenorm_cone bf16_round flip_prob tie_prob_ulp

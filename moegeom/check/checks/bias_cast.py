@@ -30,7 +30,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         if step(row) <= limits("step_over_spread", router):
             continue
         shut = row.get("num_unreachable_bf16") or 0
+        sure = row.get("num_certain_bf16") or 0
         lost = f" {shut} experts could no longer be chosen at all." if shut else ""
+        lost += f" {sure} experts could no longer lose." if sure else ""
         yield CHECK.finding(
             router,
             "the selection bias does not survive a cast to bfloat16.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from moegeom.check import CHECKS
@@ -82,6 +83,15 @@ def test_a_baseline_without_tokens_cannot_judge_load(outcomes, tmp_path) -> None
         "needs a baseline",
         "the baseline was made without tokens",
     )
+
+
+def test_an_expert_that_cannot_lose_is_named(outcomes) -> None:
+    case = Case(
+        tensor(BIAS, lambda bias: np.where(np.arange(16) == 6, 3.0, bias).astype(np.float32)),
+        "deepseek_v3",
+    )
+    (finding,) = outcomes(case)["MGI110"].findings
+    assert "1 of 16 experts are chosen for every input: expert 6" in finding.title
 
 
 def test_a_bias_spoilt_in_one_layer_is_told_of_that_layer(outcomes) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.effective_rows import effective_rows
-from moegeom.geometry.reachability import Proof, num_beaten, reachability
+from moegeom.geometry.reachability import Proof, num_decided, reachability
 from moegeom.geometry.selection.route import route
 
 POINT, INDEPENDENCE, BEATEN, OPEN = Proof.point, Proof.independence, Proof.beaten, Proof.open
@@ -24,7 +24,8 @@ def proofs(weight, k, radius, logit_bias=None, selection_bias=None, score="softm
     extra = None if selection_bias is None else np.asarray(selection_bias, np.float64)
     made = rule(k, score, extra is not None, groups)
     found = reachability(rows, made, radius, bias, extra)
-    assert num_beaten(rows, made, radius, bias, extra) == found.proofs.count(BEATEN)
+    decided = (found.proofs.count(BEATEN), int(found.is_certain.sum()))
+    assert num_decided(rows, made, radius, bias, extra) == decided
     return found
 
 
