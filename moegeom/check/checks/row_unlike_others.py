@@ -26,6 +26,9 @@ _LEAST_ROWS = 32
 #: Cosines above this are judged where pairs are named.
 _NEARLY_EQUAL = 0.98
 
+#: ... and so are lengths this far from the median of their layer.
+_FAR = 3.0
+
 #: Median absolute deviation to standard deviation, for a normal distribution.
 _MAD = 1.4826
 
@@ -80,12 +83,19 @@ def _rows(measured: Measured) -> dict[tuple[str, int], dict[str, float | None]]:
             length = e["centred_row_norm"]
             kurtosis = e["row_kurtosis"]
             found[layer["router"], e["expert"]] = {
-                "length": math.log(length / median) if length and median else None,
+                "length": _relative(length, median),
                 "nearest_cosine": _stretched(e["nearest_cosine"]),
                 "zeros": e.get("zero_share"),
                 "row_kurtosis": math.log(kurtosis) if kurtosis else None,
             }
     return found
+
+
+def _relative(length: float | None, median: float | None) -> float | None:
+    """Logarithm of the ratio; none for rows so long or short that MGG203 names them."""
+    if not length or not median or not 1.0 / _FAR < length / median < _FAR:
+        return None
+    return math.log(length / median)
 
 
 def _stretched(cosine: float | None) -> float | None:

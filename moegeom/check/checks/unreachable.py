@@ -1,7 +1,7 @@
 """MGI110: some input reaches every expert, and some input leaves it out.
 
-Looked for: experts that no input leaves out, and experts that at least k others beat for every input
-that the norm in front lets through. The others are named: they are the certificate. Reachable
+Looked for: experts that no input leaves out, and experts that at least k others beat for every
+input that the norm in front lets through. The others are named: they are the certificate. Reachable
 experts are proved by a point, or by affine independence of the rows; what is neither is counted as
 open and is no finding.
 
