@@ -184,7 +184,8 @@ def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
     worst = findings[0]
     routers = tuple(dict.fromkeys(router for finding in findings for router in finding.routers))
     where = f", worst in {place_of(worst.routers[0])}" if worst.routers else ", first"
-    title = f"{check.title}{where}: {worst.title}"
+    says_more = worst.title.rstrip(".") != check.title
+    title = f"{check.title}{where}{f': {worst.title}' if says_more else '.'}"
     return [dataclasses.replace(worst, routers=routers, title=title)]
 
 

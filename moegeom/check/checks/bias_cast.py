@@ -41,7 +41,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"steps by {row['bias_ulp_bf16']:.2g}. {_moved(measured, row)}{lost} Harmless as "
             f"stored ({measured.facts(router).get('bias_dtype', 'F32').lower()}).",
             f"moegeom check --explain {CHECK.code}",
-            recentre(measured, row) + keep_in_float32(measured, row),
+            (recentre(measured, row) + keep_in_float32(measured, row)).strip(),
         )
 
 

@@ -29,7 +29,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"the selection biases lie {ratio(row):.0f} times their spread away from 0.",
                 f"They spread {row['bias_spread']:.2g} around {row['bias_middle']:.3g}.",
                 f"moegeom check --explain {CHECK.code}",
-                recentre(measured, row),
+                recentre(measured, row).strip(),
             )
 
 

@@ -35,7 +35,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"Biases lie around {row['bias_middle']:.3g}. A sum of score and bias in bfloat16 "
                 f"would keep {max(1.0 / step, 1.0):.0f} different scores.",
                 f"moegeom check --explain {CHECK.code}",
-                recentre(measured, row),
+                recentre(measured, row).strip(),
             )
 
 

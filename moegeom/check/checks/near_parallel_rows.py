@@ -37,10 +37,21 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             router,
             f"experts {shown} have nearly the same direction"
             + (f" ({len(pairs)} such pairs)." if len(pairs) > 3 else "."),
-            f"Largest cosine {worst:.4f} (limit {limit:g}, uncalibrated), rows centred and the "
-            "gain of the norm folded in.",
+            f"Largest cosine {_below_one(worst)} (limit {limit:g}, uncalibrated), rows centred and "
+            "the gain of the norm folded in.",
             measured.see(router),
         )
+
+
+def _below_one(cosine: float) -> str:
+    """Four digits, more where they would all be nines."""
+    return (
+        f"{cosine:.4f}"
+        if cosine < 0.99995
+        else "1 to six digits"
+        if cosine > 1 - 5e-7
+        else f"{cosine:.6f}"
+    )
 
 
 def _are_twins(measured: Measured, router: str, expert: Row) -> bool:

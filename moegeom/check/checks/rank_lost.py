@@ -17,12 +17,17 @@ from moegeom.check._check import Check, Limit, Limits
 from moegeom.check._measured import Measured
 from moegeom.core.finding import Finding
 
+#: Rows as parallel as this lower the rank by one for each pair: MGG201 names them.
+_PARALLEL = 1.0 - 1e-6
+
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for row in sorted(measured.layers, key=lambda row: row.get("effective_rank") or 0.0):
         router, rank, possible = row["router"], row.get("row_rank"), row.get("row_rank_possible")
         if not possible or rank is None or row.get("num_zero_rows") or row.get("num_twin_rows"):
             continue  # equal rows lower the rank: that is said where they are named
+        if (row.get("max_cosine_centred") or 0.0) > _PARALLEL:
+            continue  # so do parallel ones
         effective = row["effective_rank"] or 0.0
         condition = row["row_condition"]
         least = limits("effective_rank_share", router) * possible
