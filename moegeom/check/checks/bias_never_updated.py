@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from moegeom.check._check import Check, Limits
 from moegeom.check._measured import Measured
-from moegeom.check.checks.bias_collapsed import UPDATE
+from moegeom.check.checks.bias_collapsed import SWALLOWS
 from moegeom.core.finding import Finding
 
 
@@ -23,7 +23,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for row in measured.layers:
         if row.get("bias_num_distinct") != 1 or len(measured.experts[row["router"]]) < 2:
             continue
-        if not row["is_bias_bf16"] or row["bias_ulp_bf16"] <= UPDATE:  # else MGN111 names the cast
+        if not row["is_bias_bf16"] or row["bias_ulp_bf16"] < SWALLOWS:  # else MGN111 names the cast
             yield CHECK.finding(
                 row["router"],
                 f"every expert has the selection bias {row['bias_mean']:.3g}: none was ever moved.",

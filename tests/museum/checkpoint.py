@@ -1,0 +1,96 @@
+"""Checkpoints in memory: read, changed tensor by tensor, and written again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from moegeom.checkpoint.open import open_checkpoint
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F32 = np.dtype(np.float32)
+
+Part = Literal["weight", "gain", "bias"]
+
+#: Names of the parts of a router; the same in every family that the museum uses.
+PARTS: Mapping[Part, str] = {
+    "weight": "model.layers.{layer}.mlp.gate.weight",
+    "gain": "model.layers.{layer}.post_attention_layernorm.weight",
+    "bias": "model.layers.{layer}.mlp.gate.e_score_correction_bias",
+}
+
+#: New values of one part of one layer, from its old values in float64.
+Change = Callable[[np.ndarray, int], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A config and tensors by name; changing one gives another."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, np.ndarray]
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers with a router."""
+        numbers = range(int(self.config["num_hidden_layers"]))
+        return [layer for layer in numbers if name_of("weight", layer) in self.tensors]
+
+    def changed(
+        self,
+        tensors: Mapping[str, np.ndarray | None] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """With other tensors, None for one that goes, and other values in the config."""
+        kept = {n: t for n, t in (self.tensors | (tensors or {})).items() if t is not None}
+        return dataclasses.replace(self, config={**self.config, **(config or {})}, tensors=kept)
+
+    def edited(
+        self,
+        part: Part,
+        change: Change,
+        layers: Iterable[int] | None = None,
+        dtype: np.dtype | None = None,
+    ) -> Checkpoint:
+        """With one part of every router (or of those in ``layers``) changed.
+
+        The dtype stays what it was unless another is given: numbers are rounded to it.
+        """
+        new = {}
+        for layer in self.layers if layers is None else layers:
+            old = self.tensors[name_of(part, layer)]
+            values = np.asarray(change(old.astype(np.float64), layer), dtype=np.float64)
+            new[name_of(part, layer)] = np.ascontiguousarray(values.astype(dtype or old.dtype))
+        return self.changed(new)
+
+    def write(self, folder: Path) -> Path:
+        """A checkpoint directory with one safetensors file."""
+        folder.mkdir(parents=True)
+        save_file(dict(self.tensors), folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(dict(self.config)), encoding="utf-8")
+        return folder
+
+
+def name_of(part: Part, layer: int) -> str:
+    """The tensor of one part of one router."""
+    return PARTS[part].format(layer=layer)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Everything in a checkpoint directory."""
+    store = open_checkpoint(path)
+    tensors = {name: np.array(store.read(name)) for name in store.names()}
+    return Checkpoint(dict(store.config), tensors)
+
+
+def rounded(values: np.ndarray, dtype: np.dtype = BF16) -> np.ndarray:
+    """Values as another dtype holds them."""
+    return np.asarray(values).astype(dtype).astype(np.float64)

@@ -1,0 +1,34 @@
+"""One run of the museum for all its tests, at the pace of a user.
+
+Executing the shapes of every call makes a run of the gate ten times as long, mostly for single
+numbers: it is done for the large size of each incident only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+
+from tests.museum.gallery import Museum
+
+
+@pytest.fixture(scope="session")
+def museum(tmp_path_factory) -> Museum:
+    return Museum(tmp_path_factory.mktemp("museum"))
+
+
+@pytest.fixture(autouse=True)
+def _pace(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "-large]" in request.node.name:
+        yield
+        return
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The page comes last: it asks for what every other test has shown to the gate."""
+    items.sort(key=lambda item: item.name == "test_the_page_is_up_to_date")

@@ -1,0 +1,53 @@
+"""Incidents of smoothing: the gain was divided by a scale that the router should follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.museum.checkpoint import Checkpoint
+from tests.museum.gallery import Case, Incident
+from tests.museum.healthy import softmax_model
+
+_ALL = ("text/0", "text/1", "text/2", "text/3")
+
+
+def smoothed(model: Checkpoint, spread: float, is_followed: bool) -> Checkpoint:
+    """The gain over a scale for each channel; the columns of the router times it, or not.
+
+    Scales lie between 1 / ``spread`` and ``spread``. Everything is rounded to the stored dtype.
+    """
+
+    def scales(layer: int, size: int) -> np.ndarray:
+        return spread ** np.random.default_rng([2451, layer]).uniform(-1.0, 1.0, size)
+
+    divided = model.edited("gain", lambda g, layer: g / scales(layer, g.size))
+    if not is_followed:
+        return divided
+    return divided.edited("weight", lambda w, layer: w * scales(layer, w.shape[1]))
+
+
+def _smoothed(spread: float, is_followed: bool = False) -> Callable[[], Checkpoint]:
+    return lambda: smoothed(softmax_model(), spread, is_followed)
+
+
+SMOOTHED_ALONE = Incident(
+    "gain_smoothed_alone",
+    ("vllm-project/llm-compressor#2451", "vllm-project/llm-compressor#1455"),
+    "AWQ and SmoothQuant divide the gain of a norm by a scale and multiply what reads it; with the "
+    "router left out of the list its file is bit for bit the same, and it reads other inputs.",
+    "MGI122",
+    (
+        Case("scales spread by 1.02", _smoothed(1.02), ("MGI122",), _ALL),
+        Case("by 1.2", _smoothed(1.2), ("MGI122",), _ALL),
+        Case("by 3", _smoothed(3.0), ("MGI122",), _ALL),
+    ),
+    tuple(
+        Case(f"scales spread by {spread:g}, router multiplied", _smoothed(spread, True))
+        for spread in (1.02, 1.2, 3.0)
+    ),
+    softmax_model,
+)
+
+INCIDENTS = (SMOOTHED_ALONE,)

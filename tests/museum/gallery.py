@@ -1,0 +1,132 @@
+"""What an incident is, and the run that shows it to the gate."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moegeom.core.finding import Finding
+from moegeom.studies.gate import GateRequest, gate
+from tests.museum.checkpoint import Checkpoint
+
+SIZES = ("small", "medium", "large")
+
+Build = Callable[[], Checkpoint]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint: what was done to it, and every code that the gate says about it.
+
+    ``says`` is complete, notes included. ``where`` are the routers that the incident's own code
+    names; for a twin, which has none, it stays empty.
+    """
+
+    text: str
+    build: Build
+    says: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that went wrong in public, rebuilt in the small in three sizes.
+
+    ``code`` is what the gate should say; a size whose ``says`` lacks it is missed, and stays in the
+    table as missed. ``baseline`` is compared with, where there is one. ``twins`` were treated
+    alike, but rightly.
+    """
+
+    name: str
+    threads: tuple[str, ...]
+    story: str
+    code: str
+    sizes: tuple[Case, Case, Case]
+    twins: tuple[Case, ...]
+    baseline: Build | None = None
+
+    def is_found(self, case: Case) -> bool:
+        """True when the gate says the right code."""
+        return self.code in case.says
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the gate said."""
+
+    findings: Sequence[Finding]
+    exit_code: int
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Codes in order, each once."""
+        return tuple(sorted({finding.code for finding in self.findings}))
+
+    def routers(self, code: str) -> tuple[str, ...]:
+        """Routers that findings with this code name."""
+        named = {r for finding in self.findings if finding.code == code for r in finding.routers}
+        return tuple(sorted(named, key=lambda r: int(r.split("/")[1])))
+
+    def of(self, code: str) -> Finding:
+        """The first finding with this code."""
+        return next(finding for finding in self.findings if finding.code == code)
+
+
+class Museum:
+    """Writes checkpoints below a folder and shows them to the gate; each baseline is made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._profile = folder / "moegeom.toml"
+        self._profile.write_text("", encoding="utf-8")
+        self._count = 0
+        self.show = functools.cache(self._show)
+        self.visit = functools.cache(self._visit)
+        self.baseline_of = functools.cache(self._baseline_of)
+
+    def _show(self, checkpoint: Checkpoint, baseline: Checkpoint | None = None) -> Seen:
+        """The gate on a checkpoint, with the baseline of another where one is given."""
+        file = None if baseline is None else self.baseline_of(baseline)
+        request = GateRequest(str(self._write(checkpoint)), profile=self._profile, baseline=file)
+        verdict = gate(request).verdict
+        return Seen(verdict.findings, verdict.exit_code)
+
+    def _visit(self, incident: Incident, case: Case) -> Seen:
+        baseline = None if incident.baseline is None else incident.baseline()
+        return self.show(case.build(), baseline)
+
+    def confirm(self, incident: Incident, case: Case) -> None:
+        """Asserts that the gate says what the case states: codes, routers and exit code."""
+        seen = self.visit(incident, case)
+        assert seen.codes == tuple(sorted(case.says))
+        is_error = any(finding.severity == "error" for finding in seen.findings)
+        assert seen.exit_code == int(is_error)
+        if case in incident.sizes and incident.is_found(case):
+            assert seen.routers(incident.code) == case.where
+
+    def _baseline_of(self, checkpoint: Checkpoint) -> Path:
+        folder = self._write(checkpoint)
+        file = folder.with_suffix(".json")
+        request = GateRequest(
+            str(folder), profile=self._profile, baseline=file, update_baseline=True
+        )
+        assert gate(request).written == file
+        return file
+
+    def _write(self, checkpoint: Checkpoint) -> Path:
+        self._count += 1
+        return checkpoint.write(self._folder / f"exhibit_{self._count}")
+
+
+def all_cases(incidents: Sequence[Incident]) -> list[tuple[Incident, Case]]:
+    """Every size and every twin."""
+    return [(i, case) for i in incidents for case in (*i.sizes, *i.twins)]
+
+
+def label(incident: Incident, case: Case) -> str:
+    """A name for one case, such as ``bias_offset-small``."""
+    if case in incident.twins:
+        return f"{incident.name}-twin{incident.twins.index(case)}"
+    return f"{incident.name}-{SIZES[incident.sizes.index(case)]}"

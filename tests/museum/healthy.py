@@ -1,0 +1,98 @@
+"""Healthy checkpoints to damage: shapes of real families, and the three that were trained."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+from tests.museum.checkpoint import BF16, F32, Checkpoint, name_of, read_checkpoint
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
+
+#: Values that differ among the 256 selection biases of a layer of GLM-5.2.
+GLM_DISTINCT = 238
+
+
+@functools.cache
+def softmax_model(layers: int = 4, experts: int = 32, hidden: int = 256) -> Checkpoint:
+    """Softmax over all experts, keep 4; routers and gains in bfloat16."""
+    return _synthetic(
+        SyntheticModel("qwen3_moe", hidden=hidden, experts=experts, top_k=4, layers=layers)
+    )
+
+
+@functools.cache
+def sigmoid_model(layers: int = 4, experts: int = 64, hidden: int = 256) -> Checkpoint:
+    """Sigmoid scores, a float32 selection bias around 0, groups of 32 experts, keep 4."""
+    return _synthetic(
+        SyntheticModel("deepseek_v3", hidden=hidden, experts=experts, top_k=4, layers=layers)
+    )
+
+
+@functools.cache
+def glm_model(offset: float) -> Checkpoint:
+    """256 experts, keep 8 and no groups; biases that spread 0.246 around an offset, as in GLM-5.2.
+
+    One expert is below the others, which are evenly spread, and 238 of the 256 values differ.
+    """
+    shape = SyntheticModel("deepseek_v3", hidden=512, experts=256, top_k=8, layers=1)
+    plain = _synthetic(shape).changed(config={"n_group": 1, "topk_group": 1})
+
+    def biases(_: np.ndarray, layer: int) -> np.ndarray:
+        generator = np.random.default_rng([37133, layer])
+        inner = np.linspace(0.045, 0.24, GLM_DISTINCT - 2)
+        values = np.concatenate([[0.0, 0.246], inner])
+        again = generator.choice(inner, 256 - GLM_DISTINCT)
+        return offset - 0.123 + generator.permutation(np.concatenate([values, again]))
+
+    return plain.edited("bias", biases)
+
+
+@functools.cache
+def deep_model() -> Checkpoint:
+    """Twelve layers whose routers grow with depth by a twentieth per layer."""
+    return softmax_model(layers=12).edited("weight", lambda w, layer: w * 1.05**layer)
+
+
+@functools.cache
+def in_float32(model: Checkpoint) -> Checkpoint:
+    """The same with routers that were trained and stored in float32."""
+
+    def refined(weight: np.ndarray, layer: int) -> np.ndarray:
+        return weight * (1.0 + 1e-3 * np.random.default_rng(layer).standard_normal(weight.shape))
+
+    return model.edited("weight", refined, dtype=F32)
+
+
+@functools.cache
+def trained(name: str) -> Checkpoint:
+    """One of the sample checkpoints, such as ``olmoe-balanced/step_1500``."""
+    return read_checkpoint(SAMPLES / name)
+
+
+@functools.cache
+def with_experts(model: Checkpoint) -> Checkpoint:
+    """With a small tensor for each expert, so that experts can be told apart."""
+    experts = {}
+    for layer in model.layers:
+        count = len(model.tensors[f"model.layers.{layer}.mlp.gate.weight"])
+        values = np.random.default_rng([7, layer]).standard_normal((count, 8, 16))
+        for expert in range(count):
+            name = f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"
+            experts[name] = values[expert].astype(BF16)
+    return model.changed(experts)
+
+
+def effective_rows(model: Checkpoint, layer: int = 0) -> np.ndarray:
+    """Rows of a router with the gain in front folded in."""
+    weight, gain = (model.tensors[name_of(part, layer)] for part in ("weight", "gain"))
+    return weight.astype(np.float64) * gain.astype(np.float64)
+
+
+def _synthetic(shape: SyntheticModel) -> Checkpoint:
+    with tempfile.TemporaryDirectory() as folder:
+        return read_checkpoint(write_checkpoint(Path(folder) / "model", shape))

@@ -1,0 +1,39 @@
+"""What changes no choice is no error, with and without a baseline."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.museum.invariances import MODELS, applicable, changed
+from tests.museum.renumbering import permuted, text_order
+
+
+@pytest.mark.parametrize(("change", "model"), applicable())
+def test_a_change_that_changes_no_choice_is_not_said_without_a_baseline(museum, change, model):
+    new, _ = changed(change, model)
+    assert museum.show(new).codes == ()
+
+
+@pytest.mark.parametrize(("change", "model"), applicable())
+def test_a_change_that_changes_no_choice_is_no_error_against_a_baseline(museum, change, model):
+    new, old = changed(change, model)
+    seen = museum.show(new, old)
+    assert seen.exit_code == 0
+    assert seen.codes == ()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rows_renumbered_alone_are_an_error(museum, model):
+    old = MODELS[model].build()
+    experts = len(old.tensors["model.layers.1.mlp.gate.weight"])
+    seen = museum.show(permuted(old, text_order(experts), ("weight",)), old)
+    assert seen.exit_code == 1
+    assert "MGI121" in seen.codes
+
+
+@pytest.mark.parametrize("model", ["synthetic sigmoid", "deepseek-tiny"])
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_scaled_router_of_sigmoid_scores_is_another_router(museum, model, factor):
+    old = MODELS[model].build()
+    seen = museum.show(old.edited("weight", lambda w, _: factor * w), old)
+    assert "MGG401" in seen.codes
