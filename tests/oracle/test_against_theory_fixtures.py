@@ -18,6 +18,7 @@ from moegeom.geometry.boundary import boundary_distance, row_distances
 from moegeom.geometry.coalition import chao1, good_turing_coverage
 from moegeom.geometry.gram import best_gram_score, cosines, gram_score, random_gram_score
 from moegeom.geometry.load import gini, load_cv, load_entropy_nats, max_vio
+from moegeom.geometry.orders import extra_experts, order_eps, order_exact, tie_spread
 from moegeom.geometry.selection.mask import group_scores, kept_groups
 from moegeom.geometry.selection.pick import margin, top_k
 from moegeom.geometry.selection.route import route
@@ -104,6 +105,26 @@ DELIVERED = {
     "good_turing": coverage_and_chao1,
     "load_metrics": load_figures,
     "group_gap": groups_of,
+    **dict.fromkeys(
+        ("order_exact_a", "order_exact_b", "order_exact_c"), lambda z, k: order_exact(row(z), k)
+    ),
+    **dict.fromkeys(
+        ("window_spread_2", "window_spread_3", "window_spread_4"),
+        lambda z, k, n: tie_spread(row(z), k, n),
+    ),
+    **dict.fromkeys(
+        [f"order_eps_{eps}" for eps in (0.05, 0.12, 0.16, 1.2)],
+        lambda z, k, eps: order_eps(row(z), k, eps),
+    ),
+    **dict.fromkeys(
+        [f"extras_{eps}" for eps in (0.05, 0.12, 0.16, 1.2)],
+        lambda z, k, eps: extra_experts(row(z), k, eps),
+    ),
+    "active_tie_order": lambda z, k, eps: [
+        order_eps(row(z), k, eps)[0],
+        extra_experts(row(z), k, eps)[0],
+    ],
+    "logit_dist_inf_2": lambda z, k, n: tie_spread(row(z), k, n) / 2.0,
     "gram_score": lambda R: gram_score(cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: random_gram_score(2, D, is_centred=False),
@@ -112,9 +133,7 @@ DELIVERED = {
 #: Quantities that moegeom does not compute yet, by name of their fixtures.
 NOT_DELIVERED = frozenset(
     """
-    order_exact_a order_exact_b order_exact_c window_spread_2 window_spread_3 window_spread_4
-    order_eps_0.05 order_eps_0.12 order_eps_0.16 order_eps_1.2 extras_0.05 extras_0.12
-    extras_0.16 extras_1.2 active_tie_order logit_dist_inf_2 dist_gamma2_worked
+    dist_gamma2_worked
     dist_gamma2_nonstraddling flat_dist_orthonormal slab_fraction_pos slab_fraction_neg
     slab_fraction_clip slab_fraction_straddle slab_fraction_big slab_fraction_all
     slab_fraction_out log_slab_fraction_tail tube_fraction_n2 tube_fraction_n3 log_coeff
