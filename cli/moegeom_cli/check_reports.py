@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,10 @@ def write_reports(
             typer.echo(text, nl=False)
             continue
         try:
-            file.write_text(text, encoding="utf-8")
+            # the job summary of GitHub collects what its steps append
+            mode = "a" if os.environ.get("GITHUB_STEP_SUMMARY") == str(file) else "w"
+            with file.open(mode, encoding="utf-8") as stream:
+                stream.write(text)
         except OSError as error:
             raise UsageError(
                 f"--report {name}={file}: cannot be written ({error.strerror})."

@@ -20,8 +20,13 @@ class Format(StrEnum):
 
 def error_line(message: str, hint: str, notes: str = "") -> str:
     """An error as it is printed: one sentence, then what to try."""
-    lines = [f"error: {message}", *(f"  note: {n}" for n in notes.splitlines())]
-    return "\n".join([*lines, f"  hint: {hint}"] if hint else lines)
+    from moegeom.report.untrusted import printable  # names come from files that nobody vouches for
+
+    lines = [
+        f"error: {printable(message)}",
+        *(f"  note: {printable(n)}" for n in notes.splitlines()),
+    ]
+    return "\n".join([*lines, f"  hint: {printable(hint)}"] if hint else lines)
 
 
 def parse_map(entries: Sequence[str]) -> dict[str, str]:

@@ -16,16 +16,17 @@ def changes(
     limits: Limits,
     column: str,
     words: Callable[[float, float], str],
+    largest: float,
 ) -> Iterator[Tested | Unknown]:
     """A test for each router that "``column`` is within the limit ``change`` of the baseline".
 
     The two sets of tokens are taken as independent. ``words`` puts the two values, before and now,
-    into a sentence.
+    into a sentence; ``largest`` is the largest change that the column can show.
     """
     found = [
         claim
         for row in measured.layers
-        if (claim := _one(check, measured, limits, column, words, row))
+        if (claim := _one(check, measured, limits, column, words, largest, row))
     ]
     yield from sorted(found, key=lambda claim: claim.p_value if isinstance(claim, Tested) else 2.0)
 
@@ -36,6 +37,7 @@ def _one(
     limits: Limits,
     column: str,
     words: Callable[[float, float], str],
+    largest: float,
     row: Row,
 ) -> Tested | Unknown | None:
     router = row["router"]
@@ -46,8 +48,8 @@ def _one(
     old, old_error = before.columns[column]
     if error is None or old_error is None:
         return Unknown(router, "fewer than two blocks of documents give no standard error")
-    blocks = before.columns["num_blocks"][0]
-    freedom = welch_freedom((error, old_error), (row["num_blocks"] - 1, blocks - 1))
+    blocks = (row["num_blocks"] - 1, before.columns.get("num_blocks", (1.0, None))[0] - 1)
+    freedom = welch_freedom((error, old_error), blocks)
     both = math.hypot(error, old_error)
     limit = limits("change", router)
     finding = check.finding(
@@ -57,10 +59,6 @@ def _one(
         f"difference {both:.2g}).",
         measured.measure_again(router),
     )
-    return Tested(
-        router,
-        finding,
-        min(1.0, 2.0 * p_above(abs(value - old), limit, both, freedom)),
-        both,
-        freedom,
-    )
+    # both directions: the other tail is lighter, so that twice the one is an upper bound
+    p_value = min(1.0, 2.0 * p_above(abs(value - old), limit, both, freedom))
+    return Tested(router, finding, p_value, both, freedom, 2, largest)

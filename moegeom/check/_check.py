@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -31,7 +33,8 @@ class Tested:
 
     ``finding`` is None where there is nothing to say whatever the p-value. ``error``, ``freedom``
     and ``num_tests``, the hypotheses that the p-value already accounts for, tell how small a defect
-    could have been found.
+    could have been found; ``room`` is how far the figure can be beyond its limit at all: a test
+    that could find nothing within it has judged nothing.
     """
 
     router: str
@@ -40,6 +43,7 @@ class Tested:
     error: float = 0.0
     freedom: float = 1.0
     num_tests: int = 1
+    room: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class Check:
     ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
     a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
     ``needs`` are columns of ``layers``: where all are null the check does not apply, and ``absent``
-    says why. ``inputs`` says what it takes beyond the weights. ``detects`` puts the least defect
+    says why. ``alike`` gives findings of the same statement the same key: those are told as one.
+    ``inputs`` says what it takes beyond the weights. ``detects`` puts the least defect
     that could have been found, in units of the tested figure, into words.
     """
 
@@ -78,6 +83,7 @@ class Check:
     inputs: Literal["weights", "tokens", "baseline", "baseline and tokens"] = "weights"
     absent: str = "nothing of the kind is in this checkpoint"
     detects: Callable[[float], str] | None = None
+    alike: Callable[[Finding], str] = lambda finding: ""
 
     def finding(
         self,
@@ -90,6 +96,11 @@ class Check:
         """A finding of this check, at its default severity."""
         routers = (router,) if isinstance(router, str) else router
         return Finding(self.severity, self.code, routers, title, detail, next_command, repair)
+
+
+def same_sentence(finding: Finding) -> str:
+    """Key of findings whose titles differ in numbers only, and whose severity is the same."""
+    return finding.severity + re.sub(r"[-+0-9.e]+", "#", finding.title)
 
 
 #: Checks by file name.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from moegeom.check._measured import Measured
+from moegeom.check._check import Unknown
+from moegeom.check._measured import Measured, Row
 
 #: A row has changed places when another row of the baseline is this much nearer than its own.
 _NEARER = 0.25
@@ -43,12 +45,17 @@ def drift_of(measured: Measured, router: str) -> Drift | None:
         return None
     old = before.projections.astype(np.float64)
     lengths = np.where(before.norms > 0.0, before.norms, np.inf).astype(np.float64)
-    is_affine = bool(measured.facts(router).get("is_affine"))
-    if not is_affine:
+    facts = measured.facts(router)
+    if not facts.get("is_affine"):
         # a vector added to every row changes a curved rule: compare the rows with their mean
         now = now + _mean(measured, router)
         old = old + before.mean_projections
-    scale = _scale(now, old) if is_affine else 1.0
+    scale = 1.0
+    if facts.get("is_affine") and not facts.get("has_logit_bias"):
+        # beside a bias a common factor would change choices
+        scale = _scale(now, old)
+    if not 0.0 < scale < np.inf or not np.isfinite(now).all():
+        return None
     apart = _distances(now / scale, old)
     own = np.diag(apart) / lengths
     nearest = apart.argmin(axis=1)
@@ -56,6 +63,20 @@ def drift_of(measured: Measured, router: str) -> Drift | None:
     place = np.where(is_elsewhere, nearest, np.arange(len(own)))
     moved = apart[np.arange(len(own)), place] / lengths[place]
     return Drift(place, moved, scale)
+
+
+def drifts(measured: Measured) -> Iterator[tuple[Row, Drift] | Unknown]:
+    """Every router that the baseline knows, with its drift, or why it cannot be compared."""
+    for row in measured.layers:
+        router = row["router"]
+        before = measured.before(router)
+        if before is None:
+            continue
+        drift = drift_of(measured, router)
+        if drift is not None:
+            yield row, drift
+        elif len(measured.experts[router]) == len(before.norms):  # else MGI124 says so
+            yield Unknown(router, "its rows cannot be compared: zero, infinite, or not measured")
 
 
 def places_in_baseline(measured: Measured, router: str) -> Int64[np.ndarray, "experts"]:
@@ -79,9 +100,12 @@ def _mean(measured: Measured, router: str) -> Float64[np.ndarray, "count"]:
 def _scale(
     now: Float[np.ndarray, "experts count"], old: Float[np.ndarray, "experts count"]
 ) -> float:
-    """Ratio of the overall sizes: the same whatever rows changed places."""
-    size = float(np.linalg.norm(old))
-    return float(np.linalg.norm(now)) / size if size else 1.0
+    """Median ratio of lengths in order of length: the same whatever rows changed places."""
+    lengths = [np.sort(np.linalg.norm(rows, axis=1)) for rows in (now, old)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = lengths[0] / lengths[1]
+    known = ratios[np.isfinite(ratios)]
+    return float(np.median(known)) if known.size else 1.0
 
 
 def _distances(

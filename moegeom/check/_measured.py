@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from moegeom.check.baseline import Baseline, BaselineRouter
 from moegeom.check.profile import Threshold
+from moegeom.core.errors import ResultsError
 from moegeom.results.reader import ResultsView
 
 Row = Mapping[str, Any]
+
+
+class MissingColumnError(ResultsError):
+    """A column that a check reads is not in the results: an older moegeom wrote them."""
+
+
+class _Columns(dict):
+    """A row; asking for a column that the results never had is an error of its own."""
+
+    def __missing__(self, name: str) -> Any:
+        raise MissingColumnError(f"the results hold no column '{name}' (an older moegeom?)")
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,8 @@ def measured_rows(
     baseline: Baseline | None = None,
 ) -> Measured:
     """The rows of the tables ``layers`` and ``experts``, sorted for the checks."""
+    layers = [_Columns(row) for row in layers]
+    experts = [_Columns(row) for row in experts]
     stored = [row for row in layers if row["variant"] == "as_stored"]
     by_expert: dict[str, list[Row]] = {}
     for row in experts:
@@ -104,8 +119,8 @@ def measured_rows(
         },
         experts=by_expert,
         domains=by_domain,
-        checkpoint=checkpoint,
-        tokens=tokens,
+        checkpoint=_typed(checkpoint),
+        tokens=_typed(tokens),
         run=run or {},
         baseline=baseline,
     )
@@ -120,6 +135,11 @@ def measured_results(
     """The same from results, on disk or in memory."""
     rows = (results.rows("layers"), results.rows("experts"))
     return measured_rows(*rows, checkpoint, tokens, results.run, baseline)
+
+
+def _typed(path: str) -> str:
+    """A path as it can be typed: quoted for a shell, and never taken for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def _is_domain(row: Row) -> bool:

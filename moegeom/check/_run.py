@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moegeom.check._check import CHECKS, Check, Claim, Limits, Tested, Unknown
-from moegeom.check._measured import Measured, layer_of, place_of
+from moegeom.check._measured import Measured, MissingColumnError, layer_of, place_of
 from moegeom.check._statistics import detectable_shift, holm_rejects
 from moegeom.check.profile import DEFAULT, Profile
 from moegeom.core.errors import InternalError
@@ -42,8 +42,13 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
     probability that any of them fails by chance below ``profile.family_wise_error``.
     """
     measured = dataclasses.replace(measured, thresholds=profile.thresholds)
-    checks = sorted((c for c in CHECKS.all() if profile.selects(c.code)), key=lambda c: c.code)
-    judged = [_judge(check, measured, profile) for check in checks]
+    judged = [
+        _judge(check, measured, profile)
+        if profile.selects(check.code)
+        else _Judged(check, state="inconclusive", reason="required, and not selected")
+        for check in sorted(CHECKS.all(), key=lambda check: check.code)
+        if profile.selects(check.code) or profile.requires(check.code)
+    ]
     tested = [
         claim
         for entry in judged
@@ -53,8 +58,16 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
     level = profile.family_wise_error
     rejected = holm_rejects([claim.p_value for claim in tested], level)
     false = {id(claim) for claim, is_false in zip(tested, rejected, strict=True) if not is_false}
+    blind = {
+        id(claim)
+        for claim in tested
+        if id(claim) in false
+        and claim.error > 0.0
+        and detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
+        > claim.room
+    }
     return Verdict(
-        outcomes=tuple(_outcome(entry, false, profile) for entry in judged),
+        outcomes=tuple(_outcome(entry, false, blind, profile) for entry in judged),
         fail_on=profile.fail_on,
         detectable=tuple(_detectable(judged, tested, level)),
         not_looked_at=_not_looked_at(measured),
@@ -65,7 +78,12 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> _Judged:
     refusal = measured.run.get("refused")
     if refusal and refusal["code"] != check.code:
         # unless the refusal itself fails the gate, nothing has been judged
-        told = profile.selects(refusal["code"]) and not profile.ignores(refusal["code"], None)
+        severity = profile.severity.get(refusal["code"], "error")
+        told = (
+            profile.selects(refusal["code"])
+            and not profile.ignores(refusal["code"], None)
+            and SEVERITY_ORDER[severity] <= SEVERITY_ORDER[profile.fail_on]
+        )
         state: State = "does not apply" if told else "inconclusive"
         return _Judged(check, state=state, reason="the routers cannot be read")
     lacking = _lacking(check, measured)
@@ -74,7 +92,10 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> _Judged:
         if profile.requires(check.code):
             state, reason = "inconclusive", f"required, and {reason}"
         return _Judged(check, state=state, reason=reason)
-    return _Judged(check, tuple(check.judge(measured, _limits(check, profile))))
+    try:
+        return _Judged(check, tuple(check.judge(measured, _limits(check, profile))))
+    except MissingColumnError as missing:
+        return _Judged(check, state="inconclusive", reason=missing.message)
 
 
 def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
@@ -108,7 +129,7 @@ def _limits(check: Check, profile: Profile) -> Limits:
     return limit
 
 
-def _outcome(entry: _Judged, false: set[int], profile: Profile) -> Outcome:
+def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile) -> Outcome:
     check = entry.check
     severity = profile.severity.get(check.code, check.severity)
     if entry.state is not None:
@@ -119,6 +140,12 @@ def _outcome(entry: _Judged, false: set[int], profile: Profile) -> Outcome:
         found = [dataclasses.replace(finding, severity=severity) for finding in found]
     kept, accepted = _split(found, profile)
     unknown = [claim for claim in entry.claims if isinstance(claim, Unknown)]
+    unknown += [
+        Unknown(claim.router, "too few documents to find anything")
+        for claim in entry.claims
+        if isinstance(claim, Tested) and id(claim) in blind
+    ]
+    unknown = [u for u in unknown if not _accepts_unknown(check.code, u.router, profile)]
     state: State = "passed"
     reason = ""
     if unknown:
@@ -171,6 +198,13 @@ def _split(
     return kept, accepted
 
 
+def _accepts_unknown(code: str, router: str, profile: Profile) -> bool:
+    """True when findings of this router would be accepted anyway."""
+    if "/" not in router:
+        return profile.ignores(code, None) is not None
+    return bool(_is_ignored(code, router, profile))
+
+
 def _is_ignored(code: str, router: str, profile: Profile) -> str:
     """The reason why a finding of this router is accepted; empty when it counts."""
     entry = profile.ignores(code, int(layer_of(router)))
@@ -179,6 +213,13 @@ def _is_ignored(code: str, router: str, profile: Profile) -> str:
 
 def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
     """Findings as they are, or one for all layers with the evidence of the worst, the first."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(check.alike(finding), []).append(finding)
+    return [told for group in groups.values() for told in _as_one(check, group)]
+
+
+def _as_one(check: Check, findings: list[Finding]) -> list[Finding]:
     if len(findings) <= MOST_ALIKE:
         return findings
     worst = findings[0]

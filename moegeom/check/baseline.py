@@ -7,9 +7,9 @@ length and 32 seeded projections. No weights can be had back from it, and no tok
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,7 @@ class BaselineRouter:
     projections: Float32[np.ndarray, "experts projections"]
     mean_projections: Float32[np.ndarray, "projections"]
     selection_bias: Float32[np.ndarray, "experts"] | None = None
+    logit_bias: Float32[np.ndarray, "experts"] | None = None
     load: Float32[np.ndarray, "experts"] | None = None
     load_error: Float32[np.ndarray, "experts"] | None = None
     samples: Sequence[str] | None = None
@@ -123,17 +124,28 @@ def _router_of(
 
     def vector(name: str) -> Float32[np.ndarray, "experts"] | None:
         values = [e.get(name) for e in experts]
-        return None if None in values else np.array(values, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            return None if None in values else np.array(values, dtype=np.float32)
 
     samples = [e.get("expert_sample") for e in experts]
+    with np.errstate(over="ignore"):
+        projections = np.array([e["row_projections"] for e in experts], dtype=np.float32)
+    mean = np.array(row["mean_row_projections"], dtype=np.float32)
+    norms = _required(vector("centred_row_norm"))
+    if not all(np.isfinite(values).all() for values in (projections, mean, norms)):
+        raise UsageError(
+            f"router {row['router']}: its rows are too large for a baseline.",
+            "A baseline is made from a checkpoint that can be trusted.",
+        )
     return BaselineRouter(
         facts={name: facts[name] for name in _FACTS},
         columns=columns,
         digests={n: v for n, v in row.items() if n.endswith("_digest") and v is not None},
-        norms=_required(vector("centred_row_norm")),
-        projections=np.array([e["row_projections"] for e in experts], dtype=np.float32),
-        mean_projections=np.array(row["mean_row_projections"], dtype=np.float32),
+        norms=norms,
+        projections=projections,
+        mean_projections=mean,
         selection_bias=vector("selection_bias"),
+        logit_bias=vector("logit_bias"),
         load=vector("load"),
         load_error=vector("load_se"),
         samples=None if None in samples else [str(sample) for sample in samples],
@@ -157,11 +169,21 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         "routers": {name: _to_json(router) for name, router in baseline.routers.items()},
     }
     text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    partial = path.with_name(path.name + ".partial")
+    target = path.resolve()  # a link stays a link
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{path}: is no file that a baseline could be written to.")
+    partial = None
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as file:
+            partial = Path(file.name)
+            file.write(text)
+        partial.chmod(0o644)
+        partial.replace(target)
     except OSError as error:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
         raise UsageError(f"{path}: the baseline cannot be written ({error.strerror}).") from error
 
 
@@ -174,6 +196,11 @@ def read_baseline(path: str | Path) -> Baseline:
         When the file cannot be read, or is no baseline of this version.
     """
     file = Path(path)
+    if not file.exists():
+        raise ResultsError(
+            f"{file}: there is no such baseline.",
+            f"`moegeom check CKPT --update-baseline --baseline {file}` writes it.",
+        )
     try:
         if file.stat().st_size > _LARGEST_FILE:
             raise ResultsError(f"{file}: larger than a baseline can be.")
@@ -181,12 +208,13 @@ def read_baseline(path: str | Path) -> Baseline:
     except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(
             f"{file}: no baseline can be read from it.",
-            "`moegeom check CKPT --update-baseline FILE` writes one.",
+            "`moegeom check CKPT --update-baseline --baseline FILE` writes one.",
         ) from error
     version = document.get("moegeom_baseline") if isinstance(document, dict) else None
     if version != BASELINE_VERSION:
         raise ResultsError(
-            f"{file}: baseline version {version!r}; this moegeom reads {BASELINE_VERSION}.",
+            f"{file}: baseline version {str(version)[:20]!r}; this moegeom reads "
+            f"{BASELINE_VERSION}.",
             "Write it again with --update-baseline.",
         )
     try:
@@ -198,7 +226,7 @@ def read_baseline(path: str | Path) -> Baseline:
             versions={str(k): str(v) for k, v in document["versions"].items()},
             routers=routers,
         )
-    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ResultsError(
             f"{file}: is damaged ({type(error).__name__}: {str(error)[:80]}).",
             "Take it from version control again, or write it with --update-baseline.",
@@ -213,6 +241,7 @@ def _to_json(router: BaselineRouter) -> dict[str, Any]:
         "projections": _text(steps, np.int16),
         "mean_projections": _text(router.mean_projections, np.float32),
         "selection_bias": _text(router.selection_bias, np.float32),
+        "logit_bias": _text(router.logit_bias, np.float32),
         "load": _text(router.load, np.float32),
         "load_error": _text(router.load_error, np.float32),
     }
@@ -243,21 +272,38 @@ def _from_json(entry: Mapping[str, Any]) -> BaselineRouter:
         text = entry.get(name)
         return None if text is None else _array(text, np.float32, experts)
 
+    load, load_error = optional("load"), optional("load_error")
+    for values in (norms, load, load_error):
+        _not_negative(values)
     return BaselineRouter(
         facts=facts,
-        columns={
-            str(name): (float(value), None if error is None else float(error))
-            for name, (value, error) in entry["columns"].items()
-        },
+        columns={str(name): _figure(name, *pair) for name, pair in entry["columns"].items()},
         digests={str(k): str(v) for k, v in entry["digests"].items()},
         norms=norms,
         projections=(steps.reshape(experts, NUM_PROJECTIONS) * scale).astype(np.float32),
         mean_projections=_array(entry["mean_projections"], np.float32, NUM_PROJECTIONS),
         selection_bias=optional("selection_bias"),
-        load=optional("load"),
-        load_error=optional("load_error"),
+        logit_bias=optional("logit_bias"),
+        load=load,
+        load_error=load_error,
         samples=None if samples is None else [str(sample) for sample in samples],
     )
+
+
+def _figure(name: str, value: Any, error: Any) -> tuple[float, float | None]:
+    """A value and its standard error; ValueError unless they can be what they claim to be."""
+    for number in (value, error):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
+            raise ValueError(f"{name} is {str(number)[:20]!r}, no number")
+    found = float(value), None if error is None else float(error)
+    if not math.isfinite(found[0]) or (found[1] is not None and not 0.0 <= found[1] < 1e100):
+        raise ValueError(f"{name} is {found[0]:g} with standard error {found[1]}")
+    return found
+
+
+def _not_negative(values: np.ndarray | None) -> None:
+    if values is not None and (values < 0.0).any():
+        raise ValueError("a length, load or error is negative")
 
 
 def _rounded(value: float) -> float:

@@ -47,7 +47,7 @@ def find_profile(folder: Path) -> Path | None:
     if (folder / PROFILE_NAME).is_file():
         return folder / PROFILE_NAME
     project = folder / _PROJECT_NAME
-    if project.is_file() and "moegeom" in _table_of(project).get("tool", {}):
+    if project.is_file() and _own_table(project) is not None:
         return project
     return None
 
@@ -61,10 +61,18 @@ def read_profile(path: Path) -> Profile:
         When the file cannot be read, or holds a key or value that no profile has; the message names
         the key and the nearest known one.
     """
-    table = _table_of(path)
-    if path.name == _PROJECT_NAME:
-        table = table.get("tool", {}).get("moegeom", {})
+    if path.name != _PROJECT_NAME:
+        return parse_profile(_table_of(path), path.name)
+    table = _own_table(path)
+    if table is None:
+        raise UsageError(f"{path}: has no table [tool.moegeom].")
     return parse_profile(table, path.name)
+
+
+def _own_table(project: Path) -> Any:
+    """``[tool.moegeom]`` of a ``pyproject.toml``, whatever it is; None when there is none."""
+    tool = _table_of(project).get("tool")
+    return tool.get("moegeom") if isinstance(tool, Mapping) else None
 
 
 def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
@@ -106,9 +114,13 @@ def _text(found: Any, where: str) -> str:
 
 
 def _number(found: Any, where: str) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    try:
+        number = math.nan if isinstance(found, bool | str) else float(found)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
         raise UsageError(f"{where} is {_short(found)}, expected a finite number.")
-    return float(found)
+    return number
 
 
 def _share(found: Any, where: str) -> float:
@@ -207,7 +219,15 @@ def _layers(found: Any, where: str) -> frozenset[int]:
 
 
 def _numbers(table: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, float]:
-    return {name: _number(table[name], f"{where}.{name}") for name in names if name in table}
+    return {name: _limit(table[name], f"{where}.{name}") for name in names if name in table}
+
+
+def _limit(found: Any, where: str) -> float:
+    """Every limit of a check is a size: a ratio, a share, a cosine, a number of sigmas."""
+    number = _number(found, where)
+    if number <= 0.0:
+        raise UsageError(f"{where} is {number:g}, expected a number above 0.")
+    return number
 
 
 def _thresholds(found: Any, where: str) -> tuple[Threshold, ...]:
@@ -244,7 +264,7 @@ def _threshold(entry: Any, where: str) -> Threshold:
         layers=None if layers is None else _layers(layers, f"{where}.layers"),
         percentile=percentile,
         severity=_severity(entry.get("severity", "error"), f"{where}.severity"),
-        reason=entry.get("reason", ""),
+        reason=_text(entry["reason"], f"{where}.reason") if "reason" in entry else "",
     )
 
 

@@ -58,16 +58,7 @@ def order_eps(
     For each first rank a <= k the window reaches as far as scores stay above z_[a] - eps.
     Source: THEORY.md A2. Oracle in tests: tie_spread for every n.
     """
-    ordered = _descending(selection)
-    tokens, experts = ordered.shape
-    found = np.zeros(tokens, dtype=np.int64)
-    if k >= experts:
-        return found
-    for first in range(k):
-        # differences, not sums: z_[a] - z_[b] <= eps is what tie_spread compares
-        reach = (ordered[:, [first]] - ordered <= eps).sum(axis=1) - 1
-        np.maximum(found, np.where(reach >= k, reach - first, 0), out=found)
-    return found
+    return _order_of(_descending(selection), k, eps)
 
 
 def extra_experts(
@@ -78,7 +69,38 @@ def extra_experts(
     What a smoothed router would run beside the k chosen ones. At most :func:`order_eps`; 0 for
     k = E or eps = 0. Source: THEORY.md 0, A11, A12.
     """
+    return _extras_of(_descending(selection), k, eps)
+
+
+def near_tie_ladder(
+    selection: Float[np.ndarray, "tokens experts"], k: int, ladder: Float64[np.ndarray, "steps"]
+) -> tuple[Int64[np.ndarray, "tokens steps"], Int64[np.ndarray, "tokens steps"]]:
+    """:func:`order_eps` and :func:`extra_experts` for every ``eps`` of a ladder, sorted once."""
     ordered = _descending(selection)
+    orders = [_order_of(ordered, k, eps) for eps in ladder.tolist()]
+    extras = [_extras_of(ordered, k, eps) for eps in ladder.tolist()]
+    return np.stack(orders, axis=1), np.stack(extras, axis=1)
+
+
+def _order_of(
+    ordered: Float64[np.ndarray, "tokens experts"], k: int, eps: float
+) -> Int64[np.ndarray, "tokens"]:
+    tokens, experts = ordered.shape
+    found = np.zeros(tokens, dtype=np.int64)
+    if k >= experts:
+        return found
+    for first in range(k):
+        # differences, not sums: z_[a] - z_[b] <= eps is what tie_spread compares
+        with np.errstate(invalid="ignore"):  # experts masked at -inf
+            reach = (ordered[:, [first]] - ordered <= eps).sum(axis=1) - 1
+        np.maximum(found, np.where(reach >= k, reach - first, 0), out=found)
+    return found
+
+
+def _extras_of(
+    ordered: Float64[np.ndarray, "tokens experts"], k: int, eps: float
+) -> Int64[np.ndarray, "tokens"]:
     if k >= ordered.shape[1]:
         return np.zeros(len(ordered), dtype=np.int64)
-    return (ordered[:, [k - 1]] - ordered[:, k:] < eps).sum(axis=1).astype(np.int64)
+    with np.errstate(invalid="ignore"):
+        return (ordered[:, [k - 1]] - ordered[:, k:] < eps).sum(axis=1).astype(np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
+from jaxtyping import Bool, Float, Float64, Int32, Int64
 
 #: Blocks that every reduction is kept in, for standard errors by leaving one out.
 NUM_BLOCKS = 16
@@ -18,7 +18,8 @@ class Quantities:
     ``chosen`` is in descending selection score. ``float_bound`` is how far two correct float32
     engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
     ``noise_scale`` is the error, per coordinate, of rounding the input to bfloat16; ``direction``
-    the router input over its length, 0 for a zero input.
+    the router input over its length, 0 for a zero input; ``selection`` holds the selection scores,
+    masked groups at their fill.
     """
 
     token: Int64[np.ndarray, "tokens"]
@@ -35,6 +36,7 @@ class Quantities:
     noise_scale: Float64[np.ndarray, "tokens"] | None = None
     matches_recording: Bool[np.ndarray, "tokens"] | None = None
     direction: Float64[np.ndarray, "tokens hidden"] | None = None
+    selection: Float[np.ndarray, "tokens experts"] | None = None
 
     def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""

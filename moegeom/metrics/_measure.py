@@ -34,6 +34,7 @@ _GEOMETRY = frozenset(
         "distance_histogram",
         "wall_pairs",
         "bf16_switch",
+        "orders",
     }
 )
 
@@ -42,7 +43,7 @@ _GEOMETRY = frozenset(
 _NOT_FOR_NULL = ("agreement", "coalitions", "directions", "wall_pairs")
 
 #: Reductions that look at a sample of the tokens, at most so many.
-_SAMPLED = {"directions": 8192}
+_SAMPLED = {"directions": 8192, "orders": 8192}
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
     finished = finish_router(run.router, states, names, run.metrics, missing, whole=whole)
     rows = finished.rows
     if run.source.facts.stage in ("router_input", "pre_norm"):
-        _extend(rows, _null_rows(run, reductions, missing, whole))
+        _extend(rows, _null_rows(run, wanted, missing, whole))
     facts = {
         "num_tokens": progress.num_tokens - progress.num_non_finite,
         "num_non_finite": progress.num_non_finite,

@@ -52,6 +52,7 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
         },
         "experts": {
             "expert": np.arange(len(rows.finite)),
+            "effective_row_norm": _spread(rows.lengths, rows),
             "centred_row_norm": _spread(norms, rows),
             "nearest_expert": _numbers(nearest, rows),
             "nearest_cosine": _spread(closeness, rows),
@@ -171,6 +172,7 @@ METRIC = Metric(
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
+            Column("effective_row_norm", "length of the row times the gain", "weight"),
             Column("centred_row_norm", "length of the centred effective row", "weight"),
             Column(
                 "nearest_expert",

@@ -15,13 +15,16 @@ _FORMULA = "bias_precision"
 
 
 def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
-    bias = facts.router.selection_bias
-    experts = np.arange(facts.router.num_experts)
+    bias, added = facts.router.selection_bias, facts.router.logit_bias
+    experts: dict[str, np.ndarray] = {"expert": np.arange(facts.router.num_experts)}
+    if added is not None:
+        experts["logit_bias"] = added.astype(np.float64)
     if bias is None:
-        return {"layers": {}, "experts": {"expert": experts}}
+        return {"layers": {}, "experts": experts}
     values = bias.astype(np.float64)
+    experts["selection_bias"] = values
     if not np.isfinite(values).all():
-        return {"layers": {}, "experts": {"expert": experts, "selection_bias": values}}
+        return {"layers": {}, "experts": experts}
     figures = {f"bias_{name}": v for name, v in dataclasses.asdict(bias_precision(bias)).items()}
     return {
         "layers": {
@@ -30,11 +33,7 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
             "bias_range": float(values.max() - values.min()),
             "is_bias_bf16": bool((to_bfloat16(bias) == values).all()),
         },
-        "experts": {
-            "expert": experts,
-            "selection_bias": values,
-            "bias_cast_shift": to_bfloat16(bias) - values,
-        },
+        "experts": {**experts, "bias_cast_shift": to_bfloat16(bias) - values},
     }
 
 
@@ -78,6 +77,7 @@ METRIC = Metric(
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
+            Column("logit_bias", "bias that is added to the expert's logit", "logit"),
             Column("selection_bias", "bias of the expert as stored", "score"),
             Column("bias_cast_shift", "what a cast to bfloat16 would add to it", "score"),
         ),

@@ -17,12 +17,17 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     experts = np.arange(len(rows.finite))
     if not rows.finite.all():
         return {"layers": {}, "experts": {"expert": experts}}
-    signature = projected(rows.centred, NUM_PROJECTIONS).astype(np.float32)
-    mean = projected(rows.mean[None], NUM_PROJECTIONS)[0].astype(np.float32)
+    with np.errstate(over="ignore"):  # rows beyond float32 give no baseline: that is refused there
+        signature, mean = _float32(rows)
     return {
         "layers": {"mean_row_projections": mean},
         "experts": {"expert": experts, "row_projections": list(signature)},
     }
+
+
+def _float32(rows: EffectiveRows) -> tuple[np.ndarray, np.ndarray]:
+    signature = projected(rows.centred, NUM_PROJECTIONS).astype(np.float32)
+    return signature, projected(rows.mean[None], NUM_PROJECTIONS)[0].astype(np.float32)
 
 
 METRIC = Metric(

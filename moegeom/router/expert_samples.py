@@ -16,6 +16,9 @@ from moegeom.core.router import Router
 #: Bytes read of one tensor of each expert.
 SAMPLE_BYTES = 512
 
+#: Tensors that are tried until one tells all experts apart.
+_MOST_TRIED = 3
+
 #: ``experts.<number>.<rest>``: one tensor for each expert.
 _NUMBERED = re.compile(r"experts\.([0-9]{1,5})\.(.+)")
 
@@ -33,7 +36,7 @@ def read_expert_samples(store: TensorStore, routers: Sequence[Router]) -> Expert
 
     Experts are the tensors ``experts.<number>.*`` beside the router, or one tensor ``experts.*``
     with an entry for each expert. The same tensor is taken for every expert: the first by name that
-    all have.
+    tells them all apart; None when none of the first three does.
     """
     before = store.bytes_read
     names = sorted(store.names())
@@ -68,19 +71,25 @@ def _numbered(
             leaves.setdefault(match[2], {})[int(match[1])] = name
     wanted = set(range(router.num_experts))
     whole = sorted(leaf for leaf, found in leaves.items() if set(found) == wanted)
-    if not whole:
-        return None
-    found = leaves[whole[0]]
-    return [_digest(store, found[expert], 0, 1) for expert in sorted(wanted)]
+    for leaf in whole[:_MOST_TRIED]:
+        found = leaves[leaf]
+        digests = [_digest(store, found[expert], 0, 1) for expert in sorted(wanted)]
+        if len(set(digests)) == len(digests):
+            return digests
+    return None
 
 
 def _stacked(
     store: TensorStore, router: Router, folder: str, names: Sequence[str]
 ) -> list[str] | None:
     experts = router.num_experts
-    for name in names:
-        if store.info(name).shape[:1] == (experts,) and len(store.info(name).shape) > 1:
-            return [_digest(store, name, expert, experts) for expert in range(experts)]
+    shapes = {name: store.info(name).shape for name in names}
+    stacked = [n for n, shape in shapes.items() if shape[:1] == (experts,) and len(shape) > 1]
+    # matrices before vectors: biases may all be zero
+    for name in sorted(stacked, key=lambda n: -len(shapes[n]))[:_MOST_TRIED]:
+        digests = [_digest(store, name, expert, experts) for expert in range(experts)]
+        if len(set(digests)) == experts:
+            return digests
     return None
 
 

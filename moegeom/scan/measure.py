@@ -127,6 +127,7 @@ def _quantities(
         noise_scale=None
         if norm is None or distance is None
         else bf16_noise_scale(norm, prepared.router.hidden_size),
+        selection=compared if has_all_logits and "selection" in task.wanted else None,
         matches_recording=None if recorded is None else kernels["same_set"](chosen, recorded),
     )
 

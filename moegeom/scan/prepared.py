@@ -81,10 +81,11 @@ def unavailable(router: Router, stage: Stage, has_chosen: bool) -> dict[str, str
         reasons |= dict.fromkeys(("input_norm", "float_bound", "noise_scale", "direction"), why)
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
-        reasons |= dict.fromkeys(("margin", "group_margin", "distance", "pair", "weights"), why)
+        lost = ("margin", "group_margin", "distance", "pair", "weights", "selection")
+        reasons |= dict.fromkeys(lost, why)
     if stage == "top_logits":
         why = "needs all logits; this recording holds the largest ones"
-        reasons |= dict.fromkeys(("distance", "pair", "weights"), why)
+        reasons |= dict.fromkeys(("distance", "pair", "weights", "selection"), why)
     if "distance" in reasons:
         reasons["noise_scale"] = reasons.get("noise_scale", reasons["distance"])
     if not has_chosen or stage == "ids":

@@ -86,6 +86,7 @@ def router_facts(router: Router) -> dict[str, Any]:
         "bias_tensor": router.provenance.bias_tensor,
         "bias_dtype": router.provenance.bias_dtype,
         "score": router.rule.score,
+        "has_logit_bias": router.rule.has_logit_bias,
         "has_selection_bias": router.rule.has_selection_bias,
         "num_groups": 1 if router.rule.groups is None else router.rule.groups.num_groups,
         "group_fill": None if router.rule.groups is None else str(router.rule.groups.fill),

@@ -16,8 +16,10 @@ from moegeom.check.profile_file import find_profile, read_profile
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import UsageError
 from moegeom.core.finding import Severity
+from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage
 from moegeom.core.verdict import Verdict
+from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, lint, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, open_results
@@ -102,6 +104,7 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     if request.fail_on is not None:
         changes["fail_on"] = request.fail_on
     profile = dataclasses.replace(profile, **changes)
+    check_thresholds(profile)
     if request.baseline is not None:
         return profile, request.baseline
     if profile.baseline is None or path is None:
@@ -112,11 +115,7 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
 def measured_target(request: GateRequest, watch: Watch | None = None) -> ResultsView:
     """Results of the target: read, measured on tokens, or what its weights tell."""
     if _is_results(request.target):
-        if request.tokens is not None:
-            raise UsageError(
-                f"{request.target} holds results, which were measured on their own tokens.",
-                "Leave --tokens out, or name a checkpoint.",
-            )
+        _refuse_measuring(request)
         return open_results(request.target)
     if request.tokens is None and request.out is None:
         return lint(request.target, request.layers)
@@ -126,6 +125,32 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
         results = open_results(scan(_scan_request(request, Path(folder) / "results"), watch))
         tables = {name: results.rows(name) for name in ("layers", "experts")}
         return MemoryResults(results.run, tables)
+
+
+def _refuse_measuring(request: GateRequest) -> None:
+    """Results were measured already: an option that says how cannot be meant."""
+    default = GateRequest(request.target)
+    options = ("tokens", "stage", "router_map", "layers", "out", "stale_inputs", "unverified")
+    given = [name for name in options if getattr(request, name) != getattr(default, name)]
+    if given:
+        flag = "--map" if given[0] == "router_map" else "--" + given[0].replace("_", "-")
+        raise UsageError(
+            f"{request.target} holds results, which were measured before; {flag} comes too late.",
+            f"Leave {flag} out, or name a checkpoint.",
+        )
+
+
+def check_thresholds(profile: Profile) -> None:
+    """Raises UsageError when a threshold names no figure of the table ``layers``."""
+    known = [
+        column.name
+        for metric in METRICS.all()
+        for column in metric.columns.get("layers", ())
+        if column.kind in ("float", "int")
+    ]
+    for threshold in profile.thresholds:
+        if threshold.column not in known:
+            raise unknown_name("column of layers", threshold.column, known)
 
 
 def judge_results(

@@ -123,7 +123,8 @@ def run(
         typer.echo(render(found.verdict, found.run, view), nl=False)
     write_reports(reports, found.verdict, found.run)
     if found.written is not None and not quiet:
-        typer.echo(f"baseline written: {found.written}", err=True)
+        doubt = ", although the gate did not pass" if found.verdict.exit_code else ""
+        typer.echo(f"baseline written: {found.written}{doubt}", err=True)
     return found.verdict.exit_code
 
 
@@ -142,5 +143,8 @@ def _init() -> None:
     path = Path(PROFILE_NAME)
     if path.exists():
         raise UsageError(f"{path} exists already.", "Remove it first, or edit it.")
-    path.write_text(profile_template(), encoding="utf-8")
+    try:
+        path.write_text(profile_template(), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}).") from error
     typer.echo(f"wrote {path}", err=True)

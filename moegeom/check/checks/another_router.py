@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.check._check import Check, Limits
+from moegeom.check._check import Check, Limits, same_sentence
 from moegeom.check._measured import Measured
 from moegeom.core.finding import Finding
 
@@ -35,16 +35,17 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     missing = sorted(set(baseline.routers) - known)
     if missing and not measured.run.get("layers_asked"):
         yield CHECK.finding(
-            (),
-            f"{len(missing)} routers of the baseline are not there: {', '.join(missing[:4])}.",
+            tuple(missing),
+            f"{len(missing)} router{'s' * (len(missing) > 1)} of the baseline not there: "
+            f"{', '.join(missing[:4])}.",
             "",
             f"moegeom routers {measured.checkpoint}",
         )
     if new := sorted(known - set(baseline.routers)):
         yield CHECK.finding(
             tuple(new),
-            f"{len(new)} routers are not in the baseline.",
-            "They are compared with nothing.",
+            f"{len(new)} router{'s' * (len(new) > 1)} not in the baseline.",
+            "What is new is compared with nothing.",
             f"moegeom routers {measured.checkpoint}",
         )
     for row in measured.layers:
@@ -64,5 +65,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "MGI124", "the routers are not those of the baseline", "error", _judge, inputs="baseline"
+    "MGI124",
+    "the routers are not those of the baseline",
+    "error",
+    _judge,
+    inputs="baseline",
+    alike=same_sentence,
 )

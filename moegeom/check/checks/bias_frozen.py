@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.check._check import Check, Limit, Limits
-from moegeom.check._drift import drift_of
+from moegeom.check._check import Check, Limit, Limits, Unknown
+from moegeom.check._drift import drifts
 from moegeom.check._measured import Measured, percent
 from moegeom.core.finding import Finding
 
 
-def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
-    for row in measured.layers:
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    name = "selection_bias_digest"
+    for compared in drifts(measured):
+        if isinstance(compared, Unknown):
+            yield compared
+            continue
+        row, drift = compared
         router, before = row["router"], measured.before(row["router"])
-        drift = drift_of(measured, router)
-        name = "selection_bias_digest"
-        if before is None or drift is None or row.get(name) is None:
+        if before is None or row.get(name) is None:
             continue
         moved = float(drift.moved.mean())
         if before.digests.get(name) == row[name] and moved > limits("moved", router):

@@ -34,7 +34,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             continue  # MGI124 says so
         place = places_in_baseline(measured, router)
         limit, tests = limits("change", router), len(rows)
-        blocks = (row["num_blocks"] - 1, before.columns["num_blocks"][0] - 1)
+        blocks = (row["num_blocks"] - 1, before.columns.get("num_blocks", (1.0, None))[0] - 1)
         told = []
         for e in rows:
             old, old_error = (
@@ -54,7 +54,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             + ".",
             measured.measure_again(router),
         )
-        yield Tested(router, finding, min(1.0, 2.0 * tests * p_value), both, freedom, 2 * tests)
+        p_value = min(1.0, 2.0 * tests * p_value)
+        yield Tested(router, finding, p_value, both, freedom, 2 * tests, float(tests))
 
 
 CHECK = Check(

@@ -27,7 +27,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             f"has {100 * old:.2f} %."
         )
 
-    return changes(CHECK, measured, limits, COLUMN, words)
+    return changes(CHECK, measured, limits, COLUMN, words, largest=0.5)
 
 
 CHECK = Check(

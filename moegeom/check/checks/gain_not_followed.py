@@ -14,17 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.check._check import Check, Limit, Limits
-from moegeom.check._drift import drift_of
+from moegeom.check._check import Check, Limit, Limits, Unknown
+from moegeom.check._drift import drifts
 from moegeom.check._measured import Measured, Row, percent
 from moegeom.core.finding import Finding
 
 
-def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
-    for row in measured.layers:
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    for compared in drifts(measured):
+        if isinstance(compared, Unknown):
+            yield compared
+            continue
+        row, drift = compared
         router = row["router"]
-        drift = drift_of(measured, router)
-        if drift is None or not is_gain_alone(measured, router, row):
+        if not is_gain_alone(measured, router, row):
             continue
         worst = float(drift.moved.max())
         if worst > limits("moved", router):

@@ -46,9 +46,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             f"random router {100 * normal:.1f} % (limit {factor:g} times, uncalibrated).",
             measured.measure_again(router, extra="--per-token"),
         )
-        yield Tested(
-            router, finding, p_above(share, factor * normal, error, freedom), error, freedom
-        )
+        p_value = p_above(share, factor * normal, error, freedom)
+        # a share of tokens on average at most half certain to switch
+        yield Tested(router, finding, p_value, error, freedom, room=0.5 - factor * normal)
 
 
 CHECK = Check(

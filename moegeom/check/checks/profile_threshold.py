@@ -15,11 +15,14 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from moegeom.check._check import Check, Claim, Limits, Tested, Unknown
+from moegeom.check._check import Check, Claim, Limits, Tested, Unknown, same_sentence
 from moegeom.check._measured import Measured, Row, layer_of
 from moegeom.check._statistics import p_above
 from moegeom.check.profile import Threshold
 from moegeom.core.finding import Finding
+
+#: Figures of a baseline are rounded to seven digits.
+_ROUNDED = 1e-6
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Claim]:
@@ -31,11 +34,15 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Claim]:
             and (threshold.layers is None or int(layer_of(row["router"])) in threshold.layers)
         ]
         if not rows:
-            yield Unknown("all layers", f"{threshold.column} is null in every layer asked for")
+            there = any(row.get(threshold.column) is not None for row in measured.layers)
+            why = "is asked of layers that are not there" if there else "is null in every layer"
+            yield Unknown("all layers", f"{threshold.column} {why}")
         elif threshold.percentile is not None:
-            yield _claim(measured, threshold, _at_percentile(rows, threshold))
+            judged = [_claim(measured, threshold, _at_percentile(rows, threshold))]
+            yield from (claim for claim in judged if claim)
         else:
-            yield from (_claim(measured, threshold, row) for row in rows)
+            judged = [_claim(measured, threshold, row) for row in rows]
+            yield from (claim for claim in judged if claim)
 
 
 def _at_percentile(rows: list[Row], threshold: Threshold) -> Row:
@@ -45,15 +52,22 @@ def _at_percentile(rows: list[Row], threshold: Threshold) -> Row:
     return ordered[max(rank - 1, 0)]
 
 
-def _claim(measured: Measured, threshold: Threshold, row: Row) -> Claim:
+def _claim(measured: Measured, threshold: Threshold, row: Row) -> Claim | None:
+    slack = 0.0
     router, column = row["router"], threshold.column
     value, error = float(row[column]), row.get(f"{column}_se")
     bound, words = threshold.bound, f"{threshold.bound:g}"
     if threshold.is_relative:
         before = measured.before(router)
-        if before is None or column not in before.columns:
-            return Unknown(router, f"the baseline does not hold {column}")
+        if before is None or measured.baseline is None:
+            return Unknown(router, "there is no baseline to be relative to")
+        if column not in before.columns or measured.baseline.changed_versions(
+            measured.run, [column]
+        ):
+            return Unknown(router, f"the baseline does not hold {column} in this version")
         old, old_error = before.columns[column]
+        # the baseline rounds to seven digits: its own checkpoint must stay within 1.0 times it
+        slack = _ROUNDED * abs(old * bound)
         bound, words = old * bound, f"{threshold.bound:g} times the baseline's {old:.4g}"
         if error is not None:
             error = math.hypot(error, threshold.bound * (old_error or 0.0))
@@ -61,7 +75,7 @@ def _claim(measured: Measured, threshold: Threshold, row: Row) -> Claim:
     sign = 1.0 if threshold.side == "at_most" else -1.0
     if error is None:
         # exact: a figure of the weights, or one without a standard error
-        return Tested(router, finding, p_above(sign * value, sign * bound, 0.0, 1.0))
+        return finding if sign * value > sign * bound + slack else None
     freedom = max((row.get("num_blocks") or 2) - 1, 1)
     p_value = p_above(sign * value, sign * bound, error, freedom)
     return Tested(router, finding, p_value, error, freedom)
@@ -82,4 +96,6 @@ def _finding(
     return dataclasses.replace(found, severity=threshold.severity)
 
 
-CHECK = Check("MGP901", "a threshold of the profile is broken", "error", _judge)
+CHECK = Check(
+    "MGP901", "a threshold of the profile is broken", "error", _judge, alike=same_sentence
+)

@@ -18,25 +18,29 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.check._check import Check, Limit, Limits
-from moegeom.check._drift import drift_of
+from moegeom.check._check import Check, Limit, Limits, Unknown
+from moegeom.check._drift import drifts
 from moegeom.check._measured import Measured, percent
 from moegeom.check.checks.gain_not_followed import is_gain_alone
 from moegeom.core.finding import Finding
 
 
-def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     found = []
-    for row in measured.layers:
+    for compared in drifts(measured):
+        if isinstance(compared, Unknown):
+            yield compared
+            continue
+        row, drift = compared
         router = row["router"]
-        drift = drift_of(measured, router)
-        if drift is None or is_gain_alone(measured, router, row):
+        if is_gain_alone(measured, router, row):
             continue  # MGI122 names the cause
         moved = drift.moved[~drift.renumbered] if drift.renumbered.any() else drift.moved
         if not moved.size or not moved.max() > limits("moved", router):
             continue
         expert = int(np.argmax(np.where(drift.renumbered, -1.0, drift.moved)))
-        scaled = f" All rows are {drift.scale:.3g} times as long." * (abs(drift.scale - 1) > 0.01)
+        scaled = f" Rows are {drift.scale:.3g} times as long (median)."
+        scaled *= abs(drift.scale - 1.0) > 0.1
         found.append(
             (
                 float(moved.max()),

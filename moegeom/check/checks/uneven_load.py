@@ -36,7 +36,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             f"{value + 2 * error:.2f}.",
             measured.measure_again(router),
         )
-        yield Tested(router, finding, p_above(-value, -limit, error, freedom), error, freedom)
+        p_value = p_above(-value, -limit, error, freedom)
+        yield Tested(router, finding, p_value, error, freedom, room=limit)
 
 
 CHECK = Check(

@@ -14,6 +14,7 @@ TABLES = (
     "experts",
     "pairs",
     "margins",
+    "orders",
     "coalitions",
     "domains",
     "variants",
