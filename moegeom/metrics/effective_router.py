@@ -172,7 +172,7 @@ METRIC = Metric(
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
-            Column("effective_row_norm", "length of the row times the gain", "weight"),
+            Column("effective_row_norm", "length of the row times the gain, not centred", "weight"),
             Column("centred_row_norm", "length of the centred effective row", "weight"),
             Column(
                 "nearest_expert",

@@ -43,6 +43,7 @@ def quantities_of(token: np.ndarray) -> Quantities:
         noise_scale=floats[4][token],
         matches_recording=matches[token],
         direction=direction[token],
+        selection=score[token],
     )
 
 
