@@ -16,7 +16,7 @@ from moegeom.metrics._finish import Rows, finish_router
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
 from moegeom.scan.labels import Populations
 from moegeom.scan.per_token import PerTokenFile
-from moegeom.scan.plan import batch_tokens, sample_tiles
+from moegeom.scan.plan import SAMPLED, SMALL_SAMPLE_TOKENS, batch_tokens, sample_tiles
 from moegeom.scan.prepared import prepare, unavailable
 from moegeom.scan.snapshot import read_snapshot, write_snapshot
 from moegeom.scan.task import Task
@@ -41,9 +41,6 @@ _GEOMETRY = frozenset(
 
 #: Reductions that say nothing about a random router, or too much.
 _NOT_FOR_NULL = ("agreement", "coalitions", "directions", "wall_pairs")
-
-#: Reductions that look at a sample of the tokens, at most so many.
-_SAMPLED = {"directions": 8192, "orders": 8192}
 
 
 @dataclass(frozen=True)
@@ -83,13 +80,13 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
     started = time.perf_counter()
     missing = _missing(run)
     wanted = [n for n in REDUCTIONS.names() if n not in missing and _is_needed(n, run.metrics)]
-    reductions = [name for name in wanted if name not in _SAMPLED]
+    reductions = [name for name in wanted if name not in SAMPLED]
     task = _task(run, run.router, reductions)
     tiles = range(-(-run.source.facts.num_tokens // TILE))
     progress = _scan(run, task, reductions, tiles)
     whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else "all"
     names = task.populations.names
-    states = progress.states | _sampled_states(run, [name for name in wanted if name in _SAMPLED])
+    states = progress.states | _sampled_states(run, [name for name in wanted if name in SAMPLED])
     finished = finish_router(run.router, states, names, run.metrics, missing, whole=whole)
     rows = finished.rows
     if run.source.facts.stage in ("router_input", "pre_norm"):
@@ -164,13 +161,11 @@ def _scan(run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence
 
 def _sampled_states(run: RouterRun, reductions: Sequence[str]) -> dict[str, State]:
     """States of reductions that a sample of the tokens is enough for."""
-    states: dict[str, State] = {}
-    for name in reductions:
-        tiles = sample_tiles(run.source.facts.num_tokens, run.seed, _SAMPLED[name])
-        task = _task(run, run.router, [name])
-        progress = scan_router(task, [name], tiles, _pace(run), skip_non_finite=True)
-        states[name] = progress.states[name]
-    return states
+    if not reductions:
+        return {}
+    tiles = sample_tiles(run.source.facts.num_tokens, run.seed, SMALL_SAMPLE_TOKENS)
+    task = _task(run, run.router, reductions)
+    return scan_router(task, reductions, tiles, _pace(run), skip_non_finite=True).states
 
 
 def _null_rows(

@@ -19,7 +19,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="directions",
     version=1,
-    text="Spread of the directions of the router inputs, on a sample of at most 8192 tokens.",
+    text="Spread of the directions of the router inputs, on a sample of at most 4096 tokens.",
     scope="router",
     needs=("directions",),
     columns={

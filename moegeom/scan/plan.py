@@ -18,6 +18,12 @@ MAX_TILES = 16
 #: Tokens of quantities that need a second pass, such as the null (DESIGN.md section 5).
 SAMPLE_TOKENS = 20_000
 
+#: Reductions that cost as much as the product, or more: a sample of the tokens is enough for them.
+SAMPLED = ("directions", "orders")
+
+#: Tokens of that sample.
+SMALL_SAMPLE_TOKENS = 4096
+
 
 def batch_tokens(width: int, batch_bytes: int = BATCH_BYTES) -> int:
     """Tokens per batch: whole tiles, between one tile and 16 of them."""
