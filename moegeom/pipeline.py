@@ -64,6 +64,7 @@ class ScanRequest:
     layers: str | None = None
     per_token: bool = False
     skip_non_finite: bool = False
+    exclude_first: int = 0
     stale_inputs: bool = False
     unverified: bool = False
     restart: bool = False
@@ -102,6 +103,7 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     metrics = METRICS.all()
     plan = plan_facts(routers, token_facts, _files(request), _options(request))
     with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
+        refuse_unknown_positions(request, source)
         if watch and source:
             watch.start(_tokens_left(chosen, source, writer))
         for router in chosen:
@@ -111,6 +113,7 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
             "arithmetic": arithmetic_facts(request.backend),
             "seconds": time.perf_counter() - started,
             "layers_asked": request.layers,
+            "exclude_first": request.exclude_first,
             "column_versions": column_versions(metrics),
         }
         return finish(writer, names, request, routers, facts)
@@ -185,6 +188,18 @@ def open_source(request: ScanRequest, routers: Sequence[Router]) -> TokenSource 
     return open_tokens(request.tokens, request.stage, request.router_map or None, names)
 
 
+def refuse_unknown_positions(request: ScanRequest, source: TokenSource | None) -> None:
+    """Raises UsageError when tokens are to be left out by a position that nobody recorded."""
+    if request.exclude_first < 1:
+        return
+    if source is None or not source.facts.has_documents:
+        what = "no tokens" if source is None else f"{source.facts.name} holds no positions"
+        raise UsageError(
+            f"--exclude-first {request.exclude_first}: {what}.",
+            "It needs a recording that says where documents begin.",
+        )
+
+
 def examine_tokens(
     request: ScanRequest,
     routers: RouterSet,
@@ -238,6 +253,7 @@ def measure(
             batch_tokens=request.batch_tokens,
             seed=request.seed,
             skip_non_finite=request.skip_non_finite,
+            exclude_first=request.exclude_first,
             snapshot=writer.snapshot_path(router.name, "as_stored"),
             per_token=folder / "tokens.parquet" if request.per_token else None,
             advanced=watch.advance if watch else None,
@@ -275,7 +291,7 @@ def _options(request: ScanRequest) -> dict[str, Any]:
     Speed settings are left out on purpose, and so is skip_non_finite: a part that was finished
     without it has no token to skip.
     """
-    kept = ("prior", "layers", "per_token", "seed", "backend", "stage")
+    kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "exclude_first")
     return {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
 
 

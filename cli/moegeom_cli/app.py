@@ -13,12 +13,14 @@ from moegeom.core.errors import MoeGeomError
 from moegeom_cli.commands import (
     check,
     checks,
+    diff,
     doctor,
     families,
     metrics,
     report,
     routers,
     scan,
+    track,
 )
 from moegeom_cli.streams import error_line
 
@@ -40,7 +42,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for command in (routers, check, scan, report, families, metrics, checks, doctor):
+COMMANDS = (
+    routers,
+    check,
+    scan,
+    report,
+    diff,
+    track,
+    families,
+    metrics,
+    checks,
+    doctor,
+)
+
+for command in COMMANDS:
     app.command(name=command.NAME, no_args_is_help=command.NEEDS_ARGUMENTS)(command.run)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from moegeom.check.baseline import Baseline, BaselineRouter
 from moegeom.check.profile import Threshold
 from moegeom.core.errors import ResultsError
+from moegeom.core.populations import is_domain, is_whole
 from moegeom.results.reader import ResultsView
 
 Row = Mapping[str, Any]
@@ -106,16 +107,18 @@ def measured_rows(
     stored = [row for row in layers if row["variant"] == "as_stored"]
     by_expert: dict[str, list[Row]] = {}
     for row in experts:
-        if row["variant"] == "as_stored" and not _is_domain(row):
+        if row["variant"] == "as_stored" and is_whole(row["population"]):
             by_expert.setdefault(row["router"], []).append(row)
     by_domain: dict[str, list[Row]] = {}
     for row in stored:
-        if _is_domain(row):
+        if is_domain(row["population"]):
             by_domain.setdefault(row["router"], []).append(row)
     return Measured(
-        layers=[row for row in stored if not _is_domain(row)],
+        layers=[row for row in stored if is_whole(row["population"])],
         null={
-            row["router"]: row for row in layers if row["variant"] == "null" and not _is_domain(row)
+            row["router"]: row
+            for row in layers
+            if row["variant"] == "null" and is_whole(row["population"])
         },
         experts=by_expert,
         domains=by_domain,
@@ -140,7 +143,3 @@ def measured_results(
 def _typed(path: str) -> str:
     """A path as it can be typed: quoted for a shell, and never taken for an option."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
-
-
-def _is_domain(row: Row) -> bool:
-    return row["population"].startswith("domain=")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +29,8 @@ class Column:
     """One column of a results table.
 
     ``kind`` is float, int, bool, str or list; ``has_se`` adds ``<name>_se``, the standard error by
-    leave-one-block-out. ``formula`` is a key of docs/formulas.md.
+    leave-one-block-out. ``formula`` is a key of docs/formulas.md. ``changes_with`` names
+    invariances of the metric that this column does not share.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Column:
     kind: Literal["float", "int", "bool", "str", "list"] = "float"
     formula: str = ""
     has_se: bool = False
+    changes_with: tuple[Invariance, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Metric:
     ``finish`` maps the selected reductions (name -> array, see ``Reduction.select``) and the facts
     to values. A metric of scope ``weights`` is finished once per router; it needs no reduction but
     may name quantities of the weights that several metrics share.
-    ``keys`` names the columns that tell rows apart in tables other than ``layers``.
+    ``errors`` gives standard errors where leaving out blocks does not: from the reductions of the
+    whole and of the whole without each block to table -> column -> error.
     """
 
     name: str
@@ -73,3 +76,4 @@ class Metric:
     columns: Mapping[str, tuple[Column, ...]]
     finish: Callable[[Mapping[str, Any], RouterFacts], Values]
     invariances: tuple[Invariance, ...] = ()
+    errors: Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Values] | None = None

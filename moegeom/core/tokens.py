@@ -7,12 +7,17 @@ cut. Nothing is held for the whole stream, so memory does not grow with the numb
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from jaxtyping import Float32, Int16, Int32, Int64, Shaped
 
 Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids"]
+
+#: Outputs of experts that may be recorded beside any stage.
+OutputKind = Literal["shared_output", "routed_output", "expert_output"]
+
+OUTPUT_KINDS: tuple[str, ...] = get_args(OutputKind)
 
 #: Tokens per work unit. Tiles are aligned to the absolute token index and zero-padded, so that a
 #: token meets the same matrix product whatever the batch size. BLAS packs the weights once per
@@ -43,7 +48,10 @@ class TopLogits:
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What a source says about itself; printed and stored in ``run.json``."""
+    """What a source says about itself; printed and stored in ``run.json``.
+
+    ``outputs`` are the kinds, out of ``OUTPUT_KINDS``, that are recorded for every router.
+    """
 
     name: str
     stage: Stage
@@ -57,6 +65,7 @@ class SourceFacts:
     num_documents: int | None = None
     size_bytes: int = 0
     is_synthetic: bool = False
+    outputs: tuple[str, ...] = ()
 
 
 class TokenSource(Protocol):
@@ -86,5 +95,18 @@ class TokenSource(Protocol):
         """The experts that the recorded engine chose, in its own order, or None if not known.
 
         For stage ``ids`` this is the recording itself.
+        """
+        ...
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        """Outputs of experts on tokens ``[start, stop)``, or None where not in ``facts.outputs``.
+
+        ``shared_output`` is what the shared experts gave, (tokens, width). ``routed_output`` is the
+        sum of the chosen experts times their routing weights, (tokens, width): the block gave the
+        sum of the two. ``expert_output`` is what each expert gives on the token, chosen or not,
+        without routing weight, (tokens, experts, expert width). A kind that is none of
+        ``OUTPUT_KINDS`` is an ``InternalError``.
         """
         ...

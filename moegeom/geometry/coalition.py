@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 
 def good_turing_coverage(counts: Int64[np.ndarray, "coalitions"]) -> float:
@@ -35,3 +35,29 @@ def coalition_entropy_nats(counts: Int64[np.ndarray, "coalitions"]) -> float:
         return float("nan")
     share = counts[counts > 0] / total
     return float(-(share * np.log(share)).sum() + (len(share) - 1) / (2.0 * total))
+
+
+def rarefied(
+    counts: Int64[np.ndarray, "coalitions"], num_tokens: Int64[np.ndarray, "sizes"]
+) -> Float64[np.ndarray, "sizes"]:
+    r"""Expected number of distinct coalitions among n tokens drawn without replacement.
+
+    :math:`S - \sum_i \binom{T - n_i}{n} / \binom{T}{n}`: what a shorter stream of such tokens would
+    have shown, so that streams of different length can be compared. S for n = T, nan for n > T.
+    Relative error 1e-9 (logarithms of binomials). Source: Hurlbert 1971; oracle: Monte Carlo and
+    exact rational sums.
+    """
+    from scipy.special import gammaln
+
+    total = int(counts.sum())
+    size, multiplicity = np.unique(counts[counts > 0], return_counts=True)
+    n = num_tokens[:, None].astype(np.float64)
+    rest = total - size[None, :] - n  # tokens of other coalitions less those drawn
+    possible = rest >= 0
+    rest = np.where(possible, rest, 0.0)
+    left = np.where(n <= total, total - n, 0.0)
+    log_missed = gammaln(total - size + 1.0) - gammaln(rest + 1.0)
+    log_missed += gammaln(left + 1.0) - gammaln(total + 1.0)
+    missed = np.where(possible, np.exp(np.minimum(log_missed, 0.0)), 0.0)
+    expected = (multiplicity * (1.0 - missed)).sum(axis=1)
+    return np.where(num_tokens <= total, expected, np.nan)

@@ -75,3 +75,27 @@ def quantile(
                 within = (wanted - below[index] + counts[index]) / max(counts[index], 1)
                 result[row, column] = edges[index] + within * (edges[index + 1] - edges[index])
     return result.reshape(*histogram.shape[:-1], len(probabilities))
+
+
+def share_up_to(
+    histogram: Int64[np.ndarray, "*batch bins"], value: float
+) -> Float64[np.ndarray, "*batch"]:
+    """Share of values up to ``value``, linear within its bin: the inverse of :func:`quantile`.
+
+    nan for an empty histogram. For 2^-40 <= value < 2^24.
+    """
+    edges = bin_edges()
+    at = int(bin_index(np.array([value]))[0])
+    within = (value - edges[at]) / (edges[at + 1] - edges[at])
+    total = histogram.sum(axis=-1)
+    below = histogram[..., :at].sum(axis=-1) + within * histogram[..., at]
+    return below / np.where(total == 0, np.nan, total)
+
+
+def lowest(histogram: Int64[np.ndarray, "bins"]) -> float:
+    """Lower edge of the first bin that holds a value: at most 6 % below the least value.
+
+    0 when a value is below 2^-40; nan for an empty histogram.
+    """
+    seen = np.flatnonzero(histogram)
+    return float(bin_edges()[seen[0]]) if len(seen) else float("nan")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from jaxtyping import Float64, Int64
 
@@ -78,6 +80,48 @@ def starved_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     share = load_share(counts)
     starved = (share < STARVED_BELOW).mean(axis=-1)
     return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, starved)
+
+
+def avg_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Mean distance of a load from the fair share, in fair shares; in [0, 2 (1 - 1/E)]."""
+    return np.abs(load_share(counts) - 1.0).mean(axis=-1)
+
+
+def jain(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    r"""Jain's fairness index, :math:`(\sum c)^2 / (E \sum c^2) = 1 / (1 + CV^2)`; 1 at balance."""
+    return 1.0 / (1.0 + load_cv(counts) ** 2)
+
+
+def kl_to_uniform_nats(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Kullback-Leibler divergence of the load from even load, log E - H; 0 at balance."""
+    return np.log(counts.shape[-1]) - load_entropy_nats(counts)
+
+
+def load_cv_squared_debiased(block_counts: Int64[np.ndarray, "blocks experts"]) -> float:
+    r"""Squared CV of the expected load, without what the choice of documents adds.
+
+    :math:`\sum_{a \ne b} v_a v_b \langle x_a - 1, x_b - 1 \rangle / (E (1 - \sum v^2))`, x_b the
+    load of block b in fair shares and v_b its share of the slots: products of different blocks,
+    whose errors are independent, so that the mean over documents is the true value. Negative when
+    nothing but noise is seen. nan for fewer than two blocks with tokens.
+    Oracle in tests: Monte Carlo over documents.
+    """
+    counts = block_counts[block_counts.sum(axis=1) > 0].astype(np.float64)
+    if len(counts) < 2:
+        return float("nan")
+    share = counts.sum(axis=1) / counts.sum()
+    excess = (load_share(counts.astype(np.int64)) - 1.0) * share[:, None]
+    products = (excess.sum(axis=0) ** 2).sum() - (excess**2).sum()
+    return float(products / (counts.shape[1] * (1.0 - (share**2).sum())))
+
+
+def max_vio_floor(num_tokens: int, num_experts: int, top_k: int) -> float:
+    r"""MaxVio that perfectly even random routing shows on this many independent tokens, at most.
+
+    :math:`\sqrt{2 \log E (1 - k/E) / m}`, m = kT/E; about a fifth above the mean (E = 64, k = 8).
+    nan without tokens. Source: THEORY.md D3; oracle: Monte Carlo.
+    """
+    return math.sqrt(2.0 * math.log(num_experts)) * load_cv_floor(num_tokens, num_experts, top_k)
 
 
 def load_cv_floor(num_tokens: int, num_experts: int, top_k: int) -> float:

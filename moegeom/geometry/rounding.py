@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int32
 
 #: Unit roundoff of float32 and bfloat16 (half the distance from 1 to the next number).
 UNIT_FLOAT32 = 2.0**-24
@@ -97,3 +97,39 @@ def switch_probability(
     near = sigmas < FARTHEST_SIGMAS
     probability[near] = ndtr(-sigmas[near])
     return probability
+
+
+def rounding_sigmas(
+    values: Float[np.ndarray, "tokens hidden"],
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    weight: Float[np.ndarray, "experts hidden"],
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Nearest wall in standard deviations of what rounding the input to bfloat16 does along it.
+
+    .. math:: r = \min_{i \in S,\, j \notin S} \frac{z_i - z_j}{\sigma_{ij}}, \quad
+              \sigma_{ij}^2 = (0.4247 \cdot 2^{-8})^2 \sum_d (w_{id} - w_{jd})^2 y_d^2
+
+    Dimensionless. The rounding error of a coordinate is proportional to it, so the nearest wall by
+    this measure need not be the nearest in Euclidean distance. For affine rules. 0 on a boundary;
+    inf when every expert is chosen, for equal rows of which one is ahead, and for an input of
+    zeros that is on no boundary. Relative error 1e-12 of the float64 sums; the logits carry theirs.
+    Source: THEORY.md E4. Oracle in tests: Monte Carlo with rounded inputs.
+    """
+    rows = weight.astype(np.float64)
+    sigmas = np.full(len(values), np.inf)
+    for token in range(len(values)):
+        outside = np.ones(len(rows), dtype=bool)
+        outside[chosen[token]] = False
+        if not outside.any():
+            continue
+        y = values[token].astype(np.float64)
+        z = logits[token].astype(np.float64)
+        for expert in chosen[token]:
+            gap = z[expert] - z[outside]
+            scale = np.sqrt((((rows[expert] - rows[outside]) * y) ** 2).sum(axis=1))
+            scale *= ROUNDING_RMS * UNIT_BFLOAT16
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = np.where(gap == 0.0, 0.0, gap / scale)
+            sigmas[token] = min(sigmas[token], ratio.min())
+    return sigmas

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
 #: Blocks that every reduction is kept in, for standard errors by leaving one out.
 NUM_BLOCKS = 16
@@ -19,7 +19,11 @@ class Quantities:
     engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
     ``noise_scale`` is the error, per coordinate, of rounding the input to bfloat16; ``direction``
     the router input over its length, 0 for a zero input; ``selection`` holds the selection scores,
-    masked groups at their fill.
+    masked groups at their fill; ``probability`` the scores of a token over their sum, ``entropy``
+    its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle, in radians,
+    to the nearest direction before the norm with another chosen set; ``rounding_sigmas`` the
+    distance to the nearest wall in standard deviations of what rounding the input to bfloat16 does
+    along it; ``document``, ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
     token: Int64[np.ndarray, "tokens"]
@@ -37,6 +41,18 @@ class Quantities:
     matches_recording: Bool[np.ndarray, "tokens"] | None = None
     direction: Float64[np.ndarray, "tokens hidden"] | None = None
     selection: Float[np.ndarray, "tokens experts"] | None = None
+    probability: Float[np.ndarray, "tokens experts"] | None = None
+    entropy: Float64[np.ndarray, "tokens"] | None = None
+    log_sum_exp: Float64[np.ndarray, "tokens"] | None = None
+    angle: Float64[np.ndarray, "tokens"] | None = None
+    rounding_sigmas: Float64[np.ndarray, "tokens"] | None = None
+    input: Float[np.ndarray, "tokens hidden"] | None = None
+    document: Int64[np.ndarray, "tokens"] | None = None
+    position: Int32[np.ndarray, "tokens"] | None = None
+    token_id: Int32[np.ndarray, "tokens"] | None = None
+    shared_output: Float32[np.ndarray, "tokens output"] | None = None
+    routed_output: Float32[np.ndarray, "tokens output"] | None = None
+    expert_output: Float32[np.ndarray, "tokens experts expert_width"] | None = None
 
     def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""

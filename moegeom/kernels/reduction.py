@@ -47,12 +47,23 @@ class Reduction:
 
     ``needs`` names attributes of :class:`Quantities`. ``select(state, populations, without)`` sums
     over populations (None = all) and over all blocks but ``without`` (None = no block left out).
+    ``settle`` is work done once on the final state; what it returns is what ``select`` gets.
     """
 
     name: str
     needs: tuple[str, ...]
     start: Callable[[Extent], Accumulator]
     merge: Callable[[State, State], State]
+    select: Callable[[Any, int | None, int | None], Any]
+    settle: Callable[[State], Any] = lambda state: state
+
+
+@dataclass(frozen=True)
+class View:
+    """Another way of selecting from the state of the reduction ``of``."""
+
+    name: str
+    of: str
     select: Callable[[State, int | None, int | None], Any]
 
 
@@ -67,3 +78,16 @@ def select_counts(counts: np.ndarray, population: int | None, without: int | Non
 REDUCTIONS: Registry[Reduction] = Registry(
     "reduction", "moegeom.kernels.reductions", "REDUCTION", Reduction
 )
+
+#: Views by file name in ``moegeom/kernels/views``.
+VIEWS: Registry[View] = Registry("view", "moegeom.kernels.views", "VIEW", View)
+
+
+def reduction_of(need: str) -> str:
+    """The reduction whose state answers ``need``, a reduction or a view."""
+    return VIEWS[need].of if need in VIEWS.names() else need
+
+
+def selector(need: str) -> Callable[[Any, int | None, int | None], Any]:
+    """How ``need``, a reduction or a view, is selected from that state."""
+    return VIEWS[need].select if need in VIEWS.names() else REDUCTIONS[need].select

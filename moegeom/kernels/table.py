@@ -33,6 +33,11 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("routing_weights", 1e-13, "weight of each chosen expert"),
     Kernel("coalition_key", 0.0, "64-bit key of the chosen set, whatever its order"),
     Kernel("same_set", 0.0, "is the recorded set the chosen set"),
+    Kernel("score_statistics", 2e-5, "scores as probabilities, their entropy, log-sum-exp"),
+    Kernel("add_scores", 0.0, "sums of probabilities by population, block and expert"),
+    Kernel("rounding_sigmas", 1e-10, "nearest wall in standard deviations of input rounding"),
+    Kernel("num_shared", 0.0, "number of experts that two choices have in common"),
+    Kernel("count_pairs", 0.0, "tokens by block and pair of experts"),
     Kernel("count_experts", 0.0, "chosen slots by population, block and expert"),
     Kernel("count_bins", 0.0, "histogram over the bits of a value by population and block"),
 )

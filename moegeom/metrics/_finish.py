@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Metric, RouterFacts, Values
+from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.kernels.quantities import NUM_BLOCKS
-from moegeom.kernels.reduction import REDUCTIONS, State, select_counts
+from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, select_counts, selector
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.metrics._weights import weight_quantities
 from moegeom.results.plain import plain_column, plain_value
@@ -35,20 +36,22 @@ def finish_router(
     metrics: Sequence[Metric],
     missing: Mapping[str, str],
     variant: str = "as_stored",
-    whole: str = "all",
+    whole: str = ALL,
 ) -> Finished:
     """Rows of every metric for the population ``whole`` and for each population with tokens.
 
     ``missing`` says why a reduction is absent. A column with ``has_se`` gets ``<name>_se``, the
     delete-one jackknife over the blocks that hold tokens:
-    sqrt((g - 1) / g * sum (v_b - mean v)^2); null with fewer than two blocks.
+    sqrt((g - 1) / g * sum (v_b - mean v)^2); null with fewer than two blocks. A metric may give
+    its own (``Metric.errors``).
     """
     shared = weight_quantities(router, metrics)
-    reasons = {
-        metric.name: next(missing[need] for need in metric.needs if need not in states)
-        for metric in metrics
-        if metric.scope != "weights" and any(need not in states for need in metric.needs)
-    }
+    states = {name: REDUCTIONS[name].settle(state) for name, state in states.items()}
+    reasons = {}
+    for metric in metrics:
+        absent = [n for n in map(reduction_of, metric.needs) if n not in states]
+        if metric.scope != "weights" and absent:
+            reasons[metric.name] = missing[absent[0]]
     rows: Rows = {}
     for index, population in _present(states, populations, whole):
         blocks = _blocks(states, index)
@@ -93,15 +96,23 @@ def _values(
     variant: str,
 ) -> dict[str, dict[str, Any]]:
     # looked up once: the registry lists its folder on each access
-    select = {need: REDUCTIONS[need].select for need in metric.needs}
+    select = {need: selector(need) for need in metric.needs}
+    states = {
+        need: states[reduction_of(need)]
+        for need in (*metric.needs, "token_counts")
+        if reduction_of(need) in states
+    }
+
+    def selected(without: int | None) -> dict[str, Any]:
+        return {need: select[need](states[need], population, without) for need in metric.needs}
 
     def finish(without: int | None) -> Values:
-        selected = {need: select[need](states[need], population, without) for need in metric.needs}
         tokens = 0
         if "token_counts" in states:
             counts = states["token_counts"]["counts"]
             tokens = int(select_counts(counts, population, without)[TOKENS])
-        return metric.finish(selected, RouterFacts(router, tokens, variant == "null", len(blocks)))
+        facts = RouterFacts(router, tokens, variant == "null", len(blocks))
+        return metric.finish(selected(without), facts)
 
     whole = {table: dict(columns) for table, columns in finish(None).items()}
     with_se = [
@@ -114,8 +125,12 @@ def _values(
         parts = [finish(block) for block in blocks] if len(blocks) > 1 else []
         for table, name in with_se:
             whole[table][f"{name}_se"] = _jackknife(
-                [part[table][name] for part in parts], whole[table][name]
+                [part.get(table, {}).get(name) for part in parts], whole[table][name]
             )
+    if metric.errors and len(blocks) > 1:
+        found = metric.errors(selected(None), [selected(block) for block in blocks])
+        for table, columns in found.items():
+            whole[table] |= {f"{name}_se": error for name, error in columns.items()}
     return whole
 
 

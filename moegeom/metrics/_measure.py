@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from threadpoolctl import threadpool_limits
+
 from moegeom.core.metric import Metric
+from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.kernels.reduction import REDUCTIONS, Kernels, State
+from moegeom.kernels.reduction import REDUCTIONS, Kernels, State, reduction_of
+from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.metrics._finish import Rows, finish_router
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
 from moegeom.scan.labels import Populations
+from moegeom.scan.measure import measure
 from moegeom.scan.per_token import PerTokenFile
 from moegeom.scan.plan import SAMPLED, SMALL_SAMPLE_TOKENS, batch_tokens, sample_tiles
 from moegeom.scan.prepared import prepare, unavailable
@@ -35,12 +41,29 @@ _GEOMETRY = frozenset(
         "wall_pairs",
         "bf16_switch",
         "orders",
+        "relative_distance_histogram",
+        "noise_sigmas_histogram",
+        "rounding_sigmas_histogram",
+        "rounding_switch",
+        "angle_histogram",
     }
 )
 
 
 #: Reductions that say nothing about a random router, or too much.
-_NOT_FOR_NULL = ("agreement", "coalitions", "directions", "wall_pairs")
+_NOT_FOR_NULL = (
+    "agreement",
+    "block_outputs",
+    "coalitions",
+    "directions",
+    "input_sample",
+    "output_cosines",
+    "token_sample",
+    "wall_pairs",
+)
+
+#: Tokens whose median length is the usual length of a router input.
+_TYPICAL_TOKENS = 4 * TILE
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,7 @@ class RouterRun:
     batch_tokens: int | None = None
     seed: int = 0
     skip_non_finite: bool = False
+    exclude_first: int = 0
     snapshot: Path | None = None
     per_token: Path | None = None
     advanced: Callable[[int], None] | None = None
@@ -70,7 +94,9 @@ class MeasuredRouter:
 
 def measure_weights(router: Router, metrics: Sequence[Metric], reason: str) -> MeasuredRouter:
     """Rows of the metrics that need no tokens; the others are null for ``reason``."""
-    missing = {need: reason for m in metrics if m.scope != "weights" for need in m.needs}
+    missing = {
+        reduction_of(need): reason for m in metrics if m.scope != "weights" for need in m.needs
+    }
     finished = finish_router(router, {}, (), metrics, missing)
     return MeasuredRouter(finished.rows, {"num_tokens": 0, "reasons": finished.reasons})
 
@@ -79,20 +105,24 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
     """Rows of all metrics for the router as stored and, where tokens allow, for its null."""
     started = time.perf_counter()
     missing = _missing(run)
-    wanted = [n for n in REDUCTIONS.names() if n not in missing and _is_needed(n, run.metrics)]
+    needed = {reduction_of(need) for m in run.metrics if m.scope == "router" for need in m.needs}
+    wanted = [n for n in REDUCTIONS.names() if n not in missing and n in {*needed, "token_counts"}]
     reductions = [name for name in wanted if name not in SAMPLED]
-    task = _task(run, run.router, reductions)
+    typical = _typical_norm(run)
+    task = _task(run, run.router, reductions, typical)
     tiles = range(-(-run.source.facts.num_tokens // TILE))
     progress = _scan(run, task, reductions, tiles)
-    whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else "all"
+    whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else ALL
     names = task.populations.names
-    states = progress.states | _sampled_states(run, [name for name in wanted if name in SAMPLED])
+    states = progress.states | _sampled_states(run, run.router, wanted, typical)
     finished = finish_router(run.router, states, names, run.metrics, missing, whole=whole)
     rows = finished.rows
     if run.source.facts.stage in ("router_input", "pre_norm"):
-        _extend(rows, _null_rows(run, wanted, missing, whole))
+        _extend(rows, _null_rows(run, wanted, missing, whole, typical))
+    measured = int(progress.states["token_counts"]["counts"][..., TOKENS].sum())
     facts = {
-        "num_tokens": progress.num_tokens - progress.num_non_finite,
+        "num_tokens": measured,
+        "num_excluded": progress.num_tokens - progress.num_non_finite - measured,
         "num_non_finite": progress.num_non_finite,
         "first_non_finite": list(progress.non_finite),
         "reasons": finished.reasons,
@@ -102,14 +132,23 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
     return MeasuredRouter(rows, facts)
 
 
-def _is_needed(reduction: str, metrics: Sequence[Metric]) -> bool:
-    return reduction == "token_counts" or any(reduction in m.needs for m in metrics)
+def _typical_norm(run: RouterRun) -> float | None:
+    """Median length of the first router inputs; None where none are recorded."""
+    facts = run.source.facts
+    if facts.stage not in ("router_input", "pre_norm"):
+        return None
+    task = _task(run, run.router, ("ambiguity",), None)  # asks for lengths
+    with threadpool_limits(1, user_api="blas"):
+        found = measure(task, 0, min(_TYPICAL_TOKENS, facts.num_tokens)).quantities
+    if found.input_norm is None or not len(found.input_norm):
+        return None
+    return float(np.median(found.input_norm))
 
 
 def _missing(run: RouterRun) -> dict[str, str]:
     """Reductions that cannot be had from this router and source, each with the reason."""
     facts = run.source.facts
-    absent = unavailable(run.router, facts.stage, facts.has_chosen)
+    absent = unavailable(run.router, facts)
     missing = {}
     for name in REDUCTIONS.names():
         lacking = [need for need in REDUCTIONS[name].needs if need in absent]
@@ -120,10 +159,14 @@ def _missing(run: RouterRun) -> dict[str, str]:
     return missing
 
 
-def _task(run: RouterRun, router: Router, reductions: Sequence[str]) -> Task:
+def _task(
+    run: RouterRun, router: Router, reductions: Sequence[str], typical_norm: float | None
+) -> Task:
     wanted = {need for name in reductions for need in REDUCTIONS[name].needs}
     if "matches_recording" in wanted and run.source.facts.stage in ("router_input", "pre_norm"):
         wanted.add("input_norm")  # a disagreement is judged by the float bound
+    if typical_norm is not None:
+        wanted.add("input_norm")  # outlier tokens are told by it
     if run.per_token is not None and router is run.router:
         wanted |= {"weights", "distance", "pair"}
     return Task(
@@ -132,6 +175,8 @@ def _task(run: RouterRun, router: Router, reductions: Sequence[str]) -> Task:
         populations=Populations(run.source.facts.domains),
         kernels=run.kernels,
         wanted=frozenset(wanted),
+        typical_norm=typical_norm,
+        exclude_first=run.exclude_first,
     )
 
 
@@ -159,27 +204,36 @@ def _scan(run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence
     return scan_router(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks, begin)
 
 
-def _sampled_states(run: RouterRun, reductions: Sequence[str]) -> dict[str, State]:
+def _sampled_states(
+    run: RouterRun, router: Router, wanted: Sequence[str], typical_norm: float | None
+) -> dict[str, State]:
     """States of reductions that a sample of the tokens is enough for."""
+    reductions = [name for name in wanted if name in SAMPLED]
     if not reductions:
         return {}
     tiles = sample_tiles(run.source.facts.num_tokens, run.seed, SMALL_SAMPLE_TOKENS)
-    task = _task(run, run.router, reductions)
+    task = _task(run, router, reductions, typical_norm)
     return scan_router(task, reductions, tiles, _pace(run), skip_non_finite=True).states
 
 
 def _null_rows(
-    run: RouterRun, reductions: Sequence[str], missing: Mapping[str, str], whole: str
+    run: RouterRun,
+    wanted: Sequence[str],
+    missing: Mapping[str, str],
+    whole: str,
+    typical_norm: float | None,
 ) -> Rows:
-    kept = [name for name in reductions if name not in _NOT_FOR_NULL]
+    wanted = [name for name in wanted if name not in _NOT_FOR_NULL]
+    kept = [name for name in wanted if name not in SAMPLED]
     missing = dict(missing) | dict.fromkeys(_NOT_FOR_NULL, "not kept for the null")
     router = random_router(run.router, run.seed)
-    task = _task(run, router, kept)
+    task = _task(run, router, kept, typical_norm)
     tiles = sample_tiles(run.source.facts.num_tokens, run.seed)
     progress = scan_router(task, kept, tiles, _pace(run), skip_non_finite=True)
+    states = progress.states | _sampled_states(run, router, wanted, typical_norm)
     names = task.populations.names
     metrics = [metric for metric in run.metrics if metric.scope == "router"]
-    return finish_router(router, progress.states, names, metrics, missing, "null", whole).rows
+    return finish_router(router, states, names, metrics, missing, "null", whole).rows
 
 
 def _extend(rows: Rows, more: Rows) -> None:

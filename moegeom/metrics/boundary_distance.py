@@ -12,6 +12,7 @@ from moegeom.metrics._ladder import (
     LADDER_COLUMNS,
     ladder_values,
     quantile_columns,
+    quantile_errors,
     quantile_values,
 )
 
@@ -55,4 +56,5 @@ METRIC = Metric(
     },
     finish=_finish,
     invariances=("token_permutation", "expert_relabelling", "common_row_shift"),
+    errors=quantile_errors("boundary_distance", "distance_histogram"),
 )

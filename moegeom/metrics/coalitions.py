@@ -1,4 +1,15 @@
-"""Visited coalitions: which sets of experts tokens choose, and how many remain unseen."""
+"""Visited coalitions: which sets of experts tokens choose, and how many remain unseen.
+
+A coalition is the chosen set of a token. Among T tokens S distinct ones are seen, most of them
+once: S grows with T, so it says little by itself. ``coalition_coverage`` (Good-Turing) estimates
+the share of further tokens whose set was already seen, ``coalition_chao1`` is a lower estimate of
+the number of sets in use, ``coalition_entropy_nats`` the entropy of their distribution. Table
+``rarefaction`` gives the expected number of distinct sets among fewer tokens: compare streams of
+different length there, at equal T.
+
+In the full input space every set has a cell (nearly every real router has more input dimensions
+than experts); what is informative is which of them data visit.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +20,12 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.coalition import chao1, coalition_entropy_nats, good_turing_coverage
+from moegeom.geometry.coalition import (
+    chao1,
+    coalition_entropy_nats,
+    good_turing_coverage,
+    rarefied,
+)
 
 #: Coalitions listed per router, the most frequent ones.
 NUM_LISTED = 256
@@ -36,7 +52,17 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "coalition_sampling_rate": rate,
         },
         "coalitions": {"coalition": seen["members"][seen["row"][top]], "num_tokens": counts[top]},
+        "rarefaction": _rarefaction(counts, rate),
     }
+
+
+def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
+    """Expected distinct sets for powers of two below the number of tokens, and for that itself."""
+    total = int(counts.sum())
+    if not total or rate < 1.0:
+        return {"num_tokens_drawn": np.empty(0, np.int64), "expected_coalitions": np.empty(0)}
+    sizes = np.unique(np.append(2 ** np.arange(0, int(math.log2(total)) + 1), total))
+    return {"num_tokens_drawn": sizes, "expected_coalitions": rarefied(counts, sizes)}
 
 
 METRIC = Metric(
@@ -89,6 +115,15 @@ METRIC = Metric(
         "coalitions": (
             Column("coalition", "experts of the set, ascending", "experts", "list"),
             Column("num_tokens", "tokens that chose it", "tokens", "int"),
+        ),
+        "rarefaction": (
+            Column("num_tokens_drawn", "tokens drawn without replacement", "tokens", "int"),
+            Column(
+                "expected_coalitions",
+                "expected number of distinct sets among them; no rows when sampled",
+                "coalitions",
+                formula="rarefaction",
+            ),
         ),
     },
     finish=_finish,

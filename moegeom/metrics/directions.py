@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     total, tokens = reductions["directions"]
-    length = float(np.linalg.norm(total)) / tokens if tokens else None
-    return {"layers": {"mean_resultant_length": length}}
+    if not tokens:
+        return {"layers": {"mean_resultant_length": None, "mean_pairwise_cosine": None}}
+    squared = float(total @ total)
+    # |sum u|^2 is the sum of the cosines of all pairs, each token with itself included
+    cosine = (squared - tokens) / (tokens * (tokens - 1)) if tokens > 1 else None
+    return {
+        "layers": {
+            "mean_resultant_length": math.sqrt(squared) / tokens,
+            "mean_pairwise_cosine": cosine,
+        }
+    }
 
 
 METRIC = Metric(
@@ -30,8 +38,14 @@ METRIC = Metric(
                 formula="mean_resultant_length",
                 has_se=True,
             ),
+            Column(
+                "mean_pairwise_cosine",
+                "mean cosine between the router inputs of two different tokens",
+                formula="mean_pairwise_cosine",
+                has_se=True,
+            ),
         )
     },
     finish=_finish,
-    invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
+    invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )

@@ -116,6 +116,7 @@ METRIC = Metric(
                 "gram_score_raw",
                 "1 - rms cosine of the rows as stored: a common shift or a gain changes it",
                 formula="gram_score",
+                changes_with=("common_row_shift", "gain_folding"),
             ),
             Column(
                 "gram_score_centred",
@@ -166,14 +167,29 @@ METRIC = Metric(
                 "exp entropy of the singular values of the centred effective rows",
                 formula="row_spectrum",
             ),
-            Column("centred_norm_median", "median length of a centred effective row", "weight"),
+            Column(
+                "centred_norm_median",
+                "median length of a centred effective row",
+                "weight",
+                changes_with=("positive_scaling",),
+            ),
             Column("centred_norm_max_over_median", "longest of them over the median"),
             Column("centred_norm_min_over_median", "shortest of them over the median"),
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
-            Column("effective_row_norm", "length of the row times the gain, not centred", "weight"),
-            Column("centred_row_norm", "length of the centred effective row", "weight"),
+            Column(
+                "effective_row_norm",
+                "length of the row times the gain, not centred",
+                "weight",
+                changes_with=("common_row_shift", "positive_scaling"),
+            ),
+            Column(
+                "centred_row_norm",
+                "length of the centred effective row",
+                "weight",
+                changes_with=("positive_scaling",),
+            ),
             Column(
                 "nearest_expert",
                 "expert whose centred effective row has the largest cosine, or -1",

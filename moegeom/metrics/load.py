@@ -1,4 +1,14 @@
-"""Load: how evenly the experts are used."""
+"""Load: how evenly the experts are used over the whole set of tokens.
+
+c_e tokens choose expert e, m = kT / E is the fair share. All figures here are functions of c / m
+over all tokens ("global"): the same words mean other things in other tools, so the reduction stands
+in the name (``load_cv_ddof0``, ``max_vio_global``; per batch see ``load_tiles``).
+
+Even perfectly even routing shows a CV and a MaxVio on finitely many tokens: the floors beside them
+hold for independent tokens, and tokens of one document are not, so a balanced router shows two to
+three times as much. ``load_cv_squared_debiased`` compares different blocks of documents instead and
+has no such excess: 0 within its error means that no imbalance was seen. Compare at equal T.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +23,7 @@ from moegeom.geometry import load
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["expert_counts"]
+    blocks = reductions["expert_counts_by_block"]
     entropy = float(load.load_entropy_nats(counts))
     experts = facts.router.num_experts
     return {
@@ -20,12 +31,19 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "load_cv_ddof0": float(load.load_cv(counts)),
             "load_cv_ddof1": float(load.load_cv(counts, ddof=1)) if experts > 1 else None,
             "load_cv_floor": load.load_cv_floor(facts.num_tokens, experts, facts.router.rule.top_k),
+            "load_cv_squared_debiased": load.load_cv_squared_debiased(blocks),
             "max_vio_global": float(load.max_vio(counts)),
+            "max_vio_floor": load.max_vio_floor(facts.num_tokens, experts, facts.router.rule.top_k),
             "min_vio_global": float(load.min_vio(counts)),
+            "avg_vio_global": float(load.avg_vio(counts)),
+            "load_imbalance_global": float(load.max_vio(counts)) + 1.0,
+            "jain": float(load.jain(counts)),
             "gini": float(load.gini(counts)),
             "load_entropy_nats": entropy,
             "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else None,
             "effective_experts": float(np.exp(entropy)),
+            "diversity": float(np.exp(entropy)) / experts,
+            "kl_to_uniform_nats": float(load.kl_to_uniform_nats(counts)),
             "num_dead": int((counts == 0).sum()) if counts.any() else None,
             "dead_share": float(load.dead_share(counts)),
             "starved_share": float(load.starved_share(counts)),
@@ -44,7 +62,7 @@ METRIC = Metric(
     version=1,
     text="Load of each expert, and how uneven it is over the whole set of tokens.",
     scope="router",
-    needs=("expert_counts",),
+    needs=("expert_counts", "expert_counts_by_block"),
     columns={
         "layers": (
             Column(
@@ -65,11 +83,35 @@ METRIC = Metric(
                 formula="load_cv_floor",
             ),
             Column(
+                "load_cv_squared_debiased",
+                "squared CV of the expected load, without the noise of finitely many documents",
+                formula="load_cv_squared_debiased",
+                has_se=True,
+            ),
+            Column(
                 "max_vio_global",
                 "largest load over the fair share, minus 1",
                 formula="max_vio",
                 has_se=True,
             ),
+            Column(
+                "max_vio_floor",
+                "MaxVio that even random routing shows on as many independent tokens",
+                formula="max_vio_floor",
+            ),
+            Column(
+                "load_imbalance_global",
+                "largest load over the fair share",
+                formula="max_vio",
+                has_se=True,
+            ),
+            Column(
+                "avg_vio_global",
+                "mean distance of a load from the fair share, in fair shares",
+                formula="avg_vio",
+                has_se=True,
+            ),
+            Column("jain", "Jain's fairness index of the load", formula="jain", has_se=True),
             Column(
                 "min_vio_global",
                 "smallest load over the fair share, minus 1",
@@ -95,6 +137,19 @@ METRIC = Metric(
                 "exponential of the load entropy",
                 "experts",
                 formula="load_entropy",
+                has_se=True,
+            ),
+            Column(
+                "diversity",
+                "effective experts over their number",
+                formula="load_entropy",
+                has_se=True,
+            ),
+            Column(
+                "kl_to_uniform_nats",
+                "divergence of the load from even load",
+                "nats",
+                formula="kl_to_uniform",
                 has_se=True,
             ),
             Column("num_dead", "experts that no token chose", "experts", "int"),

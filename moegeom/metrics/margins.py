@@ -12,6 +12,7 @@ from moegeom.metrics._ladder import (
     LADDER_COLUMNS,
     ladder_values,
     quantile_columns,
+    quantile_errors,
     quantile_values,
 )
 
@@ -43,4 +44,5 @@ METRIC = Metric(
     },
     finish=_finish,
     invariances=("token_permutation", "expert_relabelling"),
+    errors=quantile_errors("margin", "margin_histogram"),
 )

@@ -45,6 +45,7 @@ METRIC = Metric(
                 "weight",
                 "list",
                 "row_projections",
+                changes_with=("common_row_shift",),
             ),
         ),
         "experts": (
@@ -55,6 +56,7 @@ METRIC = Metric(
                 "weight",
                 "list",
                 "row_projections",
+                changes_with=("common_row_shift",),
             ),
         ),
     },

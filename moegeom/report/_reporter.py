@@ -11,11 +11,14 @@ from moegeom.results.reader import Results
 
 @dataclass(frozen=True)
 class View:
-    """How to show: columns of the screen, colours, and whether every layer gets a line."""
+    """How to show: columns of the screen, colours, whether every layer gets a line, and whether
+    the output can show no more than ASCII.
+    """
 
     width: int = 100
     colours: bool = False
     all_layers: bool = False
+    is_ascii: bool = False
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,23 @@ def tokens_line(summary: Summary) -> str:
     }[trust.get("fingerprint", "unknown")]
     return (
         f"{tokens['num_tokens']:,}{where}, {origin}. {size(tokens['size_bytes'])}, "
-        f"{duration(summary.run['seconds'])}"
+        f"{duration(summary.run['seconds'])}{_left_out(summary)}"
     )
+
+
+def _left_out(summary: Summary) -> str:
+    """What was left out on request, and outlier tokens, which are in every figure."""
+    first, said = summary.run.get("exclude_first") or 0, ""
+    if first:
+        counted = f"{first} tokens" if first > 1 else "token"
+        said += f". Without the first {counted} of each document"
+    if summary.num_outliers:
+        layers = len({row["router"] for row in summary.layers})
+        said += (
+            f". {summary.num_outliers:,} outlier tokens in {layers} layers (attention sinks?): "
+            "population outliers, --exclude-first 1"
+        )
+    return said
 
 
 def trust_line(summary: Summary) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from moegeom.core.intervals import half_width
 from moegeom.report.summary import Summary
 
 Row = Mapping[str, Any]
@@ -132,7 +133,7 @@ def _cell(column: LayerColumn, row: Row, largest: float) -> str:
         return "-"
     text, error = column.text(value), column.error(row)
     if error is not None:
-        text += f" +-{_short(1.96 * error, 2)}"
+        text += f" +-{_short(half_width(error, row.get('num_blocks')), 2)}"
     if column.value is _load and largest > 0:
         bar = "#" * max(1, round(10 * value / largest))
         text = f"{bar:<10} {text:>5}"

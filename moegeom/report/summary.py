@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.core.populations import OUTLIERS, is_whole
 from moegeom.core.verdict import Verdict
 from moegeom.results.reader import Results
 
@@ -18,7 +19,8 @@ class Summary:
     """Rows and facts that every reporter shows.
 
     ``layers`` holds a row per router for the whole population, ``null`` those of the random
-    router; both keep the order of the checkpoint.
+    router; both keep the order of the checkpoint. ``num_outliers`` counts outlier tokens, once for
+    each router that sees them so.
     """
 
     run: Mapping[str, Any]
@@ -26,6 +28,7 @@ class Summary:
     null: Sequence[Row]
     findings: Sequence[Finding]
     notes: Sequence[Finding]
+    num_outliers: int = 0
 
     @property
     def worst(self) -> dict[str, Finding]:
@@ -64,7 +67,8 @@ class Summary:
 
 def summarise(results: Results) -> Summary:
     """What the first screen needs, from a results directory."""
-    layers = [row for row in results.rows("layers") if not row["population"].startswith("domain=")]
+    rows = results.rows("layers")
+    layers = [row for row in rows if is_whole(row["population"])]
     listed = [
         Finding(
             row["severity"],
@@ -84,6 +88,11 @@ def summarise(results: Results) -> Summary:
         null=[row for row in layers if row["variant"] == "null"],
         findings=[finding for finding in ordered if finding.severity != "note"],
         notes=[finding for finding in ordered if finding.severity == "note"],
+        num_outliers=sum(
+            row["num_tokens"] or 0
+            for row in rows
+            if (row["variant"], row["population"]) == ("as_stored", OUTLIERS)
+        ),
     )
 
 

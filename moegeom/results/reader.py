@@ -36,6 +36,10 @@ class Results:
     path: Path
     run: dict[str, Any]
 
+    def tables(self) -> list[str]:
+        """Names of the tables, sorted."""
+        return sorted(path.stem for path in self.path.glob("*.parquet"))
+
     def table(self, name: str) -> pa.Table:
         """The table ``<name>.parquet``."""
         import pyarrow as pa

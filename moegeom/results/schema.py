@@ -19,7 +19,7 @@ from moegeom.results.reader import SCHEMA_VERSION
 KEYS = (
     Column("router", "identity <stack>/<layer>[/slot]", "", "str"),
     Column("variant", "as_stored, or null for the random router of the same shape", "", "str"),
-    Column("population", "all, or domain=<name>", "", "str"),
+    Column("population", "all, domain=<name>, or outliers", "", "str"),
 )
 
 #: Tables that no metric fills.
@@ -71,12 +71,13 @@ def arrow_schema(table: str, metrics: Sequence[Metric]) -> pa.Schema:
     """Schema of a metric table: keys, then columns in the order of the metrics."""
     fields = {column.name: _field(column) for column in KEYS}
     for metric in metrics:
-        facts = {
-            "metric": metric.name,
-            "metric_version": str(metric.version),
-            "invariances": ",".join(metric.invariances),
-        }
         for column in metric.columns.get(table, ()):
+            kept = (i for i in metric.invariances if i not in column.changes_with)
+            facts = {
+                "metric": metric.name,
+                "metric_version": str(metric.version),
+                "invariances": ",".join(kept),
+            }
             fields.setdefault(column.name, _field(column, facts))
             if column.has_se:
                 error = Column(f"{column.name}_se", f"standard error of {column.name}", column.unit)

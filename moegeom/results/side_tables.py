@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moegeom.core.populations import is_domain, is_whole
+
 Row = Mapping[str, Any]
 
 #: What each variant is, by the name in the variant column.
@@ -19,18 +21,14 @@ def domain_rows(layers: Sequence[Row]) -> list[dict[str, Any]]:
     tokens = {
         row["population"]: row["num_tokens"]
         for row in layers
-        if row["variant"] == "as_stored" and row["population"].startswith("domain=")
+        if row["variant"] == "as_stored" and is_domain(row["population"])
     }
     return [{"population": name, "num_tokens": number} for name, number in sorted(tokens.items())]
 
 
 def variant_rows(layers: Sequence[Row], seed: int) -> list[dict[str, Any]]:
     """A row for each variant that was measured, with the tokens it was measured on."""
-    tokens = {
-        row["variant"]: row["num_tokens"]
-        for row in layers
-        if not row["population"].startswith("domain=")
-    }
+    tokens = {row["variant"]: row["num_tokens"] for row in layers if is_whole(row["population"])}
     return [
         {"variant": name, "text": VARIANTS[name], "seed": seed, "num_tokens": number}
         for name, number in tokens.items()

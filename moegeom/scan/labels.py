@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Float64, Int32
 
+from moegeom.core.populations import OUTLIERS
 from moegeom.core.tokens import TokenColumns
 from moegeom.kernels.quantities import NUM_BLOCKS
 
@@ -14,13 +15,21 @@ from moegeom.kernels.quantities import NUM_BLOCKS
 MAX_DOMAINS = 120
 
 
+#: How far the length of an outlier's router input is from the usual one. A massive activation takes
+#: over the whole input, so that after the norm its length is that of one coordinate's gain, and
+#: before it a thousand times the usual one; ordinary tokens stay within a factor of 2.
+OUTLIER_FACTOR = 4.0
+
 #: Tokens that share a block where no document is known.
 RUN_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Populations:
-    """The domains of a source, then one population for the rest and one for unlabelled tokens."""
+    """The domains of a source, one population for the rest, one for unlabelled tokens, outliers.
+
+    Outlier tokens (attention sinks) belong to the last population whatever their domain.
+    """
 
     domains: tuple[str, ...]
 
@@ -28,13 +37,25 @@ class Populations:
     def names(self) -> tuple[str, ...]:
         """Labels in the ``population`` column, in the order of the counters."""
         own = tuple(f"domain={name}" for name in self.domains[:MAX_DOMAINS])
-        return (*own, "domain=(others)", "domain=(none)")
+        return (*own, "domain=(others)", "domain=(none)", OUTLIERS)
+
+    @property
+    def outliers(self) -> int:
+        """Counter index of outlier tokens."""
+        return min(len(self.domains), MAX_DOMAINS) + 2
 
     def label(self, columns: TokenColumns) -> Int32[np.ndarray, "tokens"]:
         """Counter index of each token."""
         domain = columns.domain.astype(np.int32)
         own = min(len(self.domains), MAX_DOMAINS)
         return np.where(domain < 0, own + 1, np.minimum(domain, own)).astype(np.int32)
+
+
+def is_outlier(
+    norm: Float64[np.ndarray, "tokens"], typical_norm: float
+) -> Bool[np.ndarray, "tokens"]:
+    """True where an input is OUTLIER_FACTOR times longer or shorter than the typical one."""
+    return (norm > OUTLIER_FACTOR * typical_norm) | (norm * OUTLIER_FACTOR < typical_norm)
 
 
 def block_of(columns: TokenColumns, first_token: int) -> Int32[np.ndarray, "tokens"]:

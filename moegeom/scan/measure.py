@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32
+from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.errors import NonFiniteError
+from moegeom.geometry.norm import unit_rows
+from moegeom.geometry.pre_norm import boundary_angle
 from moegeom.geometry.rounding import (
     UNIT_FLOAT32,
     bf16_noise_scale,
@@ -17,8 +20,13 @@ from moegeom.geometry.rounding import (
 )
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import Quantities
-from moegeom.scan.labels import block_of
-from moegeom.scan.recorded import recorded_choice, recorded_ids, recorded_logits
+from moegeom.scan.labels import block_of, is_outlier
+from moegeom.scan.recorded import (
+    recorded_choice,
+    recorded_ids,
+    recorded_logits,
+    recorded_outputs,
+)
 from moegeom.scan.task import Task
 
 
@@ -34,34 +42,69 @@ def measure(task: Task, start: int, stop: int) -> Measured:
     """Quantities of tokens ``[start, stop)``; ``start`` is a multiple of the tile."""
     facts = task.source.facts
     columns = task.source.read_columns(start, stop)
-    token = np.arange(start, stop, dtype=np.int64)
-    population = task.populations.label(columns)
-    block = block_of(columns, start)
+    labels = {
+        "token": np.arange(start, stop, dtype=np.int64),
+        "population": task.populations.label(columns),
+        "block": block_of(columns, start),
+        "document": columns.document,
+        "position": columns.position,
+        "token_id": columns.token_id,
+    }
+    kept = (columns.position < 0) | (columns.position >= task.exclude_first)
     if facts.stage == "ids":
-        quantities = Quantities(token, population, block, recorded_ids(task, start, stop))
-        return Measured(quantities, ())
+        labels["chosen"] = recorded_ids(task, start, stop)
+        return Measured(Quantities(**_rows(labels, kept)), ())
     found = recorded_logits(task, start, stop)
-    logits, norm, direction = found.logits, found.norm, found.direction
-    recorded = recorded_choice(task, start, stop)
-    lost: tuple[int, ...] = ()
     # One sum tells whether all are finite: nan and infinities survive it, and if finite numbers
     # overflow it, the closer look finds nothing. A non-finite input makes every logit of its token
     # non-finite, even through a weight of 0.
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-        total = logits.sum()
+        total = found.logits.sum()
+    lost: tuple[int, ...] = ()
     if not np.isfinite(total):
-        finite = np.isfinite(logits).all(axis=1)
-        kept = np.flatnonzero(finite)
-        lost = tuple((np.flatnonzero(~finite) + start).tolist())
-        logits = np.ascontiguousarray(logits[kept])
-        norm = None if norm is None else norm[kept]
-        direction = None if direction is None else direction[kept]
-        recorded = None if recorded is None else np.ascontiguousarray(recorded[kept])
-        token, population, block = token[kept], population[kept], block[kept]
-    quantities = _quantities(task, token, population, block, logits, norm, recorded)
-    if direction is not None:
-        quantities = dataclasses.replace(quantities, direction=direction)
+        finite = np.isfinite(found.logits).all(axis=1)
+        lost = tuple((np.flatnonzero(~finite & kept) + start).tolist())
+        kept &= finite
+    arrays = {
+        **labels,
+        "logits": found.logits,
+        "norm": found.norm,
+        "values": found.values,
+        "recorded": recorded_choice(task, start, stop),
+        **recorded_outputs(task, start, stop),
+    }
+    quantities = _quantities(task, _Arrays(**_rows(arrays, kept)))
     return Measured(quantities, lost)
+
+
+@dataclass(frozen=True, eq=False)
+class _Arrays:
+    """What was read about some finite tokens, row by row."""
+
+    token: np.ndarray
+    population: np.ndarray
+    block: np.ndarray
+    document: np.ndarray
+    position: np.ndarray
+    token_id: np.ndarray
+    logits: Float[np.ndarray, "tokens experts"]
+    norm: Float64[np.ndarray, "tokens"] | None
+    values: Float[np.ndarray, "tokens hidden"] | None
+    recorded: Int32[np.ndarray, "tokens k"] | None
+    shared_output: np.ndarray | None = None
+    routed_output: np.ndarray | None = None
+    expert_output: np.ndarray | None = None
+
+
+def _rows(arrays: Mapping[str, Any], kept: Bool[np.ndarray, "tokens"]) -> dict[str, Any]:
+    """The kept rows of each array; the arrays themselves when all rows are kept."""
+    if kept.all():
+        return dict(arrays)
+    row = np.flatnonzero(kept)
+    return {
+        name: None if array is None else np.ascontiguousarray(array[row])
+        for name, array in arrays.items()
+    }
 
 
 def _float_bound(
@@ -88,16 +131,9 @@ def _float_bound(
     return 2.0 * LARGEST_SLOPE[rule.score] * bound + own_rounding
 
 
-def _quantities(
-    task: Task,
-    token: np.ndarray,
-    population: np.ndarray,
-    block: np.ndarray,
-    logits: Float[np.ndarray, "tokens experts"],
-    norm: Float64[np.ndarray, "tokens"] | None,
-    recorded: Int32[np.ndarray, "tokens k"] | None,
-) -> Quantities:
+def _quantities(task: Task, read: _Arrays) -> Quantities:
     prepared, rule, kernels = task.prepared, task.prepared.router.rule, task.kernels
+    logits, norm = read.logits, read.norm
     compared, group_margin = logits, None
     if not rule.is_affine:
         compared = kernels["selection_scores"](logits, rule.score, prepared.selection_bias)
@@ -110,36 +146,104 @@ def _quantities(
         distance, pair = kernels["boundary_distance"](
             logits, chosen, margin, prepared.rows, "pair" in task.wanted
         )
+    population = read.population
+    if norm is not None and task.typical_norm is not None:
+        outlier = is_outlier(norm, task.typical_norm)
+        population = np.where(outlier, task.populations.outliers, population).astype(np.int32)
+    costly = {
+        name: compute(task, read, chosen)
+        for name, compute in _ON_DEMAND.items()
+        if name in task.wanted and (has_all_logits or name not in _FROM_ALL_LOGITS)
+    }
+    if has_all_logits and not _SCORES.isdisjoint(task.wanted):
+        probability, entropy, log_sum_exp = kernels["score_statistics"](
+            _unbiased(task, logits), rule.score
+        )
+        costly |= {"probability": probability, "entropy": entropy, "log_sum_exp": log_sum_exp}
+    if "selection" in task.wanted and has_all_logits:
+        costly["selection"] = compared
     return Quantities(
-        token=token,
+        token=read.token,
         population=population,
-        block=block,
+        block=read.block,
+        document=read.document,
+        position=read.position,
+        token_id=read.token_id,
         chosen=chosen,
         margin=margin,
         group_margin=group_margin,
         distance=distance,
         pair=pair,
-        weights=_weights(task, logits, chosen)
-        if has_all_logits and "weights" in task.wanted
-        else None,
         input_norm=norm,
         float_bound=None if norm is None else _float_bound(task, norm, logits, chosen, margin),
         noise_scale=None
         if norm is None or distance is None
         else bf16_noise_scale(norm, prepared.router.hidden_size),
-        selection=compared if has_all_logits and "selection" in task.wanted else None,
-        matches_recording=None if recorded is None else kernels["same_set"](chosen, recorded),
+        matches_recording=None
+        if read.recorded is None
+        else kernels["same_set"](chosen, read.recorded),
+        shared_output=read.shared_output,
+        routed_output=read.routed_output,
+        expert_output=read.expert_output,
+        **costly,
     )
 
 
-def _weights(
-    task: Task, logits: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]
-) -> Float64[np.ndarray, "tokens k"]:
-    """Routing weights; a bias that only selects is taken out of affine logits again."""
+def _unbiased(task: Task, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
+    """Logits without the bias that only selects, which an affine rule has added to them."""
     router = task.prepared.router
     if router.rule.is_affine and router.selection_bias is not None:
-        logits = logits - router.selection_bias
-    return task.kernels["routing_weights"](logits, chosen, router.rule)
+        return logits - router.selection_bias.astype(logits.dtype)
+    return logits
+
+
+def _weights(task: Task, read: _Arrays, chosen: np.ndarray) -> Float64[np.ndarray, "tokens k"]:
+    logits = _unbiased(task, read.logits)
+    return task.kernels["routing_weights"](logits, chosen, task.prepared.router.rule)
+
+
+def _direction(
+    task: Task, read: _Arrays, chosen: np.ndarray
+) -> Float64[np.ndarray, "tokens hidden"]:
+    return unit_rows(_inputs(read))
+
+
+def _angle(task: Task, read: _Arrays, chosen: np.ndarray) -> Float64[np.ndarray, "tokens"]:
+    router, values = task.prepared.router, _inputs(read)
+    assert router.gain is not None, "unavailable() asks for a norm"
+    gain = router.gain.astype(np.float64)
+    length = np.full(len(values), np.sqrt(router.hidden_size))
+    if gain.all():  # else a coordinate is lost, and the norm of the input stands for all of them
+        length = np.sqrt(((values / gain) ** 2).sum(axis=1))
+    bias = np.zeros(router.num_experts) if router.affine_bias is None else router.affine_bias
+    rows = router.weight.astype(np.float64) * gain
+    return boundary_angle(read.logits, chosen, rows, bias.astype(np.float64), length)
+
+
+def _rounding_sigmas(
+    task: Task, read: _Arrays, chosen: np.ndarray
+) -> Float64[np.ndarray, "tokens"]:
+    weight = task.prepared.router.weight
+    return task.kernels["rounding_sigmas"](_inputs(read), read.logits, chosen, weight)
+
+
+def _inputs(read: _Arrays) -> Float[np.ndarray, "tokens hidden"]:
+    assert read.values is not None, "unavailable() asks for router inputs"
+    return read.values
+
+
+#: Quantities that are computed only when somebody asks for them.
+_ON_DEMAND: Mapping[str, Callable[[Task, _Arrays, np.ndarray], np.ndarray]] = {
+    "weights": _weights,
+    "direction": _direction,
+    "angle": _angle,
+    "rounding_sigmas": _rounding_sigmas,
+    "input": lambda task, read, chosen: _inputs(read),
+}
+
+#: Those that need the logits of all experts, and those that one kernel gives together.
+_FROM_ALL_LOGITS = frozenset({"weights", "angle", "rounding_sigmas"})
+_SCORES = frozenset({"probability", "entropy", "log_sum_exp"})
 
 
 def refuse_non_finite(router: str, source: str, non_finite: tuple[int, ...], seen: int) -> None:

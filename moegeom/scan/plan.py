@@ -19,7 +19,13 @@ MAX_TILES = 16
 SAMPLE_TOKENS = 20_000
 
 #: Reductions that cost as much as the product, or more: a sample of the tokens is enough for them.
-SAMPLED = ("directions", "orders")
+SAMPLED = (
+    "angle_histogram",
+    "directions",
+    "orders",
+    "rounding_sigmas_histogram",
+    "rounding_switch",
+)
 
 #: Tokens of that sample.
 SMALL_SAMPLE_TOKENS = 4096

@@ -9,8 +9,28 @@ from jaxtyping import Float, Float64
 
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.router import Router
-from moegeom.core.tokens import Stage
+from moegeom.core.tokens import SourceFacts, Stage
 from moegeom.geometry.boundary import RowDistances, row_distances
+
+#: Quantities of router inputs, and quantities of the logits of all experts.
+_OF_INPUTS = (
+    "input_norm",
+    "float_bound",
+    "noise_scale",
+    "direction",
+    "angle",
+    "rounding_sigmas",
+    "input",
+)
+_OF_ALL_LOGITS = (
+    "distance",
+    "pair",
+    "weights",
+    "selection",
+    "probability",
+    "entropy",
+    "log_sum_exp",
+)
 
 #: Why a quantity is not available, by stage of the recording.
 _NEEDS_INPUT = "needs recorded router inputs; this recording holds {stage}"
@@ -68,27 +88,40 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
     )
 
 
-def unavailable(router: Router, stage: Stage, has_chosen: bool) -> dict[str, str]:
-    """Quantities that this router and this stage cannot give, each with the reason."""
+def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
+    """Quantities that this router and this source cannot give, each with the reason."""
     reasons: dict[str, str] = {}
+    stage = facts.stage
     if not router.rule.is_affine:
         curved = (
             "walls of this rule are curved or grouped; exact distances exist for affine rules only"
         )
-        reasons |= dict.fromkeys(("distance", "pair"), curved)
+        reasons |= dict.fromkeys(("distance", "pair", "angle", "rounding_sigmas"), curved)
+    if router.gain is None or router.norm is None or router.norm.kind != "rms":
+        known = (
+            "this is a layer norm" if router.norm and router.gain is not None else "none is known"
+        )
+        why = f"the angle before the norm is defined for RMS norms; {known}"
+        reasons.setdefault("angle", why)
+    if not facts.has_documents:
+        why = "the recording does not say where documents begin"
+        reasons |= dict.fromkeys(("document", "position"), why)
+    for kind in ("shared_output", "routed_output", "expert_output"):
+        if kind not in facts.outputs:
+            reasons[kind] = "the recording holds no outputs of experts"
     if stage in ("logits", "top_logits", "ids"):
         why = _NEEDS_INPUT.format(stage=stage.replace("_", " "))
-        reasons |= dict.fromkeys(("input_norm", "float_bound", "noise_scale", "direction"), why)
+        reasons |= dict.fromkeys(_OF_INPUTS, why)
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
-        lost = ("margin", "group_margin", "distance", "pair", "weights", "selection")
+        lost = ("margin", "group_margin", *_OF_ALL_LOGITS)
         reasons |= dict.fromkeys(lost, why)
     if stage == "top_logits":
         why = "needs all logits; this recording holds the largest ones"
-        reasons |= dict.fromkeys(("distance", "pair", "weights", "selection"), why)
+        reasons |= dict.fromkeys(_OF_ALL_LOGITS, why)
     if "distance" in reasons:
         reasons["noise_scale"] = reasons.get("noise_scale", reasons["distance"])
-    if not has_chosen or stage == "ids":
+    if not facts.has_chosen or stage == "ids":
         reasons["matches_recording"] = "the recording does not say what the model chose"
     return reasons
 

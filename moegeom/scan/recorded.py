@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int32
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TopLogits
-from moegeom.geometry.norm import normed, unit_rows
+from moegeom.geometry.norm import normed
 from moegeom.scan.prepared import PreparedRouter, check_width
 from moegeom.scan.products import tile_logits
 from moegeom.scan.task import Task
@@ -18,11 +18,11 @@ from moegeom.scan.task import Task
 
 @dataclass(frozen=True, eq=False)
 class RecordedLogits:
-    """Logits, and lengths and directions of the router inputs where wanted and recorded."""
+    """Logits; router inputs and their lengths where wanted and recorded."""
 
     logits: Float[np.ndarray, "tokens experts"]
     norm: Float64[np.ndarray, "tokens"] | None = None
-    direction: Float64[np.ndarray, "tokens hidden"] | None = None
+    values: Float[np.ndarray, "tokens hidden"] | None = None
 
 
 def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:
@@ -43,7 +43,18 @@ def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:
     norm = task.kernels["input_norm"](values) if "input_norm" in task.wanted else None
     with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
         logits = tile_logits(values, task.prepared.weight_columns, task.prepared.logit_bias)
-    return RecordedLogits(logits, norm, unit_rows(values) if "direction" in task.wanted else None)
+    return RecordedLogits(logits, norm, values)
+
+
+def recorded_outputs(task: Task, start: int, stop: int) -> dict[str, np.ndarray]:
+    """Recorded outputs of experts that somebody asked for, by name of the quantity."""
+    source, router = task.source, task.prepared.router
+    found = {
+        kind: source.read_output(router.name, kind, start, stop)
+        for kind in source.facts.outputs
+        if kind in task.wanted
+    }
+    return {kind: values for kind, values in found.items() if values is not None}
 
 
 def _through_norm(

@@ -12,10 +12,16 @@ from moegeom.scan.prepared import PreparedRouter
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One router, one source, and the costly quantities that somebody asked for."""
+    """One router, one source, and the costly quantities that somebody asked for.
+
+    ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
+    not told); tokens at the first ``exclude_first`` positions of a document are left out.
+    """
 
     prepared: PreparedRouter
     source: TokenSource
     populations: Populations
     kernels: Kernels
     wanted: frozenset[str] = frozenset({"distance", "matches_recording"})
+    typical_norm: float | None = None
+    exclude_first: int = 0

@@ -9,10 +9,13 @@ from jaxtyping import Float32, Int32
 
 from moegeom.core.errors import InternalError
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
+from moegeom.tokens.outputs import check_output_kind
 
 
 class ArraySource:
     """Router inputs from arrays; documents are runs of ``document_tokens`` tokens.
+
+    ``chosen`` has one array by router, ``outputs`` by kind and then by router.
 
     A token beyond the arrays is the one that many rows earlier again, so that a small buffer serves
     any number of tokens; reads within one turn of the buffer copy nothing.
@@ -24,8 +27,12 @@ class ArraySource:
         num_tokens: int | None = None,
         document_tokens: int = 512,
         chosen: Mapping[str, Int32[np.ndarray, "tokens top_k"]] | None = None,
+        outputs: Mapping[str, Mapping[str, Float32[np.ndarray, "_tokens ..."]]] | None = None,
     ) -> None:
         self._values, self._chosen = dict(values), dict(chosen or {})
+        self._outputs = {kind: dict(arrays) for kind, arrays in (outputs or {}).items()}
+        for kind in self._outputs:
+            check_output_kind(kind)
         self._rows = len(next(iter(self._values.values())))
         self._document_tokens = document_tokens
         total = self._rows if num_tokens is None else num_tokens
@@ -38,6 +45,7 @@ class ArraySource:
             has_documents=True,
             has_chosen=bool(self._chosen),
             num_documents=-(-total // document_tokens),
+            outputs=tuple(self._outputs),
         )
 
     @property
@@ -62,6 +70,13 @@ class ArraySource:
         self, router: str, start: int, stop: int
     ) -> Int32[np.ndarray, "tokens top_k"] | None:
         return self._turn(self._chosen[router], start, stop) if self._chosen else None
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        check_output_kind(kind)
+        arrays = self._outputs.get(kind)
+        return None if arrays is None else self._turn(arrays[router], start, stop)
 
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         raise InternalError("an array source holds router inputs")

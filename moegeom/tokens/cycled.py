@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Int32, Shaped
+from jaxtyping import Float32, Int32, Shaped
 
 from moegeom.core.errors import InternalError
 from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits
@@ -69,6 +69,14 @@ class CycledSource:
     ) -> Int32[np.ndarray, "tokens top_k"] | None:
         pieces = self._pieces(start, stop)
         parts = [self._source.read_chosen(router, a, b) for _, a, b in pieces]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        pieces = self._pieces(start, stop)
+        parts = [self._source.read_output(router, kind, a, b) for _, a, b in pieces]
         known = [part for part in parts if part is not None]
         return np.concatenate(known) if len(known) == len(parts) else None
 

@@ -62,6 +62,17 @@ class Fields:
             raise RecordingError(f"{self.where}: '{key}' holds more than texts.")
         return tuple(found)
 
+    def some_of(self, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of words out of ``known``, each once; empty when the key is absent."""
+        found = self.texts(key) if key in self.document else ()
+        unknown = [word for word in found if word not in known]
+        if unknown or len(set(found)) < len(found):
+            wrong = f"{unknown[0]!r:.60}" if unknown else "the same word twice"
+            raise RecordingError(
+                f"{self.where}: '{key}' holds {wrong}; expected some of {', '.join(known)}."
+            )
+        return found
+
     def one_of(self, key: str, known: tuple) -> Any:
         """One of ``known``, which may hold None."""
         value = self.any(key)

@@ -153,6 +153,10 @@ class ParquetRows:
     num_rows: int
     width: int
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return (self.width,)
+
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
         where = f"{self.table.path.name}: column '{self.name}'"
         for group, first, last in shard_ranges(self.table.starts, start, start + len(out)):

@@ -14,6 +14,7 @@ from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 from moegeom.tokens.columns import unknown_columns
+from moegeom.tokens.outputs import check_output_kind
 from moegeom.tokens.ranges import check_range
 
 #: Tokens drawn together. Not ``TILE``: the numbers must not change when the scan is tuned.
@@ -93,6 +94,11 @@ class IsotropicRmsPrior:
     def read_chosen(self, router: str, start: int, stop: int) -> None:
         """None: nobody chose."""
         del router, start, stop
+
+    def read_output(self, router: str, kind: str, start: int, stop: int) -> None:
+        """None: no expert ran."""
+        del router, start, stop
+        check_output_kind(kind)
 
     def _block(self, router: str, block: int) -> Float32[np.ndarray, "block hidden"]:
         hidden, gain = self._hidden[router], self._gains[router]

@@ -7,6 +7,7 @@ from pathlib import Path
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import SourceFacts
 from moegeom.tokens.column_reader import ParquetColumns
+from moegeom.tokens.outputs import check_output_shapes
 from moegeom.tokens.recording import (
     RecordingFacts,
     columns_file_name,
@@ -52,11 +53,12 @@ def _source_facts(directory: Path, facts: RecordingFacts) -> SourceFacts:
         fingerprint=facts.fingerprint,
         num_documents=facts.num_documents,
         size_bytes=sum(file.stat().st_size for file in directory.iterdir()),
+        outputs=facts.outputs,
     )
 
 
 def _open_router(directory: Path, facts: RecordingFacts, router: str) -> dict[str, ShardedRows]:
-    tensors = stored_tensors(facts.stage, facts.has_chosen)
+    tensors = stored_tensors(facts.stage, facts.has_chosen, facts.outputs)
     parts: dict[str, list[FileRows]] = {tensor.name: [] for tensor in tensors}
     for number, shard in enumerate(facts.shards):
         for prefix in dict.fromkeys(tensor.file_prefix for tensor in tensors):
@@ -66,7 +68,10 @@ def _open_router(directory: Path, facts: RecordingFacts, router: str) -> dict[st
                 if tensor.file_prefix == prefix:
                     rows = _tensor_rows(file, tensor, facts.dtype, shard.num_tokens)
                     parts[tensor.name].append(rows)
-    return {name: ShardedRows.of(_same_width(found)) for name, found in parts.items()}
+    rows = {name: ShardedRows.of(_same_width(found)) for name, found in parts.items()}
+    row_shapes = {name: found.row_shape for name, found in rows.items()}
+    check_output_shapes(row_shapes, f"{directory.name}: router {router}")
+    return rows
 
 
 def _tensor_rows(
@@ -76,7 +81,7 @@ def _tensor_rows(
         found = ", ".join(sorted(file.names)) or "none"
         raise RecordingError(f"{file.path.name}: no tensor '{tensor.name}'; found {found}.")
     allowed = [tensor.dtypes[dtype]] if tensor.is_float and dtype else [*tensor.dtypes.values()]
-    rows = file.rows(tensor.name, allowed)
+    rows = file.rows(tensor.name, allowed, tensor.row)
     if rows.num_rows != num_tokens:
         raise RecordingError(
             f"{file.path.name}: tensor '{tensor.name}' has {rows.num_rows} rows; "
@@ -87,9 +92,13 @@ def _tensor_rows(
 
 def _same_width(parts: list[FileRows]) -> tuple[FileRows, ...]:
     for part in parts:
-        if part.width != parts[0].width:
+        if part.row_shape != parts[0].row_shape:
             raise RecordingError(
-                f"{part.path.name}: {part.width} columns; {parts[0].path.name} has "
-                f"{parts[0].width}. The shards come from different models."
+                f"{part.path.name}: {_size(part)} columns; {parts[0].path.name} has "
+                f"{_size(parts[0])}. The shards come from different models."
             )
     return tuple(parts)
+
+
+def _size(rows: FileRows) -> str:
+    return " x ".join(map(str, rows.row_shape))

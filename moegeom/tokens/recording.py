@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import get_args
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.tokens import Stage
+from moegeom.core.tokens import OUTPUT_KINDS, Stage
 from moegeom.tokens.fields import Fields
-from moegeom.tokens.stages import FLOAT_DTYPES
+from moegeom.tokens.stages import FLOAT_DTYPES, has_floats
 
 SCHEMA = 1
 FACTS_FILE = "recording.json"
@@ -35,7 +35,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class RecordingFacts:
-    """The content of ``recording.json``. ``dtype`` is None for stage ``ids``."""
+    """The content of ``recording.json``. ``dtype`` is None for stage ``ids`` without outputs."""
 
     stage: Stage
     dtype: str | None
@@ -50,6 +50,7 @@ class RecordingFacts:
     fingerprint: str
     engine: str
     created_by: str
+    outputs: tuple[str, ...] = ()
 
 
 def router_slug(router: str) -> str:
@@ -84,6 +85,9 @@ def render_facts(facts: RecordingFacts) -> str:
         "engine": facts.engine,
         "created_by": facts.created_by,
     }
+    # Without outputs the file is the one that versions before them wrote.
+    if facts.outputs:
+        document["outputs"] = list(facts.outputs)
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -139,6 +143,7 @@ def parse_facts(text: str, where: str) -> RecordingFacts:
         fingerprint=checkpoint.text("fingerprint"),
         engine=fields.text("engine"),
         created_by=fields.text("created_by"),
+        outputs=fields.some_of("outputs", OUTPUT_KINDS),
     )
     check_facts(facts, where)
     return facts
@@ -158,10 +163,11 @@ def check_facts(facts: RecordingFacts, where: str) -> None:
         raise RecordingError(
             f"{where}: the shards hold {expected} tokens; num_tokens says {facts.num_tokens}."
         )
-    if (facts.dtype is None) != (facts.stage == "ids"):
+    if (facts.dtype is None) == has_floats(facts.stage, facts.outputs):
         raise RecordingError(
-            f"{where}: dtype is {facts.dtype} at stage {facts.stage}; "
-            "expected null for ids and a float dtype for all others."
+            f"{where}: dtype is {facts.dtype} at stage {facts.stage} with "
+            f"{len(facts.outputs)} kinds of outputs; "
+            "expected null for ids without outputs and a float dtype for all others."
         )
     check_routers(facts.routers, where)
     check_domains(facts.domains, where)

@@ -1,10 +1,11 @@
-"""Rows of two-dimensional arrays on disk, read range by range into an array of the caller."""
+"""Rows of arrays on disk, read range by range into an array of the caller."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -19,13 +20,20 @@ SCRATCH_BYTES = 1 << 20
 
 
 class Rows(Protocol):
-    """A two-dimensional array that can be read by ranges of rows, from several threads at once."""
+    """An array that can be read by ranges of rows, from several threads at once.
+
+    ``row_shape`` is the shape of one row, ``width`` the count of its numbers: a row of more
+    dimensions is read flat, the last dimension running fastest.
+    """
 
     @property
     def num_rows(self) -> int: ...
 
     @property
     def width(self) -> int: ...
+
+    @property
+    def row_shape(self) -> tuple[int, ...]: ...
 
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
         """Fill ``out`` (float32 or int32) with rows ``[start, start + len(out))``."""
@@ -59,6 +67,10 @@ class ArrayRows:
     def width(self) -> int:
         return self.array.shape[1]
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self.array.shape[1:]
+
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
         assign_rows(out, self.array[start : start + len(out)], self.where)
 
@@ -71,7 +83,11 @@ class FileRows:
     offset: int
     dtype: np.dtype
     num_rows: int
-    width: int
+    row_shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return prod(self.row_shape)
 
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
         row_bytes = self.width * self.dtype.itemsize
@@ -109,7 +125,7 @@ class FileRows:
 
 @dataclass(frozen=True)
 class ShardedRows:
-    """Several arrays of one width, one after the other."""
+    """Several arrays of one row shape, one after the other."""
 
     parts: tuple[Rows, ...]
     starts: tuple[int, ...]
@@ -126,6 +142,10 @@ class ShardedRows:
     @property
     def width(self) -> int:
         return self.parts[0].width
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return self.parts[0].row_shape
 
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
         for shard, first, last in shard_ranges(self.starts, start, start + len(out)):

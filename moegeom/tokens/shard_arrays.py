@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.registry import unknown_name
-from moegeom.core.tokens import Stage, TokenColumns, TopLogits
+from moegeom.core.tokens import OUTPUT_KINDS, Stage, TokenColumns, TopLogits
 from moegeom.tokens.columns import DTYPES
+from moegeom.tokens.outputs import check_output_shapes
 from moegeom.tokens.stages import (
     CHOSEN,
     FLOAT_DTYPES,
@@ -19,6 +20,7 @@ from moegeom.tokens.stages import (
     TOP_EXPERT,
     TOP_LOGITS,
     StoredTensor,
+    has_floats,
     stored_tensors,
 )
 
@@ -38,8 +40,19 @@ def check_columns(columns: TokenColumns, num_domains: int, where: str) -> int:
     return num_tokens
 
 
+def output_kinds(outputs: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The kinds in ``outputs``, in the order of the format whatever the order of the mapping."""
+    for kind in outputs or {}:
+        if kind not in OUTPUT_KINDS:
+            raise unknown_name("kind of output", kind, OUTPUT_KINDS)
+    return tuple(kind for kind in OUTPUT_KINDS if kind in (outputs or {}))
+
+
 def shard_tensors(
-    stage: Stage, values: Mapping[str, Any] | None, chosen: Mapping[str, Any] | None
+    stage: Stage,
+    values: Mapping[str, Any] | None,
+    chosen: Mapping[str, Any] | None,
+    outputs: Mapping[str, Mapping[str, Any]] | None,
 ) -> ByRouter:
     """What was handed to ``append``, by router and tensor name."""
     tensors: ByRouter = {}
@@ -51,73 +64,100 @@ def shard_tensors(
             found[STAGE_TENSORS[stage][0].name] = np.asarray(value)
     for router, ids in (chosen or {}).items():
         tensors.setdefault(router, {})[CHOSEN.name] = np.asarray(ids)
+    for kind, by_router in (outputs or {}).items():
+        for router, output in by_router.items():
+            tensors.setdefault(router, {})[kind] = np.asarray(output)
     return tensors
 
 
 @dataclass
 class ShapeBook:
-    """What the first shard fixed: the float dtype, the widths, and whether choices are known."""
+    """What the first shard fixed: the float dtype, the shapes of rows, and what is recorded."""
 
     stage: Stage
     routers: tuple[str, ...]
     dtype: str | None
     has_chosen: bool = False
-    widths: dict[tuple[str, str], int] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    row_shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.stage not in STAGE_TENSORS:
             raise unknown_name("stage", self.stage, STAGE_TENSORS)
-        if self.stage == "ids":
-            self.dtype = None
-        elif self.dtype is not None and self.dtype not in FLOAT_DTYPES:
+        if self.dtype is not None and self.dtype not in FLOAT_DTYPES:
             raise unknown_name("dtype", self.dtype, FLOAT_DTYPES)
 
-    def accept(self, tensors: ByRouter, num_tokens: int, where: str) -> ByRouter:
+    @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        """What every router has in every shard."""
+        return stored_tensors(self.stage, self.has_chosen, self.outputs)
+
+    @property
+    def stored_dtype(self) -> str | None:
+        """What floats are stored as; None when there are none."""
+        return self.dtype if has_floats(self.stage, self.outputs) else None
+
+    def draft(self) -> ShapeBook:
+        """A copy to try a shard on: when it is refused, nothing of it stays in this one."""
+        shapes = {router: dict(found) for router, found in self.row_shapes.items()}
+        return replace(self, row_shapes=shapes)
+
+    def accept(
+        self, tensors: ByRouter, outputs: tuple[str, ...], num_tokens: int, where: str
+    ) -> ByRouter:
         """The arrays as they are to be stored; an error when they do not fit the first shard."""
         if set(tensors) != set(self.routers):
             raise RecordingError(
                 f"{where}: arrays for routers {sorted(tensors)}; expected {sorted(self.routers)}."
             )
         has_chosen = any(CHOSEN.name in arrays for arrays in tensors.values())
-        if not self.widths:
-            self.has_chosen = has_chosen
-        expected = stored_tensors(self.stage, self.has_chosen)
+        if not self.row_shapes:
+            self.has_chosen, self.outputs = has_chosen, outputs
+        elif outputs != self.outputs:
+            raise RecordingError(
+                f"{where}: outputs {', '.join(outputs) or 'none'}; "
+                f"expected {', '.join(self.outputs) or 'none'}, as in every shard."
+            )
         return {
-            router: self._accept_router(router, tensors[router], expected, num_tokens, where)
+            router: self._accept_router(router, tensors[router], num_tokens, where)
             for router in self.routers
         }
 
     def _accept_router(
-        self,
-        router: str,
-        arrays: dict[str, np.ndarray],
-        expected: tuple[StoredTensor, ...],
-        num_tokens: int,
-        where: str,
+        self, router: str, arrays: dict[str, np.ndarray], num_tokens: int, where: str
     ) -> dict[str, np.ndarray]:
-        names = [tensor.name for tensor in expected]
+        names = [tensor.name for tensor in self.tensors]
         if set(arrays) != set(names):
             raise RecordingError(
                 f"{where}: router {router} has {sorted(arrays)}; expected {sorted(names)} "
                 f"at stage {self.stage}, as in every shard."
             )
         where = f"{where}: router {router}"
-        for name in names:
-            self._check_shape(router, name, arrays[name].shape, num_tokens, where)
+        shapes = self.row_shapes.setdefault(router, {})
+        for tensor in self.tensors:
+            self._check_shape(tensor, arrays[tensor.name].shape, num_tokens, shapes, where)
+        check_output_shapes(shapes, where)
         return {
             tensor.name: self._storable(tensor, arrays[tensor.name], f"{where}: {tensor.name}")
-            for tensor in expected
+            for tensor in self.tensors
         }
 
     def _check_shape(
-        self, router: str, name: str, shape: tuple[int, ...], num_tokens: int, where: str
+        self,
+        tensor: StoredTensor,
+        shape: tuple[int, ...],
+        num_tokens: int,
+        shapes: dict[str, tuple[int, ...]],
+        where: str,
     ) -> None:
-        width = shape[1] if len(shape) == 2 else 0
-        first = self.widths.setdefault((router, name), width)
-        if width != first or width < 1 or shape[0] != num_tokens:
+        first = shapes.get(tensor.name)
+        is_array = len(shape) == 1 + len(tensor.row) and 0 not in shape
+        if not is_array or shape[0] != num_tokens or shape[1:] != (first or shape[1:]):
+            expected = ", ".join(map(str, (num_tokens, *(first or tensor.row))))
             raise RecordingError(
-                f"{where}: {name} has shape {shape}; expected ({num_tokens}, {first or 'width'})."
+                f"{where}: {tensor.name} has shape {shape}; expected ({expected})."
             )
+        shapes[tensor.name] = shape[1:]
 
     def _storable(self, tensor: StoredTensor, array: np.ndarray, where: str) -> np.ndarray:
         if not tensor.is_float:

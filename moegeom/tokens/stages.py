@@ -26,11 +26,15 @@ EXPERT_DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor per router and shard: its name and the prefix of the file that holds it."""
+    """One tensor per router and shard: its name and the prefix of the file that holds it.
+
+    ``row`` names its dimensions after the first, which is tokens.
+    """
 
     name: str
     file_prefix: str
     is_float: bool
+    row: tuple[str, ...] = ("width",)
 
     @property
     def dtypes(self) -> dict[str, np.dtype]:
@@ -56,11 +60,29 @@ STAGE_TENSORS: dict[Stage, tuple[StoredTensor, ...]] = {
     "ids": (CHOSEN,),
 }
 
+#: The tensor of each kind of output; it has files of its own, named after the kind.
+OUTPUT_TENSORS: dict[str, StoredTensor] = {
+    "shared_output": StoredTensor("shared_output", "shared_output", is_float=True),
+    "routed_output": StoredTensor("routed_output", "routed_output", is_float=True),
+    "expert_output": StoredTensor(
+        "expert_output", "expert_output", is_float=True, row=("experts", "width")
+    ),
+}
+
 #: Stages whose rows are read by ``TokenSource.read_values``.
 VALUE_STAGES: frozenset[Stage] = frozenset({"router_input", "pre_norm", "logits"})
 
 
-def stored_tensors(stage: Stage, has_chosen: bool) -> tuple[StoredTensor, ...]:
+def stored_tensors(
+    stage: Stage, has_chosen: bool, outputs: tuple[str, ...]
+) -> tuple[StoredTensor, ...]:
     """Every tensor that a recording holds for each router."""
     tensors = STAGE_TENSORS[stage]
-    return (*tensors, CHOSEN) if has_chosen and CHOSEN not in tensors else tensors
+    if has_chosen and CHOSEN not in tensors:
+        tensors = (*tensors, CHOSEN)
+    return (*tensors, *(OUTPUT_TENSORS[kind] for kind in outputs))
+
+
+def has_floats(stage: Stage, outputs: tuple[str, ...]) -> bool:
+    """Whether a recording holds floats, which all have one dtype: not so for ids alone."""
+    return stage != "ids" or bool(outputs)

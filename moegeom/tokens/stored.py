@@ -11,6 +11,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 from moegeom.tokens.columns import ColumnSource
+from moegeom.tokens.outputs import check_output_kind
 from moegeom.tokens.ranges import check_range
 from moegeom.tokens.rows import Rows
 from moegeom.tokens.stages import CHOSEN, TOP_EXPERT, TOP_LOGITS, VALUE_STAGES
@@ -59,9 +60,17 @@ class StoredSource:
             return None
         return self._read(router, CHOSEN.name, start, stop, np.int32)
 
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        check_output_kind(kind)
+        if kind not in self._facts.outputs:
+            return None
+        return self._read(router, kind, start, stop, np.float32)
+
     def _read(
         self, router: str, tensor: str, start: int, stop: int, dtype: type
-    ) -> Shaped[np.ndarray, "tokens width"]:
+    ) -> Shaped[np.ndarray, "tokens *width"]:
         check_range(self._facts, start, stop)
         if router not in self._tensors:
             error = unknown_name(f"router in {self._facts.name}", router, self._tensors)
@@ -69,7 +78,7 @@ class StoredSource:
         rows = self._tensors[router][tensor]
         out = np.empty((stop - start, rows.width), dtype)
         rows.read_into(start, out)
-        return out
+        return out.reshape(stop - start, *rows.row_shape)
 
     def _not_held(self, wanted: str) -> RecordingError:
         return RecordingError(

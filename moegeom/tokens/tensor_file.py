@@ -28,15 +28,20 @@ class TensorFile:
         """The tensors in it."""
         return self.file.names()
 
-    def rows(self, name: str, allowed: Collection[np.dtype]) -> FileRows:
-        """A two-dimensional tensor, known to lie inside the file and to have an allowed dtype."""
-        return self._place(name, allowed, 2)
+    def rows(
+        self, name: str, allowed: Collection[np.dtype], row: tuple[str, ...] = ("width",)
+    ) -> FileRows:
+        """A tensor known to lie inside the file and to have an allowed dtype.
+
+        ``row`` names its dimensions after the first, which is tokens.
+        """
+        return self._place(name, allowed, row)
 
     def column(self, name: str, allowed: Collection[np.dtype]) -> FileRows:
         """A one-dimensional tensor, as rows one wide."""
-        return self._place(name, allowed, 1)
+        return self._place(name, allowed, ())
 
-    def _place(self, name: str, allowed: Collection[np.dtype], dimensions: int) -> FileRows:
+    def _place(self, name: str, allowed: Collection[np.dtype], row: tuple[str, ...]) -> FileRows:
         info = self._info(name)
         stored = DTYPES.get(info.dtype)
         if stored is None or stored.numpy is None or stored.numpy not in allowed:
@@ -44,13 +49,13 @@ class TensorFile:
                 f"{self.path.name}: tensor '{name}' is {info.dtype}; "
                 f"expected {' or '.join(str(dtype) for dtype in allowed)}."
             )
-        if len(info.shape) != dimensions or 0 in info.shape:
+        if len(info.shape) != 1 + len(row) or 0 in info.shape:
             raise RecordingError(
                 f"{self.path.name}: tensor '{name}' has shape {info.shape}; "
-                f"expected {'(tokens, width)' if dimensions == 2 else '(tokens,)'}."
+                f"expected ({', '.join(('tokens', *row))})."
             )
-        width = info.shape[1] if dimensions == 2 else 1
-        return FileRows(self.path, info.offset, stored.numpy, info.shape[0], width)
+        num_rows, *row_shape = info.shape
+        return FileRows(self.path, info.offset, stored.numpy, num_rows, tuple(row_shape or (1,)))
 
     def _info(self, name: str) -> TensorInfo:
         try:

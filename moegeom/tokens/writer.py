@@ -25,12 +25,12 @@ from moegeom.tokens.recording import (
     render_facts,
     tensor_file_name,
 )
-from moegeom.tokens.shard_arrays import ShapeBook, check_columns, shard_tensors
-from moegeom.tokens.stages import stored_tensors
+from moegeom.tokens.shard_arrays import ShapeBook, check_columns, output_kinds, shard_tensors
 
 # Underscores: routers may differ in width, and ShapeBook says what is wrong in our own words.
 Values = Mapping[str, Shaped[np.ndarray, "_tokens _width"]] | Mapping[str, TopLogits]
 Chosen = Mapping[str, Shaped[np.ndarray, "_tokens _top_k"]]
+Outputs = Mapping[str, Mapping[str, Shaped[np.ndarray, "_tokens ..."]]]
 
 
 class RecordingWriter:
@@ -43,8 +43,8 @@ class RecordingWriter:
     stage, routers
         What is recorded, and for which routers, in the order in which they will be listed.
     dtype
-        float16, bfloat16, float32 or float64 to store values as; None takes the dtype of the
-        first values. Not used for stage ``ids``.
+        float16, bfloat16, float32 or float64 to store values and outputs as; None takes the
+        dtype of the first values. Not used for stage ``ids`` without outputs.
     domains
         The names that ``TokenColumns.domain`` numbers.
 
@@ -117,7 +117,12 @@ class RecordingWriter:
         return sum(shard.num_tokens for shard in self._shards)
 
     def append(
-        self, columns: TokenColumns, values: Values | None = None, chosen: Chosen | None = None
+        self,
+        columns: TokenColumns,
+        values: Values | None = None,
+        chosen: Chosen | None = None,
+        *,
+        outputs: Outputs | None = None,
     ) -> None:
         """Add one shard.
 
@@ -131,19 +136,28 @@ class RecordingWriter:
         chosen
             For every router, (tokens, top_k) integers in the engine's order; in all shards or in
             none. At stage ``ids`` this is the recording.
+        outputs
+            By kind, one or more of ``OUTPUT_KINDS``, and then for every router: floats of shape
+            (tokens, width) for ``shared_output`` and ``routed_output``, (tokens, experts, width)
+            for ``expert_output``. The same kinds in all shards.
 
         Raises
         ------
         RecordingError
             When a router is missing or extra, or a shape or dtype differs from the shards before.
+        UsageError
+            When there is no such kind of output, or values do not fit the dtype to store them as.
         """
         if not self._partial.is_dir():
             raise RecordingError(f"{self._path.name}: append() outside the writer's with block.")
         shard = len(self._shards)
         where = f"{self._path.name}: shard {shard}"
         num_tokens = check_columns(columns, len(self._domains), where)
-        tensors = shard_tensors(self._stage, values, chosen)
-        ready = self._book.accept(tensors, num_tokens, where)
+        kinds = output_kinds(outputs)
+        tensors = shard_tensors(self._stage, values, chosen, outputs)
+        book = self._book.draft()
+        ready = book.accept(tensors, kinds, num_tokens, where)
+        self._book = book
         write_columns(
             self._partial / columns_file_name(shard), self.num_tokens, columns, self._domains
         )
@@ -156,7 +170,7 @@ class RecordingWriter:
         from safetensors.numpy import save_file
 
         files: dict[str, dict[str, np.ndarray]] = {}
-        for tensor in stored_tensors(self._stage, "chosen" in arrays):
+        for tensor in self._book.tensors:
             files.setdefault(tensor.file_prefix, {})[tensor.name] = arrays[tensor.name]
         for prefix, content in files.items():
             save_file(content, self._partial / tensor_file_name(prefix, router, shard))
@@ -169,7 +183,7 @@ class RecordingWriter:
     def _finish(self) -> None:
         facts = RecordingFacts(
             stage=self._stage,
-            dtype=self._book.dtype,
+            dtype=self._book.stored_dtype,
             num_tokens=self.num_tokens,
             shards=tuple(self._shards),
             routers=self._routers,
@@ -177,6 +191,7 @@ class RecordingWriter:
             has_documents=self._has_documents,
             domains=self._domains,
             num_documents=len(self._documents) if self._has_documents else None,
+            outputs=self._book.outputs,
             **self._texts,
         )
         if not self._shards:

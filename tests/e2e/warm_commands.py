@@ -8,14 +8,12 @@ was started from scratch; that a cold start works is what the other tests of thi
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 
-import numpy as np
-
 from moegeom.check import CHECKS
-from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
@@ -24,23 +22,22 @@ from moegeom.scan.labels import Populations
 from moegeom.scan.measure import measure
 from moegeom.scan.prepared import prepare
 from moegeom.scan.task import Task
-from moegeom.testing.array_source import ArraySource
+from moegeom.testing.stream import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
 from moegeom_cli import app
 
 
 def warm_up() -> None:
     """Compiled kernels and lazy imports into memory; no thread is started, so a fork is safe."""
-    weight = np.random.default_rng(0).standard_normal((8, 4), dtype=np.float32)
-    rule = Rule(2, "softmax", Weights("scores"))
-    router = Router("text/0", "text", 0, weight, rule, Provenance("made up", (), "", "F32"))
-    values = {router.name: weight}
-    source = ArraySource(values, chosen={router.name: np.zeros((8, 2), np.int32)})
+    whole, source = router(RULES["softmax"]), stream()
     wanted = frozenset(need for reduction in REDUCTIONS.all() for need in reduction.needs)
     kernels = load_kernels("cpu")
-    task = Task(prepare(router), source, Populations(()), kernels, wanted)
+    populations = Populations(source.facts.domains)
+    task = Task(prepare(whole), source, populations, kernels, wanted, typical_norm=1.0)
     found = measure(task, 0, 8).quantities
+    found = dataclasses.replace(found, matches_recording=kernels["same_set"](*[found.chosen] * 2))
+    extent = Extent(len(populations.names), EXPERTS, TOP_K, HIDDEN)
     for reduction in REDUCTIONS.all():
-        reduction.start(Extent(2, 8, 2, 4)).fold(found, kernels)
+        reduction.start(extent).fold(found, kernels)
     assert METRICS.all()
     assert REPORTERS.all() + VERDICT_REPORTERS.all()
     assert CHECKS.all()

@@ -163,6 +163,51 @@ def count_experts(case: Case) -> list[tuple]:
     return [(np.ones((3, NUM_BLOCKS, case.experts), np.int64), chosen, *case.labels())]
 
 
+def count_pairs(case: Case) -> list[tuple]:
+    chosen = case.chosen()
+    chosen[case.random.random(chosen.shape) < 0.2] = -1
+    shape = (NUM_BLOCKS, case.experts, case.experts)
+    return [(np.ones(shape, np.int64), chosen, case.labels()[1])]
+
+
+def num_shared(case: Case) -> list[tuple]:
+    chosen = case.chosen()
+    other = case.random.permuted(chosen, axis=0)
+    other[:, 0] = -1
+    return [(chosen, case.random.permuted(chosen, axis=0)), (chosen, other), (other, other)]
+
+
+def score_statistics(case: Case) -> list[tuple]:
+    logits = np.clip(case.logits(), -1e30, 1e30)
+    return [(logits, score) for score in ("identity", "softmax", "sigmoid", "sqrt_softplus")]
+
+
+def add_scores(case: Case) -> list[tuple]:
+    drawn = case.random.random((case.tokens, case.experts))
+    scores = [drawn.astype(np.float32), np.asfortranarray(drawn), drawn[:, ::-1]]
+    shape = (3, NUM_BLOCKS, case.experts)
+    return [(np.ones(shape, np.int64), probability, *case.labels()) for probability in scores]
+
+
+def rounding_sigmas(case: Case) -> list[tuple]:
+    if not np.isfinite(case.logits().astype(np.float64) ** 2).all():
+        return []
+    hidden = 6
+    weight = case.random.standard_normal((case.experts, hidden)).astype(np.float32)
+    values = case.random.standard_normal((case.tokens, hidden)).astype(np.float32)
+    sink = values.copy()
+    sink[0, 1] = 1000.0
+    twins = weight.copy()
+    twins[-1] = twins[0]
+    logits, chosen = case.logits(), case.chosen()
+    return [
+        (values, logits, chosen, weight),
+        (sink, logits, chosen, weight.astype(np.float64)),
+        (values, logits, chosen, twins),
+        (np.zeros_like(values), logits, chosen, weight),
+    ]
+
+
 def count_bins(case: Case) -> list[tuple]:
     values = np.abs(case.logits()[:, 0].astype(np.float64))
     corners = case.random.choice([0.0, -0.0, INF, 5e-324, 2.0**-40, 2.0**24, 1.0], case.tokens)
@@ -185,7 +230,12 @@ ARGUMENTS = {
         coalition_key,
         same_set,
         count_experts,
+        count_pairs,
         count_bins,
+        num_shared,
+        score_statistics,
+        add_scores,
+        rounding_sigmas,
     )
 }
 
@@ -209,7 +259,7 @@ def kernels(backend: str):
 
 def run(backend: str, name: str, arguments: tuple) -> list:
     """Results of a kernel; for one that adds to its first argument, that argument."""
-    counts = name.startswith("count_")
+    counts = name.startswith(("count_", "add_"))
     arguments = (arguments[0].copy(), *arguments[1:]) if counts else arguments
     with np.errstate(over="ignore", under="ignore"):
         found = kernels(backend)[name](*arguments)
@@ -259,7 +309,7 @@ def test_a_batch_cut_anywhere_gives_the_same_bits(backend, kernel):
     for arguments in ARGUMENTS[kernel.name](case):
         whole = run(backend, kernel.name, arguments)
         cuts = [(0, 1), (1, 6), (6, 13)]
-        if kernel.name.startswith("count_"):
+        if kernel.name.startswith(("count_", "add_")):
             counts = arguments[0]
             for start, stop in cuts:
                 part = (counts, *(a[start:stop] for a in arguments[1:]))

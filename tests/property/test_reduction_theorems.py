@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moegeom.core.tokens import TILE
 from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import coalitions as sketch
+from moegeom.kernels.reductions import input_sample, tile_load, token_sample
 from moegeom.kernels.table import BACKENDS, load_kernels
 
-EXPERTS, TOP_K, POPULATIONS, TOKENS, HIDDEN = 9, 3, 3, 240, 5
+EXPERTS, TOP_K, POPULATIONS, TOKENS, HIDDEN, RUN = 9, 3, 3, 240, 5, 8
 EXTENT = Extent(POPULATIONS, EXPERTS, TOP_K, HIDDEN)
 KERNELS = {backend: load_kernels(backend) for backend in BACKENDS}
 
@@ -22,15 +24,31 @@ def quantities_of(token: np.ndarray) -> Quantities:
     random = np.random.default_rng(0)
     score = random.standard_normal((TOKENS, EXPERTS)) + np.linspace(0, 3, EXPERTS)
     chosen = np.argsort(-score, axis=1)[:, :TOP_K].astype(np.int32)
-    floats = random.exponential(0.5, (5, TOKENS))
+    floats = random.exponential(0.5, (7, TOKENS))
+    probability = np.exp(score) / np.exp(score).sum(axis=1, keepdims=True)
+    inputs = random.standard_normal((TOKENS, HIDDEN)).astype(np.float32)
     floats[0, ::17] = 0.0
-    labels = random.integers(0, [[POPULATIONS], [NUM_BLOCKS]], (2, TOKENS)).astype(np.int32)
+    # a run of 8 tokens is a document, and a tile: what looks at neighbours stays within both
+    document = np.arange(TOKENS) // RUN
+    labels = np.stack([document % POPULATIONS, document % NUM_BLOCKS]).astype(np.int32)
     matches = random.random(TOKENS) < 0.3
     direction = random.standard_normal((TOKENS, HIDDEN))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
     direction[::29] = 0.0
     return Quantities(
-        token=token.astype(np.int64),
+        token=token.astype(np.int64) * (TILE // RUN),
+        document=document[token],
+        position=(np.arange(TOKENS) % RUN).astype(np.int32)[token],
+        token_id=random.integers(-1, 20, TOKENS).astype(np.int32)[token],
+        probability=probability[token],
+        entropy=floats[5][token],
+        log_sum_exp=1e3 * (floats[5][token] - 0.5),
+        angle=floats[6][token],
+        rounding_sigmas=floats[6][token],
+        input=inputs[token],
+        shared_output=inputs[token] + np.float32(1.0),
+        routed_output=inputs[token] ** 2,
+        expert_output=random.standard_normal((TOKENS, EXPERTS, 4)).astype(np.float32)[token],
         population=labels[0][token],
         block=labels[1][token],
         chosen=chosen[token],
@@ -56,17 +74,47 @@ def folded(name: str, *parts: np.ndarray, backend: str = "cpu"):
 
 
 EVERY = pytest.mark.parametrize("name", REDUCTIONS.names())
-PARTS = st.lists(st.integers(0, 2), min_size=TOKENS, max_size=TOKENS).map(
-    lambda owner: [np.flatnonzero(np.array(owner) == part) for part in range(3)]
+PARTS = st.lists(st.integers(0, 2), min_size=TOKENS // RUN, max_size=TOKENS // RUN).map(
+    lambda owner: [np.flatnonzero(np.repeat(owner, RUN) == part) for part in range(3)]
 )
+
+#: Reductions that are kept for the whole only, and say so by holding nothing for a population.
+WHOLE_ONLY = {
+    "block_outputs",
+    "directions",
+    "expert_pairs",
+    "input_sample",
+    "output_cosines",
+    "tile_load",
+}
 
 
 def selected(name: str, state, population, without):
     """What a metric sees; coalitions with their members beside them."""
-    found = REDUCTIONS[name].select(state, population, without)
+    reduction = REDUCTIONS[name]
+    found = reduction.select(reduction.settle(state), population, without)
     if name == "coalitions":
         found["members"] = found["members"][found.pop("row")]
+    if name == "input_sample":
+        # a part of the table of the whole is rounded otherwise than the table of the part
+        moments = (found.moments.squared_distance, found.moments.square_sum, found.moments.mean)
+        digits = np.vectorize(lambda value: float(f"{value:.9e}"), otypes=[float])
+        rounded = [digits(np.atleast_1d(value)) for value in moments if len(found.inputs)]
+        return [found.inputs, *rounded]
     return found
+
+
+@pytest.fixture(autouse=True)
+def short_tiles(monkeypatch):
+    """Tiles of a few tokens count."""
+    monkeypatch.setattr(tile_load, "LEAST_TOKENS", RUN // 2)
+
+
+@pytest.fixture
+def short_samples(monkeypatch):
+    """Samples that hold a part of the stream."""
+    monkeypatch.setattr(token_sample, "SIZE", 100)
+    monkeypatch.setattr(input_sample, "SIZE", 100)
 
 
 @pytest.fixture
@@ -97,6 +145,13 @@ def test_merging_overflowing_sketches_is_associative_and_commutative(overflowing
     test_the_empty_state_is_neutral("coalitions")
 
 
+@pytest.mark.parametrize("name", ["token_sample", "input_sample", "block_outputs"])
+def test_merging_samples_of_a_longer_stream_is_associative_and_commutative(name, short_samples):
+    test_merging_is_associative_and_commutative_and_equals_folding(name)
+    test_the_empty_state_is_neutral(name)
+    assert len(folded(name, np.arange(TOKENS))["key"]) == 100
+
+
 @EVERY
 def test_the_empty_state_is_neutral(name):
     reduction = REDUCTIONS[name]
@@ -108,9 +163,10 @@ def test_the_empty_state_is_neutral(name):
 @EVERY
 def test_asking_for_the_state_twice_changes_nothing(name):
     accumulator = REDUCTIONS[name].start(EXTENT)
-    accumulator.fold(quantities_of(np.arange(100)), KERNELS["cpu"])
-    np.testing.assert_equal(accumulator.state(), folded(name, np.arange(100)))
-    accumulator.fold(quantities_of(np.arange(100, TOKENS)), KERNELS["cpu"])
+    cut = 12 * RUN
+    accumulator.fold(quantities_of(np.arange(cut)), KERNELS["cpu"])
+    np.testing.assert_equal(accumulator.state(), folded(name, np.arange(cut)))
+    accumulator.fold(quantities_of(np.arange(cut, TOKENS)), KERNELS["cpu"])
     np.testing.assert_equal(accumulator.state(), folded(name, np.arange(TOKENS)))
     np.testing.assert_equal(accumulator.state(), folded(name, np.arange(TOKENS)))
 
@@ -131,12 +187,12 @@ def test_leaving_out_each_block_counts_every_other_block(name):
 
 @EVERY
 def test_populations_partition_the_whole(name):
-    """Except for directions, which are kept for the whole only and say so by having no token."""
+    """Except for what is kept for the whole only."""
     population = quantities_of(np.arange(TOKENS)).population
     whole = folded(name, np.arange(TOKENS))
     for label in range(POPULATIONS):
         alone = folded(name, np.flatnonzero(population == label))
-        if name == "directions":
+        if name in WHOLE_ONLY:
             alone = folded(name)
         np.testing.assert_equal(
             selected(name, whole, label, None), selected(name, alone, None, None)
@@ -148,6 +204,6 @@ def test_populations_partition_the_whole(name):
 def test_states_folded_with_any_backend_are_equal(name, backend):
     token = np.arange(TOKENS)
     np.testing.assert_equal(
-        folded(name, token[:50], token[50:], backend=backend),
+        folded(name, token[: 6 * RUN], token[6 * RUN :], backend=backend),
         folded(name, token, backend="reference"),
     )

@@ -45,6 +45,12 @@ def run(
     non_finite: Annotated[
         str, typer.Option("--non-finite", help="Tokens that are not finite: fail or skip.")
     ] = "fail",
+    exclude_first: Annotated[
+        int,
+        typer.Option(
+            "--exclude-first", min=0, help="Leave out the first N tokens of each document (sinks)."
+        ),
+    ] = 0,
     stale_inputs: Annotated[
         bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
     ] = False,
@@ -89,6 +95,7 @@ def run(
         layers=layers,
         per_token=per_token,
         skip_non_finite=non_finite == "skip",
+        exclude_first=exclude_first,
         stale_inputs=stale_inputs,
         unverified=unverified,
         restart=restart,

@@ -40,11 +40,19 @@ def counters(
     )
 
 
-def histogram(quantity: str) -> Reduction:
-    """Counts of ``quantity`` (values >= 0) in the bins of ``geometry.float_bits``."""
+def histogram_of(
+    name: str, needs: tuple[str, ...], values: Callable[[Quantities], np.ndarray]
+) -> Reduction:
+    """Counts of ``values`` (at least 0) in the bins of ``geometry.float_bits``."""
 
     def fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-        values = getattr(quantities, quantity)
-        kernels["count_bins"](counts, values, quantities.population, quantities.block)
+        kernels["count_bins"](counts, values(quantities), quantities.population, quantities.block)
 
-    return counters(f"{quantity}_histogram", (quantity,), lambda extent: (NUM_BINS,), fold)
+    return counters(name, needs, lambda extent: (NUM_BINS,), fold)
+
+
+def histogram(quantity: str) -> Reduction:
+    """Counts of an attribute of the quantities by bin."""
+    return histogram_of(
+        f"{quantity}_histogram", (quantity,), lambda quantities: getattr(quantities, quantity)
+    )

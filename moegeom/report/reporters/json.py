@@ -9,23 +9,11 @@ from typing import Any
 from moegeom.report._reporter import Reporter, View
 from moegeom.results.reader import Results
 
-TABLES = (
-    "layers",
-    "experts",
-    "pairs",
-    "margins",
-    "orders",
-    "coalitions",
-    "domains",
-    "variants",
-    "findings",
-)
-
 
 def render(results: Results, view: View) -> str:
     """The results as JSON; infinities are the strings "inf" and "-inf", unknown is null."""
     document = {"run": results.run, "results": results.path.name}
-    document |= {table: results.rows(table) for table in TABLES}
+    document |= {table: results.rows(table) for table in results.tables()}
     return json.dumps(_strict(document), allow_nan=False) + "\n"
 
 

@@ -24,7 +24,7 @@ def open_source(path: Path, request: Request) -> TokenSource:
         header = read_npy_header(
             stream, path.stat().st_size, path.name, tuple(tensor.dtypes.values())
         )
-    rows = FileRows(path, header.data_start, header.dtype, header.num_rows, header.width)
+    rows = FileRows(path, header.data_start, header.dtype, header.num_rows, (header.width,))
     return foreign_source(path, request, tensor, {router: rows}, {})
 
 

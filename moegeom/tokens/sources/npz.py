@@ -86,7 +86,7 @@ class _Members:
         offset = info.header_offset + _LOCAL_HEADER_BYTES + variable + header.data_start
         if offset + header.size_bytes > size:
             raise RecordingError(f"{where}: the array ends after the file; it is truncated.")
-        return FileRows(self._path, offset, header.dtype, header.num_rows, header.width)
+        return FileRows(self._path, offset, header.dtype, header.num_rows, (header.width,))
 
     def _in_memory(self, stream: BufferedIOBase, header: NpyHeader, where: str) -> ArrayRows:
         self._bytes_left -= header.size_bytes

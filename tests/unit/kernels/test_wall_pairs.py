@@ -23,6 +23,7 @@ def test_pairs_are_those_of_the_reference_and_add_up_to_the_tokens() -> None:
     counted = {
         (row["expert_out"], row["expert_in"]): row["num_tokens"]
         for row in measure_router(run).rows["pairs"]
+        if row["population"] == "all"
     }
     logits = values.astype(np.float64) @ weight.astype(np.float64).T
     nearest = boundary_distance(logits, top_k(logits, 3), row_distances(weight)).pair

@@ -58,7 +58,7 @@ def test_markdown_has_a_line_for_every_layer(results: Results) -> None:
 def test_results_hold_no_path_and_no_token_id(results: Results) -> None:
     text = (results.path / "run.json").read_text()
     assert str(Path(results.path).parent) not in text
-    assert "token_id" not in text
+    assert '"token_id"' not in text
 
 
 def test_sizes_and_times_read_as_a_person_would_write_them() -> None:

@@ -120,5 +120,9 @@ def test_the_reference_backend_counts_the_same(made, undisturbed):
 
     kind, expected = undisturbed
     found = made.measured(made.recording(), made.router(kind), kernels=load_kernels("reference"))
-    for table in ("experts", "coalitions"):
-        np.testing.assert_equal(found[table], expected[table])
+    np.testing.assert_equal(found["coalitions"], expected["coalitions"])
+    for ours, theirs in zip(found["experts"], expected["experts"], strict=True):
+        counted = [n for n in theirs if not n.startswith("score_share")]
+        np.testing.assert_equal([ours[n] for n in counted], [theirs[n] for n in counted])
+        # scores are float32 in one backend and float64 in the other
+        np.testing.assert_allclose(ours["score_share"], theirs["score_share"], rtol=1e-6)

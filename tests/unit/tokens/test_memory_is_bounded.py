@@ -73,3 +73,23 @@ def test_a_cycled_prior_of_any_length_needs_no_memory():
     far = 10**9 - STEP
     source.read_values("a", 0, STEP)  # what is loaded at first use is no part of this
     assert peak_of(lambda: source.read_values("a", far, far + STEP)) < 6 * STEP * WIDTH * 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reading_outputs_of_experts_does_not_load_the_shard(tmp_path, dtype):
+    shape = (2048, 16, WIDTH)
+    with RecordingWriter(tmp_path / "rec", "router_input", ("a",), dtype=dtype) as writer:
+        writer.append(
+            columns(0, 2048),
+            {"a": np.ones((2048, WIDTH), np.float32)},
+            outputs={"expert_output": {"a": np.ones(shape, np.float32)}},
+        )
+    source = open_recording(tmp_path / "rec")
+
+    def read():
+        for start in range(0, 2048, 64):
+            source.read_output("a", "expert_output", start, start + 64)
+
+    batch = 64 * 16 * WIDTH * 4
+    # Two batches, the one before still being held, and the scratch.
+    assert peak_of(read) < 2 * batch + (2 << 20) < np.prod(shape) * 4 / 6

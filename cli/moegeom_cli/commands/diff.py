@@ -1,0 +1,75 @@
+"""``moegeom diff``: what happened to the routers between two checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moegeom_cli.streams import Format, has_colours, watching, width
+
+NAME = "diff"
+NEEDS_ARGUMENTS = True
+
+
+def run(
+    a: Annotated[
+        str, typer.Argument(help="Before: checkpoint (directory, index json, file) or results.")
+    ],
+    b: Annotated[str, typer.Argument(help="After: the same kinds.")],
+    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
+    experts: Annotated[
+        bool,
+        typer.Option("--experts", help="Read a sample of expert weights: did experts move along?"),
+    ] = False,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option("--tokens", help="Recording; twice, for A and B, or once for both."),
+    ] = None,
+    stale_inputs: Annotated[
+        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
+    ] = False,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Keep the results of the scans here: a.moegeom, b.moegeom."),
+    ] = None,
+    all_layers: Annotated[
+        bool, typer.Option("--all-layers", help="A line for every change.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
+    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Say what happened to each router from A to B; on tokens, which figures changed."""
+    from moegeom.report import View
+    from moegeom.report.differences import DIFFERENCE_REPORTERS
+    from moegeom.studies.difference import DifferenceRequest, difference
+
+    request = DifferenceRequest(
+        a=a,
+        b=b,
+        layers=layers,
+        experts=experts,
+        tokens=tuple(tokens or ()),
+        stale_inputs=stale_inputs,
+        unverified=unverified,
+        out=out,
+        seed=seed,
+        num_workers=threads,
+    )
+    watch = watching(quiet)
+    try:
+        found = difference(
+            request, watch, lambda text: None if quiet else typer.echo(text, err=True)
+        )
+    finally:
+        watch.close()
+    view = View(width(), has_colours(), all_layers)
+    typer.echo(DIFFERENCE_REPORTERS[format.value].render(found, view), nl=False)

@@ -1,0 +1,272 @@
+"""Writes docs/metrics/: a page per metric, from its docstring, its columns and the samples.
+
+``python docs/refresh_metrics.py`` scans the sample checkpoints with their recordings (half a
+minute) and draws the pictures anew; ``--text`` writes the pages without measuring, and keeps the
+examples as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from moegeom.core.intervals import half_width
+from moegeom.core.metric import Column, Metric
+from moegeom.metrics import METRICS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "metrics"
+SAMPLES = ROOT / "sample_ckpts"
+
+#: Checkpoints of the examples: the training series, and the one with groups and a selection bias.
+STEPS = {
+    "olmoe-balanced": (100, 300, 600, 1000, 1500),
+    "olmoe-collapsed": (100, 600, 1500),
+    "deepseek-tiny": (1500,),
+}
+
+#: Layer shown in the examples, by model.
+ROUTERS = {"olmoe-balanced": "text/1", "olmoe-collapsed": "text/1", "deepseek-tiny": "text/2"}
+
+#: Begins the part of a page that comes from a scan.
+EXAMPLE = "## On the samples"
+
+#: Pictures of tables other than ``layers``: (table, x, y, which rows, is x logarithmic).
+CURVES = {
+    "boundary_distance": ("margins", "threshold", "share_below", "boundary_distance", True),
+    "margins": ("margins", "threshold", "share_below", "margin", True),
+    "noise_sigmas": ("margins", "threshold", "share_below", "noise_sigmas", True),
+    "pre_norm_angle": ("margins", "threshold", "share_below", "pre_norm_angle", True),
+    "rounding_noise": ("margins", "threshold", "share_below", "rounding_sigmas", True),
+    "tropical_saturation": (
+        "margins",
+        "threshold",
+        "share_below",
+        "boundary_distance_over_norm",
+        True,
+    ),
+    "orders": ("orders", "width", "order_mean", None, True),
+    "coalitions": ("rarefaction", "num_tokens_drawn", "expected_coalitions", None, True),
+    "capacity": ("capacity", "capacity_factor", "dropped_slot_share", None, False),
+}
+
+#: The column that a picture over the training steps shows, where it is not the first one.
+SHOWN = {
+    "load": "max_vio_global",
+    "reachability": "num_reachable",
+    "directions": "mean_pairwise_cosine",
+    "effective_router": "gram_score_centred",
+    "agreement": "num_reproduced",
+    "storage": "levels_share",
+    "tokens": "num_exact_ties",
+    "coactivation": "overlap_routing",
+    "leaders": "first_choice_repeat",
+    "neighbours": "neighbour_overlap",
+    "rows": "row_norm_median",
+    "selection_bias": "bias_range",
+    "intrinsic_dimension": "intrinsic_dimension_two_nn",
+}
+
+
+def reference(metric: Metric) -> str:
+    """The part of a page that follows from the code: statement, columns, needs."""
+    module = import_module(f"moegeom.metrics.{metric.name}")
+    lines = [f"# `{metric.name}`", "", inspect.getdoc(module) or "", ""]
+    for table, columns in metric.columns.items():
+        lines += [f"## Columns of `{table}`", "", "| column | unit | what it is | formula |"]
+        lines += ["|---|---|---|---|", *(_column(column) for column in columns), ""]
+    held = ", ".join(metric.invariances).replace("_", " ") or "nothing that is declared"
+    needs = ", ".join(f"`{need}`" for need in metric.needs) or "nothing but the weights"
+    scope = "the weights alone" if metric.scope == "weights" else "tokens at a router"
+    lines += [f"Scope: {scope}. Needs {needs}. Unchanged by: {held}. Version {metric.version}.", ""]
+    return "\n".join(lines)
+
+
+def _column(column: Column) -> str:
+    name = f"`{column.name}`" + (" +- `_se`" if column.has_se else "")
+    link = f"[{column.formula}](../formulas.md#{column.formula})" if column.formula else ""
+    return f"| {name} | {column.unit} | {column.text.replace('|', chr(92) + '|')} | {link} |"
+
+
+def index() -> str:
+    """The list of pages."""
+    lines = [
+        "# Metrics",
+        "",
+        "What `moegeom scan` measures, one page each. `moegeom metrics` lists",
+    ]
+    lines += ["every column; [formulas](../formulas.md) define them.", ""]
+    lines += ["| metric | what it is |", "|---|---|"]
+    lines += [f"| [{m.name}]({m.name}.md) | {m.text} |" for m in METRICS.all()]
+    return "\n".join(lines) + "\n"
+
+
+def measure(folder: Path) -> dict[tuple[str, int], dict[str, list[dict]]]:
+    """Tables of every step of the samples."""
+    from moegeom.pipeline import ScanRequest, scan
+    from moegeom.results.reader import open_results
+
+    tables = {}
+    for model, steps in STEPS.items():
+        for step in steps:
+            out = folder / f"{model}-{step}"
+            checkpoint = SAMPLES / model / f"step_{step}"
+            tokens = str(SAMPLES / model / "rec" / f"step_{step}")
+            results = open_results(scan(ScanRequest(str(checkpoint), out, tokens=tokens)))
+            tables[model, step] = {name: results.rows(name) for name in results.tables()}
+    return tables
+
+
+def _rows(tables: dict, model: str, step: int, table: str, variant: str) -> Iterator[dict]:
+    for row in tables[model, step].get(table, ()):
+        if (row["router"], row["variant"], row["population"]) == (ROUTERS[model], variant, "all"):
+            yield row
+
+
+def example(metric: Metric, tables: dict, picture: str) -> str:
+    """Values on the last step of each sample, beside the null where there is one."""
+    lines = [EXAMPLE, ""]
+    shown = [
+        ("olmoe-balanced", "as_stored"),
+        ("olmoe-balanced", "null"),
+        ("olmoe-collapsed", "as_stored"),
+        ("deepseek-tiny", "as_stored"),
+    ]
+    columns = [c for c in metric.columns.get("layers", ()) if c.kind != "list"]
+    if columns:
+        lines += ["One layer of each sample at its last step, with 95 % ranges over documents.", ""]
+        lines += ["| column | balanced | random router | collapsed | deepseek-tiny |"]
+        lines += ["|---|---|---|---|---|"]
+        rows = [next(_rows(tables, m, 1500, "layers", v), {}) for m, v in shown]
+        for column in columns:
+            cells = [_cell(row, column) for row in rows]
+            if any(cell != "-" for cell in cells):
+                lines.append(f"| `{column.name}` | {' | '.join(cells)} |")
+        lines.append("")
+    if picture:
+        lines += [f"![{metric.name} of the samples]({picture})", ""]
+    return "\n".join(lines)
+
+
+def _cell(row: dict, column: Column) -> str:
+    value, error = row.get(column.name), row.get(f"{column.name}_se")
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    text = f"{value:.3g}"
+    return (
+        text
+        if error is None or math.isinf(value)
+        else f"{text} +- {half_width(error, row.get('num_blocks')):.2g}"
+    )
+
+
+def draw(metric: Metric, tables: dict) -> str:
+    """Draws the picture of a metric; its file name, empty when there is nothing to draw."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    style = {"svg.hashsalt": "moegeom", "svg.fonttype": "none", "font.size": 9}
+    with plt.rc_context(style):
+        figure, axis = plt.subplots(figsize=(5.4, 3.0), layout="constrained")
+        has_lines = _curves(axis, metric, tables) or _steps(axis, metric, tables)
+        if has_lines:
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(frameon=False, fontsize=8)
+            figure.savefig(PAGES / f"{metric.name}.svg", metadata={"Date": None})
+        plt.close(figure)
+    return f"{metric.name}.svg" if has_lines else ""
+
+
+COLOURS = {"olmoe-balanced": "#2a6f97", "olmoe-collapsed": "#c1440e", "deepseek-tiny": "#5a7d2a"}
+
+
+def _curves(axis, metric: Metric, tables: dict) -> bool:
+    """A curve of another table, for the last step of each sample and a random router."""
+    if metric.name not in CURVES:
+        return False
+    table, x, y, quantity, is_log = CURVES[metric.name]
+    drawn = False
+    for model, colour in COLOURS.items():
+        for variant, dash in (("as_stored", "-"), ("null", ":")):
+            rows = list(_rows(tables, model, 1500, table, variant))
+            points = [
+                (row[x], row[y])
+                for row in rows
+                if (quantity is None or row["quantity"] == quantity) and row[y] is not None
+            ]
+            if points:
+                label = model if variant == "as_stored" else f"{model}, random router"
+                axis.plot(*zip(*points, strict=True), dash, color=colour, lw=1.3, label=label)
+                drawn = True
+    if is_log:
+        axis.set_xscale("log", base=2)
+    axis.set_xlabel(x.replace("_", " "))
+    axis.set_ylabel(y.replace("_", " "))
+    return drawn
+
+
+def _steps(axis, metric: Metric, tables: dict) -> bool:
+    """A figure of every layer over the training steps."""
+    columns = [c for c in metric.columns.get("layers", ()) if c.kind in ("float", "int")]
+    if not columns:
+        return False
+    name = SHOWN.get(metric.name, columns[0].name)
+    drawn = False
+    for model, steps in STEPS.items():
+        routers = list(dict.fromkeys(row["router"] for row in tables[model, 1500]["layers"]))
+        for number, router in enumerate(routers):
+            points = [
+                (step, row[name], row.get(f"{name}_se") or 0.0)
+                for step in steps
+                for row in tables[model, step]["layers"]
+                if (row["router"], row["variant"], row["population"])
+                == (router, "as_stored", "all")
+                and row.get(name) is not None
+                and math.isfinite(row[name])
+            ]
+            if points:
+                x, y, error = zip(*points, strict=True)
+                label = model if number == 0 else None
+                bars = [half_width(e, 16) for e in error]
+                axis.errorbar(
+                    x, y, bars, color=COLOURS[model], marker="o", ms=3, lw=1.1, label=label
+                )
+                drawn = True
+    axis.set_xlabel("training step")
+    axis.set_ylabel(name.replace("_", " "))
+    return drawn
+
+
+def write(is_text_only: bool) -> None:
+    PAGES.mkdir(exist_ok=True)
+    (PAGES / "README.md").write_text(index(), encoding="utf-8")
+    tables = None
+    if not is_text_only:
+        with tempfile.TemporaryDirectory() as folder:
+            tables = measure(Path(folder))
+    for metric in METRICS.all():
+        page = PAGES / f"{metric.name}.md"
+        if tables is None:
+            text = page.read_text(encoding="utf-8") if page.exists() else ""
+            examples = EXAMPLE + text.partition(EXAMPLE)[2] if EXAMPLE in text else ""
+        else:
+            examples = example(metric, tables, draw(metric, tables))
+        text = re.sub(r"\n{3,}", "\n\n", f"{reference(metric)}\n{examples}").rstrip() + "\n"
+        page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text", action="store_true")
+    sys.exit(write(parser.parse_args().text))

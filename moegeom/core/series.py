@@ -1,0 +1,103 @@
+"""A series of checkpoints of one training run, as it is measured, printed and exported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SeriesStep:
+    """One checkpoint. ``step`` is the number in its name, by which the series is ordered."""
+
+    name: str
+    step: float
+    results: str
+    num_tokens: int | None
+    is_stale: bool = False
+    is_reused: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One figure of one router over the steps; None where it is not known.
+
+    ``slope`` is the change per 1000 steps, ``slope_half_width`` half its 95 % interval, ``onset``
+    the step from which on the value has left that of the first step for good.
+    """
+
+    router: str
+    column: str
+    values: tuple[float | None, ...]
+    errors: tuple[float | None, ...]
+    slope: float | None = None
+    slope_half_width: float | None = None
+    onset: float | None = None
+
+
+@dataclass(frozen=True)
+class Driver:
+    """An expert or a domain, and its share of the change of a router's load between the ends.
+
+    ``first`` and ``last`` are loads in fair shares of an expert, MaxVio of a domain.
+    """
+
+    router: str
+    kind: str
+    name: str
+    first: float
+    last: float
+    contribution: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Everything about a series; ``skipped`` and ``notes`` say what is missing and why."""
+
+    name: str
+    steps: tuple[SeriesStep, ...]
+    curves: tuple[Curve, ...]
+    drivers: tuple[Driver, ...] = ()
+    expert_loads: tuple[Curve, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def routers(self) -> tuple[str, ...]:
+        """Names of the routers, in the order of the checkpoint."""
+        return tuple(dict.fromkeys(curve.router for curve in self.curves))
+
+    def of_column(self, column: str) -> tuple[Curve, ...]:
+        """The curve of each router that has the column."""
+        return tuple(curve for curve in self.curves if curve.column == column)
+
+
+@dataclass(frozen=True)
+class SeriesColumn:
+    """A figure worth following: what it is in a word or two, and which direction is bad."""
+
+    name: str
+    words: str
+    worse: str = ""
+
+
+#: What a series shows, in this order. ``worse`` is up, down, or empty where neither is.
+SERIES_COLUMNS = (
+    SeriesColumn("max_vio_global", "busiest expert, MaxVio", "up"),
+    SeriesColumn("load_cv_ddof0", "load CV", "up"),
+    SeriesColumn("num_dead", "dead experts", "up"),
+    SeriesColumn("starved_share", "starved experts", "up"),
+    SeriesColumn("routing_entropy_normalised", "routing entropy (of 1)"),
+    SeriesColumn("margin_p50", "margin, median"),
+    SeriesColumn("boundary_distance_over_norm_p50", "distance over norm, median"),
+    SeriesColumn("bf16_switch_share_isotropic", "switch under bf16 rounding", "up"),
+    SeriesColumn("z_loss", "z-loss", "up"),
+    SeriesColumn("mean_resultant_length", "inputs point one way", "up"),
+    SeriesColumn("domain_information_share", "domain specialisation"),
+    SeriesColumn("coalition_coverage", "coalitions already seen"),
+    SeriesColumn("gram_score_centred", "Gram score"),
+    SeriesColumn("bias_range", "selection bias, range", "up"),
+    SeriesColumn("row_drift_median", "row drift since the step before"),
+    SeriesColumn("row_drift_max", "largest row drift"),
+    SeriesColumn("overlap_with_last", "overlap with the last"),
+    SeriesColumn("coalition_churn", "sets changed since the step before"),
+    SeriesColumn("overlap_with_previous", "overlap with the step before"),
+)

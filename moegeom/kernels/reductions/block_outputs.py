@@ -1,0 +1,52 @@
+"""Outputs of the shared and the routed experts beside the router inputs, of a sample of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reductions._sample import TokenSample, smallest
+from moegeom.kernels.reductions.input_sample import sample_size
+
+
+class _Sample(TokenSample):
+    def __init__(self, extent: Extent) -> None:
+        empty = np.empty((0, extent.hidden_size), dtype=np.float32)
+        names = ("input", "shared", "routed")
+        columns = {"block": np.empty(0, dtype=np.int32), **dict.fromkeys(names, empty)}
+        super().__init__(sample_size(3 * extent.hidden_size), columns)
+
+    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
+        q = quantities
+        assert q.input is not None and q.shared_output is not None and q.routed_output is not None
+        row = self.wanted(q.token)
+        columns = {
+            "block": q.block[row],
+            "input": q.input[row].astype(np.float32),
+            "shared": q.shared_output[row],
+            "routed": q.routed_output[row],
+        }
+        self.add(q.token[row], columns)
+
+
+def _merge(first: State, second: State) -> State:
+    return smallest([first, second], sample_size(3 * first["input"].shape[1]))
+
+
+def _select(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
+    kept = np.ones(len(state["block"]), dtype=bool)
+    if without is not None:
+        kept = state["block"] != without
+    if population is not None:
+        kept[:] = False
+    return {name: state[name][kept] for name in ("block", "input", "shared", "routed")}
+
+
+REDUCTION = Reduction(
+    name="block_outputs",
+    needs=("input", "shared_output", "routed_output"),
+    start=_Sample,
+    merge=_merge,
+    select=_select,
+)

@@ -1,0 +1,38 @@
+"""Sums of the log-sum-exp of the logits and of its square.
+
+Squares of trained routers reach from 1e-2 to 1e5 and must add up exactly in any order, so each is
+split into a whole multiple of 2^20 and a rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reductions._counters import counters
+
+#: Last axis of the counters: tokens, multiples of 2^20, rests and log-sum-exps (units of 2^-18).
+TOKENS, LARGE, REST, PLAIN = range(4)
+
+LARGE_UNIT = 2.0**20
+FIXED_POINT = 2.0**18
+
+#: Beyond it a log-sum-exp counts as this much; no router that works comes near it.
+LARGEST = 2.0**20
+
+
+def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
+    assert quantities.log_sum_exp is not None
+    value = np.clip(quantities.log_sum_exp, -LARGEST, LARGEST)
+    large, rest = np.divmod(value**2, LARGE_UNIT)
+    for column, weights in (
+        (TOKENS, None),
+        (LARGE, large),
+        (REST, np.rint(rest * FIXED_POINT)),
+        (PLAIN, np.rint(value * FIXED_POINT)),
+    ):
+        counts[..., column] += quantities.count_labels(len(counts), weights)
+
+
+REDUCTION = counters("log_sum_exp", ("log_sum_exp",), lambda extent: (4,), _fold)

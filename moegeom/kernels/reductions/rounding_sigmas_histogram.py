@@ -1,0 +1,5 @@
+"""Nearest wall in standard deviations of the rounding of each coordinate; for a sample."""
+
+from moegeom.kernels.reductions._counters import histogram
+
+REDUCTION = histogram("rounding_sigmas")

@@ -1,0 +1,18 @@
+"""Expected switches under rounding of each coordinate of the input; for a sample."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moegeom.geometry.rounding import switch_probability
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reductions._sums import sums
+
+
+def _numbers(quantities: Quantities) -> np.ndarray:
+    sigmas = quantities.rounding_sigmas
+    assert sigmas is not None
+    return switch_probability(sigmas, np.ones_like(sigmas))[:, None]
+
+
+REDUCTION = sums("rounding_switch", ("rounding_sigmas",), 1, _numbers)

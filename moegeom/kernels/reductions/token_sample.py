@@ -1,0 +1,46 @@
+"""Token ids and chosen experts of a sample of the tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reductions._sample import TokenSample, rows_of, smallest
+
+#: Tokens kept.
+SIZE = 16_384
+
+
+class _Sample(TokenSample):
+    def __init__(self, extent: Extent) -> None:
+        labels = np.empty(0, dtype=np.int32)
+        chosen = np.empty((0, extent.top_k), dtype=np.int16)
+        names = ("population", "block", "token_id")
+        super().__init__(SIZE, {**dict.fromkeys(names, labels), "chosen": chosen})
+
+    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
+        q = quantities
+        assert q.token_id is not None
+        row = self.wanted(q.token)
+        columns = {
+            "population": q.population[row],
+            "block": q.block[row],
+            "token_id": q.token_id[row],
+            "chosen": q.chosen[row].astype(np.int16),
+        }
+        self.add(q.token[row], columns)
+
+
+def _select(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
+    row = rows_of(state, population, without)
+    return {"token_id": state["token_id"][row], "chosen": state["chosen"][row].astype(np.int32)}
+
+
+REDUCTION = Reduction(
+    name="token_sample",
+    needs=("chosen", "token_id"),
+    start=_Sample,
+    merge=lambda first, second: smallest([first, second], SIZE),
+    select=_select,
+)

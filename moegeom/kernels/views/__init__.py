@@ -1,0 +1,1 @@
+"""Views: other ways of selecting from the states of reductions, one file each."""

@@ -1,0 +1,60 @@
+"""Nearest wall in standard deviations of what rounding each coordinate to bfloat16 does.
+
+r = min over i chosen, j not, of (z_i - z_j) / sigma_ij, sigma_ij^2 = (0.4247 x 2^-8)^2
+sum_d (w_id - w_jd)^2 y_d^2: the error of a coordinate is proportional to it. Phi(-r) bounds the
+probability of a switch from below and estimates it to first order; ``bf16_switch_share`` is its
+mean over the sample. On a sample of at most 4096 tokens, since it looks at every coordinate of
+every near pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.kernels.reductions._sums import means
+from moegeom.metrics._ladder import (
+    LADDER_COLUMNS,
+    ladder_values,
+    quantile_columns,
+    quantile_errors,
+    quantile_values,
+)
+from moegeom.metrics.noise_sigmas import LADDER
+
+
+def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    histogram = reductions["rounding_sigmas_histogram"]
+    (share,) = means(reductions["rounding_switch"])
+    return {
+        "layers": quantile_values("rounding_sigmas", histogram) | {"bf16_switch_share": share},
+        "margins": ladder_values("rounding_sigmas", histogram, LADDER),
+    }
+
+
+METRIC = Metric(
+    name="rounding_noise",
+    version=1,
+    text="Nearest wall in standard deviations of rounding the input to bfloat16, coordinate by "
+    "coordinate, on a sample of at most 4096 tokens.",
+    scope="router",
+    needs=("rounding_sigmas_histogram", "rounding_switch"),
+    columns={
+        "layers": (
+            *quantile_columns(
+                "rounding_sigmas", "the nearest wall in sigmas", "sigma", "rounding_sigmas"
+            ),
+            Column(
+                "bf16_switch_share",
+                "expected share of tokens that rounding the input to bfloat16 switches",
+                formula="rounding_sigmas",
+                has_se=True,
+            ),
+        ),
+        "margins": LADDER_COLUMNS,
+    },
+    finish=_finish,
+    invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
+    errors=quantile_errors("rounding_sigmas", "rounding_sigmas_histogram"),
+)

@@ -1,0 +1,38 @@
+"""What a reporter of a series of checkpoints is, and what an export is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from moegeom.core.registry import Registry
+from moegeom.core.series import Series
+from moegeom.report._reporter import View
+
+
+@dataclass(frozen=True)
+class SeriesReporter:
+    """``render`` turns a series into the text that goes to stdout."""
+
+    name: str
+    render: Callable[[Series, View], str]
+
+
+@dataclass(frozen=True)
+class SeriesExport:
+    """``write`` puts a series into a file or a folder that other tools read."""
+
+    name: str
+    write: Callable[[Series, Path], None]
+
+
+#: Reporters by file name.
+SERIES_REPORTERS: Registry[SeriesReporter] = Registry(
+    "format", "moegeom.report.series", "REPORTER", SeriesReporter
+)
+
+#: Exports by file name.
+SERIES_EXPORTS: Registry[SeriesExport] = Registry(
+    "export", "moegeom.report.exports", "EXPORT", SeriesExport
+)

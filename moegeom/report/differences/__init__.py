@@ -1,0 +1,25 @@
+"""What differs between two checkpoints or results: the record, and its reporters by file name."""
+
+from moegeom.report.differences._difference import (
+    DIFFERENCE_REPORTERS,
+    Change,
+    Difference,
+    DifferenceReporter,
+    FigureChange,
+    Figures,
+    RouterChange,
+    Side,
+    percent,
+)
+
+__all__ = [
+    "DIFFERENCE_REPORTERS",
+    "Change",
+    "Difference",
+    "DifferenceReporter",
+    "FigureChange",
+    "Figures",
+    "RouterChange",
+    "Side",
+    "percent",
+]

@@ -1,0 +1,1 @@
+"""Exports of a series for other tools, one file each."""

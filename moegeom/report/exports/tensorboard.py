@@ -1,0 +1,42 @@
+"""TensorBoard event files, written by TensorBoard's own writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moegeom.core.errors import UsageError
+from moegeom.core.series import Series
+from moegeom.report._series_reporter import SeriesExport
+
+
+def write(series: Series, path: Path) -> None:
+    """A scalar ``<figure>/<router>`` at each step, into the folder ``path``.
+
+    Raises
+    ------
+    UsageError
+        When TensorBoard is not installed.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise UsageError(
+            "--export tensorboard needs TensorBoard.", 'pip install "moegeom[tensorboard]"'
+        ) from None
+    writer = EventFileWriter(str(path))
+    for index, step in enumerate(series.steps):
+        scalars = [
+            Summary.Value(tag=f"{curve.column}/{curve.router}", simple_value=value)
+            for curve in (*series.curves, *series.expert_loads)
+            if (value := curve.values[index]) is not None
+        ]
+        writer.add_event(
+            # the step is the only time that checkpoints have; runs of equal steps line up
+            Event(wall_time=step.step, step=int(step.step), summary=Summary(value=scalars))
+        )
+    writer.close()
+
+
+EXPORT = SeriesExport("tensorboard", write)

@@ -1,0 +1,1 @@
+"""Reports and exports of a series of checkpoints, one file each."""

@@ -1,0 +1,33 @@
+"""Markdown, for a job summary."""
+
+from __future__ import annotations
+
+from moegeom.core.series import SERIES_COLUMNS, Series
+from moegeom.report._reporter import View
+from moegeom.report._series_reporter import SeriesReporter
+from moegeom.report.sparkline import sparkline
+
+
+def render(series: Series, view: View) -> str:
+    """A table of every figure of every router, with its values step by step."""
+    words = {column.name: column.words for column in SERIES_COLUMNS}
+    steps = ", ".join(f"{step.step:g}" for step in series.steps)
+    lines = [f"## moegeom: {series.name}", "", f"Steps {steps}.", ""]
+    lines += [f"- **skipped** {name}: {reason}" for name, reason in series.skipped]
+    stale = [step.name for step in series.steps if step.is_stale]
+    lines += [f"- **stale inputs** {name}" for name in stale]
+    lines += ["", "| router | figure | | values | per 1000 steps | since step |", "|" + "---|" * 6]
+    for curve in series.curves:
+        values = " ".join("-" if value is None else f"{value:.3g}" for value in curve.values)
+        slope = "-" if curve.slope is None else f"{curve.slope:+.3g}"
+        if curve.slope is not None and curve.slope_half_width is not None:
+            slope += f" +- {curve.slope_half_width:.2g}"
+        since = "" if curve.onset is None else f"{curve.onset:g}"
+        drawn = sparkline(curve.values, view.is_ascii)
+        figure = words.get(curve.column, curve.column)
+        lines.append(f"| {curve.router} | {figure} | {drawn} | {values} | {slope} | {since} |")
+    lines += ["", *(f"- {note}" for note in series.notes)]
+    return "\n".join(lines) + "\n"
+
+
+REPORTER = SeriesReporter("md", render)

@@ -1,0 +1,124 @@
+"""Chosen sets of a sample of tokens, kept beside a series so that steps can be compared later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from jaxtyping import Float64, Int16
+
+from moegeom.core.router import Router
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.kernels.table import load_kernels
+from moegeom.scan.labels import Populations, block_of
+from moegeom.scan.measure import measure
+from moegeom.scan.plan import sample_tiles
+from moegeom.scan.prepared import prepare
+from moegeom.scan.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Sorted chosen experts of the sampled tokens, by router; ``tokens`` tells the texts apart.
+
+    ``tokens`` is a hash of document, position and token id of each sampled token: two steps can be
+    compared token by token only where it is the same.
+    """
+
+    tokens: str
+    block: Int16[np.ndarray, "tokens"]
+    chosen: Mapping[str, Int16[np.ndarray, "tokens k"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """Mean of |A and B| / k and share of tokens with another set, each with its standard error."""
+
+    overlap: float
+    overlap_error: float
+    changed: float
+    changed_error: float
+
+
+def choices(routers: Sequence[Router], source: TokenSource, seed: int) -> Choices:
+    """Chosen sets of a sample of at most 20 000 tokens, computed again from the recording."""
+    tiles = sample_tiles(source.facts.num_tokens, seed)
+    kernels = load_kernels("cpu")
+    digest, blocks = xxhash.xxh3_128(), []
+    ranges = [(t * TILE, min((t + 1) * TILE, source.facts.num_tokens)) for t in tiles]
+    for start, stop in ranges:
+        columns = source.read_columns(start, stop)
+        for values in (columns.document, columns.position, columns.token_id):
+            digest.update(np.ascontiguousarray(values).data)
+        blocks.append(block_of(columns, start).astype(np.int16))
+    chosen = {}
+    for router in routers:
+        if router.name not in source.facts.routers:
+            continue
+        task = Task(
+            prepare(router, with_distances=False),
+            source,
+            Populations(()),
+            kernels,
+            wanted=frozenset(),
+        )
+        parts = [measure(task, start, stop) for start, stop in ranges]
+        if any(part.non_finite for part in parts):
+            continue  # rows of different steps would no longer stand side by side
+        found = np.concatenate([part.quantities.chosen for part in parts])
+        chosen[router.name] = np.sort(found, axis=1).astype(np.int16)
+    return Choices(digest.hexdigest(), np.concatenate(blocks), chosen)
+
+
+def write_choices(path: Path, found: Choices) -> None:
+    """Writes the file whole or not at all."""
+    beside = path.with_suffix(".tmp")
+    arrays = {f"chosen/{router}": values for router, values in found.chosen.items()}
+    with beside.open("wb") as file:
+        np.savez(file, allow_pickle=False, tokens=found.tokens, block=found.block, **arrays)
+    beside.replace(path)
+
+
+def read_choices(path: Path) -> Choices:
+    """What :func:`write_choices` wrote."""
+    with np.load(path, allow_pickle=False) as stored:
+        chosen = {
+            key.removeprefix("chosen/"): stored[key]
+            for key in stored.files
+            if key.startswith("chosen/")
+        }
+        return Choices(str(stored["tokens"]), stored["block"], chosen)
+
+
+def agreement(one: Choices, other: Choices, router: str) -> Agreement | None:
+    """How far two steps choose alike; None where they cannot be compared token by token.
+
+    Standard errors by leaving out one of the 16 blocks of documents.
+    """
+    first, second = one.chosen.get(router), other.chosen.get(router)
+    if one.tokens != other.tokens or first is None or second is None:
+        return None
+    if first.shape != second.shape:
+        return None
+    shared = (first[:, :, None] == second[:, None, :]).sum(axis=(1, 2))
+    overlap, changed = shared / first.shape[1], (shared < first.shape[1]).astype(np.float64)
+    return Agreement(
+        float(overlap.mean()),
+        _jackknife(overlap, one.block),
+        float(changed.mean()),
+        _jackknife(changed, one.block),
+    )
+
+
+def _jackknife(values: Float64[np.ndarray, "tokens"], block: Int16[np.ndarray, "tokens"]) -> float:
+    """Standard error of the mean by leaving out one block after the other; nan for one block."""
+    number = np.bincount(block)
+    total = np.bincount(block, values)
+    present = number > 0
+    if present.sum() < 2:
+        return float("nan")
+    left = (values.sum() - total[present]) / np.maximum(len(values) - number[present], 1)
+    return float(np.sqrt((len(left) - 1) / len(left) * ((left - left.mean()) ** 2).sum()))

@@ -1,0 +1,110 @@
+"""Which checkpoints a series consists of, in natural order, and the recording of each."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moegeom.core.errors import UsageError
+
+#: Names that say "not finished yet".
+_UNFINISHED = (".partial", ".tmp", ".temp", ".incomplete")
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A directory or file that matches, and what ``{step}`` stands for in the recording's path."""
+
+    path: Path
+    step_text: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def step(self) -> float:
+        """The number in the step text; the series is ordered by it."""
+        numbers = _NUMBER.findall(self.step_text)
+        return float(numbers[-1]) if numbers else float("nan")
+
+
+def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tuple[str, str]]]:
+    """Candidates in natural order (step_2 before step_10), and those skipped with the reason.
+
+    ``{step}`` is the text that the first ``*`` of the pattern matched; for a path without one, the
+    last number of its name.
+
+    Raises
+    ------
+    UsageError
+        When nothing matches, a name holds no number, or two have the same one.
+    """
+    found: dict[Path, str] = {}
+    for pattern in patterns:
+        for path in glob.glob(pattern):  # noqa: PTH207 - Path.glob cannot begin at a root
+            found.setdefault(Path(path), _matched(pattern, path))
+    if not found:
+        raise UsageError(
+            f"{' '.join(patterns)}: no checkpoint matches.",
+            "Quote the pattern, for example 'checkpoints/step_*'.",
+        )
+    candidates, skipped = [], []
+    for path, text in found.items():
+        reason = unfinished(path)
+        if reason:
+            skipped.append((path.name, reason))
+            continue
+        candidate = Candidate(path, text)
+        if candidate.step != candidate.step:
+            raise UsageError(
+                f"{path}: there is no step number in '{text}'.",
+                "A series is ordered by the number in each name, such as step_1000.",
+            )
+        candidates.append(candidate)
+    candidates.sort(key=lambda candidate: (candidate.step, candidate.name))
+    for one, other in itertools.pairwise(candidates):
+        if one.step == other.step:
+            raise UsageError(
+                f"{one.path} and {other.path} have the same step, {one.step:g}.",
+                "Narrow the pattern.",
+            )
+    return candidates, sorted(skipped)
+
+
+def recording_path(template: str, candidate: Candidate) -> str:
+    """The template with {step} and {name} filled in."""
+    return template.replace("{step}", candidate.step_text).replace("{name}", candidate.name)
+
+
+def unfinished(path: Path) -> str:
+    """Why a directory is not a finished checkpoint; empty for one that may be."""
+    if path.name.endswith(_UNFINISHED):
+        return "its name says that it is being written"
+    if path.is_dir():
+        names = [child.name for child in path.iterdir()]
+        if not names:
+            return "it is empty"
+        half = next((name for name in names if name.endswith(_UNFINISHED)), None)
+        if half:
+            return f"{half} is being written"
+    return ""
+
+
+def _matched(pattern: str, path: str) -> str:
+    """What the first star of the pattern stands for; else the last number of the name."""
+    expression = "".join(
+        "(.*?)" if part == "*" else "." if part == "?" else re.escape(part)
+        for part in re.split(r"([*?])", pattern)
+    )
+    match = re.fullmatch(expression, path)
+    if match and match.groups():
+        return match[1]
+    numbers = _NUMBER.findall(Path(path).name)
+    return numbers[-1] if numbers else Path(path).name

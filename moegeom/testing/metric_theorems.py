@@ -1,0 +1,262 @@
+"""What every metric is held to; a plug-in's own tests run these on its ``METRIC``.
+
+    from moegeom.testing.metric_theorems import THEOREMS
+
+    @pytest.mark.parametrize("theorem", THEOREMS)
+    def test_my_metric(theorem):
+        THEOREMS[theorem](METRIC)
+
+Each raises AssertionError with the table, the column and the two values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.metric import Column, Invariance, Metric
+from moegeom.core.router import Router
+from moegeom.kernels.table import load_kernels
+from moegeom.metrics import RouterRun, measure_router, measure_weights
+from moegeom.testing.stream import DOCUMENT_TOKENS, RULES, Stream, router, stream
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+
+#: Sums of float64 may be taken in another order.
+_RTOL = 1e-9
+
+#: Another order of experts, a shift or a factor changes the rounding of float32 scores.
+_RTOL_CHANGED = 2e-5
+
+#: Units of columns that name an expert or a group, which a relabelling changes.
+_LABELS = ("expert", "group")
+
+
+def measured(metric: Metric, of: Router, source: Stream, **pace: Any) -> Rows:
+    """Rows of one metric for a router on a stream, null included."""
+    if metric.scope == "weights":
+        return measure_weights(of, [metric], "no tokens").rows
+    run = RouterRun(of, source, load_kernels("cpu"), [metric], **pace)
+    return measure_router(run).rows
+
+
+def cut_anywhere(metric: Metric) -> None:
+    """Batches of any size and any number of threads give the same rows, bit for bit."""
+    for rule in RULES.values():
+        one = measured(metric, router(rule), stream(), batch_tokens=1024, num_workers=1)
+        other = measured(metric, router(rule), stream(), batch_tokens=4096, num_workers=3)
+        _same(metric, one, other, rtol=0.0)
+
+
+def permuted_tokens(metric: Metric) -> None:
+    """Tokens in another order, with their documents and domains, give the same rows."""
+    if "token_permutation" not in metric.invariances:
+        return
+    tokens = stream()
+    order = np.random.default_rng(3).permutation(len(tokens.row))
+    for rule in RULES.values():
+        one = measured(metric, router(rule), tokens)
+        other = measured(metric, router(rule), tokens.reordered(tokens.row[order]))
+        _same(metric, one, other, _RTOL, "token_permutation")
+
+
+def relabelled_experts(metric: Metric) -> None:
+    """Experts in another order (groups kept whole) give the same figures, of the same experts."""
+    if "expert_relabelling" not in metric.invariances:
+        return
+    for rule in RULES.values():
+        whole = router(rule)
+        size = whole.num_experts // (rule.groups.num_groups if rule.groups else 1)
+        inside = np.random.default_rng(4).permuted(
+            np.arange(whole.num_experts).reshape(-1, size), axis=1
+        )
+        new = np.random.default_rng(5).permutation(inside, axis=0).ravel()
+        bias = whole.selection_bias
+        renamed = dataclasses.replace(
+            whole, weight=whole.weight[new], selection_bias=None if bias is None else bias[new]
+        )
+        tokens = stream()
+        outputs = dict(tokens.outputs, expert_output=tokens.outputs["expert_output"][:, new])
+        one = measured(metric, whole, tokens)
+        other = measured(metric, renamed, dataclasses.replace(tokens, outputs=outputs))
+        first, second = _without_null(one), _without_null(_renamed(other, new))
+        first, second = _anonymous(metric, first), _anonymous(metric, second)
+        _same(metric, first, second, _RTOL_CHANGED, "expert_relabelling")
+
+
+def empty_stream(metric: Metric) -> None:
+    """No token gives nulls, zeros and no rows, and never an exception."""
+    if metric.scope == "weights":
+        return
+    tokens = stream()
+    for rule in RULES.values():
+        rows = measured(metric, router(rule), tokens.reordered(tokens.row[:0]))
+        for table, listed in rows.items():
+            floats = {c.name for c in metric.columns[table] if c.kind == "float" and not _fixed(c)}
+            for row in listed:
+                for name in floats & set(row):
+                    assert row[name] in (None, 0.0) or math.isnan(row[name]), (table, name, row)
+
+
+def one_document(metric: Metric) -> None:
+    """A single document gives values, and no standard error."""
+    if metric.scope == "weights":
+        return
+    tokens = stream().reordered(np.arange(DOCUMENT_TOKENS))
+    for rule in RULES.values():
+        for table, listed in measured(metric, router(rule), tokens).items():
+            with_se = [f"{c.name}_se" for c in metric.columns[table] if c.has_se]
+            for row in listed:
+                for name in with_se:
+                    value = row.get(name)
+                    assert value is None or math.isnan(value), (table, name, value)
+
+
+def declared_columns(metric: Metric) -> None:
+    """Every value stands in a declared column, and every column is declared once."""
+    for rule in RULES.values():
+        for table, listed in measured(metric, router(rule), stream()).items():
+            columns = metric.columns[table]
+            names = [c.name for c in columns]
+            assert len(set(names)) == len(names), table
+            known = {*names, *(f"{c.name}_se" for c in columns if c.has_se)}
+            for row in listed:
+                assert set(row) <= {*known, "router", "variant", "population"}, (table, row)
+
+
+def shifted_rows(metric: Metric) -> None:
+    """One vector added to every row changes nothing, for a softmax rule."""
+    if "common_row_shift" not in metric.invariances:
+        return
+    whole, tokens = router(RULES["softmax"]), stream()
+    shift = np.random.default_rng(6).integers(-16, 16, whole.hidden_size) / np.float32(64)
+    other = dataclasses.replace(whole, weight=whole.weight + shift.astype(np.float32))
+    _compare_routers(metric, whole, other, tokens, tokens, "common_row_shift")
+
+
+def scaled_router(metric: Metric) -> None:
+    """All rows times four changes nothing, for a softmax rule."""
+    if "positive_scaling" not in metric.invariances:
+        return
+    whole, tokens = router(RULES["softmax"]), stream()
+    other = dataclasses.replace(whole, weight=whole.weight * np.float32(4.0))
+    _compare_routers(metric, whole, other, tokens, tokens, "positive_scaling")
+
+
+def folded_gain(metric: Metric) -> None:
+    """Factors moved from the gain into the rows, and out of the inputs, change nothing."""
+    if "gain_folding" not in metric.invariances:
+        return
+    whole, tokens = router(RULES["softmax"]), stream()
+    random = np.random.default_rng(7)
+    factor = np.float32(2.0) ** random.integers(-2, 3, whole.hidden_size).astype(np.float32)
+    assert whole.gain is not None
+    other = dataclasses.replace(whole, weight=whole.weight * factor, gain=whole.gain / factor)
+    moved = dataclasses.replace(tokens, inputs=tokens.inputs / factor)
+    _compare_routers(metric, whole, other, tokens, moved, "gain_folding")
+
+
+#: By name; run them all.
+THEOREMS: Mapping[str, Callable[[Metric], None]] = {
+    theorem.__name__: theorem
+    for theorem in (
+        declared_columns,
+        cut_anywhere,
+        permuted_tokens,
+        relabelled_experts,
+        empty_stream,
+        one_document,
+        shifted_rows,
+        scaled_router,
+        folded_gain,
+    )
+}
+
+
+def _compare_routers(
+    metric: Metric,
+    one: Router,
+    other: Router,
+    tokens: Stream,
+    moved: Stream,
+    under: Invariance,
+) -> None:
+    first = _without_null(measured(metric, one, tokens))
+    second = _without_null(measured(metric, other, moved))
+    _same(metric, first, second, _RTOL_CHANGED, under)
+
+
+def _fixed(column: Column) -> bool:
+    """A step of a ladder or a chance level, known without any token."""
+    ladders = ("threshold", "width", "capacity_factor")
+    return column.name in ladders or column.name.endswith(("_chance", "_log10", "_rate"))
+
+
+def _without_null(rows: Rows) -> Rows:
+    """The random router depends on the number and the length of each row."""
+    return {
+        table: [row for row in listed if row["variant"] != "null"] for table, listed in rows.items()
+    }
+
+
+def _renamed(rows: Rows, new: np.ndarray) -> Rows:
+    """Rows of the table of experts under the names before the relabelling, in their order."""
+    if "experts" not in rows:
+        return rows
+    listed = [{**row, "expert": int(new[row["expert"]])} for row in rows["experts"]]
+    place = {population: at for at, population in enumerate(r["population"] for r in listed)}
+    ordered = sorted(listed, key=lambda r: (r["variant"], place[r["population"]], r["expert"]))
+    return {**rows, "experts": ordered}
+
+
+def _anonymous(metric: Metric, rows: Rows) -> Rows:
+    """Rows without the names of experts; lists of pairs and sets by their figures alone."""
+    anonymous: dict[str, list[dict[str, Any]]] = {}
+    for table, listed in rows.items():
+        named = {c.name for c in metric.columns[table] if c.unit in _LABELS}
+        if table == "experts":
+            others = named - {"expert"}
+            anonymous[table] = [{n: v for n, v in row.items() if n not in others} for row in listed]
+            continue
+        rest = [{n: v for n, v in row.items() if n not in named} for row in listed]
+        if named and table != "layers":
+            # which of a pair is the first one is a matter of its name
+            rest = [
+                {"variant": row["variant"], "population": row["population"], "figures": figures}
+                for row in rest
+                for figures in [sorted(v for v in row.values() if not isinstance(v, str))]
+            ]
+            rest.sort(key=lambda row: (row["variant"], row["population"], row["figures"]))
+        anonymous[table] = rest
+    return anonymous
+
+
+def _same(
+    metric: Metric, one: Rows, other: Rows, rtol: float, under: Invariance | None = None
+) -> None:
+    """Equal tables: the same rows in the same order, floats within ``rtol``.
+
+    Columns that say they change under the transformation are not compared.
+    """
+    assert set(one) == set(other)
+    for table in one:
+        skipped = {c.name for c in metric.columns[table] if under in c.changes_with}
+        skipped |= {f"{name}_se" for name in skipped}
+        first, second = one[table], other[table]
+        assert len(first) == len(second), f"{metric.name}: {table}"
+        for left, right in zip(first, second, strict=True):
+            for name in left.keys() - skipped:
+                where = f"{metric.name}: {table}.{name} of {left['population']}"
+                _equal(left[name], right.get(name), rtol, where)
+
+
+def _equal(left: Any, right: Any, rtol: float, where: str) -> None:
+    if left is None or right is None or isinstance(left, str | bool):
+        same = left == right or (left != left and right != right)
+        assert same, f"{where}: {left} and {right}"
+        return
+    np.testing.assert_allclose(left, right, rtol, rtol * 1e-3, err_msg=where)

@@ -1,0 +1,477 @@
+"""What was done to a checkpoint is what the difference says, alone and in combination."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moegeom.core.errors import CheckpointError, UsageError
+from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
+from moegeom.metrics import METRICS
+from moegeom.report import View
+from moegeom.report.differences import DIFFERENCE_REPORTERS
+from moegeom.results.memory import MemoryResults
+from moegeom.studies.change_words import WORDS, change
+from moegeom.studies.difference import DifferenceRequest, difference
+from moegeom.studies.figure_change import LEVEL, figure_changes
+from moegeom.studies.figure_columns import FREE_OF_T, SAME_TEST, is_free_of_t
+from moegeom.studies.router_change import compare_routers
+from tests.museum.checkpoint import BF16, F32, Checkpoint
+from tests.museum.exhibit_smoothing import smoothed
+from tests.museum.healthy import in_float32, sigmoid_model, softmax_model, trained, with_experts
+from tests.museum.renumbering import permuted, swapped, text_order, within_groups
+
+
+def softmax() -> Checkpoint:
+    return with_experts(softmax_model(layers=2))
+
+
+def single() -> Checkpoint:
+    return with_experts(in_float32(softmax_model(layers=2)))
+
+
+def with_small_gains() -> Checkpoint:
+    return softmax().edited("gain", lambda g, _: g / 128.0)
+
+
+def sigmoid() -> Checkpoint:
+    return with_experts(sigmoid_model(layers=2))
+
+
+def noise(size: float, layer: int, shape: tuple[int, ...]) -> np.ndarray:
+    return size * np.random.default_rng([17, layer]).standard_normal(shape)
+
+
+def noisy(share: float):
+    def change_rows(w, layer):
+        return w + noise(share * np.sqrt((w**2).mean()), layer, w.shape)
+
+    return change_rows
+
+
+def common(w, layer):
+    return w + noise(0.05, layer, w.shape[1:])
+
+
+@functools.cache
+def rotation() -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(3).standard_normal((256, 256)))[0]
+
+
+def rotated(model: Checkpoint) -> Checkpoint:
+    gains = {
+        layer: model.tensors[f"model.layers.{layer}.post_attention_layernorm.weight"].astype(float)
+        for layer in model.layers
+    }
+    turned = model.edited("weight", lambda w, layer: (w * gains[layer]) @ rotation())
+    return turned.edited("gain", lambda g, layer: np.ones_like(g))
+
+
+def int8(w, layer):
+    scale = np.abs(w).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127.0)
+    return np.rint(w.astype(np.float32) / scale) * scale
+
+
+def fp8(w, layer):
+    scale = np.abs(w).max().astype(np.float32) / np.float32(448.0)
+    return (w.astype(np.float32) / scale).astype(ml_dtypes.float8_e4m3fn).astype(float) * scale
+
+
+def cleared(w, layer):
+    w = w.copy()
+    w[3] = 0.0
+    return w
+
+
+def fresh(w, layer):
+    return np.random.default_rng([5, layer]).standard_normal(w.shape) / 16.0
+
+
+def flat(g, layer):
+    return g * 1.3 ** np.random.default_rng(layer).uniform(-1.0, 1.0, g.shape[-1])
+
+
+SORTED, BF = text_order(32), "rounded to bf16"
+
+#: Name, what is compared, and what must be said: (word, part of the phrase) in order.
+CASES = {
+    "identical": (softmax, lambda m: m, []),
+    "another storage of the same": (softmax, lambda m: m.edited("weight", lambda w, _: w, dtype=F32), []),
+    "rounded": (single, lambda m: m.edited("weight", lambda w, _: w, dtype=BF16), [("rounded", f"B is A, {BF}")]),
+    "rounded to fp16": (single, lambda m: m.edited("weight", lambda w, _: w, dtype=np.dtype(np.float16)), [("rounded", "to fp16")]),
+    "int8": (single, lambda m: m.edited("weight", int8), [("rounded", "int8, a scale for each row")]),
+    "int8 in bf16": (softmax, lambda m: m.edited("weight", int8), [("rounded", "int8, a scale for each row")]),
+    "fp8": (softmax, lambda m: m.edited("weight", fp8), [("rounded", "fp8 e4m3, one scale")]),
+    "folded": (softmax, lambda m: smoothed(m, 3.0, True), [("gain folded", "")]),
+    "slightly folded": (softmax, lambda m: smoothed(m, 1.02, True), [("gain folded", "")]),
+    "folded and noise": (softmax, lambda m: smoothed(m, 3.0, True).edited("weight", noisy(0.05)), [("gain folded", ""), ("noise", "")]),
+    "folded and noise behind small gains": (with_small_gains, lambda m: smoothed(m, 3.0, True).edited("weight", noisy(0.05)), [("gain folded", ""), ("noise", "")]),
+    "gain alone": (softmax, lambda m: smoothed(m, 1.2, False), [("gain not compensated", "")]),
+    "router alone": (softmax, lambda m: m.edited("weight", flat), [("columns scaled", "")]),
+    "rotated": (softmax, rotated, [("rotated", "")]),
+    "rotated in float32": (single, rotated, [("rotated", "")]),
+    "permuted": (softmax, lambda m: permuted(m, SORTED, ("weight",)), [("permuted", "30 of 32 rows")]),
+    "swapped": (softmax, lambda m: permuted(m, swapped(32), ("weight",)), [("permuted", "2 of 32 rows")]),
+    "permuted and noise": (softmax, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", noisy(0.003)), [("permuted", "30"), ("noise", "")]),
+    "permuted and rounded": (single, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", lambda w, _: w, dtype=BF16), [("permuted", "30"), ("rounded", BF)]),
+    "permuted and folded": (softmax, lambda m: smoothed(permuted(m, SORTED, ("weight",)), 2.0, True), [("permuted", "30"), ("gain folded", "")]),
+    "scaled": (softmax, lambda m: m.edited("weight", lambda w, _: 1.7 * w), [("scaled", "by 1.7")]),
+    "scaled and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(1.5 * w, layer)), [("scaled", "by 1.5"), ("noise", "")]),
+    "negated": (softmax, lambda m: m.edited("weight", lambda w, _: -w), [("negated", "")]),
+    "shifted": (softmax, lambda m: m.edited("weight", common), [("common shift", "")]),
+    "shifted and scaled": (softmax, lambda m: m.edited("weight", lambda w, layer: common(1.5 * w, layer)), [("scaled", "by 1.5"), ("common shift", "")]),
+    "shifted and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(common(w, layer), layer)), [("common shift", ""), ("noise", "")]),
+    "permuted and shifted": (softmax, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", common), [("permuted", "30"), ("common shift", "")]),
+    "a little noise": (softmax, lambda m: m.edited("weight", noisy(0.003)), [("noise", "")]),
+    "much noise": (softmax, lambda m: m.edited("weight", noisy(1.0)), [("noise", "")]),
+    "one row": (softmax, lambda m: m.edited("weight", cleared), [("noise", "in 1 of 32 rows")]),
+    "unrelated": (softmax, lambda m: m.edited("weight", fresh), [("unrelated", "")]),
+    "bias rounded": (sigmoid, lambda m: m.edited("bias", lambda c, _: c, dtype=BF16), [("rounded", "selection bias rounded to bf16")]),
+    "bias shifted": (sigmoid, lambda m: m.edited("bias", lambda c, _: c + 3.0), [("selection bias shifted", "")]),
+    "bias changed": (sigmoid, lambda m: m.edited("bias", lambda c, layer: c + noise(0.002, layer, c.shape)), [("bias changed", "selection bias")]),
+    "bias and rows": (sigmoid, lambda m: m.edited("bias", lambda c, _: c + 3.0).edited("weight", noisy(0.01)), [("noise", ""), ("selection bias shifted", "")]),
+    "bias left behind": (sigmoid, lambda m: permuted(m, swapped(64), ("weight",)), [("permuted", "2 of 64"), ("bias left behind", "selection bias")]),
+    "bias moved along": (sigmoid, lambda m: permuted(m, within_groups(64, 2), ("weight", "bias")), [("permuted", "64 of 64")]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def differ(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def found(a: Checkpoint, b: Checkpoint, **options):
+        a.write(tmp_path / "a")
+        b.write(tmp_path / "b")
+        return difference(DifferenceRequest("a", "b", **options))
+
+    return found
+
+
+def words(router) -> list[str]:
+    return [change.word for change in router.changes]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_done_is_what_is_said(differ, name):
+    model, edit, wanted = CASES[name]
+    for router in differ(model(), edit(model())).routers:
+        assert words(router) == [word for word, _ in wanted], router
+        for change_found, (_, part) in zip(router.changes, wanted, strict=True):
+            assert part in change_found.phrase
+
+
+def test_every_word_has_a_case():
+    tested = {word for _, _, wanted in CASES.values() for word, _ in wanted}
+    # the others have tests of their own below
+    elsewhere = {"experts left behind", "experts moved alone", "not compared", "logit bias shifted"}
+    assert tested | elsewhere == set(WORDS)
+
+
+def test_a_rounding_is_said_in_the_right_direction(differ):
+    coarse = single().edited("weight", lambda w, _: w, dtype=BF16)
+    (found, _) = differ(coarse, single()).routers
+    assert found.phrases == ("A is B, rounded to bf16",)
+
+
+@pytest.mark.parametrize("share", [0.003, 0.05, 0.5])
+def test_noise_has_the_size_that_was_added(differ, share):
+    found = differ(single(), single().edited("weight", noisy(share))).routers
+    np.testing.assert_allclose([r.changes[0].size for r in found], share, rtol=0.1)
+
+
+def test_a_permutation_is_told_row_by_row(differ):
+    (found, _) = differ(softmax(), permuted(softmax(), SORTED, ("weight",))).routers
+    assert found.changes[0].evidence["place"] == SORTED
+    assert "not known: --experts" in " ".join(found.beside)
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted", "beside"),
+    [
+        (("weight",), ["permuted", "experts left behind"], ""),
+        (("weight", "experts"), ["permuted"], "all 32 experts moved along"),
+        (("experts",), ["experts moved alone"], ""),
+        ((), [], "all 32 experts where they were"),
+    ],
+)
+def test_experts_tell_whether_they_moved_along(differ, parts, wanted, beside):
+    found = differ(softmax(), permuted(softmax(), SORTED, parts), experts=True)
+    for router in found.routers:
+        assert words(router) == wanted
+        assert beside in " ".join(router.beside)
+
+
+def test_an_order_that_mixes_groups_is_told_even_when_all_moved_along(differ):
+    order = [*range(1, 64), 0]
+    model = permuted(sigmoid(), order, ("weight", "bias", "experts"))
+    (found, _) = differ(sigmoid(), model, experts=True).routers
+    assert found.changes[0].evidence["mixes_groups"]
+    assert "mixes groups" in found.changes[0].detail
+
+
+def test_routers_of_other_shapes_and_rules_are_told_first(differ):
+    found = differ(softmax(), softmax_model(layers=3, experts=16))
+    assert [words(router) for router in found.routers] == [["not compared"]] * 2
+    assert found.only_second == ("text/2",)
+    assert "rule: softmax over 32" in found.unlike[0]
+
+
+def test_another_top_k_is_told_although_rows_are_identical(differ):
+    found = differ(softmax(), softmax().changed(config={"num_experts_per_tok": 8}))
+    assert all(router.is_identical for router in found.routers)
+    assert "keep 8" in found.unlike[0]
+
+
+def test_another_epsilon_is_told(differ):
+    found = differ(softmax(), softmax().changed(config={"rms_norm_eps": 1e-3}))
+    assert "norm" in found.unlike[0]
+
+
+def test_rows_that_are_not_finite_are_not_compared(differ):
+    broken = softmax().edited("weight", lambda w, _: np.where(w == w.max(), np.nan, w))
+    assert [words(r) for r in differ(softmax(), broken).routers] == [["not compared"]] * 2
+
+
+def test_a_damaged_router_is_identical_to_itself(differ):
+    broken = softmax().edited("weight", lambda w, _: np.where(w == w.max(), np.nan, w))
+    assert all(router.is_identical for router in differ(broken, broken).routers)
+
+
+def made_up(weight, **parts) -> Router:
+    rule = Rule(1, "softmax", Weights("scores"), has_logit_bias="logit_bias" in parts)
+    provenance = Provenance("made up", ("w",), "", "F32")
+    return Router("text/0", "text", 0, weight.astype(np.float32), rule, provenance, **parts)
+
+
+@pytest.mark.parametrize("experts", [1, 2, 3])
+def test_few_rows_are_judged_by_what_can_be_told(experts):
+    rows = np.random.default_rng(experts).standard_normal((experts, 512))
+    other = np.random.default_rng(experts + 9).standard_normal((experts, 512))
+    pairs = {
+        "noise": rows + 0.05 * other,
+        "scaled": 2.0 * rows,
+        "negated": -rows,
+        "unrelated": other,
+    }
+    for word, changed in pairs.items():
+        assert words(compare_routers(made_up(rows), made_up(changed))) == [word]
+
+
+def test_a_logit_bias_that_is_shifted_changes_nothing_for_softmax():
+    rows = np.random.default_rng(0).standard_normal((8, 64))
+    bias = np.random.default_rng(1).standard_normal(8).astype(np.float32)
+    routers = made_up(rows, logit_bias=bias), made_up(rows, logit_bias=bias + np.float32(0.5))
+    (found,) = compare_routers(*routers).changes
+    assert found.word == "logit bias shifted"
+    assert "neither choices nor weights" in found.meaning
+
+
+def test_a_zero_router_that_was_filled_is_told():
+    rows = np.random.default_rng(0).standard_normal((8, 64))
+    found = compare_routers(made_up(np.zeros((8, 64))), made_up(rows))
+    assert words(found) == ["unrelated"]
+    assert words(compare_routers(made_up(rows), made_up(np.zeros((8, 64))))) == ["unrelated"]
+
+
+SOFTMAX = Rule(4, "softmax", Weights("scores"))
+SIGMOID = Rule(4, "sigmoid", Weights("scores"), has_selection_bias=True)
+ZERO_FILLED = dataclasses.replace(SIGMOID, groups=GroupMask(4, 2, "top2_sum", 0.0))
+INF_FILLED = dataclasses.replace(SIGMOID, groups=GroupMask(4, 2, "top2_sum", float("-inf")))
+
+
+@pytest.mark.parametrize(
+    ("word", "rule", "said"),
+    [
+        ("common shift", SOFTMAX, "neither choices nor weights"),
+        ("common shift", dataclasses.replace(SOFTMAX, score="sigmoid"), "no choice changes"),
+        ("common shift", SIGMOID, "choices can change"),
+        ("scaled", SOFTMAX, "changes no choice"),
+        ("scaled", SIGMOID, "changes choices"),
+        ("scaled", dataclasses.replace(SOFTMAX, has_logit_bias=True), "changes choices"),
+        ("selection bias shifted", SIGMOID, "changes no choice"),
+        ("selection bias shifted", INF_FILLED, "changes no choice"),
+        ("selection bias shifted", ZERO_FILLED, "choices can change"),
+    ],
+)
+def test_the_meaning_depends_on_the_rule(word, rule, said):
+    assert said in change(word, rule).meaning
+
+
+# ---------------------------------------------------------------------------- what cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tokens": ("x", "y", "z")}, "two sides"),
+        ({"stale_inputs": True}, "no --tokens"),
+        ({"layers": "x"}, "neither a layer"),
+        ({"layers": "7"}, "no router"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(differ, options, said):
+    with pytest.raises(UsageError, match=said):
+        differ(softmax(), softmax(), **options)
+
+
+def test_a_missing_side_is_an_input_error():
+    with pytest.raises(CheckpointError):
+        difference(DifferenceRequest("nowhere", "nowhere"))
+
+
+# ------------------------------------------------------------------------------------------ figures
+
+
+def results(values: dict[str, float], num_tokens=4096, versions=None, blocks=16) -> MemoryResults:
+    """One router with these figures, each with a standard error of a tenth."""
+    row = {"router": "text/0", "variant": "as_stored", "population": "all"}
+    row |= {"num_tokens": num_tokens, "num_blocks": blocks}
+    row |= values | {f"{name}_se": 0.1 for name in values}
+    known = dict.fromkeys(values, "m/1") if versions is None else versions
+    return MemoryResults({"column_versions": known}, {"layers": [row]})
+
+
+def test_a_change_far_beyond_its_error_is_significant():
+    found = figure_changes(results({"margin_p50": 1.0}), results({"margin_p50": 2.0}))
+    assert found is not None
+    (test,) = found.tests
+    assert test.is_significant
+    np.testing.assert_allclose([test.change, test.error], [1.0, 0.1 * np.sqrt(2.0)])
+
+
+def test_the_p_value_is_that_of_welch():
+    from scipy.stats import ttest_ind_from_stats
+
+    found = figure_changes(
+        results({"margin_p50": 1.0}, blocks=16), results({"margin_p50": 1.3}, blocks=9)
+    )
+    assert found is not None
+    # a standard error of a tenth with n - 1 degrees of freedom is that of n numbers
+    wanted = ttest_ind_from_stats(1.0, 0.1 * 4.0, 16, 1.3, 0.1 * 3.0, 9, equal_var=False)
+    np.testing.assert_allclose(found.tests[0].p_value, wanted.pvalue)
+
+
+def test_figures_that_depend_on_the_number_of_tokens_are_compared_at_equal_numbers_only():
+    values = {"load_cv_ddof0": 1.0, "margin_p50": 1.0}
+    found = figure_changes(results(values), results(values, num_tokens=2048))
+    assert found is not None
+    assert [test.column for test in found.tests] == ["margin_p50"]
+    assert found.left_out == {"depends on the number of tokens": ["load_cv_ddof0"]}
+
+
+def test_other_versions_of_a_metric_are_not_compared():
+    values = {"margin_p50": 1.0}
+    found = figure_changes(results(values), results(values, versions={"margin_p50": "m/2"}))
+    assert found is not None
+    assert found.tests == []
+    assert found.left_out == {"another version of the metric": ["margin_p50"]}
+
+
+def test_a_figure_without_error_is_not_tested():
+    a, b = results({"margin_p50": 1.0}), results({"margin_p50": 2.0})
+    for side in (a, b):
+        side.tables["layers"][0]["margin_p50_se"] = 0.0
+    found = figure_changes(a, b)
+    assert found is not None
+    assert found.tests == []
+
+
+def test_quantiles_need_tokens_below_them():
+    values = {"margin_p01": 1.0}
+    few = figure_changes(results(values), results(values))
+    many = figure_changes(results(values, 16_384), results(values, 16_384))
+    assert few is not None
+    assert many is not None
+    assert (len(few.tests), len(many.tests)) == (0, 1)
+
+
+def test_independent_estimates_are_significant_as_rarely_as_promised():
+    generator = np.random.default_rng(0)
+    names = ("margin_p50", "z_loss", "load_cv_ddof0", "gini", "jain")
+    wrong = 0
+    for _ in range(400):
+        sides = []
+        for _side in range(2):
+            blocks = generator.standard_normal((16, len(names)))
+            side = results(dict(zip(names, blocks.mean(axis=0), strict=True)))
+            errors = blocks.std(axis=0, ddof=1) / 4.0
+            side.tables["layers"][0].update(
+                {f"{n}_se": float(e) for n, e in zip(names, errors, strict=True)}
+            )
+            sides.append(side)
+        found = figure_changes(*sides)
+        assert found is not None
+        wrong += bool(found.significant)
+    assert wrong <= 400 * LEVEL + 3.0 * np.sqrt(400 * LEVEL)
+    assert wrong > 0  # a test that never speaks would pass as well
+
+
+def test_the_lists_of_figures_name_figures():
+    known = [
+        column.name
+        for metric in METRICS.all()
+        for column in metric.columns.get("layers", ())
+        if column.has_se
+    ]
+    from fnmatch import fnmatchcase
+
+    for pattern in FREE_OF_T:
+        assert any(fnmatchcase(name, pattern) for name in known), pattern
+    assert {*SAME_TEST, *SAME_TEST.values()} <= set(known)
+    assert not any(is_free_of_t(name) for name in ("load_cv_ddof0", "max_vio_global", "num_dead"))
+
+
+# ------------------------------------------------------------------------------------------ reports
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "name", ["permuted and noise", "unrelated", "identical", "bias left behind"]
+)
+def test_screens_fit_and_say_what_happened(differ, name, width):
+    model, edit, wanted = CASES[name]
+    found = differ(model(), edit(model()))
+    text = DIFFERENCE_REPORTERS["table"].render(found, View(width))
+    assert all(len(line) <= width for line in text.splitlines())
+    for word, _ in wanted:
+        assert f"{word}:" in text  # its meaning is told
+    assert "Not looked at" in text
+
+
+def test_routers_to_which_the_same_happened_are_told_together(differ):
+    found = differ(trained("olmoe-balanced/step_1000"), trained("olmoe-balanced/step_1500"))
+    text = DIFFERENCE_REPORTERS["table"].render(found, View(100))
+    assert "no router is identical: layers 0-2 noise of 8.7 to 11 %." in " ".join(text.split())
+
+
+def test_one_changed_layer_stands_beside_the_others(differ):
+    model = softmax_model(layers=4)
+    found = differ(model, model.edited("weight", noisy(0.01), (2,)))
+    text = DIFFERENCE_REPORTERS["table"].render(found, View(120))
+    assert "VERDICT  3 of 4 routers identical; 1 changed: layer 2 noise of" in text
+
+
+def test_names_of_others_are_made_printable(differ):
+    found = differ(softmax(), softmax())
+    evil = dataclasses.replace(found, notes=("\x1b[31mred",))
+    for format_ in ("table", "md"):
+        assert "\x1b" not in DIFFERENCE_REPORTERS[format_].render(evil, View(100))
+
+
+def test_json_is_one_strict_document(differ):
+    found = differ(softmax(), softmax().edited("weight", cleared))
+    document = json.loads(DIFFERENCE_REPORTERS["json"].render(found, View(100)))
+    assert document["routers"][0]["changes"][0]["word"] == "noise"
+    assert document["figures"] is None
+    assert document["verdict"].startswith("no router is identical")
+
+
+def test_markdown_escapes_what_it_is_given(differ):
+    found = dataclasses.replace(differ(softmax(), softmax()), notes=("<b>|`x`",))
+    text = DIFFERENCE_REPORTERS["md"].render(found, View(100))
+    assert "&lt;b&gt;&#124;\\`x\\`" in text
