@@ -66,11 +66,15 @@ def _measure(hidden: int, experts: int, top_k: int, tokens: int, repeats: int) -
 
     def scan(reductions: tuple[str, ...]) -> Callable[[], object]:
         wanted = frozenset(need for name in reductions for need in REDUCTIONS[name].needs)
-        task = Task(prepare(router), source, Populations(()), kernels, wanted)
+        task = Task(
+            prepare(router), source, Populations(()), kernels, wanted, float(np.sqrt(hidden))
+        )
         return lambda: scan_router(task, reductions, range(tokens // TILE), pace)
 
-    sampled = {*SAMPLED, "agreement"}
-    everything = tuple(name for name in REDUCTIONS.names() if name not in sampled)
+    # what no array source records: outputs of experts, and what a model chose
+    not_recorded = {"agreement", "block_outputs", "output_cosines"}
+    left_out = {*SAMPLED, *not_recorded}
+    everything = tuple(name for name in REDUCTIONS.names() if name not in left_out)
     work = _products(values, router.weight) | {
         "load + margin + distance": scan(FIRST),
         "everything": scan(everything),

@@ -72,7 +72,12 @@ SHOWN = {
     "rows": "row_norm_median",
     "selection_bias": "bias_range",
     "intrinsic_dimension": "intrinsic_dimension_two_nn",
+    "load_tiles": "max_vio_tile_mean",
+    "token_identity": "same_token_overlap",
 }
+
+#: The same at every step, or known at one step only: numbers say it better.
+NO_PICTURE = {"agreement", "group_load", "reachability", "selection_bias", "storage", "tokens"}
 
 
 def reference(metric: Metric) -> str:
@@ -173,6 +178,8 @@ def draw(metric: Metric, tables: dict) -> str:
     """Draws the picture of a metric; its file name, empty when there is nothing to draw."""
     import matplotlib as mpl
 
+    if metric.name in NO_PICTURE:
+        return ""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -11,6 +11,7 @@ import typer
 from moegeom import __version__
 from moegeom.core.errors import MoeGeomError
 from moegeom_cli.commands import (
+    balance,
     check,
     checks,
     diff,
@@ -49,6 +50,7 @@ COMMANDS = (
     report,
     diff,
     track,
+    balance,
     families,
     metrics,
     checks,

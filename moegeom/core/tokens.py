@@ -106,7 +106,7 @@ class TokenSource(Protocol):
         ``shared_output`` is what the shared experts gave, (tokens, width). ``routed_output`` is the
         sum of the chosen experts times their routing weights, (tokens, width): the block gave the
         sum of the two. ``expert_output`` is what each expert gives on the token, chosen or not,
-        without routing weight, (tokens, experts, expert width). A kind that is none of
+        without routing weight, (tokens, experts, width). A kind that is none of
         ``OUTPUT_KINDS`` is an ``InternalError``.
         """
         ...

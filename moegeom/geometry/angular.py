@@ -55,7 +55,6 @@ def cap_area_log10(sine: float, dimension: int) -> float:
         return -math.inf
     sine = min(sine, 1.0)
     a, b = (dimension - 1) / 2.0, 0.5
-    # 1 - sine^2 would lose the width of the band near 90 degrees
     square, rest = sine * sine, (1.0 - sine) * (1.0 + sine)
     band = float(betainc(b, a, rest))
     if band < 0.5:

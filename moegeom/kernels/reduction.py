@@ -21,12 +21,13 @@ Kernels = Mapping[str, Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Extent:
-    """Sizes that fix the shape of a state."""
+    """Sizes that fix the shape of a state; ``num_tokens`` is the length of the whole stream."""
 
     num_populations: int
     num_experts: int
     top_k: int
     hidden_size: int = 1
+    num_tokens: int = 0
 
     def zeros(self, *tail: int) -> np.ndarray:
         """A counter array [populations, blocks, *tail]."""

@@ -1,4 +1,10 @@
-"""Agreement of the recomputed choice with the recorded one."""
+"""Agreement of the recomputed choice with the recorded one.
+
+For each token with a recorded choice: does the rule, applied to the recorded input with these
+weights, choose the same set? ``num_near_tie`` counts differences within the float bound of a tie,
+which two correct engines may show; ``num_not_reproduced`` those beyond it: another layer, another
+rule, another checkpoint, or an engine of lower precision. Sets are compared, not their order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Choices that two correct float32 engines may make differently."""
+"""Ambiguous tokens: those whose choice two correct float32 engines may make differently.
+
+A token is ambiguous when its margin is at most a bound on what the order of summation can do to two
+selection scores (``float_bound`` of the formulas). It is a worst case: of the ambiguous tokens few
+really differ. All figures here hold for the others on any machine; exact ties go to the lower
+expert number and are counted by ``num_exact_ties``.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ that routing sees little of the sphere. ``cap_area_log10`` is log10 of the share
 the cap covers: in thousands of dimensions astronomically small for any cap, a curiosity, and not a
 share of reachable coalitions.
 
-On a sample of at most 2048 tokens, outlier tokens left out. See also ``mean_resultant_length`` and
+On a sample of about 2048 tokens, outlier tokens left out. See also ``mean_resultant_length`` and
 ``mean_pairwise_cosine``, which need no quantile.
 """
 
@@ -43,7 +43,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="angular_collapse",
     version=1,
-    text="Cap of directions that holds 99 % of the router inputs, on a sample of at most 2048 "
+    text="Cap of directions that holds 99 % of the router inputs, on a sample of about 2048 "
     "tokens.",
     scope="router",
     needs=("input_sample",),

@@ -1,4 +1,10 @@
-"""Tokens that rounding the router input to bfloat16 would switch."""
+"""Tokens that rounding the router input to bfloat16 would switch, rounding taken as isotropic.
+
+The mean over tokens of Phi(-d / s), d the exact boundary distance and s the standard deviation of
+the rounding error of a coordinate: to first order the share of tokens whose chosen set changes when
+the input is kept in bfloat16. Exposure, not loss of quality. It grows with E and k, so read it
+beside the random router. ``rounding_noise`` counts the error coordinate by coordinate, on a sample.
+"""
 
 from __future__ import annotations
 

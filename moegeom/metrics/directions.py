@@ -1,4 +1,10 @@
-"""How far router inputs point the same way."""
+"""How far router inputs point the same way.
+
+The length of the mean of the unit vectors y / |y| (``mean_resultant_length``), and the mean cosine
+between the inputs of two different tokens, which follows from it but does not depend on how many
+tokens there are. Near 1 all inputs point one way and routing sees little of the space; near 0 they
+are spread. On a sample of at most 4096 tokens.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Estimates from distances to nearest neighbours: TwoNN, from the ratio of the second to the first
 (``two_nn``, and ``two_nn_fitted`` on the lowest 90 % of the ratios), and Levina-Bickel with the
 average of MacKay and Ghahramani for 10 and 20 neighbours (``mle_10``, ``mle_20``). Each on the
-sample of at most 2048 tokens, on half and on a quarter of it. Together they give a range, never one
+sample of about 2048 tokens, on half and on a quarter of it. Together they give a range, never one
 number: estimates fall with the dimension by boundary effects (a cube of 10 dimensions reads 8.4)
 and move with the scale that the sample size sets.
 
@@ -70,7 +70,7 @@ METRIC = Metric(
     name="intrinsic_dimension",
     version=1,
     text="Intrinsic dimension of the router inputs as a range over estimators and sample sizes, on "
-    "a sample of at most 2048 tokens.",
+    "a sample of about 2048 tokens.",
     scope="router",
     needs=("input_sample",),
     columns={

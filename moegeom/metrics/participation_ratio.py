@@ -2,7 +2,7 @@
 
 PR = (tr S)^2 / tr S^2, S the covariance of the inputs: 1 when all variance lies on a line, D when
 it is the same in every direction. A sample of T tokens can show T - 1 at most, so it is corrected:
-1 / ((1 / PR - 1 / n) / (1 + 1 / n)), n = T - 1. On a sample of at most 2048 tokens, outlier tokens
+1 / ((1 / PR - 1 / n) / (1 + 1 / n)), n = T - 1. On a sample of about 2048 tokens, outlier tokens
 left out. A linear measure: a curved set of low intrinsic dimension may have a large ratio.
 """
 

@@ -1,4 +1,10 @@
-"""Experts that some input is proved to reach, and experts that no input can."""
+"""Reachability: which experts some input can choose at all.
+
+An expert is unreachable when k others beat it for every input that the norm can give; it is
+reachable when an input is found that chooses it, or when the rows are affinely independent. Both
+are proofs; what is neither is counted as open. An expert that every input chooses is certain.
+Nothing here depends on tokens: an expert can be reachable and yet dead on all text that comes.
+"""
 
 from __future__ import annotations
 

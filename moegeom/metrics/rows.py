@@ -1,4 +1,10 @@
-"""Router rows: their lengths, and experts that are the same row."""
+"""Rows as stored: lengths, zero rows, rows that are not finite, and twins.
+
+Twin rows are bit-identical, with equal biases: no token tells the two experts apart, and ties go to
+the lower number. A zero row has the same logit for every token. These are faults of a file or of a
+merge, not of the data. Lengths are of the raw rows; see ``effective_router`` for the geometry that
+routing depends on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A short signature of each row, so that a later checkpoint can be compared with this one."""
+"""Projections of the rows: what a baseline keeps of them.
+
+Each centred effective row times a fixed random matrix of 32 columns. Distances between rows, and
+between a row and its former self, survive within 12 %, so that two checkpoints can be compared row
+by row from their results alone. Nothing else can be read off the numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""How the numbers of a router are stored, and signs that they were once stored more coarsely."""
+"""How the router is stored: digits kept, and traces of an earlier quantisation.
+
+``weight_bits`` are the mantissa bits of the stored dtype, ``weight_bits_kept`` those that the
+family keeps. ``levels_share`` compares the number of different values in a window with that of
+random numbers of the dtype: about 1 for trained weights, half or less when a coarser grid was
+rounded into bfloat16. Digests tell equal tensors apart from changed ones.
+"""
 
 from __future__ import annotations
 

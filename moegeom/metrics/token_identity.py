@@ -1,6 +1,6 @@
 """Vocabulary specialisation: how much of the choice follows from which token it is.
 
-On a sample of at most 16 384 tokens with known token ids. ``same_token_overlap`` is the probability
+On a sample of about 16 384 tokens with known token ids. ``same_token_overlap`` is the probability
 that an expert chosen by a token is also chosen by another token of the same id, drawn at random;
 ``same_token_overlap_chance`` is the same for any two different tokens. Both are averages over pairs
 of different tokens, so rare ids do not push them up, and equal values mean that ids tell nothing.
@@ -43,7 +43,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="token_identity",
     version=1,
-    text="How much of the choice follows from the token id, on a sample of at most 16384 tokens.",
+    text="How much of the choice follows from the token id, on a sample of about 16384 tokens.",
     scope="router",
     needs=("token_sample",),
     columns={

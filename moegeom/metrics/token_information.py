@@ -2,7 +2,7 @@
 
 I(token id; first choice) over the entropy of the first choice, both less what the same ids shuffled
 among the tokens would show on average: 0 for ids that tell nothing, 1 when the id decides. Without
-that correction many rare ids give a large value by themselves. On a sample of at most 16 384 tokens
+that correction many rare ids give a large value by themselves. On a sample of about 16 384 tokens
 with known ids. First choices are those of the highest selection score; a recording of ids alone
 need not keep that order, so it has no value there.
 """

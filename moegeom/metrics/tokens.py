@@ -1,4 +1,9 @@
-"""How many tokens were measured, and how many of them sit on a tie."""
+"""How many tokens were measured, and how many of them sit on an exact tie.
+
+Tokens that are not finite or were left out (``--exclude-first``) are not among them. An exact tie
+has margin 0 and goes to the lower expert number, as everywhere here; an engine may break it
+otherwise. ``num_blocks`` are the blocks of documents behind every standard error of the row.
+"""
 
 from __future__ import annotations
 

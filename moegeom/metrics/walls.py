@@ -1,4 +1,9 @@
-"""Walls: which pair of experts would trade a token first."""
+"""Walls: which pairs of experts the tokens are nearest to exchanging.
+
+For each token the pair (expert out, expert in) whose wall is nearest, by the exact boundary
+distance of affine rules; table ``pairs`` lists the 256 most frequent. Pairs that take a large share
+trade tokens under any disturbance: twins, or experts that learned the same.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,11 @@ def scan_router(
         )
     router = task.prepared.router
     extent = Extent(
-        len(task.populations.names), router.num_experts, router.rule.top_k, router.hidden_size
+        len(task.populations.names),
+        router.num_experts,
+        router.rule.top_k,
+        router.hidden_size,
+        task.source.facts.num_tokens,
     )
     with _Workers(task, reductions, extent, pace.num_workers) as workers:
         pending: deque[tuple[_Range, Future[Measured]]] = deque()

@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int16
 
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
+from moegeom.geometry.consistency import overlap_share
 from moegeom.kernels.table import load_kernels
 from moegeom.scan.labels import Populations, block_of
 from moegeom.scan.measure import measure
@@ -103,8 +104,8 @@ def agreement(one: Choices, other: Choices, router: str) -> Agreement | None:
         return None
     if first.shape != second.shape:
         return None
-    shared = (first[:, :, None] == second[:, None, :]).sum(axis=(1, 2))
-    overlap, changed = shared / first.shape[1], (shared < first.shape[1]).astype(np.float64)
+    overlap = overlap_share(first.astype(np.int32), second.astype(np.int32))
+    changed = (overlap < 1.0).astype(np.float64)
     return Agreement(
         float(overlap.mean()),
         _jackknife(overlap, one.block),

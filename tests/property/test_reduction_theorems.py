@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -115,6 +118,8 @@ def short_samples(monkeypatch):
     """Samples that hold a part of the stream."""
     monkeypatch.setattr(token_sample, "SIZE", 100)
     monkeypatch.setattr(input_sample, "SIZE", 100)
+    # the stream numbers its tokens up to 128 times as high: the sample is by number, not by place
+    monkeypatch.setattr(sys.modules[__name__], "EXTENT", replace(EXTENT, num_tokens=TOKENS))
 
 
 @pytest.fixture
@@ -149,7 +154,7 @@ def test_merging_overflowing_sketches_is_associative_and_commutative(overflowing
 def test_merging_samples_of_a_longer_stream_is_associative_and_commutative(name, short_samples):
     test_merging_is_associative_and_commutative_and_equals_folding(name)
     test_the_empty_state_is_neutral(name)
-    assert len(folded(name, np.arange(TOKENS))["key"]) == 100
+    assert 30 < len(folded(name, np.arange(TOKENS))["key"]) < 130
 
 
 @EVERY

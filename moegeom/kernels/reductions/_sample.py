@@ -1,7 +1,7 @@
-"""A sample of the tokens of a stream: those with the smallest hashes of their number.
+"""A sample of the tokens of a stream: those whose number has a small enough hash.
 
-Which tokens those are depends on the stream alone, so samples of parts merge into that of the
-whole, however it was cut, and memory does not grow with the stream.
+How small is fixed by the length of the stream, so that every token is decided by itself: samples of
+parts join into that of the whole, however it was cut, and memory does not grow with the stream.
 """
 
 from __future__ import annotations
@@ -24,46 +24,30 @@ def token_hash(token: Int64[np.ndarray, "tokens"]) -> UInt64[np.ndarray, "tokens
 
 
 class TokenSample:
-    """The ``size`` tokens with the smallest hashes, and columns about them."""
+    """About ``size`` of ``num_tokens`` tokens, and columns about them; all when there are fewer."""
 
-    def __init__(self, size: int, empty: State) -> None:
-        self._size = size
-        self._state = {"key": np.empty(0, dtype=np.uint64), **empty}
-        self._pending: list[State] = []
-        self._waiting = 0
+    def __init__(self, size: int, num_tokens: int, empty: State) -> None:
+        share = min(size / max(num_tokens, 1), 1.0)
+        self._largest = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
+        self._parts: list[State] = [{"key": np.empty(0, dtype=np.uint64), **empty}]
 
     def wanted(self, token: Int64[np.ndarray, "tokens"]) -> Int64[np.ndarray, "kept"]:
-        """Rows that may belong to the sample."""
-        key = token_hash(token)
-        kept = self._state["key"]
-        if len(kept) < self._size:
-            return np.arange(len(token))
-        return np.flatnonzero(key < kept[-1])
+        """Rows that belong to the sample."""
+        return np.flatnonzero(token_hash(token) <= self._largest)
 
     def add(self, token: Int64[np.ndarray, "kept"], columns: State) -> None:
         """Takes in rows that :meth:`wanted` named."""
-        if not len(token):
-            return
-        self._pending.append({"key": token_hash(token), **columns})
-        self._waiting += len(token)
-        if self._waiting >= self._size // 2:
-            self._settle()
-
-    def _settle(self) -> None:
-        if self._pending:
-            self._state = smallest([self._state, *self._pending], self._size)
-        self._pending, self._waiting = [], 0
+        self._parts.append({"key": token_hash(token), **columns})
 
     def state(self) -> State:
         """Columns in ascending order of the hash, which is ``key``."""
-        self._settle()
-        return self._state
+        self._parts = [joined(self._parts)]
+        return self._parts[0]
 
 
-def smallest(states: list[State], size: int) -> State:
-    """The rows with the ``size`` smallest keys of several states."""
-    key = np.concatenate([state["key"] for state in states])
-    order = np.argsort(key)[:size]
+def joined(states: list[State]) -> State:
+    """The rows of several states in ascending order of their keys."""
+    order = np.argsort(np.concatenate([state["key"] for state in states]))
     return {name: np.concatenate([state[name] for state in states])[order] for name in states[0]}
 
 

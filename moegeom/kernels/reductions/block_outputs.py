@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
-from moegeom.kernels.reductions._sample import TokenSample, smallest
+from moegeom.kernels.reductions._sample import TokenSample, joined
 from moegeom.kernels.reductions.input_sample import sample_size
 
 
@@ -15,7 +15,7 @@ class _Sample(TokenSample):
         empty = np.empty((0, extent.hidden_size), dtype=np.float32)
         names = ("input", "shared", "routed")
         columns = {"block": np.empty(0, dtype=np.int32), **dict.fromkeys(names, empty)}
-        super().__init__(sample_size(3 * extent.hidden_size), columns)
+        super().__init__(sample_size(3 * extent.hidden_size), extent.num_tokens, columns)
 
     def fold(self, quantities: Quantities, kernels: Kernels) -> None:
         q = quantities
@@ -28,10 +28,6 @@ class _Sample(TokenSample):
             "routed": q.routed_output[row],
         }
         self.add(q.token[row], columns)
-
-
-def _merge(first: State, second: State) -> State:
-    return smallest([first, second], sample_size(3 * first["input"].shape[1]))
 
 
 def _select(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
@@ -47,6 +43,6 @@ REDUCTION = Reduction(
     name="block_outputs",
     needs=("input", "shared_output", "routed_output"),
     start=_Sample,
-    merge=_merge,
+    merge=lambda first, second: joined([first, second]),
     select=_select,
 )

@@ -10,15 +10,15 @@ from jaxtyping import Float32
 from moegeom.geometry.second_moments import BlockedMoments, Moments, blocked_moments
 from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
-from moegeom.kernels.reductions._sample import TokenSample, smallest
+from moegeom.kernels.reductions._sample import TokenSample, joined
 
-#: Tokens kept at most, and bytes: the table of their distances costs tokens^2 x hidden size.
+#: Tokens kept, about, and bytes at most: the table of their distances costs tokens^2 x hidden size.
 SIZE = 2048
 _BYTES = 32 * 2**20
 
 
 def sample_size(hidden_size: int) -> int:
-    """Tokens kept for inputs of this size."""
+    """Tokens kept, about, for inputs of this size."""
     return int(min(SIZE, max(_BYTES // (4 * hidden_size), 64)))
 
 
@@ -28,7 +28,7 @@ class _Sample(TokenSample):
             "block": np.empty(0, dtype=np.int32),
             "input": np.empty((0, extent.hidden_size), dtype=np.float32),
         }
-        super().__init__(sample_size(extent.hidden_size), empty)
+        super().__init__(sample_size(extent.hidden_size), extent.num_tokens, empty)
         self._outliers = extent.num_populations - 1
 
     def fold(self, quantities: Quantities, kernels: Kernels) -> None:
@@ -38,10 +38,6 @@ class _Sample(TokenSample):
         row = row[q.population[row] != self._outliers]
         columns = {"block": q.block[row], "input": q.input[row].astype(np.float32)}
         self.add(q.token[row], columns)
-
-
-def _merge(first: State, second: State) -> State:
-    return smallest([first, second], sample_size(first["input"].shape[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +75,7 @@ REDUCTION = Reduction(
     name="input_sample",
     needs=("input",),
     start=_Sample,
-    merge=_merge,
+    merge=lambda first, second: joined([first, second]),
     select=_select,
     settle=_settle,
 )

@@ -6,9 +6,9 @@ import numpy as np
 
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
-from moegeom.kernels.reductions._sample import TokenSample, rows_of, smallest
+from moegeom.kernels.reductions._sample import TokenSample, joined, rows_of
 
-#: Tokens kept.
+#: Tokens kept, about.
 SIZE = 16_384
 
 
@@ -17,7 +17,8 @@ class _Sample(TokenSample):
         labels = np.empty(0, dtype=np.int32)
         chosen = np.empty((0, extent.top_k), dtype=np.int16)
         names = ("population", "block", "token_id")
-        super().__init__(SIZE, {**dict.fromkeys(names, labels), "chosen": chosen})
+        empty = {**dict.fromkeys(names, labels), "chosen": chosen}
+        super().__init__(SIZE, extent.num_tokens, empty)
 
     def fold(self, quantities: Quantities, kernels: Kernels) -> None:
         q = quantities
@@ -41,6 +42,6 @@ REDUCTION = Reduction(
     name="token_sample",
     needs=("chosen", "token_id"),
     start=_Sample,
-    merge=lambda first, second: smallest([first, second], SIZE),
+    merge=lambda first, second: joined([first, second]),
     select=_select,
 )

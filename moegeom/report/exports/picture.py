@@ -39,7 +39,7 @@ def write(series: Series, path: Path) -> None:
     shown = shown or [columns[name] for name in dict.fromkeys(c.column for c in series.curves)][:6]
     across = min(3, max(len(shown), 1))
     down = max(-(-len(shown) // across), 1)
-    with plt.rc_context({"svg.hashsalt": "moegeom", "font.size": 9}):
+    with plt.rc_context({"svg.hashsalt": "moegeom", "svg.fonttype": "none", "font.size": 9}):
         figure, axes = plt.subplots(
             down, across, figsize=(3.6 * across, 2.7 * down), squeeze=False, layout="constrained"
         )

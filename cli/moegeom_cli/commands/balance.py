@@ -1,0 +1,70 @@
+"""``moegeom balance``: does a selection bias exist that balances these tokens?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
+
+NAME = "balance"
+NEEDS_ARGUMENTS = True
+
+
+def run(
+    checkpoint: Annotated[str, typer.Argument(help="Directory, index json or safetensors file.")],
+    tokens: Annotated[
+        str,
+        typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the biases: FILE.npz or FILE.safetensors."),
+    ] = None,
+    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option("--stage", help="What foreign numbers are: router_input, pre_norm or logits."),
+    ] = None,
+    router_map: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="KEY=ROUTER: key in a foreign file, router it belongs to."),
+    ] = None,
+    stale_inputs: Annotated[
+        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
+    ] = False,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
+    ] = False,
+    all_layers: Annotated[
+        bool, typer.Option("--all-layers", help="A line for every layer.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sample of tokens.")] = 0,
+    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Does a selection bias exist that balances these tokens, and does it hold on others?"""
+    from moegeom.report import View
+    from moegeom.report.balances import BALANCE_REPORTERS
+    from moegeom.studies.balancing import BalanceRequest, balance
+
+    request = BalanceRequest(
+        checkpoint=checkpoint,
+        tokens=tokens,
+        stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        router_map=parse_map(router_map or ()),
+        layers=layers,
+        stale_inputs=stale_inputs,
+        unverified=unverified,
+        seed=seed,
+        out=out,
+    )
+    watch = watching(quiet)
+    try:
+        found = balance(request, watch)
+    finally:
+        watch.close()
+    view = View(width(), has_colours(), all_layers)
+    typer.echo(BALANCE_REPORTERS[format.value].render(found, view), nl=False)

@@ -1,0 +1,23 @@
+"""Which bias would balance each router: the record, and its reporters by file name."""
+
+from moegeom.report.balances._balance import (
+    BALANCE_REPORTERS,
+    SENTENCES,
+    Balance,
+    BalanceReporter,
+    HeldOut,
+    Loads,
+    Meaning,
+    RouterBalance,
+)
+
+__all__ = [
+    "BALANCE_REPORTERS",
+    "SENTENCES",
+    "Balance",
+    "BalanceReporter",
+    "HeldOut",
+    "Loads",
+    "Meaning",
+    "RouterBalance",
+]

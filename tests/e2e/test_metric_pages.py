@@ -1,0 +1,51 @@
+"""docs/metrics follows from the code: run `python docs/refresh_metrics.py` when this fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from moegeom.metrics import METRICS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def pages():
+    spec = importlib.util.spec_from_file_location("refresh_metrics", DOCS / "refresh_metrics.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", METRICS.names())
+def test_the_page_of_a_metric_says_what_its_code_says(pages, name):
+    text = (DOCS / "metrics" / f"{name}.md").read_text("utf-8")
+    before, mark, example = text.partition(pages.EXAMPLE)
+    assert mark, "no example"
+    assert before.split() == pages.reference(METRICS[name]).split()
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", example)
+    assert (
+        pictures
+        or "| `" in example
+        or METRICS[name].columns.keys() != {"layers"}
+        or (name in ("affine_carrier", "output_overlap"))
+    )
+    for picture in pictures:
+        assert (DOCS / "metrics" / picture).stat().st_size > 1000
+
+
+def test_the_index_lists_every_page_and_no_page_is_left_over(pages):
+    assert (DOCS / "metrics/README.md").read_text("utf-8") == pages.index()
+    found = {path.stem for path in (DOCS / "metrics").glob("*.md")} - {"README"}
+    assert found == set(METRICS.names())
+
+
+@pytest.mark.parametrize("name", METRICS.names())
+def test_a_page_begins_with_a_statement_and_explains_itself(pages, name):
+    """More than a sentence: what it is, how to read it."""
+    module = importlib.import_module(f"moegeom.metrics.{name}")
+    assert len(module.__doc__.split()) > 25, "the docstring of the module is the page"
