@@ -113,7 +113,8 @@ def balance_by_updates(
     :math:`b_e \leftarrow b_e + \eta\, \mathrm{clip}(1 - c_e / m, -1, 1)`, less the mean, with
     :math:`\eta` falling geometrically from ``step`` to a ten-thousandth of it; c are the counts
     that ``count`` finds with the rule itself. Begins from the start with the smallest largest
-    count; ends early when MaxVio is ``enough`` or less. Source of the update: arXiv 2408.15664, algorithm 1, there with the sign alone.
+    count; ends early when MaxVio is ``enough`` or less. Source of the update: arXiv 2408.15664,
+    algorithm 1, there with the sign alone.
     """
     scored = [(unevenness(count(start)), number) for number, start in enumerate(starts)]
     best_score, number = min(scored)

@@ -68,7 +68,7 @@ def finish_router(
 
 
 def _present(
-    states: Mapping[str, State], populations: Sequence[str], whole: str
+    states: Mapping[str, Any], populations: Sequence[str], whole: str
 ) -> list[tuple[int | None, str]]:
     labels: list[tuple[int | None, str]] = [(None, whole)]
     if "token_counts" not in states:
@@ -79,7 +79,7 @@ def _present(
     return labels + [(i, name) for i, name in named if name != "domain=(none)"]
 
 
-def _blocks(states: Mapping[str, State], population: int | None) -> list[int]:
+def _blocks(states: Mapping[str, Any], population: int | None) -> list[int]:
     if "token_counts" not in states:
         return []
     counts = states["token_counts"]["counts"][..., TOKENS]
@@ -90,7 +90,7 @@ def _blocks(states: Mapping[str, State], population: int | None) -> list[int]:
 def _values(
     metric: Metric,
     router: Router,
-    states: Mapping[str, State],
+    states: Mapping[str, Any],
     population: int | None,
     blocks: Sequence[int],
     variant: str,

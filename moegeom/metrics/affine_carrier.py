@@ -21,6 +21,7 @@ from moegeom.geometry.affine_carrier import (
     energy_share,
     mean_direction_cosine,
     mean_energy_share,
+    residual_r2,
 )
 
 #: Blocks of documents that the affine map is fitted on; the others test it.
@@ -45,6 +46,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     }
     layers |= {f"{part}_mean_energy_share": mean_energy_share(outputs[part]) for part in _PARTS}
     layers |= {f"{part}_affine_r2": affine_r2(inputs, outputs[part], train) for part in _PARTS}
+    layers["routed_residual_r2"] = residual_r2(inputs, routed, outputs["total"], train)
     return {"layers": layers}
 
 
@@ -81,6 +83,11 @@ METRIC = Metric(
             ),
             *_of_parts("mean_energy_share", "squared mean over mean square, output of {}", True),
             *_of_parts("affine_r2", "R^2 of an affine map from the input, unseen, {}", False),
+            Column(
+                "routed_residual_r2",
+                "share of the output that is not affine in the input which the routed experts give",
+                formula="affine_carrier",
+            ),
         )
     },
     finish=_finish,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.geometry.angular import mean_pairwise_cosine
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -20,14 +21,9 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not tokens:
         return {"layers": {"mean_resultant_length": None, "mean_pairwise_cosine": None}}
     squared = float(total @ total)
-    # |sum u|^2 is the sum of the cosines of all pairs, each token with itself included
-    cosine = (squared - tokens) / (tokens * (tokens - 1)) if tokens > 1 else None
-    return {
-        "layers": {
-            "mean_resultant_length": math.sqrt(squared) / tokens,
-            "mean_pairwise_cosine": cosine,
-        }
-    }
+    length = math.sqrt(squared) / tokens
+    cosine = mean_pairwise_cosine(length, tokens) if tokens > 1 else None
+    return {"layers": {"mean_resultant_length": length, "mean_pairwise_cosine": cosine}}
 
 
 METRIC = Metric(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.router import Router
-from moegeom.core.tokens import SourceFacts, Stage
+from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary import RowDistances, row_distances
 
 #: Quantities of router inputs, and quantities of the logits of all experts.
@@ -106,7 +106,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     if not facts.has_documents:
         why = "the recording does not say where documents begin"
         reasons |= dict.fromkeys(("document", "position"), why)
-    for kind in ("shared_output", "routed_output", "expert_output"):
+    for kind in OUTPUT_KINDS:
         if kind not in facts.outputs:
             reasons[kind] = "the recording holds no outputs of experts"
     if stage in ("logits", "top_logits", "ids"):

@@ -16,6 +16,10 @@ from moegeom.scan.products import tile_logits
 from moegeom.scan.task import Task
 
 
+#: Bytes of outputs of all experts that are read at once.
+LARGEST_OUTPUTS = 2 * 2**30
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedLogits:
     """Logits; router inputs and their lengths where wanted and recorded."""
@@ -49,12 +53,40 @@ def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:
 def recorded_outputs(task: Task, start: int, stop: int) -> dict[str, np.ndarray]:
     """Recorded outputs of experts that somebody asked for, by name of the quantity."""
     source, router = task.source, task.prepared.router
+    if "expert_output" in task.wanted and "expert_output" in source.facts.outputs:
+        _check_size(router, stop - start, source.facts.name)
     found = {
         kind: source.read_output(router.name, kind, start, stop)
         for kind in source.facts.outputs
         if kind in task.wanted
     }
-    return {kind: values for kind, values in found.items() if values is not None}
+    known = {kind: values for kind, values in found.items() if values is not None}
+    for kind, values in known.items():
+        _check_output(router, kind, values.shape[1:], source.facts.name)
+    return known
+
+
+def _check_output(router: Router, kind: str, shape: tuple[int, ...], source: str) -> None:
+    """Raises RecordingError for outputs that do not fit the checkpoint."""
+    is_of_experts = kind == "expert_output"
+    expected = router.num_experts if is_of_experts else router.hidden_size
+    if shape[0] != expected:
+        raise RecordingError(
+            f"{source}: {kind} of router {router.name} has {shape[0]} "
+            f"{'experts' if is_of_experts else 'columns'}; the checkpoint has {expected}.",
+            "It was recorded from another model or another layer.",
+        )
+
+
+def _check_size(router: Router, tokens: int, source: str) -> None:
+    """Raises RecordingError when the outputs of all experts would not fit into memory."""
+    size = 4 * tokens * router.num_experts * router.hidden_size
+    if size > LARGEST_OUTPUTS:
+        raise RecordingError(
+            f"{source}: the outputs of {router.num_experts} experts at {tokens} tokens take "
+            f"{size / 2**30:.1f} GiB; at most {LARGEST_OUTPUTS >> 30} GiB are held at a time.",
+            "Record outputs of fewer tokens (a recording of 128 tokens is one range).",
+        )
 
 
 def _through_norm(

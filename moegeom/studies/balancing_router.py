@@ -182,16 +182,19 @@ def balance_router(
 def meaning_of(found: RouterBalance, level: float) -> Meaning:
     """What the figures mean; every threshold is a limit of chance at this level.
 
-    Balanced: MaxVio is not above the limit for even routing on these documents. No bias: with it,
+    Unknown: even routing on these documents may show the largest MaxVio there is, E/k - 1.
+    Balanced: MaxVio is not above the limit for even routing. No bias: with it,
     MaxVio is above that limit, and above what whole tokens allow. Holds: on both halves the bias
     of the other half lowers the squared CV of the expected load (t test at the level), and MaxVio
     is not above the limit there. Documents only: on a half it does not lower it at all.
     """
     quota = found.top_k * found.num_tokens / found.num_experts
     whole = np.ceil(quota) / quota - 1.0
-    if found.before.max_vio <= max(found.limit, whole) and found.num_units > 1:
+    if found.limit >= found.num_experts / found.top_k - 1.0 > 0.0:
+        return "unknown"
+    if found.before.max_vio <= max(found.limit, whole):
         return "balanced"
-    if found.after.max_vio > max(found.limit_after, whole + 1e-12) and found.num_units > 1:
+    if found.after.max_vio > max(found.limit_after, whole + 1e-12):
         return "none found" if found.is_grouped else "none"
     if not found.held_out or any(half.num_units < 2 for half in found.held_out):
         return "few"

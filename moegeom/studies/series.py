@@ -54,6 +54,7 @@ class TrackRequest:
     layers: str | None = None
     expert: int | None = None
     stale_inputs: bool = False
+    unverified: bool = False
     exclude_first: int = 0
     seed: int = 0
     num_workers: int | None = None
@@ -130,6 +131,7 @@ def _one_step(
         layers=request.layers,
         exclude_first=request.exclude_first,
         stale_inputs=request.stale_inputs,
+        unverified=request.unverified,
         seed=request.seed,
         num_workers=request.num_workers,
     )

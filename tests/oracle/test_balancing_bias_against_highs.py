@@ -178,8 +178,7 @@ def test_the_mask_is_that_of_sorted_picks(kind):
         np.testing.assert_array_equal(chosen_mask(q, k), mask)
 
 
-def test_the_smoothed_slope_is_a_difference_quotient_of_its_value():
-    """At the minimum expected counts are quotas: scipy's own minimiser goes to the same bias."""
+def test_the_smoothed_dual_has_the_minimum_that_scipy_finds():
     from scipy.optimize import minimize
     from scipy.special import expit
 
@@ -221,18 +220,19 @@ def test_even_routing_stays_below_the_limit_as_often_as_it_says(own):
     """Monte Carlo with 48 documents: 10 % above, alone and for a bias made on other documents."""
     random = np.random.default_rng(11)
     above = np.zeros(2)
-    for _ in range(150):
+    for _ in range(80):
         first, second = (scatter(even_choice(random, 48, own)) for _ in range(2))
         above[0] += first.load.max() - 1.0 > max_vio_limit([first], 0.1)
         above[1] += (first.load - second.load).max() > max_vio_limit([first, second], 0.1)
-    assert (above / 150 < 0.19).all()
-    assert (above / 150 > 0.01).all()
+    assert (above / 80 < 0.21).all()
+    assert (above / 80 > 0.01).all()
 
 
 def test_the_limit_of_independent_tokens_is_near_the_floor():
     first = scatter(even_choice(np.random.default_rng(12), 256, 0.0))
     floor = max_vio_floor(256 * 64, 32, 4)
-    assert 0.8 * floor < max_vio_limit([first], 0.5) < 1.1 * floor
+    # the mean of the largest of 32 normal deviates is 2.07; the floor has sqrt(2 log 32) = 2.63
+    assert 0.7 * floor < max_vio_limit([first], 0.5) < 0.9 * floor
     assert floor < max_vio_limit([first], 0.01) < 2.0 * floor
 
 

@@ -40,6 +40,9 @@ def run(
         bool,
         typer.Option("--stale-inputs", help="Accept recordings of another checkpoint, labelled."),
     ] = False,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Accept recordings that fail their tests.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Picture: FILE.svg, FILE.png or FILE.pdf.")
     ] = None,
@@ -73,6 +76,7 @@ def run(
         layers=layers,
         expert=expert,
         stale_inputs=stale_inputs,
+        unverified=unverified,
         exclude_first=exclude_first,
         seed=seed,
         num_workers=threads,

@@ -10,7 +10,15 @@ from moegeom.core.registry import Registry
 from moegeom.report._reporter import View
 
 Meaning = Literal[
-    "balanced", "holds", "holds, no bias now", "partly", "documents", "few", "none", "none found"
+    "none",
+    "none found",
+    "documents",
+    "partly",
+    "few",
+    "unknown",
+    "holds",
+    "holds, no bias now",
+    "balanced",
 ]
 
 #: What a router's figures mean, in the order in which the screen tells it: worst first.
@@ -22,6 +30,7 @@ SENTENCES: Mapping[Meaning, str] = {
     "partly": "a bias exists and removes a part of the imbalance on other documents; the rest is "
     "between domains or documents.",
     "few": "a bias exists; too few documents to say whether it holds on others.",
+    "unknown": "too few documents to tell these loads from even ones.",
     "holds": "a bias exists and holds on other documents: the update is at fault, not the router.",
     "holds, no bias now": "a bias exists and holds on other documents: what balances the loads in "
     "training is at fault, not the router (it has no selection bias now).",
