@@ -12,8 +12,9 @@ from moegeom.geometry.balancing_dual import contenders
 #: Tokens by expert that a coordinate pass looks at: those with the smallest margins.
 _NEAR = 32
 
-#: Rounds of updates of a rule with groups: each routes all tokens once.
-_ROUNDS = 80
+#: Rounds of updates of a rule with groups, each of which routes all tokens: a quick fall of the
+#: step, and a slow one from the best bias so far where that was not enough.
+_ROUNDS = (80, 200)
 
 
 def chosen_mask(
@@ -118,14 +119,15 @@ def balance_by_updates(
     """
     scored = [(unevenness(count(start)), number) for number, start in enumerate(starts)]
     best_score, number = min(scored)
-    bias = best = starts[number]
-    for round_ in range(_ROUNDS):
-        counts = count(bias)
-        if (score := unevenness(counts)) < best_score:
-            best, best_score = bias, score
-        lack = np.clip(1.0 - counts / counts.mean(), -1.0, 1.0)
-        if counts.max() <= (1.0 + enough) * counts.mean():
-            break
-        bias = bias + step * 10.0 ** (-4.0 * round_ / (_ROUNDS - 1)) * lack
-        bias = bias - bias.mean()
+    best = starts[number]
+    for rounds in _ROUNDS:
+        bias = best
+        for step_now in step * np.geomspace(1.0, 1e-4, rounds):
+            counts = count(bias)
+            if (score := unevenness(counts)) < best_score:
+                best, best_score = bias, score
+            if counts.max() <= (1.0 + enough) * counts.mean():
+                return best
+            bias = bias + step_now * np.clip(1.0 - counts / counts.mean(), -1.0, 1.0)
+            bias = bias - bias.mean()
     return best

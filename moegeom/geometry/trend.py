@@ -10,8 +10,11 @@ from jaxtyping import Float64
 
 Values = Float64[np.ndarray, "steps"]
 
-#: Level of intervals and onsets.
+#: Level of intervals.
 CONFIDENCE = 0.95
+
+#: Steps below which no onset is looked for: with three, one step alone would decide.
+LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -23,54 +26,76 @@ class Slope:
 
 
 def slope(step: Values, value: Values, error: Values | None = None) -> Slope:
-    r"""Least-squares slope with the wider of two 95 % intervals.
+    r"""Weighted least-squares slope with the wider of two 95 % intervals.
 
-    :math:`\beta = \sum (x - \bar x)(y - \bar y) / \sum (x - \bar x)^2`. One interval is that of the
-    residuals, :math:`t_{0.975, n-2} \sqrt{RSS / (n - 2) / S_{xx}}`: how well a line describes the
-    series. The other, with standard errors e, is
-    :math:`1.96 \sqrt{\sum (x - \bar x)^2 e^2} / S_{xx}`, as if errors of different steps were
-    independent: what the choice of documents could have done. Steps without a value are left out.
-    nan for fewer than two different steps; the half-width is nan for two steps without errors.
-    Oracle in tests: scipy.stats.linregress.
+    :math:`\beta = \sum w (x - \bar x)(y - \bar y) / S`, :math:`S = \sum w (x - \bar x)^2`, means
+    weighted, :math:`w = 1 / e^2` where every known step has a standard error above 0, else 1. One
+    interval is that of the residuals, :math:`t_{0.975, n-2} \sqrt{\sum w r^2 / (n - 2) / S}`: how
+    well a line describes the series. The other, with standard errors, is
+    :math:`1.96 \sqrt{1 / S}`, as if errors of different steps were independent: what the choice of
+    documents could have done. Steps of the same documents have correlated errors, which neither
+    knows; that is why the wider is given. Steps without a value are left out. nan for fewer than
+    two different steps; the half-width is nan for two steps without errors.
+    Oracle in tests: scipy.optimize.curve_fit, scipy.stats.linregress.
     """
-    from scipy.stats import t
+    from scipy.stats import norm, t
 
     known = np.isfinite(value)
     x, y = step[known], value[known]
     if len(x) < 2 or np.ptp(x) == 0.0:
         return Slope(math.nan, math.nan)
-    centred = x - x.mean()
-    square = float(centred @ centred)
-    found = float(centred @ (y - y.mean())) / square
+    errors = None if error is None else error[known]
+    has_errors = errors is not None and bool((np.isfinite(errors) & (errors > 0.0)).all())
+    weight = np.ones(len(x))
+    if errors is not None and has_errors:
+        # relative to the smallest error, so that no square of a tiny one overflows
+        weight = (errors.min() / errors) ** 2
+    centred = x - np.average(x, weights=weight)
+    height = y - np.average(y, weights=weight)
+    square = float(weight @ centred**2)
+    found = float((weight * centred) @ height) / square
     widths = []
     if len(x) > 2:
-        rest = y - y.mean() - found * centred
-        spread = math.sqrt(float(rest @ rest) / (len(x) - 2) / square)
+        rest = height - found * centred
+        spread = math.sqrt(float(weight @ rest**2) / (len(x) - 2) / square)
         widths.append(float(t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2)) * spread)
-    if error is not None and np.isfinite(error[known]).all():
-        noise = math.sqrt(float((centred**2 * error[known] ** 2).sum())) / square
-        widths.append(1.959964 * noise)
+    if errors is not None and has_errors:
+        noise = float(errors.min()) / math.sqrt(square)
+        widths.append(float(norm.ppf(0.5 + CONFIDENCE / 2)) * noise)
     return Slope(found, max(widths, default=math.nan))
 
 
-def onset(value: Values, error: Values) -> int | None:
-    """First step from which on the value has left that of the first step for good.
+def departures(value: Values, error: Values, freedom: float) -> Values:
+    r"""P-value, for each step, of "the figure has not left its earlier range from here on".
 
-    The index of the earliest step such that at it and at every later one the value differs from the
-    first one, on the same side, by more than the 95 % interval of the difference (normal, errors
-    taken as independent, the level divided by the number of later steps). None when there is no
-    such step, for fewer than three steps, and where a value or an error is not known. Errors of the
-    same documents are positively correlated, which makes this cautious.
+    For step j: over all pairs of a step i before j and a step l from j on,
+    :math:`t = (y_l - y_i) / \sqrt{e_l^2 + e_i^2}`. The figure has left the range of the earlier
+    steps and stayed out, upward, when every pair says so; the p-value is that of the least pair
+    (an intersection-union test needs no correction for their number), doubled for the two
+    directions, Student's t with ``freedom`` degrees of freedom. 1 for the first step, for fewer
+    than LEAST_STEPS steps, and where a value or an error is not known or an error is 0. Errors of
+    the same documents are positively correlated, which makes this cautious.
     """
-    from scipy.stats import norm
+    from scipy.special import stdtr
 
-    if len(value) < 3 or not (np.isfinite(value).all() and np.isfinite(error).all()):
-        return None
-    wide = float(norm.ppf(1.0 - (1.0 - CONFIDENCE) / 2.0 / (len(value) - 1)))
-    change = value[1:] - value[0]
-    left = np.abs(change) > wide * np.hypot(error[1:], error[0])
-    sides = np.where(left, np.sign(change), 0.0)
-    if sides[-1] == 0.0:
-        return None
-    other = np.flatnonzero(sides != sides[-1])
-    return int(other[-1]) + 2 if len(other) else 1
+    p_values = np.ones(len(value))
+    if len(value) < LEAST_STEPS or not np.isfinite(value).all():
+        return p_values
+    if not (np.isfinite(error) & (error > 0.0)).all():
+        return p_values
+    t = (value[None, :] - value[:, None]) / np.hypot(error[None, :], error[:, None])
+    for j in range(1, len(value)):
+        pairs = t[:j, j:]
+        least = max(float(pairs.min()), float(-pairs.max()))
+        p_values[j] = min(1.0, 2.0 * float(stdtr(freedom, -least)))
+    return p_values
+
+
+def onset(p_values: Values, level: float) -> int | None:
+    """The earliest step whose departure is significant at ``level``, or None.
+
+    The steps after the first are as many looks at one series: ``level`` is divided by their number.
+    """
+    looks = max(len(p_values) - 1, 1)
+    found = np.flatnonzero(p_values <= level / looks)
+    return int(found[0]) if len(found) else None

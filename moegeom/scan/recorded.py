@@ -15,7 +15,6 @@ from moegeom.scan.prepared import PreparedRouter, check_width
 from moegeom.scan.products import tile_logits
 from moegeom.scan.task import Task
 
-
 #: Bytes of outputs of all experts that are read at once.
 LARGEST_OUTPUTS = 2 * 2**30
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 from jaxtyping import Float64, Int16
+from threadpoolctl import threadpool_limits
 
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
@@ -26,7 +27,8 @@ class Choices:
     """Sorted chosen experts of the sampled tokens, by router; ``tokens`` tells the texts apart.
 
     ``tokens`` is a hash of document, position and token id of each sampled token: two steps can be
-    compared token by token only where it is the same.
+    compared token by token only where it is the same. Empty where the recording does not say all
+    three: nothing then tells that two steps saw the same text.
     """
 
     tokens: str
@@ -44,17 +46,24 @@ class Agreement:
     changed_error: float
 
 
-def choices(routers: Sequence[Router], source: TokenSource, seed: int) -> Choices:
-    """Chosen sets of a sample of at most 20 000 tokens, computed again from the recording."""
+def choices(
+    routers: Sequence[Router], source: TokenSource, seed: int, exclude_first: int = 0
+) -> Choices:
+    """Chosen sets of a sample of at most 20 000 tokens, computed again from the recording.
+
+    The first ``exclude_first`` tokens of each document are left out, as everywhere else.
+    """
     tiles = sample_tiles(source.facts.num_tokens, seed)
     kernels = load_kernels("cpu")
-    digest, blocks = xxhash.xxh3_128(), []
+    digest, blocks, is_known = xxhash.xxh3_128(), [], True
     ranges = [(t * TILE, min((t + 1) * TILE, source.facts.num_tokens)) for t in tiles]
     for start, stop in ranges:
         columns = source.read_columns(start, stop)
         for values in (columns.document, columns.position, columns.token_id):
+            is_known &= bool((values >= 0).all())
             digest.update(np.ascontiguousarray(values).data)
-        blocks.append(block_of(columns, start).astype(np.int16))
+        kept = (columns.position < 0) | (columns.position >= exclude_first)
+        blocks.append(block_of(columns, start)[kept].astype(np.int16))
     chosen = {}
     for router in routers:
         if router.name not in source.facts.routers:
@@ -65,13 +74,16 @@ def choices(routers: Sequence[Router], source: TokenSource, seed: int) -> Choice
             Populations(()),
             kernels,
             wanted=frozenset(),
+            exclude_first=exclude_first,
         )
-        parts = [measure(task, start, stop) for start, stop in ranges]
+        with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+            parts = [measure(task, start, stop) for start, stop in ranges]
         if any(part.non_finite for part in parts):
             continue  # rows of different steps would no longer stand side by side
         found = np.concatenate([part.quantities.chosen for part in parts])
         chosen[router.name] = np.sort(found, axis=1).astype(np.int16)
-    return Choices(digest.hexdigest(), np.concatenate(blocks), chosen)
+    tokens = digest.hexdigest() if is_known else ""
+    return Choices(tokens, np.concatenate(blocks), chosen)
 
 
 def write_choices(path: Path, found: Choices) -> None:
@@ -100,7 +112,7 @@ def agreement(one: Choices, other: Choices, router: str) -> Agreement | None:
     Standard errors by leaving out one of the 16 blocks of documents.
     """
     first, second = one.chosen.get(router), other.chosen.get(router)
-    if one.tokens != other.tokens or first is None or second is None:
+    if not one.tokens or one.tokens != other.tokens or first is None or second is None:
         return None
     if first.shape != second.shape:
         return None

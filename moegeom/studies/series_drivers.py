@@ -20,7 +20,8 @@ def drivers(first: Results, last: Results) -> Iterator[Driver]:
 
     The squared CV of the load is the mean of (x_e - 1)^2 over experts, x in fair shares: an expert
     contributes the change of its term over the sum of all absolute changes. A domain is shown with
-    its own MaxVio at both ends, largest change first.
+    its own MaxVio at both ends, largest change first; it contributes the change of the squared CV
+    of its own load over the sum of the absolute changes of the router's domains.
     """
     before, after = _loads(first), _loads(last)
     for router, loads in after.items():
@@ -57,19 +58,29 @@ def _loads(results: Results) -> dict[str, np.ndarray]:
 
 
 def _domains(first: Results, last: Results) -> Iterator[Driver]:
-    old, new = _violations(first), _violations(last)
-    both = sorted(set(old) & set(new), key=lambda key: -abs(new[key] - old[key]))
+    old, new = _figures(first), _figures(last)
+    both = [key for key in new if key in old]
+    change = {key: new[key][1] ** 2 - old[key][1] ** 2 for key in both}
+    total: dict[str, float] = {}
     for router, domain in both:
-        yield Driver(router, "domain", domain, old[router, domain], new[router, domain])
+        total[router] = total.get(router, 0.0) + abs(change[router, domain])
+    for key in sorted(both, key=lambda key: (-abs(new[key][0] - old[key][0]), key)):
+        router, domain = key
+        share = change[key] / total[router] if total[router] > 0.0 else None
+        yield Driver(router, "domain", domain, old[key][0], new[key][0], share)
 
 
-def _violations(results: Results) -> Mapping[tuple[str, str], float]:
-    """MaxVio of each domain."""
+def _figures(results: Results) -> Mapping[tuple[str, str], tuple[float, float]]:
+    """MaxVio and CV of the load of each domain."""
     rows: list[dict[str, Any]] = results.rows("layers")
     return {
-        (row["router"], row["population"].removeprefix("domain=")): row["max_vio_global"]
+        (row["router"], row["population"].removeprefix("domain=")): (
+            row["max_vio_global"],
+            row["load_cv_ddof0"],
+        )
         for row in rows
         if row["variant"] == "as_stored"
         and is_domain(row["population"])
         and row.get("max_vio_global") is not None
+        and row.get("load_cv_ddof0") is not None
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,12 @@ from moegeom.core.errors import UsageError
 
 #: Names that say "not finished yet".
 _UNFINISHED = (".partial", ".tmp", ".temp", ".incomplete")
+
+#: Ends of the names of weight files, those that are not read yet included: these are refused with
+#: their own sentence, not passed over as unfinished.
+_WEIGHTS = (
+    ".safetensors .safetensors.index.json .gguf .bin .pt .pth .ckpt .distcp .npz .h5 .msgpack"
+).split()
 
 _NUMBER = re.compile(r"\d+")
 
@@ -30,24 +37,31 @@ class Candidate:
 
     @property
     def step(self) -> float:
-        """The number in the step text, by which the series is ordered; 0 where there is none."""
-        return float((_NUMBER.findall(self.step_text) or ["0"])[-1])
+        """The number in the step text; the series is ordered by it."""
+        numbers = _NUMBER.findall(self.step_text)
+        return float(numbers[-1]) if numbers else float("nan")
+
+    @property
+    def is_results(self) -> bool:
+        """True for a results directory, which was measured before."""
+        return (self.path / "run.json").exists()
 
 
 def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tuple[str, str]]]:
     """Candidates in natural order (step_2 before step_10), and those skipped with the reason.
 
     ``{step}`` is the text that the first ``*`` of the pattern matched; for a path without one, the
-    last number of its name.
+    last number of its name. A path without wildcards is taken as it is.
 
     Raises
     ------
     UsageError
-        When nothing matches, one of several names holds no number, or two have the same one.
+        When nothing matches, a name holds no number, or two have the same one.
     """
     found: dict[Path, str] = {}
     for pattern in patterns:
-        for path in glob.glob(pattern):  # noqa: PTH207 - Path.glob cannot begin at a root
+        paths = [pattern] if Path(pattern).exists() else glob.glob(pattern)  # noqa: PTH207
+        for path in paths:
             found.setdefault(Path(path), _matched(pattern, path))
     if not found:
         raise UsageError(
@@ -61,7 +75,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tup
             skipped.append((path.name, reason))
             continue
         candidate = Candidate(path, text)
-        if len(found) > 1 and not _NUMBER.search(text):
+        if candidate.step != candidate.step:
             raise UsageError(
                 f"{path}: there is no step number in '{text}'.",
                 "A series is ordered by the number in each name, such as step_1000.",
@@ -86,14 +100,31 @@ def unfinished(path: Path) -> str:
     """Why a directory is not a finished checkpoint; empty for one that may be."""
     if path.name.endswith(_UNFINISHED):
         return "its name says that it is being written"
-    if path.is_dir():
-        names = [child.name for child in path.iterdir()]
-        if not names:
-            return "it is empty"
-        half = next((name for name in names if name.endswith(_UNFINISHED)), None)
-        if half:
-            return f"{half} is being written"
-    return ""
+    if not path.is_dir() or (path / "run.json").exists():
+        return ""
+    names = sorted(child.name for child in path.iterdir())
+    if not names:
+        return "it is empty"
+    half = next((name for name in names if name.endswith(_UNFINISHED)), None)
+    if half:
+        return f"{half} is being written"
+    if not any(name.endswith(tuple(_WEIGHTS)) for name in names):
+        return "it holds no weights"
+    if "config.json" not in names:
+        return "it holds no config.json"
+    reasons = (_missing_files(path / n) for n in names if n.endswith(".safetensors.index.json"))
+    return next((reason for reason in reasons if reason), "")
+
+
+def _missing_files(index: Path) -> str:
+    try:
+        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        missing = sorted(name for name in files if not (index.parent / name).exists())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return ""  # opening it says what is wrong with it
+    if not missing:
+        return ""
+    return f"{index.name} names {missing[0]}, which is not there ({len(missing)} of {len(files)})"
 
 
 def _matched(pattern: str, path: str) -> str:

@@ -24,7 +24,7 @@ def run(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where results of each step stay [default: runs/track]."),
+        typer.Option("--out", help="Where results stay [default: runs/<folder of them>.track]."),
     ] = None,
     layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
     expert: Annotated[
@@ -54,6 +54,9 @@ def run(
         bool, typer.Option("--all-layers", help="A line for every layer.")
     ] = False,
     is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard unfinished results instead of going on.")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of samples.")] = 0,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
@@ -71,13 +74,14 @@ def run(
     watch = watching(quiet)
     request = TrackRequest(
         patterns=tuple(checkpoints),
-        out=out or Path("runs") / "track",
+        out=out,
         tokens=tokens,
         layers=layers,
         expert=expert,
         stale_inputs=stale_inputs,
         unverified=unverified,
         exclude_first=exclude_first,
+        restart=restart,
         seed=seed,
         num_workers=threads,
     )

@@ -80,7 +80,7 @@ def limits(balance: Balance) -> list[str]:
     count = f"{units[-1]} {plural(balance.unit)}"
     shares = sorted({100.0 * (1.0 - r.top_k / r.num_experts) for r in balance.routers})
     at_random = " to ".join(dict.fromkeys(f"{s:.3g}" for s in (shares[0], shares[-1])))
-    floors = sorted({r.worst.max_vio_floor for r in balance.routers if r.worst is not None})
+    halves = [r.worst for r in balance.routers if r.worst is not None]
     said = [
         (
             "'chance': MaxVio that even routing stays below in all routers together with "
@@ -88,10 +88,12 @@ def limits(balance: Balance) -> list[str]:
             f"{count}; for 'others' it holds the chance of both halves."
         )
     ]
-    if floors:
+    if halves:
+        vio, cv = (max(h.max_vio_floor for h in halves), max(h.cv_floor for h in halves))
         said.append(
-            f"Independent tokens as many as one half: MaxVio up to {figure(floors[-1])} (THEORY "
-            "D3's floor), 1.41 times that with a bias made on the other half."
+            f"The floor of as many independent tokens as in one half: MaxVio {figure(vio)}, CV "
+            f"{figure(cv)}; with a bias made on the other half 1.41 times that. Tokens of one "
+            "document are not independent."
         )
     said.append(
         "A bias evens out nearly any loads of these tokens. What that costs is the weight it moves "

@@ -6,13 +6,15 @@ from moegeom.core.series import SERIES_COLUMNS, Series
 from moegeom.report._reporter import View
 from moegeom.report._series_reporter import SeriesReporter
 from moegeom.report.sparkline import sparkline
+from moegeom.report.untrusted import printable
 
 
 def render(series: Series, view: View) -> str:
     """A table of every figure of every router, with its values step by step."""
+    series = printable(series)
     words = {column.name: column.words for column in SERIES_COLUMNS}
     steps = ", ".join(f"{step.step:g}" for step in series.steps)
-    lines = [f"## moegeom: {series.name}", "", f"Steps {steps}.", ""]
+    lines = [f"## moegeom track: {series.name}", "", f"Steps {steps}.", ""]
     lines += [f"- **skipped** {name}: {reason}" for name, reason in series.skipped]
     stale = [step.name for step in series.steps if step.is_stale]
     lines += [f"- **stale inputs** {name}" for name in stale]
@@ -24,7 +26,7 @@ def render(series: Series, view: View) -> str:
             slope += f" +- {curve.slope_half_width:.2g}"
         since = "" if curve.onset is None else f"{curve.onset:g}"
         drawn = sparkline(curve.values, view.is_ascii)
-        figure = words.get(curve.column, curve.column)
+        figure = words.get(curve.column, curve.column.replace("_", " "))
         lines.append(f"| {curve.router} | {figure} | {drawn} | {values} | {slope} | {since} |")
     lines += ["", *(f"- {note}" for note in series.notes)]
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ from moegeom.report._reporter import View
 from moegeom.report._series_reporter import SeriesReporter
 from moegeom.report.screen import STYLES, labelled, titled, to_text, wrapped
 from moegeom.report.sparkline import sparkline
+from moegeom.report.untrusted import printable
 
 #: Routers shown without --all-layers.
 MOST_ROUTERS = 12
@@ -19,11 +20,19 @@ MOST_ROUTERS = 12
 #: The figure that the lines of routers show: load with tokens, drift without.
 LEADING = ("max_vio_global", "row_drift_median", "gram_score_centred")
 
+#: Marks of a series: at most so many, and what the rest of the widest line takes.
+MOST_MARKS = 40
+BESIDE_MARKS = 68
+
+#: Figures beside which the level of chance is shown.
+_BESIDE_CHANCE = ("overlap_with_last", "overlap_with_previous")
+
 _WORDS = {column.name: column.words for column in SERIES_COLUMNS}
 
 
 def render(series: Series, view: View) -> str:
     """The screen as text of at most ``view.width`` columns, with colour codes if wanted."""
+    series = printable(series)
     lines: list[Text] = []
     _header(lines, series, view.width)
     lines.append(Text())
@@ -36,14 +45,14 @@ def render(series: Series, view: View) -> str:
         lines.append(Text())
     _others(lines, series, view)
     lines.append(Text())
-    for note in (*series.notes, *_limits(series)):
+    for note in (*series.notes, *_limits(series, view.width)):
         lines += [Text(part, style="dim") for part in wrapped(note, view.width)]
     return to_text(lines, view)
 
 
 def _header(lines: list[Text], series: Series, width: int) -> None:
     steps = series.steps
-    span = f"{steps[0].step:g} to {steps[-1].step:g}" if len(steps) > 1 else f"{steps[0].step:g}"
+    span = " to ".join(f"{step:g}" for step in sorted({steps[0].step, steps[-1].step}))
     lines += titled(series.name, f"{len(steps)} checkpoints, steps {span}", width)
     reused = sum(step.is_reused for step in steps)
     measured = f"{len(steps) - reused} measured now, {reused} before"
@@ -92,12 +101,12 @@ def _table(
     lines: list[Text], title: str, curves: Sequence[Curve], series: Series, view: View
 ) -> None:
     shown = curves if view.all_layers else curves[:MOST_ROUTERS]
-    size = max(len(series.steps), 6)
+    size = _size(series, view.width)
     head = f"{'layer':<9}{'':<{size}}  {'first -> last':>17}  {'per 1000 steps':>21}  since step"
     lines.append(Text(f"{title}", style="bold"))
     lines.append(Text(head, style="dim"))
     for curve in shown:
-        drawn = sparkline(curve.values, view.is_ascii)
+        drawn = sparkline(_condensed(curve.values, size), view.is_ascii)
         ends = f"{_figure(_first(curve))} -> {_figure(_last(curve))}"
         since = "" if curve.onset is None else f"{curve.onset:g}"
         line = f"{_place(curve.router, series):<9}{drawn:<{size}}  {ends:>17}"
@@ -108,31 +117,56 @@ def _table(
 
 def _others(lines: list[Text], series: Series, view: View) -> None:
     """Medians over routers of every other figure."""
-    size = max(len(series.steps), 6)
+    size = _size(series, view.width)
+    chance = _middle(series.of_column("overlap_by_chance"))
     head = f"{'median over layers':<36}{'':<{size}}  {'first -> last':>17}"
     lines.append(Text(head, style="bold"))
     for column in SERIES_COLUMNS:
         curves = series.of_column(column.name)
         if not curves:
             continue
-        rows = zip(*(curve.values for curve in curves), strict=True)
-        middle = [_median(row) for row in rows]
+        middle = _middle(curves)
         known = [value for value in middle if value is not None]
-        drawn = sparkline(middle, view.is_ascii)
+        drawn = sparkline(_condensed(middle, size), view.is_ascii)
         ends = f"{_figure(known[0])} -> {_figure(known[-1])}" if known else "-"
-        lines.append(Text(f"{column.words:<36}{drawn:<{size}}  {ends:>17}".rstrip()))
+        line = f"{column.words:<36}{drawn:<{size}}  {ends:>17}"
+        if column.name in _BESIDE_CHANCE and chance:
+            line += f"  chance {_figure(chance[-1])}"
+        lines.append(Text(line.rstrip()))
 
 
-def _limits(series: Series) -> list[str]:
+def _limits(series: Series, width: int) -> list[str]:
     said = [
         (
             "Slopes have 95 % intervals: the wider of scatter about the line and what other "
-            "documents could have done. 'since step': the value left the first one for good."
+            "documents could have done. 'since step': from there on every value lies outside the "
+            "range before, at 5 % over all routers (Holm)."
         )
     ]
+    if len(series.steps) > _size(series, width):
+        said.append(f"{len(series.steps)} steps: each mark is the mean of several of them.")
     if any(step.num_tokens for step in series.steps):
         said.append("This does not say why: a load that drifts may follow the data or the router.")
     return said
+
+
+def _middle(curves: Sequence[Curve]) -> list[float | None]:
+    """Median over routers at each step."""
+    return [_median(row) for row in zip(*(curve.values for curve in curves), strict=True)]
+
+
+def _size(series: Series, width: int) -> int:
+    """Columns of a sparkline, so that no line is wider than the screen."""
+    return max(6, min(len(series.steps), MOST_MARKS, width - BESIDE_MARKS))
+
+
+def _condensed(values: Sequence[float | None], size: int) -> list[float | None]:
+    """At most ``size`` values, each the mean of the known ones of a stretch of steps."""
+    if len(values) <= size:
+        return list(values)
+    parts = np.array_split(np.arange(len(values)), size)
+    known = [[v for v in (values[i] for i in part) if v is not None] for part in parts]
+    return [float(np.mean(part)) if part else None for part in known]
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -1,99 +1,200 @@
-"""A series of checkpoints: order, what is skipped, what is measured once, and what is compared."""
+"""Which steps a series has, what is taken from an earlier run, and what is compared with what."""
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
+from scipy import stats
 
-from moegeom.core.errors import MoeGeomError, UsageError
-from moegeom.report import SERIES_EXPORTS, SERIES_REPORTERS, View
-from moegeom.report.sparkline import sparkline
+from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
+from moegeom.core.series import Curve, Series, SeriesStep
+from moegeom.report import SERIES_REPORTERS, View
 from moegeom.studies.series import TrackRequest, track
-from moegeom.studies.series_paths import find_checkpoints, recording_path
+from moegeom.studies.series_choices import Choices, agreement
+from moegeom.studies.series_paths import find_checkpoints, recording_path, unfinished
+from moegeom.studies.series_trends import with_trends
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
+COLLAPSED = SAMPLES / "olmoe-collapsed"
+
+
+def request(folder: Path, **changes) -> TrackRequest:
+    asked = TrackRequest(
+        (str(folder / "step_*"),), folder / "out", str(folder / "rec/step_{step}"), layers="0"
+    )
+    return dataclasses.replace(asked, **changes)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Three steps of a sample, links beside an unfinished one, tracked once."""
-    folder = tmp_path_factory.mktemp("run")
-    for step in (100, 1000, 300):
-        (folder / f"step_{step}").symlink_to(SAMPLES / f"olmoe-balanced/step_{step}")
-    (folder / "step_2000").mkdir()
-    (folder / "step_2000.partial").mkdir()
-    half = folder / "step_1200"
-    half.mkdir()
-    shutil.copy(SAMPLES / "olmoe-balanced/step_600/config.json", half)
-    shutil.copy(SAMPLES / "olmoe-balanced/step_600/model.safetensors.index.json", half)
-    return folder, tracked(folder, "first")
+def measured(tmp_path_factory) -> Path:
+    """The collapsed series, followed once at layer 0."""
+    folder = tmp_path_factory.mktemp("series") / "run"
+    shutil.copytree(COLLAPSED, folder)
+    track(request(folder))
+    return folder
 
 
-def tracked(folder: Path, out: str, **asked):
-    tokens = str(SAMPLES / "olmoe-balanced/rec/step_{step}")
-    request = {"tokens": tokens, "layers": "0,2"} | asked
-    return track(TrackRequest((str(folder / "step_*"),), folder / out, **request))
+@pytest.fixture
+def run(measured, tmp_path) -> Path:
+    """A private copy that may be damaged; times of files are kept."""
+    return Path(shutil.copytree(measured, tmp_path / "run"))
 
 
-def curve(series, router, column):
-    (found,) = [c for c in series.curves if (c.router, c.column) == (router, column)]
-    return found
+def reused(series: Series) -> list[bool]:
+    return [step.is_reused for step in series.steps]
 
 
-def test_steps_come_in_the_order_of_their_numbers(run):
-    assert [step.step for step in run[1].steps] == [100.0, 300.0, 1000.0]
+def column(series: Series, name: str) -> Curve:
+    (curve,) = series.of_column(name)
+    return curve
 
 
-def test_what_is_unfinished_is_skipped_with_the_reason(run):
-    skipped = dict(run[1].skipped)
-    assert set(skipped) == {"step_2000", "step_2000.partial", "step_1200"}
-    assert "empty" in skipped["step_2000"]
-    assert "being written" in skipped["step_2000.partial"]
-    assert "safetensors" in skipped["step_1200"]
+def checkpoints(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).mkdir()
+        for file in ("config.json", "model.safetensors"):
+            (folder / name / file).write_text("{}")
 
 
-def test_a_step_is_measured_once(run):
-    folder, first = run
-    again = tracked(folder, "first")
-    assert [step.is_reused for step in first.steps] == [False] * 3
-    assert [step.is_reused for step in again.steps] == [True] * 3
-    assert again.curves == first.curves
-    assert again.drivers == first.drivers
+def test_steps_are_in_natural_order_and_stand_for_what_the_star_matched(tmp_path):
+    checkpoints(tmp_path, "step_10-a", "step_2-b", "step_0100-c")
+    found, skipped = find_checkpoints([str(tmp_path / "step_*")])
+    assert [c.name for c in found] == ["step_2-b", "step_10-a", "step_0100-c"]
+    assert skipped == []
+    assert recording_path("rec/{step}/{name}", found[2]) == "rec/0100-c/step_0100-c"
 
 
-def test_results_of_other_inputs_are_not_mixed_in(run):
-    with pytest.raises(UsageError, match="other inputs"):
-        tracked(run[0], "first", layers="1")
+def test_several_paths_are_a_series_too(tmp_path):
+    checkpoints(tmp_path, "step_10", "step_2")
+    found, _ = find_checkpoints([str(tmp_path / "step_10"), str(tmp_path / "step_2")])
+    assert [(c.name, c.step_text) for c in found] == [("step_2", "2"), ("step_10", "10")]
 
 
-def test_overlap_is_that_of_the_recorded_choices(run):
-    """The samples record the choices, in float32 and of the same text."""
-    from safetensors.numpy import load_file
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [((), "no checkpoint"), (("step_x",), "no step number"), (("step_1", "step_01"), "same step")],
+)
+def test_what_is_no_series_is_told(tmp_path, names, said):
+    checkpoints(tmp_path, *names)
+    with pytest.raises(UsageError, match=said):
+        find_checkpoints([str(tmp_path / "step_*")])
 
-    def chosen(step):
-        file = SAMPLES / f"olmoe-balanced/rec/step_{step}/chosen-text.2-00000.safetensors"
-        return next(iter(load_file(file).values()))
 
-    def overlap(one, other):
-        return np.mean([len({*a} & {*b}) / 4 for a, b in zip(one, other, strict=True)])
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "empty"),
+        (("config.json",), "no weights"),
+        (("model.safetensors",), "no config"),
+        (("config.json", "model.safetensors", "x.tmp"), "x.tmp is being written"),
+        (("config.json", "pytorch_model.bin"), ""),
+        (("run.json",), ""),
+    ],
+)
+def test_unfinished_directories_are_known_by_what_they_lack(tmp_path, files, said):
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    found = unfinished(tmp_path)
+    assert said in found
+    assert bool(found) == bool(said)
 
-    found = curve(run[1], "text/2", "overlap_with_last").values
-    assert found[2] is None
-    expected = [overlap(chosen(step), chosen(1000)) for step in (100, 300)]
-    np.testing.assert_allclose(found[:2], expected, rtol=1e-9)
-    since = curve(run[1], "text/2", "coalition_churn").values
-    changed = [
-        np.mean([{*a} != {*b} for a, b in zip(chosen(one), chosen(other), strict=True)])
-        for one, other in ((100, 300), (300, 1000))
-    ]
-    assert since[0] is None
-    np.testing.assert_allclose(since[1:], changed, rtol=1e-9)
+
+def test_an_index_that_names_a_missing_file_is_unfinished(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "a.safetensors").write_text("")
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "names b.safetensors, which is not there (1 of 2)" in unfinished(tmp_path)
+
+
+def test_a_file_that_is_cut_short_is_skipped_with_its_reason(run):
+    file = run / "step_1500/model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    series = track(request(run))
+    assert [step.name for step in series.steps] == ["step_100", "step_600"]
+    assert series.skipped[0][0] == "step_1500"
+    assert series.skipped[0][1]
+
+
+def test_a_finished_checkpoint_that_cannot_be_interpreted_is_an_error(run):
+    config = run / "step_600/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_experts": 17}))
+    with pytest.raises(MoeGeomError) as found:
+        track(request(run))
+    assert "step step_600" in found.value.__notes__
+
+
+def test_a_second_run_measures_nothing_and_says_the_same(run):
+    first = json.loads((run / "out/series.json").read_text())
+    series = track(request(run))
+    assert reused(series) == [True] * 3
+    again = json.loads((run / "out/series.json").read_text())
+    assert again["curves"] == first["curves"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": 1}, {"layers": "1"}, {"exclude_first": 2}, {"tokens": None}]
+)
+def test_other_options_are_measured_again(run, changes):
+    assert reused(track(request(run, **changes))) == [False] * 3
+    assert not list((run / "out").glob("*.old"))
+    assert not list((run / "out").glob("*.new*"))
+
+
+def test_another_recording_is_noticed_though_its_size_is_the_same(run):
+    file = run / "rec/step_600/recording.json"
+    file.write_bytes(file.read_bytes())
+    assert reused(track(request(run))) == [True, False, True]
+
+
+def test_kept_results_need_no_recording_and_say_so(run):
+    before = column(track(request(run)), "overlap_with_last")
+    shutil.rmtree(run / "rec/step_100")
+    series = track(request(run))
+    assert column(series, "overlap_with_last") == before
+    assert any("step_100 are gone" in note for note in series.notes)
+
+
+def test_a_missing_recording_stops_before_anything_is_measured(run):
+    shutil.rmtree(run / "rec/step_1500")
+    with pytest.raises(UsageError, match=r"step_1500: there is no recording .*step_1500"):
+        track(request(run, out=run / "other"))
+    assert not (run / "other").exists()
+
+
+def test_stale_results_are_refused_again_without_the_option(run):
+    one = str(run / "rec/step_1500")
+    asked = request(run, tokens=one, out=run / "stale")
+    with pytest.raises(RecordingError, match="another checkpoint"):
+        track(asked)
+    with pytest.raises(RecordingError, match="RMS"):
+        track(dataclasses.replace(asked, stale_inputs=True))
+    series = track(dataclasses.replace(asked, stale_inputs=True, unverified=True))
+    assert [step.is_stale for step in series.steps] == [True, True, False]
+    assert any("NOT TRUSTED" in n and "step_100, step_600." in n for n in series.notes)
+    with pytest.raises(RecordingError, match="RMS"):
+        track(dataclasses.replace(asked, stale_inputs=True))
+    with pytest.raises(RecordingError, match="another checkpoint"):
+        track(asked)
+
+
+def test_results_directories_give_the_same_figures_and_an_approximate_drift(run):
+    exact = track(request(run))
+    kept = track(request(run, patterns=(str(run / "out/step_*.moegeom"),), out=run / "b"))
+    for name in ("max_vio_global", "margin_p50"):
+        assert column(kept, name).values == column(exact, name).values
+    one, other = column(exact, "row_drift_median"), column(kept, "row_drift_median")
+    assert one.values[0] is None
+    assert_allclose(other.values[1:], one.values[1:], rtol=0.25)
+    assert any("32 projections" in note for note in kept.notes)
+    assert kept.of_column("overlap_with_last") == ()
+    assert any("results directories keep none" in note for note in kept.notes)
 
 
 def test_drift_is_the_change_of_the_centred_effective_rows(run):
@@ -101,126 +202,102 @@ def test_drift_is_the_change_of_the_centred_effective_rows(run):
     from moegeom.router.load import load_routers
 
     rows = []
-    for step in (100, 300, 1000):
-        path = SAMPLES / f"olmoe-balanced/step_{step}"
-        router = load_routers(open_checkpoint(path)).routers[2]
+    for step in (100, 600):
+        router = load_routers(open_checkpoint(run / f"step_{step}")).routers[0]
         effective = router.weight.astype(np.float64) * router.gain
         rows.append(effective - effective.mean(axis=0))
-    expected = [
-        np.median(np.linalg.norm(b - a, axis=1) / np.linalg.norm(a, axis=1))
-        for a, b in pairwise(rows)
+    change = np.linalg.norm(rows[1] - rows[0], axis=1) / np.linalg.norm(rows[0], axis=1)
+    series = track(request(run))
+    assert_allclose(column(series, "row_drift_median").values[1], np.median(change), rtol=1e-9)
+    assert_allclose(column(series, "row_drift_max").values[1], change.max(), rtol=1e-9)
+
+
+def test_overlap_is_that_of_the_recorded_choices(run):
+    from safetensors.numpy import load_file
+
+    chosen = [
+        np.concatenate([*load_file(run / f"rec/step_{s}/chosen-text.0-00000.safetensors").values()])
+        for s in (100, 600, 1500)
     ]
-    found = curve(run[1], "text/2", "row_drift_median").values
-    np.testing.assert_allclose(found[1:], expected, rtol=1e-6)
+
+    def shared(a, b):
+        return np.mean([len(set(x) & set(y)) / len(x) for x, y in zip(a, b, strict=True)])
+
+    series = track(request(run))
+    overlap = column(series, "overlap_with_last")
+    # the engine's arithmetic may break a tie in another way
+    assert_allclose(overlap.values[0], shared(chosen[0], chosen[2]), atol=2e-3)
+    assert_allclose(overlap.values[1], shared(chosen[1], chosen[2]), atol=2e-3)
+    assert overlap.values[2] is None
+    changed = np.mean([set(a) != set(b) for a, b in zip(chosen[0], chosen[1], strict=True)])
+    assert_allclose(column(series, "coalition_churn").values[1], changed, atol=2e-3)
+    assert column(series, "overlap_by_chance").values == (0.25,) * 3
 
 
-def test_a_recording_of_another_step_is_refused_and_labelled_when_allowed(run):
-    folder = run[0]
-    wrong = str(SAMPLES / "olmoe-balanced/rec/step_100")
-    with pytest.raises(MoeGeomError, match="another checkpoint"):
-        tracked(folder, "stale", tokens=wrong)
-    allowed = tracked(folder, "stale2", tokens=wrong, stale_inputs=True, unverified=True)
-    assert [step.is_stale for step in allowed.steps] == [False, True, True]
-    screen = SERIES_REPORTERS["table"].render(allowed, View())
-    assert "RECORDED FROM ANOTHER CHECKPOINT" in screen
+def test_sets_of_tokens_that_nobody_identified_are_not_compared():
+    block = np.arange(6, dtype=np.int16)
+    sets = {"text/0": np.tile(np.arange(2, dtype=np.int16), (6, 1))}
+    known = Choices("a", block, sets)
+    found = agreement(known, known, "text/0")
+    assert found is not None
+    assert_allclose([found.overlap, found.changed, found.overlap_error], [1.0, 0.0, 0.0])
+    assert agreement(known, Choices("b", block, sets), "text/0") is None
+    assert agreement(Choices("", block, sets), Choices("", block, sets), "text/0") is None
 
 
-def test_a_missing_recording_is_an_error_that_names_it(run):
-    with pytest.raises(UsageError, match=r"step_100: there is no recording .*nowhere-100"):
-        tracked(run[0], "none", tokens="nowhere-{step}")
+def test_weights_alone_give_drift_and_no_load(run):
+    series = track(request(run, tokens=None, out=run / "weights"))
+    columns = {curve.column for curve in series.curves}
+    assert {"row_drift_median", "gram_score_centred"} <= columns
+    assert not columns & {"max_vio_global", "overlap_with_last"}
+    assert not any("Overlap" in note for note in series.notes)
 
 
-def test_weights_alone_are_followed_without_tokens(run):
-    series = tracked(run[0], "weights", tokens=None)
-    columns = {c.column for c in series.curves}
-    assert "row_drift_median" in columns
-    assert "max_vio_global" not in columns
-    assert "weights alone" in SERIES_REPORTERS["table"].render(series, View())
+def curves(jumping: int, still: int) -> list[Curve]:
+    generator = np.random.default_rng(0)
+    found = []
+    for index in range(jumping + still):
+        values = 1.0 + 0.01 * generator.standard_normal(6)
+        values[3:] += 0.5 * (index < jumping)
+        found.append(Curve(f"text/{index}", "max_vio_global", tuple(values), (0.01,) * 6))
+    return found
 
 
-def test_experts_that_drive_the_load_are_those_whose_term_changed_most(run):
-    folder = run[0]
-    from moegeom.results.reader import open_results
-
-    def loads(step):
-        rows = open_results(folder / "first" / f"step_{step}.moegeom").rows("experts")
-        wanted = ("text/0", "as_stored", "all")
-        return np.array(
-            [r["load"] for r in rows if (r["router"], r["variant"], r["population"]) == wanted]
-        )
-
-    change = (loads(1000) - 1) ** 2 - (loads(100) - 1) ** 2
-    first = next(d for d in run[1].drivers if (d.router, d.kind) == ("text/0", "expert"))
-    assert int(first.name) == np.abs(change).argmax()
-    np.testing.assert_allclose(
-        first.contribution, change[int(first.name)] / np.abs(change).sum(), rtol=1e-9
-    )
+def test_onsets_are_those_of_the_routers_that_jump():
+    steps = [100, 200, 300, 400, 500, 600]
+    found = with_trends(curves(2, 10), steps)
+    assert [curve.onset for curve in found] == [400.0, 400.0, *[None] * 10]
+    assert [c.onset for c in with_trends(curves(2, 0)[:2], steps)] == [400.0, 400.0]
 
 
-def test_every_report_and_export_holds_every_router(run, tmp_path):
-    series = run[1]
-    for name in SERIES_REPORTERS.names():
-        text = SERIES_REPORTERS[name].render(series, View(width=80))
-        assert text.endswith("\n")
-        if name == "table":
-            assert max(map(len, text.splitlines())) <= 80
-    document = json.loads(SERIES_REPORTERS["json"].render(series, View()))
-    assert len(document["curves"]) == len(series.curves)
-    SERIES_EXPORTS["csv"].write(series, tmp_path / "series.csv")
-    text = (tmp_path / "series.csv").read_text("utf-8")
-    lines = list(csv.DictReader(text.splitlines()))
-    assert len(lines) == 3 * len(series.curves)
-    SERIES_EXPORTS["picture"].write(series, tmp_path / "series.png")
-    assert (tmp_path / "series.png").read_bytes()[:4] == b"\x89PNG"
+def test_more_routers_ask_for_a_clearer_jump():
+    """A jump of p = 0.006 over 5 looks: enough for one router, not among ten that stand still."""
+    still = [Curve(f"text/{r}", "x", (1.0,) * 6, (0.01,) * 6) for r in range(1, 10)]
+    height = 0.01 * np.sqrt(2.0) * stats.t.isf(0.003, 15)
+    jump = Curve("text/0", "x", (1.0,) * 3 + (1.0 + height,) * 3, (0.01,) * 6)
+    steps = [100, 200, 300, 400, 500, 600]
+    assert with_trends([jump], steps)[0].onset == 400.0
+    assert with_trends([jump, *still], steps)[0].onset is None
 
 
-def test_openmetrics_is_read_by_the_client_of_prometheus(run, tmp_path):
-    from prometheus_client.openmetrics.parser import text_string_to_metric_families
-
-    file = tmp_path / "series.prom"
-    SERIES_EXPORTS["openmetrics"].write(run[1], file)
-    text = file.read_text("utf-8")
-    assert text.endswith("# EOF\n")
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    found = {s.labels["router"]: s.value for s in families["moegeom_max_vio_global"].samples}
-    assert found == {c.router: c.values[-1] for c in run[1].of_column("max_vio_global")}
-
-
-def test_tensorboard_reads_what_was_written(run, tmp_path):
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    SERIES_EXPORTS["tensorboard"].write(run[1], tmp_path / "events")
-    events = reader.EventAccumulator(str(tmp_path / "events"))
-    events.Reload()
-    found = events.Scalars("max_vio_global/text/0")
-    assert [event.step for event in found] == [100, 300, 1000]
-    values = curve(run[1], "text/0", "max_vio_global").values
-    np.testing.assert_allclose([event.value for event in found], values, rtol=1e-6)
+def long_series(number: int, routers: int) -> Series:
+    steps = tuple(SeriesStep(f"step_{i}", i, f"out/{i}", 4096) for i in range(1, number + 1))
+    values = tuple(float(i) for i in range(number))
+    found = [
+        Curve(f"text/{r}", name, values, (None,) * number)
+        for r in range(routers)
+        for name in ("max_vio_global", "overlap_with_previous", "overlap_by_chance")
+    ]
+    return Series("a\x1b[2Jname", steps, tuple(found))
 
 
-def test_the_step_is_what_the_star_matched(tmp_path):
-    for name in ("iter_000010_final", "iter_000002_final"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").touch()
-    found, _ = find_checkpoints([str(tmp_path / "iter_*_final")])
-    assert [c.step_text for c in found] == ["000002", "000010"]
-    assert recording_path("rec/{step}-{name}", found[0]) == "rec/000002-iter_000002_final"
-
-
-def test_patterns_that_cannot_be_meant_are_usage_errors(tmp_path):
-    with pytest.raises(UsageError, match="no checkpoint matches"):
-        find_checkpoints([str(tmp_path / "step_*")])
-    for name in ("a_7", "b_7"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "x").touch()
-    with pytest.raises(UsageError, match="same step"):
-        find_checkpoints([str(tmp_path / "a_7"), str(tmp_path / "b_7")])
-    (tmp_path / "last").mkdir()
-    (tmp_path / "last" / "x").touch()
-    with pytest.raises(UsageError, match="no step number"):
-        find_checkpoints([str(tmp_path / "a_7"), str(tmp_path / "last")])
-
-
-def test_a_sparkline_shows_order_and_gaps():
-    assert sparkline([0.0, 1.0, None, 0.5]) == "▁█ ▅"
-    assert sparkline([2.0, 2.0], is_ascii=True) == "=="
-    assert sparkline([None, None]) == "  "
+@pytest.mark.parametrize("width", [76, 80, 120])
+@pytest.mark.parametrize("number", [1, 2, 12, 13, 200])
+def test_no_line_is_wider_than_the_screen_and_names_cannot_command_it(width, number):
+    text = SERIES_REPORTERS["table"].render(long_series(number, 30), View(width, is_ascii=True))
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+    assert text.isascii()
+    assert "and 18 more: --all-layers" in text
+    whole = SERIES_REPORTERS["table"].render(long_series(number, 30), View(width, all_layers=True))
+    assert "more: --all-layers" not in whole

@@ -1,0 +1,140 @@
+"""`moegeom track` as it is typed: screens, exports, exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERIES = "sample_ckpts/olmoe-collapsed"
+ARGUMENTS = ("track", f"{SERIES}/step_*", "--tokens", f"{SERIES}/rec/step_{{step}}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One folder for the module: the first command measures, the others go on from it."""
+    made = tmp_path_factory.mktemp("track")
+    (made / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
+    return made
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_screen_shows_the_series(moegeom, folder, columns):
+    ran = moegeom(folder, *ARGUMENTS, COLUMNS=str(columns))
+    assert (ran.code, ran.err) == (0, "")
+    assert all(len(line) <= columns for line in ran.out.splitlines())
+    said = words(ran.out)
+    assert "olmoe-collapsed 3 checkpoints, steps 100 to 1500" in said
+    assert "driven by expert" in said
+    assert "chance 0.25" in said
+    assert "no onset" in said
+    assert (folder / "runs/olmoe-collapsed.track/series.parquet").exists()
+
+
+def test_a_second_run_measures_nothing(moegeom, folder):
+    moegeom(folder, *ARGUMENTS, "--quiet")
+    assert "0 measured now, 3 before" in moegeom(folder, *ARGUMENTS).out
+
+
+def test_json_is_the_file_beside_the_results(moegeom, folder):
+    ran = moegeom(folder, *ARGUMENTS, "--format", "json")
+    document = json.loads(ran.out)
+    assert document == json.loads((folder / "runs/olmoe-collapsed.track/series.json").read_text())
+    assert {"max_vio_global", "row_drift_max"} <= {c["name"] for c in document["columns"]}
+
+
+def test_the_long_table_holds_every_value(moegeom, folder):
+    import pyarrow.parquet as pq
+
+    ran = moegeom(folder, *ARGUMENTS, "--format", "json", "--export", "csv:s.csv")
+    curves = json.loads(ran.out)["curves"]
+    rows = pq.read_table(folder / "runs/olmoe-collapsed.track/series.parquet").to_pylist()
+    assert len(rows) == 3 * len(curves)
+    with (folder / "s.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["figure"] for line in lines] == [row["column"] for row in rows]
+    assert [line["value"] for line in lines] == [
+        "" if row["value"] is None else repr(row["value"]) for row in rows
+    ]
+
+
+def test_openmetrics_passes_the_parser_of_others(moegeom, folder):
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    ran = moegeom(folder, *ARGUMENTS, "--quiet", "--export", "openmetrics:s.om")
+    assert ran.code == 0, ran.err
+    text = (folder / "s.om").read_text()
+    assert text.endswith("# EOF\n")
+    families = {f.name: f for f in parser.text_string_to_metric_families(text)}
+    samples = families["moegeom_max_vio_global"].samples
+    assert {s.labels["router"] for s in samples} == {"text/0", "text/1", "text/2"}
+    assert {s.labels["step"] for s in samples} == {"1500"}
+
+
+def test_tensorboard_reads_what_was_written_or_the_extra_is_named(moegeom, folder):
+    ran = moegeom(folder, *ARGUMENTS, "--quiet", "--export", "tensorboard:tb")
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    except ImportError:
+        assert ran.code == 2
+        assert 'pip install "moegeom[tensorboard]"' in ran.err
+        return
+    assert ran.code == 0, ran.err
+    events = [e for file in (folder / "tb").iterdir() for e in EventFileLoader(str(file)).Load()]
+    assert {event.step for event in events} >= {100, 600, 1500}
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_a_picture_is_drawn(moegeom, folder, kind):
+    ran = moegeom(folder, *ARGUMENTS, "--quiet", "--plot", f"p.{kind}")
+    assert ran.code == 0, ran.err
+    assert (folder / f"p.{kind}").stat().st_size > 5000
+
+
+def test_one_expert_is_followed(moegeom, folder):
+    ran = moegeom(folder, *ARGUMENTS, "--expert", "7", "--layers", "1", "--out", "one")
+    assert ran.code == 0, ran.err
+    assert "load of expert 7" in ran.out
+
+
+def test_markdown_is_for_a_summary(moegeom, folder):
+    ran = moegeom(folder, *ARGUMENTS, "--format", "md")
+    assert ran.out.startswith("## moegeom track: olmoe-collapsed")
+
+
+def test_an_unfinished_checkpoint_is_skipped_with_its_reason(moegeom, tmp_path):
+    for name in ("step_100", "step_600"):
+        shutil.copytree(ROOT / SERIES / name, tmp_path / name)
+    (tmp_path / "step_700").mkdir()
+    ran = moegeom(tmp_path, "track", "step_*")
+    assert ran.code == 0, ran.err
+    assert "skipped step_700: it is empty" in words(ran.out)
+    assert "none: weights alone" in ran.out
+    plain = moegeom(tmp_path, "track", "step_*", "--ascii")
+    assert plain.out.isascii()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("nowhere_*",), 2, "no checkpoint matches"),
+        ((f"{SERIES}/step_*", "--tokens", "rec/{step}"), 2, "there is no recording"),
+        ((f"{SERIES}/step_*", "--tokens", f"{SERIES}/rec/step_100", "--out", "x"), 3, "stale"),
+        ((f"{SERIES}/step_*", "--expert", "3", "--out", "y"), 2, "weights alone"),
+        ((f"{SERIES}/step_*", "--export", "xml:f"), 2, "Unknown export"),
+        ((f"{SERIES}/step_*", "--export", "csv"), 2, "csv:PATH"),
+        ((f"{SERIES}/step_*", "--plot", "p.gif"), 2, ".svg"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(moegeom, folder, arguments, code, said):
+    ran = moegeom(folder, "track", *arguments)
+    assert ran.code == code, ran.out + ran.err
+    assert ran.out == ""
+    assert said in ran.err

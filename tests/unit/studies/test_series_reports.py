@@ -1,0 +1,120 @@
+"""What is said of a series: drift, drivers, reports, and exports read back by their own tools."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.report import SERIES_EXPORTS, SERIES_REPORTERS, View
+from moegeom.report.sparkline import sparkline
+from moegeom.studies.series import TrackRequest, track
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three steps of a sample, tracked once."""
+    folder = tmp_path_factory.mktemp("run")
+    for step in (100, 1000, 300):
+        (folder / f"step_{step}").symlink_to(SAMPLES / f"olmoe-balanced/step_{step}")
+    return folder, tracked(folder, "first")
+
+
+def tracked(folder: Path, out: str, **asked):
+    tokens = str(SAMPLES / "olmoe-balanced/rec/step_{step}")
+    request = {"tokens": tokens, "layers": "0,2"} | asked
+    return track(TrackRequest((str(folder / "step_*"),), folder / out, **request))
+
+
+def curve(series, router, column):
+    (found,) = [c for c in series.curves if (c.router, c.column) == (router, column)]
+    return found
+
+
+def test_drift_is_the_change_of_the_centred_effective_rows(run):
+    from moegeom.checkpoint.open import open_checkpoint
+    from moegeom.router.load import load_routers
+
+    rows = []
+    for step in (100, 300, 1000):
+        path = SAMPLES / f"olmoe-balanced/step_{step}"
+        router = load_routers(open_checkpoint(path)).routers[2]
+        effective = router.weight.astype(np.float64) * router.gain
+        rows.append(effective - effective.mean(axis=0))
+    expected = [
+        np.median(np.linalg.norm(b - a, axis=1) / np.linalg.norm(a, axis=1))
+        for a, b in pairwise(rows)
+    ]
+    found = curve(run[1], "text/2", "row_drift_median").values
+    np.testing.assert_allclose(found[1:], expected, rtol=1e-6)
+
+
+def test_experts_that_drive_the_load_are_those_whose_term_changed_most(run):
+    folder = run[0]
+    from moegeom.results.reader import open_results
+
+    def loads(step):
+        rows = open_results(folder / "first" / f"step_{step}.moegeom").rows("experts")
+        wanted = ("text/0", "as_stored", "all")
+        return np.array(
+            [r["load"] for r in rows if (r["router"], r["variant"], r["population"]) == wanted]
+        )
+
+    change = (loads(1000) - 1) ** 2 - (loads(100) - 1) ** 2
+    first = next(d for d in run[1].drivers if (d.router, d.kind) == ("text/0", "expert"))
+    assert int(first.name) == np.abs(change).argmax()
+    np.testing.assert_allclose(
+        first.contribution, change[int(first.name)] / np.abs(change).sum(), rtol=1e-9
+    )
+
+
+def test_every_report_and_export_holds_every_router(run, tmp_path):
+    series = run[1]
+    for name in SERIES_REPORTERS.names():
+        text = SERIES_REPORTERS[name].render(series, View(width=80))
+        assert text.endswith("\n")
+        if name == "table":
+            assert max(map(len, text.splitlines())) <= 80
+    document = json.loads(SERIES_REPORTERS["json"].render(series, View()))
+    assert len(document["curves"]) == len(series.curves)
+    SERIES_EXPORTS["csv"].write(series, tmp_path / "series.csv")
+    text = (tmp_path / "series.csv").read_text("utf-8")
+    lines = list(csv.DictReader(text.splitlines()))
+    assert len(lines) == 3 * len(series.curves)
+    SERIES_EXPORTS["picture"].write(series, tmp_path / "series.png")
+    assert (tmp_path / "series.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_openmetrics_is_read_by_the_client_of_prometheus(run, tmp_path):
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+    file = tmp_path / "series.prom"
+    SERIES_EXPORTS["openmetrics"].write(run[1], file)
+    text = file.read_text("utf-8")
+    assert text.endswith("# EOF\n")
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    found = {s.labels["router"]: s.value for s in families["moegeom_max_vio_global"].samples}
+    assert found == {c.router: c.values[-1] for c in run[1].of_column("max_vio_global")}
+
+
+def test_tensorboard_reads_what_was_written(run, tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    SERIES_EXPORTS["tensorboard"].write(run[1], tmp_path / "events")
+    events = reader.EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    found = events.Scalars("max_vio_global/text/0")
+    assert [event.step for event in found] == [100, 300, 1000]
+    values = curve(run[1], "text/0", "max_vio_global").values
+    np.testing.assert_allclose([event.value for event in found], values, rtol=1e-6)
+
+
+def test_a_sparkline_shows_order_and_gaps():
+    assert sparkline([0.0, 1.0, None, 0.5]) == "▁█ ▅"
+    assert sparkline([2.0, 2.0], is_ascii=True) == "=="
+    assert sparkline([None, None]) == "  "
