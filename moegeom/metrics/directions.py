@@ -21,9 +21,9 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not tokens:
         return {"layers": {"mean_resultant_length": None, "mean_pairwise_cosine": None}}
     squared = float(total @ total)
-    length = math.sqrt(squared) / tokens
+    length = math.sqrt(squared)
     cosine = mean_pairwise_cosine(length, tokens) if tokens > 1 else None
-    return {"layers": {"mean_resultant_length": length, "mean_pairwise_cosine": cosine}}
+    return {"layers": {"mean_resultant_length": length / tokens, "mean_pairwise_cosine": cosine}}
 
 
 METRIC = Metric(

@@ -37,9 +37,8 @@ class Candidate:
 
     @property
     def step(self) -> float:
-        """The number in the step text; the series is ordered by it."""
-        numbers = _NUMBER.findall(self.step_text)
-        return float(numbers[-1]) if numbers else float("nan")
+        """The number in the step text, by which the series is ordered; 0 where there is none."""
+        return float((_NUMBER.findall(self.step_text) or ["0"])[-1])
 
     @property
     def is_results(self) -> bool:
@@ -56,7 +55,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tup
     Raises
     ------
     UsageError
-        When nothing matches, a name holds no number, or two have the same one.
+        When nothing matches, one of several names holds no number, or two have the same one.
     """
     found: dict[Path, str] = {}
     for pattern in patterns:
@@ -75,7 +74,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tup
             skipped.append((path.name, reason))
             continue
         candidate = Candidate(path, text)
-        if candidate.step != candidate.step:
+        if len(found) > 1 and not _NUMBER.search(text):
             raise UsageError(
                 f"{path}: there is no step number in '{text}'.",
                 "A series is ordered by the number in each name, such as step_1000.",

@@ -31,9 +31,9 @@ SENTENCES: Mapping[Meaning, str] = {
     "between domains or documents.",
     "few": "a bias exists; too few documents to say whether it holds on others.",
     "unknown": "too few documents to tell these loads from even ones.",
-    "holds": "a bias exists and holds on other documents: the update is at fault, not the router.",
-    "holds, no bias now": "a bias exists and holds on other documents: what balances the loads in "
-    "training is at fault, not the router (it has no selection bias now).",
+    "holds": "a bias exists and holds on other documents: look at its update before the router.",
+    "holds, no bias now": "a bias exists and holds on other documents: look at what balances the "
+    "loads in training before the router (it has no selection bias now).",
     "balanced": "already balanced within what chance shows.",
 }
 
