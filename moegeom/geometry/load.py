@@ -89,7 +89,7 @@ def avg_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
 
 def jain(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     r"""Jain's fairness index, :math:`(\sum c)^2 / (E \sum c^2) = 1 / (1 + CV^2)`; 1 at balance."""
-    return 1.0 / (1.0 + load_cv(counts) ** 2)
+    return np.float64(1.0) / (1.0 + load_cv(counts) ** 2)
 
 
 def kl_to_uniform_nats(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:

@@ -18,23 +18,24 @@ def write(series: Series, path: Path) -> None:
         When TensorBoard is not installed.
     """
     try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        # classes that protobuf makes when the module is loaded: no type checker sees them
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
         raise UsageError(
             "--export tensorboard needs TensorBoard.", 'pip install "moegeom[tensorboard]"'
         ) from None
+    event, summary = vars(event_pb2)["Event"], vars(summary_pb2)["Summary"]
     writer = EventFileWriter(str(path))
     for index, step in enumerate(series.steps):
         scalars = [
-            Summary.Value(tag=f"{curve.column}/{curve.router}", simple_value=value)
+            summary.Value(tag=f"{curve.column}/{curve.router}", simple_value=value)
             for curve in (*series.curves, *series.expert_loads)
             if (value := curve.values[index]) is not None
         ]
         writer.add_event(
             # the step is the only time that checkpoints have; runs of equal steps line up
-            Event(wall_time=step.step, step=int(step.step), summary=Summary(value=scalars))
+            event(wall_time=step.step, step=int(step.step), summary=summary(value=scalars))
         )
     writer.close()
 
