@@ -52,7 +52,9 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
         recorded = {router.name: chosen.astype(np.int32)}
         source = ArraySource({router.name: values}, num_tokens, chosen=recorded)
     has_chosen = source.facts.has_chosen
-    left_out = {*SAMPLED} if has_chosen else {*SAMPLED, "agreement"}
+    left_out = {*SAMPLED, "block_outputs", "output_cosines"}
+    if not has_chosen:
+        left_out.add("agreement")
     reductions = [name for name in REDUCTIONS.names() if name not in left_out]
     wanted = frozenset(need for name in reductions for need in REDUCTIONS[name].needs)
     task = Task(prepare(router), source, Populations(()), kernels, wanted)

@@ -99,6 +99,9 @@ def _exit_code(arguments: list[str]) -> int:
         # the reader of our output has left, as `| head` does: nothing more to say, nothing wrong
         sys.stderr.close()
         return 0
+    except SystemExit as ending:
+        # the parser's own answer to a reader that has left
+        return 0 if ending.code == 1 else EXIT_INTERNAL
     except Exception as error:  # noqa: BLE001 - the last line of defence names the error and exits 5
         _show(f"internal error: {type(error).__name__}: {error}\n  hint: this is a bug; --debug.")
         return EXIT_INTERNAL

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Invariance, Metric
+from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import RouterRun, measure_router, measure_weights
@@ -31,6 +32,11 @@ _RTOL = 1e-9
 
 #: Another order of experts, a shift or a factor changes the rounding of float32 scores.
 _RTOL_CHANGED = 2e-5
+
+#: Another gauge changes the last bit of distances and angles, and a token may then fall into the
+#: neighbouring bin of a histogram: that moves a quantile a little, and its standard error more.
+_RTOL_GAUGE = 2e-3
+_RTOL_GAUGE_ERROR = 0.1
 
 #: Units of columns that name an expert or a group, which a relabelling changes.
 _LABELS = ("expert", "group")
@@ -187,7 +193,9 @@ def _compare_routers(
 ) -> None:
     first = _without_null(measured(metric, one, tokens))
     second = _without_null(measured(metric, other, moved))
-    _same(metric, first, second, _RTOL_CHANGED, under)
+    if under == "gain_folding":  # which tokens are outliers is a matter of the lengths of inputs
+        first, second = _of_all_tokens(first), _of_all_tokens(second)
+    _same(metric, first, second, _RTOL_GAUGE, under, _RTOL_GAUGE_ERROR)
 
 
 def _fixed(column: Column) -> bool:
@@ -200,6 +208,12 @@ def _without_null(rows: Rows) -> Rows:
     """The random router depends on the number and the length of each row."""
     return {
         table: [row for row in listed if row["variant"] != "null"] for table, listed in rows.items()
+    }
+
+
+def _of_all_tokens(rows: Rows) -> Rows:
+    return {
+        table: [row for row in listed if row["population"] == ALL] for table, listed in rows.items()
     }
 
 
@@ -236,9 +250,16 @@ def _anonymous(metric: Metric, rows: Rows) -> Rows:
 
 
 def _same(
-    metric: Metric, one: Rows, other: Rows, rtol: float, under: Invariance | None = None
+    metric: Metric,
+    one: Rows,
+    other: Rows,
+    rtol: float,
+    under: Invariance | None = None,
+    rtol_error: float = 0.0,
 ) -> None:
     """Equal tables: the same rows in the same order, floats within ``rtol``.
+
+    Standard errors are held to the larger of ``rtol`` and ``rtol_error``.
 
     Columns that say they change under the transformation are not compared.
     """
@@ -251,7 +272,8 @@ def _same(
         for left, right in zip(first, second, strict=True):
             for name in left.keys() - skipped:
                 where = f"{metric.name}: {table}.{name} of {left['population']}"
-                _equal(left[name], right.get(name), rtol, where)
+                near = max(rtol, rtol_error) if name.endswith("_se") else rtol
+                _equal(left[name], right.get(name), near, where)
 
 
 def _equal(left: Any, right: Any, rtol: float, where: str) -> None:

@@ -78,7 +78,11 @@ def test_several_paths_are_a_series_too(tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "said"),
-    [((), "no checkpoint"), (("step_x",), "no step number"), (("step_1", "step_01"), "same step")],
+    [
+        ((), "no checkpoint"),
+        (("step_x", "step_y"), "no step number"),
+        (("step_1", "step_01"), "same step"),
+    ],
 )
 def test_what_is_no_series_is_told(tmp_path, names, said):
     checkpoints(tmp_path, *names)
