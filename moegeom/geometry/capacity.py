@@ -36,8 +36,3 @@ def rank_imbalance(counts: Int64[np.ndarray, "experts"], num_ranks: int) -> floa
         return float("nan")
     load = counts.reshape(num_ranks, -1).sum(axis=1)
     return float(load.max() / load.mean()) if load.any() else float("nan")
-
-
-def balancedness(counts: Int64[np.ndarray, "experts"], num_ranks: int) -> float:
-    """Mean over largest load of a rank, the inverse of :func:`rank_imbalance`; 1 when even."""
-    return 1.0 / rank_imbalance(counts, num_ranks)

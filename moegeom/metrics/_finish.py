@@ -11,6 +11,7 @@ import numpy as np
 from moegeom.core.metric import Metric, RouterFacts, Values
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
+from moegeom.geometry.jackknife import jackknife_error
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, select_counts, selector
 from moegeom.kernels.reductions.token_counts import TOKENS
@@ -41,9 +42,8 @@ def finish_router(
     """Rows of every metric for the population ``whole`` and for each population with tokens.
 
     ``missing`` says why a reduction is absent. A column with ``has_se`` gets ``<name>_se``, the
-    delete-one jackknife over the blocks that hold tokens:
-    sqrt((g - 1) / g * sum (v_b - mean v)^2); null with fewer than two blocks. A metric may give
-    its own (``Metric.errors``).
+    delete-one jackknife over the blocks that hold tokens; null with fewer than two blocks. A
+    metric may give its own (``Metric.errors``).
     """
     shared = weight_quantities(router, metrics)
     states = {name: REDUCTIONS[name].settle(state) for name, state in states.items()}
@@ -139,10 +139,7 @@ def _jackknife(leave_one_out: Sequence[Any], whole: Any) -> Any:
     unknown = np.full(np.shape(whole), np.nan) if np.ndim(whole) else None
     if whole is None or len(leave_one_out) < 2 or any(v is None for v in leave_one_out):
         return unknown
-    values = np.asarray(leave_one_out, dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # inf - inf: a quantile beyond the last bin has no error
-        spread = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
-    error = np.sqrt((len(values) - 1) / len(values) * spread)
+    error = jackknife_error(np.asarray(leave_one_out, dtype=np.float64))
     return error if np.ndim(whole) else float(error)
 
 

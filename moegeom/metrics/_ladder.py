@@ -16,6 +16,7 @@ from moegeom.geometry.float_bits import (
     share_below,
     share_up_to,
 )
+from moegeom.geometry.jackknife import jackknife_error
 
 #: Small quantiles, because it is the near tokens that switch; by the suffix of their column.
 QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}
@@ -76,9 +77,7 @@ def _quantile_error(
     (value,) = quantile(whole, np.array([p])).tolist()
     if p * whole.sum() < LEAST_BELOW or not 2.0**LOWEST_EXPONENT <= value < 2.0**HIGHEST_EXPONENT:
         return None
-    share = share_up_to(parts, value)
-    blocks = len(parts)
-    error = float(np.sqrt((blocks - 1) / blocks * ((share - share.mean()) ** 2).sum()))
+    error = float(jackknife_error(share_up_to(parts, value)))
     low, high = quantile(whole, np.clip([p - error, p + error], 0.0, 1.0)).tolist()
     return (high - low) / 2.0 if np.isfinite(high) else None
 

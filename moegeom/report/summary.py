@@ -9,6 +9,7 @@ from typing import Any
 from moegeom.core.finding import SEVERITY_ORDER, Finding
 from moegeom.core.populations import OUTLIERS, is_whole
 from moegeom.core.verdict import Verdict
+from moegeom.report.place import place
 from moegeom.results.reader import Results
 
 Row = Mapping[str, Any]
@@ -50,9 +51,7 @@ class Summary:
 
     def place(self, router: str) -> str:
         """``31`` when all routers are in one stack and slot, else the whole name."""
-        stacks = {name.split("/")[0] for name in (row["router"] for row in self.layers)}
-        parts = router.split("/")
-        return parts[1] if len(stacks) == 1 and len(parts) == 2 else router
+        return place(router, (row["router"] for row in self.layers))
 
     def places(self, routers: Sequence[str]) -> str:
         """``layer 31`` or ``layers 2 3 5``; long lists are cut and counted."""

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.geometry.consistency import overlap_share
+from moegeom.geometry.jackknife import jackknife_error
 from moegeom.kernels.table import load_kernels
 from moegeom.scan.labels import Populations, block_of
 from moegeom.scan.measure import measure
@@ -120,18 +121,18 @@ def agreement(one: Choices, other: Choices, router: str) -> Agreement | None:
     changed = (overlap < 1.0).astype(np.float64)
     return Agreement(
         float(overlap.mean()),
-        _jackknife(overlap, one.block),
+        _error_of_mean(overlap, one.block),
         float(changed.mean()),
-        _jackknife(changed, one.block),
+        _error_of_mean(changed, one.block),
     )
 
 
-def _jackknife(values: Float64[np.ndarray, "tokens"], block: Int16[np.ndarray, "tokens"]) -> float:
+def _error_of_mean(
+    values: Float64[np.ndarray, "tokens"], block: Int16[np.ndarray, "tokens"]
+) -> float:
     """Standard error of the mean by leaving out one block after the other; nan for one block."""
     number = np.bincount(block)
     total = np.bincount(block, values)
     present = number > 0
-    if present.sum() < 2:
-        return float("nan")
     left = (values.sum() - total[present]) / np.maximum(len(values) - number[present], 1)
-    return float(np.sqrt((len(left) - 1) / len(left) * ((left - left.mean()) ** 2).sum()))
+    return float(jackknife_error(left))

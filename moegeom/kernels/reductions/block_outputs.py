@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
-from moegeom.kernels.reductions._sample import TokenSample, joined
+from moegeom.kernels.reductions._sample import TokenSample, joined, rows_of
 from moegeom.kernels.reductions.input_sample import sample_size
 
 
@@ -31,11 +31,8 @@ class _Sample(TokenSample):
 
 
 def _select(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
-    kept = np.ones(len(state["block"]), dtype=bool)
-    if without is not None:
-        kept = state["block"] != without
-    if population is not None:
-        kept[:] = False
+    """The sample without one block; empty for a domain, which is too small to fit a map on."""
+    kept = rows_of(state, None, without) if population is None else np.empty(0, dtype=np.intp)
     return {name: state[name][kept] for name in ("block", "input", "shared", "routed")}
 
 

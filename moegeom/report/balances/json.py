@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-from collections.abc import Mapping
-from typing import Any
 
 from moegeom.report._reporter import View
 from moegeom.report.balances._balance import SENTENCES, Balance, BalanceReporter
+from moegeom.report.strict_json import document_text
 
 
 def render(balance: Balance, view: View) -> str:
@@ -33,17 +30,7 @@ def render(balance: Balance, view: View) -> str:
         "written": balance.written,
         "run": balance.run,
     }
-    return json.dumps(_strict(document), allow_nan=False) + "\n"
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _strict(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
+    return document_text(document)
 
 
 REPORTER = BalanceReporter("json", render)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-from collections.abc import Mapping
 from typing import Any
 
 from moegeom.report._reporter import View
 from moegeom.report.differences._difference import Difference, DifferenceReporter
 from moegeom.report.differences._wording import described, verdict_sentence
+from moegeom.report.strict_json import document_text
 
 
 def render(difference: Difference, view: View) -> str:
@@ -40,7 +38,7 @@ def render(difference: Difference, view: View) -> str:
         "notes": difference.notes,
         "not_looked_at": difference.not_looked_at,
     }
-    return json.dumps(_strict(document), allow_nan=False) + "\n"
+    return document_text(document)
 
 
 def _figures(difference: Difference) -> dict[str, Any] | None:
@@ -54,16 +52,6 @@ def _figures(difference: Difference) -> dict[str, Any] | None:
         "left_out": figures.left_out,
         "tests": [{**dataclasses.asdict(test), "change": test.change} for test in figures.tests],
     }
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _strict(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
 
 
 REPORTER = DifferenceReporter("json", render)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moegeom.core.intervals import half_width
 from moegeom.core.series import SERIES_COLUMNS, Series, SeriesColumn
 from moegeom.report._series_reporter import SeriesExport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Blocks of documents behind a standard error, where a recording has as many documents.
 NUM_BLOCKS = 16
@@ -55,7 +59,7 @@ def write(series: Series, path: Path) -> None:
         plt.close(figure)
 
 
-def _panel(axis, series: Series, column: SeriesColumn) -> None:  # noqa: ANN001 - a matplotlib axis
+def _panel(axis: Axes, series: Series, column: SeriesColumn) -> None:
     from matplotlib import colormaps
 
     steps = np.array([step.step for step in series.steps])

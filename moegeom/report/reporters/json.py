@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
-from typing import Any
-
 from moegeom.report._reporter import Reporter, View
+from moegeom.report.strict_json import document_text
 from moegeom.results.reader import Results
 
 
@@ -14,17 +11,7 @@ def render(results: Results, view: View) -> str:
     """The results as JSON; infinities are the strings "inf" and "-inf", unknown is null."""
     document = {"run": results.run, "results": results.path.name}
     document |= {table: results.rows(table) for table in results.tables()}
-    return json.dumps(_strict(document), allow_nan=False) + "\n"
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _strict(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_strict(entry) for entry in value]
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return value
+    return document_text(document)
 
 
 REPORTER = Reporter("json", render)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from moegeom.core.series import SERIES_COLUMNS, Series
 from moegeom.report._reporter import View
 from moegeom.report._series_reporter import SeriesReporter
+from moegeom.report.strict_json import document_text
 
 
 def render(series: Series, view: View) -> str:
@@ -15,7 +15,7 @@ def render(series: Series, view: View) -> str:
     shown = {curve.column for curve in series.curves}
     columns = [dataclasses.asdict(column) for column in SERIES_COLUMNS if column.name in shown]
     document = dataclasses.asdict(series) | {"columns": columns}
-    return json.dumps(document, allow_nan=False) + "\n"
+    return document_text(document)
 
 
 REPORTER = SeriesReporter("json", render)

@@ -10,6 +10,7 @@ from rich.text import Text
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
 from moegeom.report._reporter import View
 from moegeom.report._series_reporter import SeriesReporter
+from moegeom.report.place import place
 from moegeom.report.screen import STYLES, labelled, titled, to_text, wrapped
 from moegeom.report.sparkline import sparkline
 from moegeom.report.untrusted import printable
@@ -85,12 +86,12 @@ def _routers(lines: list[Text], series: Series, leading: str, view: View) -> Non
                 f"expert {d.name} {d.first:.2f}x -> {d.last:.2f}x ({_percent(d.contribution)})"
                 for d in named
             ]
-            text = f"layer {_place(curve.router, series)} driven by {', '.join(parts)}"
+            text = f"layer {place(curve.router, series.routers())} driven by {', '.join(parts)}"
             lines += [Text(part) for part in wrapped(text, view.width, "   ")]
     domains = [d for d in series.drivers if d.kind == "domain"][:3]
     if domains:
         parts = [
-            f"layer {_place(d.router, series)} {d.name} {d.first:.2f} -> {d.last:.2f}"
+            f"layer {place(d.router, series.routers())} {d.name} {d.first:.2f} -> {d.last:.2f}"
             for d in domains
         ]
         text = f"domains whose MaxVio moved most: {', '.join(parts)}"
@@ -109,7 +110,7 @@ def _table(
         drawn = sparkline(_condensed(curve.values, size), view.is_ascii)
         ends = f"{_figure(_first(curve))} -> {_figure(_last(curve))}"
         since = "" if curve.onset is None else f"{curve.onset:g}"
-        line = f"{_place(curve.router, series):<9}{drawn:<{size}}  {ends:>17}"
+        line = f"{place(curve.router, series.routers()):<9}{drawn:<{size}}  {ends:>17}"
         lines.append(Text(f"{line}  {_slope(curve):>21}  {since}".rstrip()))
     if len(curves) > len(shown):
         lines.append(Text(f"and {len(curves) - len(shown)} more: --all-layers", style="dim"))
@@ -195,13 +196,6 @@ def _slope(curve: Curve) -> str:
         return "-"
     width = "" if curve.slope_half_width is None else f" +- {curve.slope_half_width:.2g}"
     return f"{curve.slope:+.3g}{width}"
-
-
-def _place(router: str, series: Series) -> str:
-    """``31`` when all routers are in one stack and slot, else the whole name."""
-    names = [name.split("/") for name in series.routers()]
-    is_plain = len({parts[0] for parts in names}) == 1 and all(len(p) == 2 for p in names)
-    return router.split("/")[1] if is_plain else router
 
 
 REPORTER = SeriesReporter("table", render)

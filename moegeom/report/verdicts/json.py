@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +10,7 @@ from moegeom.core.finding import SEVERITY_ORDER
 from moegeom.core.verdict import STATES, Verdict
 from moegeom.report._reporter import View
 from moegeom.report._verdict_reporter import VerdictReporter
+from moegeom.report.strict_json import document_text
 
 
 def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
@@ -30,17 +29,7 @@ def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
         "not_looked_at": verdict.not_looked_at,
         "run": run,
     }
-    return json.dumps(_strict(document), allow_nan=False) + "\n"
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _strict(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
+    return document_text(document)
 
 
 REPORTER = VerdictReporter("json", render)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from moegeom.geometry.capacity import (
-    balancedness,
     dropped_slot_share,
     expert_capacity,
     rank_imbalance,
@@ -67,7 +66,6 @@ def test_ranks_by_hand():
     np.testing.assert_equal(rank_imbalance(counts, 2), 1.5)
     np.testing.assert_equal(rank_imbalance(counts, 4), 2.0)
     np.testing.assert_equal(rank_imbalance(counts, 1), 1.0)
-    np.testing.assert_allclose(balancedness(counts, 2), 2 / 3, rtol=1e-15)
 
 
 def test_the_order_inside_a_rank_does_not_matter_and_between_ranks_it_does():
@@ -91,7 +89,6 @@ def test_more_ranks_are_never_more_even():
         counts = random.poisson(random.gamma(0.5, 20.0, 32)) + 1
         found = [rank_imbalance(counts, ranks) for ranks in (1, 2, 4, 8, 16, 32)]
         assert found == sorted(found)
-        np.testing.assert_array_equal([balancedness(counts, 8)], [1.0 / found[3]])
 
 
 def test_ranks_that_do_not_divide_the_experts_and_no_tokens_have_no_figure():
@@ -102,5 +99,3 @@ def test_ranks_that_do_not_divide_the_experts_and_no_tokens_have_no_figure():
         rank_imbalance(0 * counts, 2),
     ):
         assert np.isnan(found)
-    assert np.isnan(balancedness(counts, 3))
-    assert np.isnan(balancedness(0 * counts, 2))
