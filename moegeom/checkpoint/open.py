@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moegeom.checkpoint.folder import Location, local
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.registry import Registry
@@ -44,24 +45,25 @@ def open_checkpoint(path: str | Path) -> TensorStore:
                 f"{path}: there is no such file or folder.",
                 "A model of a hub must be downloaded first (hf download NAME --local-dir FOLDER).",
             )
+        location = local(path)
         for candidate in FORMATS.all():
-            if candidate.recognises(path):
-                return candidate.open(path)
-        raise CheckpointError(*_not_recognised(path))
+            if candidate.recognises(location):
+                return candidate.open(location)
+        raise CheckpointError(*_not_recognised(location))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
-def _not_recognised(path: Path) -> tuple[str, str]:
-    files = sorted(p.name for p in path.iterdir()) if path.is_dir() else [path.name]
+def _not_recognised(location: Location) -> tuple[str, str]:
+    files = location.files
     known = ", ".join(FORMATS.names())
     for file in files:
         kind = next((k for s, k in _OTHER_WEIGHTS.items() if file.endswith(s)), None)
         if kind:
-            return f"{path.name}: holds {kind} ({file}); only {known} is read for now.", (
+            return f"{location.label}: holds {kind} ({file}); only {known} is read for now.", (
                 "Convert the checkpoint to safetensors, or pass a folder that holds it."
             )
     found = ", ".join(files[:5]) or "nothing"
-    return f"{path.name}: found {found}, expected a {known} checkpoint.", (
+    return f"{location.label}: found {found}, expected a {known} checkpoint.", (
         "Pass the folder with config.json and *.safetensors."
     )

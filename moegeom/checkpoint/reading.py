@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
 from moegeom.core.errors import CheckpointError
 
@@ -29,6 +30,27 @@ class ReadLog:
     @property
     def bytes_read(self) -> int:
         return sum(r.size for r in self.ranges)
+
+
+class RangeFile(Protocol):
+    """A file that is read by ranges, wherever it lies."""
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        ...
+
+    def size_bytes(self) -> int:
+        """Length of the file now."""
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly ``size`` bytes from ``offset``; fewer is an error."""
+        ...
+
+    def read_all(self, limit: int) -> bytes:
+        """The whole file, which may not be longer than ``limit``."""
+        ...
 
 
 def stream_size(stream: FileIO) -> int:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Shaped
 
 from moegeom.checkpoint import limits
+from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
-from moegeom.checkpoint.reading import CountingFile, ReadLog
+from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
+
+_CONFIG = "config.json"
 
 
 class Shard(Protocol):
@@ -35,17 +38,18 @@ class ShardedStore:
 
     def __init__(
         self,
-        folder: Path,
-        label: str,
+        folder: Folder,
         shards: Mapping[str, Shard],
         shard_of: Mapping[str, str],
-        log: ReadLog,
     ) -> None:
         self.folder = folder
-        self.label = label
-        self.log = log
+        self.log = folder.log
         self._shards = shards
         self._shard_of = shard_of
+
+    @property
+    def label(self) -> str:
+        return self.folder.label
 
     @property
     def bytes_read(self) -> int:
@@ -65,11 +69,7 @@ class ShardedStore:
 
     @cached_property
     def _config(self) -> Mapping[str, Any]:
-        path = self.folder / "config.json"
-        if not path.exists():
-            return {}
-        raw = CountingFile(path, "config.json", self.log).read_all(limits.JSON_BYTES)
-        return parse_object(raw, "config.json", allow_constants=True)
+        return read_config(self.folder)
 
     def names(self) -> Collection[str]:
         return self._shard_of.keys()
@@ -95,7 +95,15 @@ class ShardedStore:
         return shard
 
 
-def parse_index(file: CountingFile) -> dict[str, str]:
+def read_config(folder: Folder) -> Mapping[str, Any]:
+    """``config.json`` of a folder; empty when there is none."""
+    if not folder.has(_CONFIG):
+        return {}
+    raw = folder.file(_CONFIG).read_all(limits.JSON_BYTES)
+    return parse_object(raw, _CONFIG, allow_constants=True)
+
+
+def parse_index(file: RangeFile) -> dict[str, str]:
     """File name by tensor name, from an index json; every file name stays inside the folder."""
     index = parse_object(file.read_all(limits.JSON_BYTES), file.label)
     shard_of = index.get("weight_map")
@@ -110,7 +118,7 @@ def parse_index(file: CountingFile) -> dict[str, str]:
     return shard_of
 
 
-def _check_inside(index: CountingFile, name: str) -> None:
+def _check_inside(index: RangeFile, name: str) -> None:
     path = PurePosixPath(name)
     is_inside = path.parts and not path.is_absolute() and ".." not in path.parts
     if not is_inside or any(c in name for c in "\\:\0"):
@@ -119,22 +127,15 @@ def _check_inside(index: CountingFile, name: str) -> None:
         )
 
 
-def check_present(folder: Path, index: str, names: Collection[str]) -> None:
+def check_present(folder: Folder, index: str, names: Collection[str]) -> None:
     """Raise if the index names files that the folder does not hold."""
-    missing = [name for name in sorted(names) if not _exists(folder / name)]
+    missing = [name for name in sorted(names) if not folder.has(name)]
     if missing:
         raise CheckpointError(
             f"{index}: names {missing[0]!r}, which does not exist "
             f"({len(missing)} of {len(names)} files are missing).",
             "Download the missing files.",
         )
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name too long for the file system, or one it cannot spell
-        return False
 
 
 def join_shards(shards: Mapping[str, Shard]) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Shaped
+
+from moegeom.checkpoint.folder import Location
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class TensorStore(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """One storage format: how to see that a path is one, and how to open it."""
+    """One storage format: how to see that a location holds one, and how to open it."""
 
     name: str
-    recognises: Callable[[Path], bool]
-    open: Callable[[Path], TensorStore]
+    recognises: Callable[[Location], bool]
+    open: Callable[[Location], TensorStore]

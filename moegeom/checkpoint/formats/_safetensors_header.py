@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from io import FileIO
 from typing import Any
 
 from moegeom.checkpoint import limits
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.json_text import parse_object, unique_keys
-from moegeom.checkpoint.reading import CountingFile, stream_size
+from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
 
@@ -63,11 +62,10 @@ class Header:
         return TensorInfo(name, dtype, shape, self.file, self.data_start + begin, end - begin)
 
 
-def read_header(file: CountingFile) -> Header:
+def read_header(file: RangeFile) -> Header:
     """The header of one file; costs its own bytes and little more than parsing its JSON."""
-    with file.open() as stream:
-        file_size = stream_size(stream)
-        raw = _read_text(file, stream, file_size)
+    file_size = file.size_bytes()
+    raw = _read_text(file, file_size)
     entries, largest_end = _parse_entries(raw, f"{file.label}: the header")
     metadata = entries.pop("__metadata__", {})
     if isinstance(metadata, dict) and _ROW_SLICES in metadata:
@@ -84,11 +82,11 @@ def read_header(file: CountingFile) -> Header:
     return header
 
 
-def _read_text(file: CountingFile, stream: FileIO, file_size: int) -> bytes:
+def _read_text(file: RangeFile, file_size: int) -> bytes:
     """The JSON of the header, whose length is believed only within the limits."""
     if file_size < 8:
         raise CheckpointError(f"{file.label}: truncated, has {file_size} bytes.", _AGAIN)
-    length = int.from_bytes(file.read_from(stream, 0, 8), "little")
+    length = int.from_bytes(file.read(0, 8), "little")
     if length > limits.HEADER_BYTES:
         raise CheckpointError(
             f"{file.label}: the header claims {length} bytes, more than the "
@@ -97,7 +95,7 @@ def _read_text(file: CountingFile, stream: FileIO, file_size: int) -> bytes:
         )
     if 8 + length > file_size:
         raise _truncated(file.label, 8 + length, file_size)
-    return file.read_from(stream, 8, length)
+    return file.read(8, length)
 
 
 def _parse_entries(raw: bytes, where: str) -> tuple[dict[str, Any], int | None]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import numpy_dtype
+from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats._safetensors_header import Header, read_header
-from moegeom.checkpoint.reading import CountingFile, ReadLog
+from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.shards import ShardedStore, check_present, join_shards, parse_index
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
@@ -27,7 +27,7 @@ _INDEX = "model.safetensors.index.json"
 class SafetensorsFile:
     """One file; the header is read on first use."""
 
-    file: CountingFile
+    file: RangeFile
 
     @property
     def label(self) -> str:
@@ -59,55 +59,49 @@ class SafetensorsFile:
         return self.file.read(info.offset + start, kept)
 
 
-def recognises(path: Path) -> bool:
+def recognises(location: Location) -> bool:
     """True for a safetensors file, an index of such files, or a folder that holds either."""
-    if path.is_dir():
-        return any(entry.name.endswith((_SUFFIX, _INDEX_SUFFIX)) for entry in path.iterdir())
-    return path.name.endswith((_SUFFIX, _INDEX_SUFFIX))
+    return any(name.endswith((_SUFFIX, _INDEX_SUFFIX)) for name in location.files)
 
 
-def open_safetensors(path: Path) -> ShardedStore:
-    """The checkpoint at a path that ``recognises`` accepts."""
-    if not path.is_dir():
-        return _open_index(path) if path.name.endswith(_INDEX_SUFFIX) else _open_files([path])
-    files = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIX))
-    indexes = sorted(p for p in path.iterdir() if p.name.endswith(_INDEX_SUFFIX))
-    named = [p for p in indexes if p.name == _INDEX] or indexes
-    single = [p for p in files if p.name == _SINGLE]
+def open_safetensors(location: Location) -> ShardedStore:
+    """The checkpoint at a location that ``recognises`` accepts."""
+    folder = location.folder
+    if location.file is not None:
+        if location.file.endswith(_INDEX_SUFFIX):
+            return _open_index(folder, location.file)
+        return _open_files(folder, [location.file])
+    files = [name for name in location.files if name.endswith(_SUFFIX)]
+    indexes = [name for name in location.files if name.endswith(_INDEX_SUFFIX)]
+    named = [name for name in indexes if name == _INDEX] or indexes
+    single = [name for name in files if name == _SINGLE]
     if len(named) == 1:
-        return _open_index(named[0], rival=_SINGLE if single else None)
+        return _open_index(folder, named[0], rival=_SINGLE if single else None)
     if len(named) > 1:
         raise CheckpointError(
-            f"{_label(path)}: holds {len(named)} indexes ({', '.join(p.name for p in named)}).",
+            f"{folder.label}: holds {len(named)} indexes ({', '.join(named)}).",
             "Pass the index to read.",
         )
-    return _open_files(single or files)
+    return _open_files(folder, single or files)
 
 
-def _open_index(path: Path, rival: str | None = None) -> ShardedStore:
-    log = ReadLog()
-    shard_of = parse_index(CountingFile(path, path.name, log))
+def _open_index(folder: Folder, index: str, rival: str | None = None) -> ShardedStore:
+    shard_of = parse_index(folder.file(index))
     used = sorted(set(shard_of.values()))
     if rival and rival not in used:
         # transformers would load the single file, others the shards: do not guess.
         raise CheckpointError(
-            f"{_label(path.parent)}: holds both {rival} and {path.name}, which does not name it.",
+            f"{folder.label}: holds both {rival} and {index}, which does not name it.",
             "Pass the file or the index to read.",
         )
-    check_present(path.parent, path.name, used)
-    shards = {n: SafetensorsFile(CountingFile(path.parent / n, n, log)) for n in used}
-    return ShardedStore(path.parent, _label(path.parent), shards, shard_of, log)
+    check_present(folder, index, used)
+    shards = {name: SafetensorsFile(folder.file(name)) for name in used}
+    return ShardedStore(folder, shards, shard_of)
 
 
-def _open_files(paths: list[Path]) -> ShardedStore:
-    log = ReadLog()
-    folder = paths[0].parent
-    shards = {p.name: SafetensorsFile(CountingFile(p, p.name, log)) for p in paths}
-    return ShardedStore(folder, _label(folder), shards, join_shards(shards), log)
-
-
-def _label(folder: Path) -> str:
-    return folder.resolve().name or "checkpoint"
+def _open_files(folder: Folder, names: Sequence[str]) -> ShardedStore:
+    shards = {name: SafetensorsFile(folder.file(name)) for name in names}
+    return ShardedStore(folder, shards, join_shards(shards))
 
 
 FORMAT = Format("safetensors", recognises, open_safetensors)
