@@ -22,12 +22,18 @@ MONOTONE_SCORES = frozenset({"identity", "softmax", "sigmoid", "sqrt_softplus"})
 
 @dataclass(frozen=True)
 class Norm:
-    """The normalisation whose output is the router input, ``y = unit(x) * (offset + gain)``."""
+    """The normalisation whose output is the router input.
+
+    ``y = unit(x) * gain + bias`` with the gain ``gain_scale * (gain_offset + tensor)``; a bias only
+    behind a layer norm that has one.
+    """
 
     kind: Literal["rms", "layer"]
     eps: float
     tensor: str
     gain_offset: float = 0.0
+    gain_scale: float = 1.0
+    bias_tensor: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,17 +47,35 @@ class GroupMask:
 
 
 @dataclass(frozen=True)
+class LogitMap:
+    """What happens to every logit before its score: ``z -> cap * tanh(multiplier * z / cap)``.
+
+    ``multiplier`` is positive and ``soft_cap`` inf when there is none, so the map is increasing.
+    """
+
+    multiplier: float = 1.0
+    soft_cap: float = np.inf
+
+
+@dataclass(frozen=True)
 class Weights:
     """How routing weights follow from the chosen experts.
 
-    ``source`` names a function of ``geometry/selection/weights.py``; with ``renormalise`` they are
-    divided by ``sum + epsilon``; then multiplied by ``scale``.
+    ``source`` names a function of ``geometry/selection/weights.py``. With ``renormalise`` they are
+    divided by the larger of ``floor`` and ``(sum w^power)^(1/power) + epsilon``, the sum including
+    the shared experts that the router also scores (``Router.shared_rows``). Then they are
+    multiplied by ``scale``, and by ``Router.expert_scale`` where there is one.
     """
 
-    source: Literal["scores", "softmax_of_selected_logits"]
+    source: Literal[
+        "scores", "softmax_of_selected_logits", "sigmoid_of_selected_logits", "sparsemixer"
+    ]
     renormalise: bool = False
     epsilon: float = 0.0
     scale: float = 1.0
+    floor: float = 0.0
+    power: float = 1.0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,15 +88,18 @@ class Rule:
     has_selection_bias: bool = False
     has_logit_bias: bool = False
     groups: GroupMask | None = None
+    logit_map: LogitMap | None = None
 
     @property
     def is_affine(self) -> bool:
         """True when the chosen set is the top-k of ``W y + b``, so that cells are polyhedra.
 
-        A bias added to identity scores is a logit bias in disguise; added to any other score it
-        bends the walls (THEORY.md E1), and a group mask makes them non-convex (E2).
+        A bias added to identity scores is a logit bias in disguise; added to any other score, or
+        behind a logit map, it bends the walls (THEORY.md E1), and a group mask makes them
+        non-convex (E2).
         """
-        straight_bias = not self.has_selection_bias or self.score == "identity"
+        is_plain = self.score == "identity" and self.logit_map is None
+        straight_bias = not self.has_selection_bias or is_plain
         return self.groups is None and straight_bias and self.score in MONOTONE_SCORES
 
     @property
@@ -107,8 +134,10 @@ class Router:
     """One router, as every later stage sees it.
 
     ``weight`` is (experts, hidden), one row per expert; float64 where it is stored so, else
-    float32. ``gain`` is the effective gain of the norm in front (``gain_offset`` added), so that
-    ``weight * gain`` is the effective router.
+    float32. ``gain`` is the effective gain of the norm in front (offset and scale applied), so that
+    ``weight * gain`` is the effective router; ``norm_bias`` is that of a layer norm.
+    ``shared_rows`` are rows of experts that always run and never compete: they only count in the
+    sum that weights are divided by. ``expert_scale`` multiplies the weight of each expert.
     """
 
     name: str
@@ -122,6 +151,9 @@ class Router:
     gain: NDArray[np.floating] | None = None
     norm: Norm | None = None
     slot: str = ""
+    norm_bias: NDArray[np.floating] | None = None
+    shared_rows: NDArray[np.floating] | None = None
+    expert_scale: NDArray[np.floating] | None = None
 
     @property
     def num_experts(self) -> int:

@@ -13,17 +13,19 @@ def normed(
     kind: Literal["rms", "layer"],
     eps: float,
     gain: Float[np.ndarray, "hidden"],
+    bias: Float[np.ndarray, "hidden"] | None = None,
 ) -> Float32[np.ndarray, "tokens hidden"]:
     r"""Router inputs from the inputs of the norm, :math:`g \odot x / \sqrt{mean(x^2) + \epsilon}`.
 
-    For ``layer`` the mean of each token is subtracted first. Statistics in float64, rounded once.
+    A bias is added to that. For ``layer`` the mean of each token is subtracted first. Statistics in
+    float64, rounded once.
     Source: THEORY.md E3. Oracle in tests: torch.nn.functional.rms_norm, layer_norm.
     """
     x = values.astype(np.float64)
     if kind == "layer":
         x = x - x.mean(axis=1, keepdims=True)
     scale = np.sqrt((x**2).mean(axis=1, keepdims=True) + eps)
-    return (x / scale * gain).astype(np.float32)
+    return (x / scale * gain + (0.0 if bias is None else bias)).astype(np.float32)
 
 
 def unit_rows(

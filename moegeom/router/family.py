@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 PREFIXES = (
     "",
     "model.",
+    "model.model.",
+    "module.",
     "language_model.",
     "language_model.model.",
     "model.language_model.",
@@ -20,63 +22,132 @@ PREFIXES = (
     "model.llm.",
     "llm.model.",
     "transformer.",
+    "backbone.",
+    "language_model.backbone.",
 )
+
+Value = bool | int | float
 
 
 @dataclass(frozen=True)
 class Setting:
     """A value, or the keys of ``config.json`` that hold it (aliases: they must not disagree).
 
-    In TOML a string or a list of strings names keys (dots for nesting); anything else is the value.
+    In TOML a string or a list of strings names keys (dots for nesting); a table ``{key, default,
+    plus, over}`` says more; anything else is the value. ``default`` counts where no key is given:
+    that of the family's configuration class. ``plus`` is a key whose value is added (0 when it is
+    not given); ``over`` replaces the value v by ``over / v``.
     """
 
     keys: tuple[str, ...] = ()
-    value: bool | int | float | None = None
+    value: Value | None = None
+    default: Value | None = None
+    plus: str = ""
+    over: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The name of a step, or the config key whose value selects it.
+
+    In TOML a string is the step; a table ``{key, default, values}`` maps values of the key to
+    steps.
+    """
+
+    step: str = ""
+    keys: tuple[str, ...] = ()
+    values: dict[str, str] = field(default_factory=dict)
+    default: str = ""
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Every step that can come of it."""
+        return (self.step,) if self.step else tuple(self.values.values())
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """A name pattern with ``{layer}``, without prefix, and how the tensor lies.
+
+    ``transposed``: stored (hidden, experts). ``flat``: one dimension, expert after expert. ``row``:
+    the row of a matrix that is meant. In TOML a string, or a table.
+    """
+
+    name: str
+    layout: str = "rows"
+    row: int | None = None
+
+    @property
+    def leaf(self) -> str:
+        """What stands behind the last dot."""
+        return self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """The norm whose output the router reads; its gain is ``gain_offset`` plus the tensor."""
+    """The norm whose output the router reads.
+
+    Its gain is the tensor plus ``gain_offset``, times hidden_size^-1/2 with ``over_root_hidden``.
+    """
 
     kind: str
-    weight: tuple[str, ...]
+    weight: tuple[TensorName, ...]
     eps: Setting
     gain_offset: float = 0.0
+    over_root_hidden: bool = False
+    bias: tuple[TensorName, ...] = ()
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """The group mask; ``text`` is its part of the family's sentence."""
+    """The group mask; ``text`` is its part of the family's sentence.
+
+    There is none where ``num_groups`` is not given, or a key of ``when`` has another value.
+    """
 
     num_groups: Setting
     num_kept: Setting
     score: str
     fill: float
     text: str
+    when: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WeightsSpec:
-    """How routing weights follow from the chosen experts."""
+    """How routing weights follow from the chosen experts (``core.router.Weights``).
 
-    source: str
+    ``expert_scale``: a tensor with a factor for each expert, or one for all.
+    """
+
+    source: Choice
     renormalise: Setting = Setting(value=False)
     epsilon: float = 0.0
     scale: Setting = Setting(value=1.0)
+    floor: Setting = Setting(value=0.0)
+    power: Setting = Setting(value=1.0)
+    jitter: Setting = Setting(value=0.0)
+    expert_scale: tuple[TensorName, ...] = ()
 
 
 @dataclass(frozen=True)
 class LayersSpec:
     """Which layers should have a router, to notice missing ones.
 
-    Layer i below ``count`` has one if ``i >= first``, ``(i + 1) % step == 0`` and i is not in
-    ``dense``.
+    Layer i below ``count`` has one if ``i >= first``, ``(i - start) % step == 0``, i is not in
+    ``dense``, and, where the config gives it: i is in the list ``listed``, the i-th entry of
+    ``kinds`` is in ``sparse``, the i-th entry of ``flags`` is true.
     """
 
     count: Setting
     first: Setting = Setting(value=0)
     step: Setting = Setting(value=1)
+    start: Setting = Setting(value=-1)
     dense: Setting = Setting()
+    listed: Setting = Setting()
+    kinds: Setting = Setting()
+    sparse: tuple[str, ...] = ()
+    flags: Setting = Setting()
 
 
 @dataclass(frozen=True)
@@ -91,27 +162,40 @@ class KeepsSpec:
 class StackSpec:
     """The routers of one stack (and slot, where a layer has several).
 
-    Tensor names are patterns with ``{layer}``, without prefix; the first spelling that is in the
-    checkpoint counts. A bias that is listed here must be there. Layers from ``mtp_from`` on are
-    routers of the stack ``mtp``.
+    The first spelling of a name that is in the checkpoint counts. A bias that is listed must be
+    there, unless the config turns it off by the flag ``has_...``. Tensors of ``beside`` belong to
+    the router and change no choice. The last ``num_shared`` rows of the weight belong to experts
+    that always run. Layers from ``mtp_from`` on are routers of the stack ``mtp``.
+    A layer with one of the tensors ``token_table`` looks its experts up by token id, and
+    ``not_a_function`` says why no router of the stack follows from its input: both are listed
+    with the reason instead of being loaded.
     """
 
     name: str
-    weight: tuple[str, ...]
-    num_experts: Setting
+    weight: tuple[TensorName, ...]
     top_k: Setting
-    score: str
+    score: Choice
     weights: WeightsSpec
+    num_experts: Setting = Setting()
+    num_shared: Setting = Setting(value=0)
     slot: str = ""
     prefixes: tuple[str, ...] = PREFIXES
-    logit_bias: tuple[str, ...] = ()
-    selection_bias: tuple[str, ...] = ()
+    config_roots: tuple[str, ...] = ()
+    logit_bias: tuple[TensorName, ...] = ()
+    has_logit_bias: Setting = Setting(value=True)
+    selection_bias: tuple[TensorName, ...] = ()
+    has_selection_bias: Setting = Setting(value=True)
+    beside: tuple[TensorName, ...] = ()
+    multiplier: Setting = Setting(value=1.0)
+    soft_cap: Setting = Setting()
     groups: GroupSpec | None = None
     norm: NormSpec | None = None
     layers: LayersSpec | None = None
     mtp_from: Setting | None = None
     hidden_size: Setting = Setting(keys=("hidden_size",))
     keeps: KeepsSpec = KeepsSpec()
+    token_table: tuple[TensorName, ...] = ()
+    not_a_function: str = ""
 
 
 @dataclass(frozen=True)

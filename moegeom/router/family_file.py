@@ -14,6 +14,7 @@ from moegeom.core.errors import InternalError
 from moegeom.core.precision import mantissa_bits
 from moegeom.core.registry import unknown_name
 from moegeom.router.family import (
+    Choice,
     Family,
     GroupSpec,
     KeepsSpec,
@@ -21,6 +22,8 @@ from moegeom.router.family import (
     NormSpec,
     Setting,
     StackSpec,
+    TensorName,
+    Value,
     WeightsSpec,
 )
 
@@ -28,6 +31,9 @@ T = TypeVar("T")
 
 _PACKAGE = "moegeom.router.families"
 _SUFFIX = ".toml"
+
+#: How a router weight can lie in its tensor.
+LAYOUTS = ("rows", "transposed", "flat")
 
 
 @cache
@@ -111,14 +117,79 @@ def _number(found: Any, where: str) -> float:
     return float(found)
 
 
+def _integer(found: Any, where: str) -> int:
+    if type(found) is not int:
+        raise InternalError(f"{where} is {found!r}, expected an integer.")
+    return found
+
+
+def _flag(found: Any, where: str) -> bool:
+    if not isinstance(found, bool):
+        raise InternalError(f"{where} is {found!r}, expected true or false.")
+    return found
+
+
+def _value(found: Any, where: str) -> Value:
+    if not isinstance(found, bool | int | float):
+        raise InternalError(f"{where} is {found!r}, expected a number, true or false.")
+    return found
+
+
+def _keys(found: Any, where: str) -> tuple[str, ...]:
+    return (found,) if isinstance(found, str) else _texts(found, where)
+
+
 def _setting(found: Any, where: str) -> Setting:
-    if isinstance(found, str):
-        return Setting(keys=(found,))
-    if isinstance(found, list):
-        return Setting(keys=_texts(found, where))
     if isinstance(found, bool | int | float):
         return Setting(value=found)
-    raise InternalError(f"{where} is {found!r}, expected a config key, a list of them, or a value.")
+    if isinstance(found, str | list):
+        return Setting(keys=_keys(found, where))
+    if not isinstance(found, dict):
+        raise InternalError(f"{where} is {found!r}, expected a config key, some, or a value.")
+    known: dict[str, Callable[[Any, str], Any]] = {
+        "key": _keys, "default": _value, "plus": _text, "over": _number,
+    }  # fmt: skip
+    made = _entries(found, known, where)
+    return Setting(keys=made.pop("key", ()), **made)
+
+
+def _choice(found: Any, where: str) -> Choice:
+    if isinstance(found, str):
+        return Choice(step=found)
+    if not isinstance(found, dict):
+        raise InternalError(f"{where} is {found!r}, expected a string or a table.")
+    made = _entries(found, {"key": _keys, "default": _text, "values": _names}, where)
+    return Choice(keys=made.pop("key", ()), **made)
+
+
+def _names(found: Any, where: str) -> dict[str, str]:
+    if not isinstance(found, dict):
+        raise InternalError(f"{where} is {found!r}, expected a table.")
+    return {key: _text(value, f"{where}.{key}") for key, value in found.items()}
+
+
+def _entries(found: Any, known: dict[str, Callable[[Any, str], Any]], where: str) -> dict[str, Any]:
+    """The values of a small inline table."""
+    if not isinstance(found, dict) or not found.keys() <= known.keys():
+        raise InternalError(f"{where} is {found!r}, expected a table of {', '.join(known)}.")
+    return {key: known[key](value, f"{where}.{key}") for key, value in found.items()}
+
+
+def _tensor_name(found: Any, where: str) -> TensorName:
+    if isinstance(found, str):
+        return TensorName(found)
+    made = _entries(found, {"name": _text, "layout": _text, "row": _integer}, where)
+    if made.get("layout", "rows") not in LAYOUTS:
+        raise InternalError(
+            f"{where}: '{made['layout']}' is no layout.", f"Known: {', '.join(LAYOUTS)}."
+        )
+    return TensorName(**made)
+
+
+def _tensor_names(found: Any, where: str) -> tuple[TensorName, ...]:
+    if not isinstance(found, list) or not found:
+        raise InternalError(f"{where} is {found!r}, expected a list of names.")
+    return tuple(_tensor_name(entry, where) for entry in found)
 
 
 def _stacks(found: Any, where: str) -> tuple[StackSpec, ...]:
@@ -140,8 +211,11 @@ def _table(cls: type[T]) -> Callable[[Any, str], T]:
 #: How a TOML value becomes a field, by the field's annotation.
 _CONVERTERS: dict[str, Callable[[Any, str], Any]] = {
     "str": _text,
+    "bool": _flag,
     "float": _number,
+    "Choice": _choice,
     "Setting": _setting,
+    "tuple[TensorName, ...]": _tensor_names,
     "Setting | None": _setting,
     "WeightsSpec": _table(WeightsSpec),
     "GroupSpec | None": _table(GroupSpec),
@@ -155,12 +229,13 @@ _CONVERTERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def _check_patterns(stack: StackSpec, where: str) -> None:
-    norm = stack.norm.weight if stack.norm else ()
-    for pattern in stack.weight + stack.logit_bias + stack.selection_bias + norm:
-        if pattern.count("{layer}.") != 1 or pattern.count("{") != 1:
-            raise InternalError(f"{where}: pattern '{pattern}' must hold '{{layer}}.' once.")
-    if len({pattern.rpartition(".")[2] for pattern in stack.weight}) > 1:
-        raise InternalError(f"{where}: the spellings of 'weight' must end in the same word.")
+    norm = stack.norm.weight + stack.norm.bias if stack.norm else ()
+    biases = stack.logit_bias + stack.selection_bias
+    others = stack.beside + stack.token_table + stack.weights.expert_scale
+    for tensor in stack.weight + biases + norm + others:
+        name = tensor.name
+        if name.count("{layer}.") != 1 or name.count("{") != 1:
+            raise InternalError(f"{where}: pattern '{name}' must hold '{{layer}}.' once.")
 
 
 def _choices(cls: type, name: str) -> tuple[str, ...]:
@@ -169,10 +244,10 @@ def _choices(cls: type, name: str) -> tuple[str, ...]:
 
 def _check_names(stack: StackSpec, where: str) -> None:
     """Every step that the stack names exists in the core records."""
-    named = [
-        ("score", stack.score, tuple(sorted(core.MONOTONE_SCORES))),
-        ("weights.source", stack.weights.source, _choices(core.Weights, "source")),
-    ]
+    sources = _choices(core.Weights, "source")
+    scores = tuple(sorted(core.MONOTONE_SCORES))
+    named = [("score", step, scores) for step in stack.score.steps]
+    named += [("weights.source", step, sources) for step in stack.weights.source.steps]
     if stack.groups:
         named.append(("groups.score", stack.groups.score, _choices(core.GroupMask, "score")))
     if stack.norm:
@@ -189,7 +264,7 @@ def _check_names(stack: StackSpec, where: str) -> None:
 
 def _check_text(family: Family, stack: StackSpec, where: str) -> None:
     try:
-        family.text.format(num_experts=0, top_k=0, groups="")
+        family.text.format(num_experts=0, top_k=0, groups="", score="")
         if stack.groups:
             stack.groups.text.format(num_groups=0, num_kept=0)
     except (KeyError, IndexError, ValueError) as error:

@@ -17,11 +17,10 @@ from moegeom.router.expected import count_expected
 from moegeom.router.fingerprint import router_fingerprint, tensor_digest
 from moegeom.router.match import Match, match_routers
 from moegeom.router.notes import non_finite_notes
-from moegeom.router.plan import RouterPlan, plan_router
+from moegeom.router.plan import RouterPlan, Vector, plan_router
 from moegeom.router.recognise import no_routers, recognise_family
 from moegeom.router.rule import check_required, rule_text
 from moegeom.router.settings import Settings
-from moegeom.router.storage import decode_scaled
 
 Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
 
@@ -52,15 +51,15 @@ def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
     family = recognise_family(store)
     settings = Settings(store.config, family.config_roots)
     check_required(family, settings)
-    matches, skipped = match_routers(store.names(), family, settings)
-    if not matches:
-        raise no_routers(store, family)
-    matches = _select(matches, wanted)
+    found = match_routers(store.names(), family, settings)
+    if not found.routers:
+        raise no_routers(store, family, found.skipped if found.listed else ())
+    matches = _select(found.routers, wanted)
     plans = [plan_router(match, store, settings) for match in matches]
     values, fingerprint = _read(store, plans)
     routers = tuple(_build(plan, values, family.name) for plan in plans)
 
-    num_expected, notes = count_expected(family, matches, settings, wanted)
+    num_expected, notes = count_expected(family, matches, found.listed, settings, wanted)
     layer_notes = tuple(notes)
     notes += [note for router in routers for note in non_finite_notes(router)]
     first = routers[0]
@@ -70,7 +69,7 @@ def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
         family=family.name,
         family_text=rule_text(family, first.rule, first.num_experts, matches[0].spec),
         fingerprint=fingerprint,
-        skipped=tuple(skipped),
+        skipped=found.skipped,
         num_expected=num_expected,
         bytes_read=store.bytes_read,
         bytes_total=store.bytes_total,
@@ -80,7 +79,7 @@ def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
     )
 
 
-def _select(matches: list[Match], wanted: frozenset[int] | None) -> list[Match]:
+def _select(matches: Sequence[Match], wanted: frozenset[int] | None) -> Sequence[Match]:
     if wanted is None:
         return matches
     chosen = [match for match in matches if match.layer in wanted]
@@ -95,56 +94,63 @@ def _select(matches: list[Match], wanted: frozenset[int] | None) -> list[Match]:
 def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]:
     """Every tensor once, in the order of the files, hashed as it passes.
 
-    Values are upcast at once, so that the stored bytes need not be kept; scaled ones keep their
-    dtype, which their scale needs.
+    Values are upcast at once where they are plain floats, so that the stored bytes need not be
+    kept; packed ones keep their dtype, which their decoder needs.
     """
     infos: dict[str, TensorInfo] = {i.name: i for plan in plans for i in plan.tensors()}
-    scaled = {plan.weight.name for plan in plans if plan.scale is not None}
+    packed = {
+        info.name for plan in plans if plan.stored.scheme != "plain" for info in plan.stored.tensors
+    }
     values: dict[str, Shaped[np.ndarray, "*shape"]] = {}
     digests = []
     for info in sorted(infos.values(), key=lambda i: (i.file, i.offset)):
         stored = store.read(info.name)
         digests.append(tensor_digest(info, stored))
-        values[info.name] = stored if info.name in scaled else upcast(stored)
+        values[info.name] = stored if info.name in packed else upcast(stored)
     return values, router_fingerprint(digests)
 
 
 def _build(plan: RouterPlan, values: Values, family: str) -> Router:
     match = plan.match
-    weight = values[plan.weight.name]
-    if plan.scale is None:
-        weight = upcast(weight)
-    else:
-        scale = values[plan.scale.name]
-        weight = decode_scaled(weight, scale, plan.scale.name, plan.block)
-    gain = _floats(values, plan.gain)
+    rows = plan.weight(values)
+    gain = plan.gain.values(values) if plan.gain else None
     if gain is not None and plan.norm is not None:
-        gain = gain + gain.dtype.type(plan.norm.gain_offset)
+        of_dtype = gain.dtype.type
+        gain = of_dtype(plan.norm.gain_scale) * (gain + of_dtype(plan.norm.gain_offset))
+    bias = plan.selection_bias
     return Router(
         name=match.name,
         stack=match.stack,
         layer=match.layer,
         slot=match.spec.slot,
-        weight=weight,
+        weight=np.ascontiguousarray(rows[: plan.num_experts]),
         rule=plan.rule,
         provenance=Provenance(
             family=family,
             tensors=tuple(info.name for info in plan.tensors()),
-            file=plan.weight.file,
-            stored_dtype=plan.weight.dtype,
+            file=plan.stored.tensors[0].file,
+            stored_dtype=plan.stored.dtype,
             # A fork may keep the model type and change the rule: recorded choices verify it.
             trust="assumed",
-            bias_tensor=plan.selection_bias.name if plan.selection_bias else "",
-            bias_dtype=plan.selection_bias.dtype if plan.selection_bias else "",
+            bias_tensor=bias.info.name if bias else "",
+            bias_dtype=bias.info.dtype if bias else "",
             kept_dtype=match.spec.keeps.weight,
             kept_bias_dtype=match.spec.keeps.selection_bias,
         ),
-        logit_bias=_floats(values, plan.logit_bias),
-        selection_bias=_floats(values, plan.selection_bias),
+        logit_bias=_floats(plan.logit_bias, values),
+        selection_bias=_floats(bias, values),
         gain=gain,
         norm=plan.norm,
+        norm_bias=_floats(plan.norm_bias, values),
+        shared_rows=rows[plan.num_experts :] if plan.num_shared else None,
+        expert_scale=_expert_scale(plan, values),
     )
 
 
-def _floats(values: Values, info: TensorInfo | None) -> Float[np.ndarray, "size"] | None:
-    return None if info is None else upcast(values[info.name])
+def _floats(vector: Vector | None, values: Values) -> Float[np.ndarray, "size"] | None:
+    return None if vector is None else vector.values(values)
+
+
+def _expert_scale(plan: RouterPlan, values: Values) -> Float[np.ndarray, "experts"] | None:
+    found = _floats(plan.expert_scale, values)
+    return None if found is None else np.broadcast_to(found, (plan.num_experts,)).copy()

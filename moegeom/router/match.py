@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Skipped
-from moegeom.router.family import Family, StackSpec
-from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
+from moegeom.router.family import Family, StackSpec, TensorName
+from moegeom.router.integrity import PART_MISSING
+from moegeom.router.rule import has_logit_bias, has_selection_bias
 from moegeom.router.settings import Settings
 
 
 @dataclass(frozen=True)
+class Found:
+    """A tensor of the checkpoint, and how it lies."""
+
+    name: str
+    spec: TensorName
+
+
+@dataclass(frozen=True)
 class Match:
-    """One router found by name. ``beside``: tensors of its module that its family does not know."""
+    """One router found by name.
+
+    ``stem`` is the path of its module with the dot, ``leaf`` what the plain weight is called
+    behind it. ``tensors`` are those of the module that are neither biases nor known to change
+    nothing: the weight, or whatever stores it.
+    """
 
     stack: str
     layer: int
     spec: StackSpec
-    prefix: str
-    weight: str
-    logit_bias: str | None
-    selection_bias: str | None
-    gain: str | None
-    beside: tuple[str, ...]
+    stem: str
+    weight: TensorName
+    tensors: tuple[str, ...]
+    logit_bias: Found | None
+    selection_bias: Found | None
+    gain: Found | None
+    norm_bias: Found | None
+    expert_scale: Found | None
+
+    @property
+    def leaf(self) -> str:
+        return self.weight.leaf
 
     @property
     def name(self) -> str:
@@ -34,60 +54,106 @@ class Match:
 
 
 @dataclass(frozen=True)
+class Matches:
+    """What the names of a checkpoint hold.
+
+    ``routers`` in natural order; ``skipped``: tensors that are not loaded, with the reason;
+    ``listed``: stack and layer of routers among these, whose choice does not follow from their
+    input.
+    """
+
+    routers: tuple[Match, ...]
+    skipped: tuple[Skipped, ...]
+    listed: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass(frozen=True)
 class _Module:
-    """Tensors under one router's path: ``stem`` is the path with its dot."""
+    """Tensors under one router's path."""
 
     prefix: str
     layer: int
     stem: str
-    weight: str
-    leaves: tuple[str, ...]
+    weight: TensorName
+    tensors: tuple[str, ...]
 
 
-def match_routers(
-    names: Collection[str], family: Family, settings: Settings
-) -> tuple[list[Match], list[Skipped]]:
+def match_routers(names: Collection[str], family: Family, settings: Settings) -> Matches:
     """All routers in natural order, and tensors that only look like one.
 
     Raises
     ------
     RouterError
-        If a router is there twice, has no plain weight, or lacks a bias or norm of its family.
+        If a router is there twice, or lacks a bias or norm of its family.
     """
     found: dict[str, Match] = {}
     order: dict[str, tuple[bool, int, int, int]] = {}
     skipped: list[Skipped] = []
+    listed: set[tuple[str, int]] = set()
     stacks = list(dict.fromkeys(spec.name for spec in family.stacks))
     for place, spec in enumerate(family.stacks):
         modules, others = _modules(names, spec)
         skipped += others
-        mtp_from = settings.layer_count(spec.mtp_from) if spec.mtp_from and modules else None
+        own = settings.under(spec.config_roots)
+        mtp_from = own.layer_count(spec.mtp_from) if spec.mtp_from and modules else None
         for module in modules:
+            if reason := _not_a_function(module, spec, names):
+                skipped.append(Skipped(module.stem + module.weight.leaf, reason))
+                listed.add((spec.name, module.layer))
+                continue
             is_mtp = mtp_from is not None and module.layer >= mtp_from
-            match = _match(module, spec, "mtp" if is_mtp else spec.name, names, family)
+            match = _match(module, spec, "mtp" if is_mtp else spec.name, names, family, own)
             if match.name in found:
                 raise RouterError(
-                    f"router {match.name}: is stored twice, as '{found[match.name].weight}' and "
-                    f"'{match.weight}'."
+                    f"router {match.name}: is stored twice, as '{found[match.name].tensors[0]}' "
+                    f"and '{match.tensors[0]}'."
                 )
             found[match.name] = match
             # Slots of one layer stand next to each other.
             order[match.name] = (is_mtp, stacks.index(spec.name), match.layer, place)
-    return sorted(found.values(), key=lambda m: order[m.name]), skipped
+    matches = _apart(sorted(found.values(), key=lambda m: order[m.name]))
+    taken = {name for match in matches for name in match.tensors}
+    left = tuple(s for s in skipped if s.tensor not in taken)
+    return Matches(tuple(matches), left, frozenset(listed))
+
+
+def _apart(matches: list[Match]) -> list[Match]:
+    """Tensors of one module go to the router that names them as its weight."""
+    weights = {match.stem + match.leaf for match in matches}
+    kept = []
+    for match in matches:
+        own = match.stem + match.leaf
+        tensors = tuple(n for n in match.tensors if n == own or n not in weights)
+        kept.append(replace(match, tensors=tensors))
+    return kept
+
+
+def _not_a_function(module: _Module, spec: StackSpec, names: Collection[str]) -> str:
+    """Why the choice does not follow from the router input; empty when it does."""
+    tables = (module.prefix + t.name.format(layer=module.layer) for t in spec.token_table)
+    table = next((name for name in tables if name in names), None)
+    if table:
+        return f"its experts are looked up by token id in '{table}'; the weight only mixes them"
+    return spec.not_a_function
 
 
 def _modules(names: Collection[str], spec: StackSpec) -> tuple[list[_Module], list[Skipped]]:
     """Modules of one stack by path, whatever tensors they hold."""
     modules: dict[tuple[str, int, str], list[str]] = {}
+    spelled: dict[tuple[str, int, str], TensorName] = {}
     doubtful: dict[str, str] = {}
-    for pattern in spec.weight:
-        path, _, leaf = pattern.rpartition(".")
+    claimed: set[str] = set()
+    # A longer spelling before one that it begins with: router.layer.weight is no part of `router`.
+    for pattern in sorted(spec.weight, key=lambda p: -p.name.count(".")):
+        path, _, leaf = pattern.name.rpartition(".")
         head, _, tail = path.partition("{layer}")
         # A substring test first: of 90 000 names a few hundred reach the regular expression.
-        inner = f"{tail}."
-        near = [name for name in names if inner in name]
+        # A weight with a name of its own shares its path with much that is no router's.
+        inner = f"{tail}." if leaf == "weight" else f"{tail}.{leaf}"
+        near = [name for name in names if inner in name and name not in claimed]
+        own = ".+" if leaf == "weight" else rf"{re.escape(leaf)}(?:[._].+)?"
         shape = re.compile(
-            rf"(.*?){re.escape(head)}([0-9]{{1,6}}){re.escape(tail)}\.(.+)", re.DOTALL
+            rf"(.*?){re.escape(head)}([0-9]{{1,6}}){re.escape(tail)}\.({own})", re.DOTALL
         )
         for name in near:
             hit = shape.fullmatch(name)
@@ -96,15 +162,27 @@ def _modules(names: Collection[str], spec: StackSpec) -> tuple[list[_Module], li
                     doubtful.setdefault(name, _unknown_prefix(hit))
                 continue
             stem = name.removesuffix(hit[3])
-            modules.setdefault((hit[1], int(hit[2]), stem), []).append(name)
-    leaf = spec.weight[0].rpartition(".")[2]
+            key = (hit[1], int(hit[2]), f"{stem}{'' if leaf == 'weight' else leaf}")
+            if key in spelled and spelled[key] != pattern:
+                continue  # two spellings of one path: the first one counts
+            spelled[key] = pattern
+            claimed.add(name)
+            modules.setdefault(key, []).append(name)
     # A name that one spelling turns down may be what another spelling is made for.
-    taken = {name for leaves in modules.values() for name in leaves}
+    taken = {name for tensors in modules.values() for name in tensors}
     skipped = [Skipped(name, why) for name, why in doubtful.items() if name not in taken]
     return [
-        _Module(prefix, layer, stem, stem + leaf, tuple(leaves))
-        for (prefix, layer, stem), leaves in modules.items()
-    ], skipped
+        _Module(
+            prefix, layer, tensors[0][: _stem_length(prefix, spelled[key], layer)], spelled[key],
+            tuple(sorted(set(tensors))),
+        )
+        for key, tensors in modules.items()
+        for prefix, layer in [key[:2]]
+    ], skipped  # fmt: skip
+
+
+def _stem_length(prefix: str, pattern: TensorName, layer: int) -> int:
+    return len(prefix) + len(pattern.name.format(layer=layer)) - len(pattern.leaf)
 
 
 def _unknown_prefix(hit: re.Match[str] | None) -> str:
@@ -114,34 +192,44 @@ def _unknown_prefix(hit: re.Match[str] | None) -> str:
 
 
 def _match(
-    module: _Module, spec: StackSpec, stack: str, names: Collection[str], family: Family
+    module: _Module,
+    spec: StackSpec,
+    stack: str,
+    names: Collection[str],
+    family: Family,
+    settings: Settings,
 ) -> Match:
-    router = f"router {stack}/{module.layer}"
-    if module.weight not in module.leaves:
-        raise RouterError(
-            f"{router}: there is no tensor '{module.weight}', only '{module.leaves[0]}'"
-            f"{' ...' if len(module.leaves) > 1 else ''}.",
-            "Routers in packed or quantised storage are not decoded yet; use the original weights.",
-            code=STORAGE_UNKNOWN,
-        )
+    def spelled(patterns: Iterable[TensorName]) -> list[Found]:
+        return [Found(module.prefix + p.name.format(layer=module.layer), p) for p in patterns]
 
-    def find(patterns: tuple[str, ...], what: str) -> str | None:
-        spelled = [module.prefix + p.format(layer=module.layer) for p in patterns]
-        hits = [name for name in spelled if name in names]
-        if patterns and not hits:
+    def find(patterns: tuple[TensorName, ...], what: str) -> Found | None:
+        known = spelled(patterns)
+        hits = [found for found in known if found.name in names]
+        if known and not hits:
             raise RouterError(
-                f"{router}: tensor '{spelled[0]}' is missing; "
+                f"router {stack}/{module.layer}: tensor '{known[0].name}' is missing; "
                 f"routers of family {family.name} have a {what}.",
                 code=PART_MISSING,
             )
         return hits[0] if hits else None
 
-    logit_bias = find(spec.logit_bias, "logit bias")
-    selection_bias = find(spec.selection_bias, "selection bias")
-    gain = find(spec.norm.weight if spec.norm else (), "norm in front")
-    known = {module.weight, logit_bias, selection_bias}
-    beside = tuple(sorted(n for n in module.leaves if n not in known))
-    return Match(
-        stack, module.layer, spec, module.prefix, module.weight, logit_bias, selection_bias, gain,
-        beside,
-    )  # fmt: skip
+    norm = spec.norm
+    logit_bias = spec.logit_bias if has_logit_bias(spec, settings) else ()
+    selection_bias = spec.selection_bias if has_selection_bias(spec, settings) else ()
+    parts = {
+        "logit_bias": find(logit_bias, "logit bias"),
+        "selection_bias": find(selection_bias, "selection bias"),
+        "gain": find(norm.weight if norm else (), "norm in front"),
+        "norm_bias": find(norm.bias if norm else (), "norm in front, with a bias"),
+        "expert_scale": find(spec.weights.expert_scale, "scale of its weights"),
+    }
+    known = {found.name for found in parts.values() if found is not None}
+    known |= {found.name for found in spelled(spec.beside + spec.token_table)}
+    tensors = tuple(name for name in module.tensors if name not in known)
+    if not tensors:
+        raise RouterError(
+            f"router {stack}/{module.layer}: there is no tensor "
+            f"'{module.stem}{module.weight.leaf}', only {', '.join(sorted(known)[:3])}.",
+            code=PART_MISSING,
+        )
+    return Match(stack, module.layer, spec, module.stem, module.weight, tensors, **parts)

@@ -2,37 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Norm, Rule
-from moegeom.router.integrity import CONFIG_CONTRADICTED
-from moegeom.router.match import Match
+from moegeom.router.integrity import CONFIG_CONTRADICTED, STORAGE_UNKNOWN
+from moegeom.router.match import Found, Match
 from moegeom.router.rule import build_norm, build_rule
 from moegeom.router.settings import Settings
-from moegeom.router.storage import block_size, check_plain, check_scale, find_scale
+from moegeom.router.storage import Stored, find_storage
+
+Values = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A tensor that holds one number for each expert or each hidden dimension."""
+
+    info: TensorInfo
+    row: int | None
+
+    def values(self, values: Values) -> np.ndarray:
+        """The vector in float."""
+        found = upcast(values[self.info.name])
+        return found[self.row] if self.row is not None else found.reshape(-1)
 
 
 @dataclass(frozen=True)
 class RouterPlan:
-    """One router before its values: tensors, rule and norm agree with each other."""
+    """One router before its values: tensors, rule and norm agree with each other.
+
+    ``num_experts`` counts the rows that compete, ``num_shared`` those behind them that do not.
+    """
 
     match: Match
     rule: Rule
-    weight: TensorInfo
-    scale: TensorInfo | None
-    block: tuple[int, int]
-    logit_bias: TensorInfo | None
-    selection_bias: TensorInfo | None
-    gain: TensorInfo | None
+    stored: Stored
+    num_experts: int
+    num_shared: int
+    hidden: int
+    logit_bias: Vector | None
+    selection_bias: Vector | None
+    gain: Vector | None
+    norm_bias: Vector | None
+    expert_scale: Vector | None
     norm: Norm | None
 
     def tensors(self) -> Iterator[TensorInfo]:
-        """Every tensor to read."""
-        parts = (self.weight, self.scale, self.logit_bias, self.selection_bias, self.gain)
-        return (part for part in parts if part is not None)
+        """Every tensor to read, the weight first."""
+        yield from self.stored.tensors
+        vectors = (
+            self.logit_bias,
+            self.selection_bias,
+            self.gain,
+            self.norm_bias,
+            self.expert_scale,
+        )
+        yield from (vector.info for vector in vectors if vector is not None)
+
+    def weight(self, values: Values) -> np.ndarray:
+        """The weight with one row per expert, shared ones last."""
+        stem = self.match.stem
+        named = {i.name.removeprefix(stem): values[i.name] for i in self.stored.tensors}
+        found = self.stored.decode(named)
+        return _LAYOUTS[self.match.weight.layout].rows(found, self.hidden)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How many rows and columns a stored shape has, and the way to them; ``text`` is the shape."""
+
+    text: str
+    shape: Callable[[tuple[int, ...], int], tuple[int, int] | None]
+    rows: Callable[[np.ndarray, int], np.ndarray]
+
+
+def _flat_shape(shape: tuple[int, ...], rows: int) -> tuple[int, int] | None:
+    fits = len(shape) == 1 and rows > 0 and shape[0] % rows == 0
+    return (rows, shape[0] // rows) if fits else None
+
+
+_LAYOUTS: dict[str, _Layout] = {
+    "rows": _Layout(
+        "(experts, hidden)",
+        lambda shape, _: (shape[0], shape[1]) if len(shape) == 2 else None,
+        lambda values, _: values,
+    ),
+    "transposed": _Layout(
+        "(hidden, experts)",
+        lambda shape, _: (shape[1], shape[0]) if len(shape) == 2 else None,
+        lambda values, _: np.ascontiguousarray(values.T),
+    ),
+    "flat": _Layout(
+        "(experts * hidden,)", _flat_shape, lambda values, hidden: values.reshape(-1, hidden)
+    ),
+}
 
 
 def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterPlan:
@@ -43,61 +113,100 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
     RouterError
         If shapes, dtypes and config contradict each other.
     """
-    weight = store.info(match.weight)
-    if len(weight.shape) != 2 or 0 in weight.shape:
-        raise RouterError(
-            f"{weight.file}: tensor '{weight.name}' has shape {weight.shape}, "
-            "expected (experts, hidden).",
-            code=CONFIG_CONTRADICTED,
-        )
-    num_experts, hidden = weight.shape
-    claimed = settings.integer(match.spec.num_experts, least=1)
-    if claimed != num_experts:
-        raise RouterError(
-            f"{weight.file}: tensor '{weight.name}' has shape {weight.shape}; "
-            f"config.json says {claimed} experts.",
-            "Is the config from another revision, or the tensor a slice of a sharded save?",
-            code=CONFIG_CONTRADICTED,
-        )
-    hidden_setting = match.spec.hidden_size
-    if settings.has(hidden_setting) and settings.integer(hidden_setting, least=1) != hidden:
-        raise RouterError(
-            f"{weight.file}: tensor '{weight.name}' has shape {weight.shape}; "
-            f"config.json says hidden size {settings.integer(hidden_setting)}.",
-            "Is the config from another revision, or the tensor a slice of a sharded save?",
-            code=CONFIG_CONTRADICTED,
-        )
-    scale_name = find_scale(weight, match.beside)
-    scale = store.info(scale_name) if scale_name else None
-    block = block_size(settings)
-    if scale:
-        check_scale(weight, scale, block)
+    router = f"router {match.name}"
+    infos = {name.removeprefix(match.stem): store.info(name) for name in match.tensors}
+    stored = find_storage(infos, settings, router, match.leaf)
+    settings = settings.under(match.spec.config_roots).at(match.layer)
+    num_shared = settings.integer(match.spec.num_shared)
+    rows, hidden = _rows_and_hidden(stored, match, settings, num_shared)
+    num_experts = rows - num_shared
     gain = _vector(store, match.gain, hidden, "gain of the norm in front")
+    norm_bias = _vector(store, match.norm_bias, hidden, "bias of the norm in front")
     spec = match.spec.norm
     return RouterPlan(
         match=match,
-        rule=build_rule(match.spec, settings, num_experts, f"router {match.name}"),
-        weight=weight,
-        scale=scale,
-        block=block,
+        rule=build_rule(match.spec, settings, num_experts, router),
+        stored=stored,
+        num_experts=num_experts,
+        num_shared=num_shared,
+        hidden=hidden,
         logit_bias=_vector(store, match.logit_bias, num_experts, "logit bias"),
         selection_bias=_vector(store, match.selection_bias, num_experts, "selection bias"),
         gain=gain,
-        norm=build_norm(spec, settings, gain.name) if spec and gain else None,
+        norm_bias=norm_bias,
+        expert_scale=_vector(
+            store, match.expert_scale, num_experts, "scale of its weights", may_be_one=True
+        ),
+        norm=build_norm(
+            spec, settings, hidden, gain.info.name, norm_bias.info.name if norm_bias else ""
+        )
+        if spec and gain
+        else None,
     )
 
 
-def _vector(store: TensorStore, name: str | None, length: int, what: str) -> TensorInfo | None:
-    """A plain float tensor of one dimension and the given length."""
-    if name is None:
-        return None
-    info = store.info(name)
-    check_plain(info, what)
-    if info.shape != (length,):
+def _rows_and_hidden(
+    stored: Stored, match: Match, settings: Settings, num_shared: int
+) -> tuple[int, int]:
+    """Rows (shared experts included) and columns of a weight; config and shape agree."""
+    info, spec = stored.tensors[0], match.spec
+    layout = _LAYOUTS[match.weight.layout]
+    has_count = settings.has(spec.num_experts)
+    claimed = settings.integer(spec.num_experts, least=1) if has_count else 0
+    found = layout.shape(stored.shape, claimed + num_shared)
+    shape = f"tensor '{info.name}' has shape {stored.shape}"
+    if found is None or 0 in found:
         raise RouterError(
-            f"{info.file}: tensor '{name}' ({what}) has shape {info.shape}; "
+            f"{info.file}: {shape}, expected {layout.text}.", code=CONFIG_CONTRADICTED
+        )
+    rows, hidden = found
+    again = "Is the config from another revision, or the tensor a slice of a sharded save?"
+    if has_count and claimed + num_shared != rows:
+        shared = f" and {num_shared} that always run" if num_shared else ""
+        raise RouterError(
+            f"{info.file}: {shape}; config.json says {claimed} experts{shared}.",
+            again,
+            code=CONFIG_CONTRADICTED,
+        )
+    if rows <= num_shared:
+        raise RouterError(f"{info.file}: {shape}, {num_shared} of whose rows do not compete.")
+    width = spec.hidden_size
+    if settings.has(width) and settings.integer(width, least=1) != hidden:
+        raise RouterError(
+            f"{info.file}: {shape}; config.json says hidden size {settings.integer(width)}.",
+            again,
+            code=CONFIG_CONTRADICTED,
+        )
+    return rows, hidden
+
+
+def check_plain(info: TensorInfo, what: str) -> None:
+    """Raise unless the tensor is stored as plain floats."""
+    if info.dtype not in PLAIN_FLOATS:
+        raise RouterError(
+            f"{info.file}: tensor '{info.name}' ({what}) is stored as {info.dtype}, "
+            f"expected one of {', '.join(sorted(PLAIN_FLOATS))}.",
+            code=STORAGE_UNKNOWN,
+        )
+
+
+def _vector(
+    store: TensorStore, found: Found | None, length: int, what: str, may_be_one: bool = False
+) -> Vector | None:
+    """A plain float tensor of the given length, or a row of a matrix of such rows."""
+    if found is None:
+        return None
+    info, row = store.info(found.name), found.spec.row
+    check_plain(info, what)
+    is_row = row is not None and len(info.shape) == 2 and row < info.shape[0]
+    shapes: list[Any] = [(info.shape[0], length)] if is_row else [(length,), (1, length)]
+    if may_be_one:
+        shapes += [(), (1,)]
+    if info.shape not in shapes:
+        raise RouterError(
+            f"{info.file}: tensor '{found.name}' ({what}) has shape {info.shape}; "
             f"its router needs ({length},).",
             "Is one of the two a slice of a sharded save?",
             code=CONFIG_CONTRADICTED,
         )
-    return info
+    return Vector(info, row)

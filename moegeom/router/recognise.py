@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError, RouterError
+from moegeom.core.router import Skipped
 from moegeom.router.family import Family
 from moegeom.router.family_file import families, family_of
 
@@ -34,14 +35,23 @@ def recognise_family(store: TensorStore) -> Family:
         raise RouterError(
             f"{store.label}: the selection rule of model_type {model_type[:60]!r} is not known. "
             f"{describe_candidates(store)}",
-            f"Known families: {', '.join(families())}.",
+            f"`moegeom families` lists the {len(families())} families that are known.",
         )
     return family
 
 
-def no_routers(store: TensorStore, family: Family) -> RouterError:
-    """The error for a checkpoint of a known family in which no router was found."""
-    patterns = ", ".join(f"'{p}'" for stack in family.stacks for p in stack.weight)
+def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = ()) -> RouterError:
+    """The error for a checkpoint of a known family in which no router was found.
+
+    ``listed`` are routers whose choice does not follow from their input.
+    """
+    if listed:
+        return RouterError(
+            f"{store.label}: the {len(listed)} routers of family {family.name} "
+            f"('{listed[0].tensor}' ...) cannot be measured: {listed[0].reason}.",
+            "Record what the model chose (stage ids) and compare loads there.",
+        )
+    patterns = ", ".join(f"'{p.name}'" for stack in family.stacks for p in stack.weight)
     return RouterError(
         f"{store.label}: none of {len(store.names())} tensors is a router of family "
         f"{family.name} ({patterns}). {describe_candidates(store)}",

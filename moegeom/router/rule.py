@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
+
 from moegeom.core.errors import RouterError
-from moegeom.core.router import GroupMask, Norm, Rule, Weights
-from moegeom.router.family import Family, GroupSpec, LayersSpec, NormSpec, Setting, StackSpec
+from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
+from moegeom.router.family import (
+    Family,
+    GroupSpec,
+    LayersSpec,
+    NormSpec,
+    Setting,
+    StackSpec,
+    WeightsSpec,
+)
 from moegeom.router.integrity import CONFIG_CONTRADICTED
 from moegeom.router.settings import Settings
 
 
 def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: str) -> Rule:
-    """The rule of one router with ``num_experts`` rows."""
+    """The rule of one router with ``num_experts`` rows that compete."""
     top_k = settings.integer(stack.top_k, least=1)
     if top_k > num_experts:
         raise RouterError(
@@ -20,25 +30,73 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
             f"the router has {num_experts}.",
             code=CONFIG_CONTRADICTED,
         )
+    spec = stack.weights
     return Rule(
         top_k=top_k,
-        score=stack.score,
+        score=settings.choose(stack.score),
         weights=Weights(
-            source=cast(Any, stack.weights.source),
-            renormalise=settings.flag(stack.weights.renormalise),
-            epsilon=stack.weights.epsilon,
-            scale=settings.number(stack.weights.scale),
+            source=cast(Any, settings.choose(spec.source)),
+            renormalise=_build_renormalise(spec, settings),
+            epsilon=spec.epsilon,
+            scale=settings.number(spec.scale),
+            floor=settings.number(spec.floor),
+            power=_power(spec, settings),
+            jitter=settings.number(spec.jitter),
         ),
-        has_selection_bias=bool(stack.selection_bias),
-        has_logit_bias=bool(stack.logit_bias),
+        has_selection_bias=has_selection_bias(stack, settings),
+        has_logit_bias=has_logit_bias(stack, settings),
         groups=stack.groups and _build_groups(stack.groups, settings, num_experts, top_k, router),
+        logit_map=_build_logit_map(stack, settings),
     )
+
+
+def has_logit_bias(stack: StackSpec, settings: Settings) -> bool:
+    """True when the routers of this checkpoint have a logit bias."""
+    return bool(stack.logit_bias) and settings.flag(stack.has_logit_bias)
+
+
+def has_selection_bias(stack: StackSpec, settings: Settings) -> bool:
+    """True when the routers of this checkpoint have a selection bias."""
+    return bool(stack.selection_bias) and settings.flag(stack.has_selection_bias)
+
+
+def _build_renormalise(spec: WeightsSpec, settings: Settings) -> bool:
+    """The flag; where weights are divided by a norm, whether there is one."""
+    if spec.power.keys and not settings.has(spec.power):
+        return False
+    return settings.flag(spec.renormalise)
+
+
+def _power(spec: WeightsSpec, settings: Settings) -> float:
+    if not settings.has(spec.power):
+        return 1.0
+    power = settings.number(spec.power)
+    if power <= 0.0:
+        key = settings.get(spec.power)[0]
+        raise RouterError(f"config.json: {key} is {power}, expected a positive number.")
+    return power
+
+
+def _build_logit_map(stack: StackSpec, settings: Settings) -> LogitMap | None:
+    multiplier = settings.number(stack.multiplier)
+    cap = settings.number(stack.soft_cap) if settings.has(stack.soft_cap) else 0.0
+    if multiplier <= 0.0:
+        raise RouterError(
+            f"config.json: {settings.get(stack.multiplier)[0]} is {multiplier}, which turns the "
+            "order of the experts around; expected a positive number."
+        )
+    if multiplier == 1.0 and cap <= 0.0:
+        return None
+    return LogitMap(multiplier, cap if cap > 0.0 else np.inf)
 
 
 def _build_groups(
     spec: GroupSpec, settings: Settings, num_experts: int, top_k: int, router: str
 ) -> GroupMask | None:
     """The group mask, or None when it keeps everything (one group, or all groups kept)."""
+    is_on = all(settings.text_is(key, allowed) for key, allowed in spec.when.items())
+    if not is_on or not settings.has(spec.num_groups):
+        return None
     num_groups = settings.integer(spec.num_groups)
     if num_groups <= 1:
         return None
@@ -63,9 +121,18 @@ def _build_groups(
     return GroupMask(num_groups, num_kept, cast(Any, spec.score), spec.fill)
 
 
-def build_norm(spec: NormSpec, settings: Settings, tensor: str) -> Norm:
+def build_norm(
+    spec: NormSpec, settings: Settings, hidden: int, tensor: str, bias_tensor: str
+) -> Norm:
     """The norm in front of a router."""
-    return Norm(cast(Any, spec.kind), settings.number(spec.eps), tensor, spec.gain_offset)
+    return Norm(
+        cast(Any, spec.kind),
+        settings.number(spec.eps),
+        tensor,
+        spec.gain_offset,
+        float(hidden**-0.5) if spec.over_root_hidden else 1.0,
+        bias_tensor,
+    )
 
 
 def check_required(family: Family, settings: Settings) -> None:
@@ -85,11 +152,23 @@ def expected_layers(spec: LayersSpec | None, settings: Settings) -> frozenset[in
     """Layers that should have a router, or None if neither family nor config says."""
     if spec is None or not all(settings.has(s) for s in (spec.count, spec.first, spec.step)):
         return None
+    # where kinds decide, their default is unknown: it is made by the configuration class
+    if spec.kinds.keys and not settings.has(spec.kinds) and not spec.first.keys:
+        return None
     first = settings.integer(spec.first)
     step = settings.integer(spec.step, least=1)
+    start = settings.integer(spec.start, least=-1)
     dense = settings.layer_list(spec.dense)
     layers = range(first, settings.layer_count(spec.count))
-    return frozenset(i for i in layers if (i + 1) % step == 0 and i not in dense)
+    found = frozenset(i for i in layers if (i - start) % step == 0 and i not in dense)
+    if settings.has(spec.listed):
+        found &= settings.layer_list(spec.listed)
+    kinds, flags = settings.entries(spec.kinds), settings.entries(spec.flags)
+    if kinds is not None:
+        found &= {i for i, kind in enumerate(kinds) if kind in spec.sparse}
+    if flags is not None:
+        found &= {i for i, flag in enumerate(flags) if flag}
+    return found
 
 
 def rule_text(family: Family, rule: Rule, num_experts: int, stack: StackSpec) -> str:
@@ -99,4 +178,5 @@ def rule_text(family: Family, rule: Rule, num_experts: int, stack: StackSpec) ->
         groups = stack.groups.text.format(
             num_groups=rule.groups.num_groups, num_kept=rule.groups.num_kept
         )
-    return family.text.format(num_experts=num_experts, top_k=rule.top_k, groups=groups)
+    score = rule.score.replace("_", "-")
+    return family.text.format(num_experts=num_experts, top_k=rule.top_k, groups=groups, score=score)

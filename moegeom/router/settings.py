@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moegeom.core.errors import RouterError
-from moegeom.router.family import Setting
+from moegeom.router.family import Choice, Setting
 
 #: More layers than any model has; a range over them must not eat the memory.
 _MOST_LAYERS = 100_000
@@ -24,16 +24,28 @@ class Settings:
 
     config: Mapping[str, Any]
     roots: tuple[str, ...] = ("",)
+    layer: int | None = None
+
+    def at(self, layer: int) -> Settings:
+        """The same config, of whose lists only the entry of one layer is seen."""
+        return replace(self, layer=layer)
+
+    def under(self, roots: tuple[str, ...]) -> Settings:
+        """The same config with other roots; the same ones for none."""
+        return replace(self, roots=roots) if roots else self
 
     def has(self, setting: Setting) -> bool:
         """True when the value is given, in the family file or in the config (null is not given)."""
-        return setting.value is not None or bool(self._found(setting))
+        known = setting.value is not None or setting.default is not None
+        return known or bool(self._found(setting))
 
     def get(self, setting: Setting) -> tuple[str, Any]:
         """What to call the setting in a message, and its value."""
         if setting.value is not None:
             return "the family's value", setting.value
         found = self._found(setting)
+        if not found and setting.default is not None:
+            return "the family's default", setting.default
         if not found:
             aliases = " (nor " + ", ".join(f"'{k}'" for k in setting.keys[1:]) + ")"
             raise RouterError(
@@ -48,13 +60,42 @@ class Settings:
                     f"config.json: '{key}' is {_short(value)} and '{other}' is "
                     f"{_short(differing)}, but they mean the same."
                 )
+        if self.layer is not None and isinstance(value, list) and self.layer < len(value):
+            return f"'{key}[{self.layer}]'", value[self.layer]
         return f"'{key}'", value
+
+    def choose(self, choice: Choice) -> str:
+        """The step that the config selects."""
+        if choice.step:
+            return choice.step
+        found = self._found(Setting(choice.keys))
+        key, value = self.get(Setting(choice.keys)) if found else ("", choice.default)
+        step = choice.values.get(value) if isinstance(value, str) else None
+        if step is None:
+            raise _wrong(key or f"'{choice.keys[0]}'", value, " or ".join(map(repr, choice.values)))
+        return step
+
+    def text_is(self, key: str, allowed: tuple[str, ...]) -> bool:
+        """True when the key is given and has one of the values."""
+        found = self._found(Setting((key,)))
+        return any(value in allowed for value in found.values())
+
+    def entries(self, setting: Setting) -> list[Any] | None:
+        """A list with an entry for each layer; None when it is not given."""
+        if not self.has(setting):
+            return None
+        key, value = self.get(setting)
+        if not isinstance(value, list) or len(value) > _MOST_LAYERS:
+            raise _wrong(key, value, "a list with an entry for each layer")
+        return value
 
     def integer(self, setting: Setting, least: int = 0) -> int:
         """An integer of at least ``least``."""
         key, value = self.get(setting)
         if type(value) is not int or value < least:
             raise _wrong(key, value, f"an integer of at least {least}")
+        if setting.plus and self.has(Setting((setting.plus,))):
+            value += self.integer(Setting((setting.plus,)))
         return value
 
     def number(self, setting: Setting) -> float:
@@ -66,6 +107,10 @@ class Settings:
             number = math.nan
         if isinstance(value, str) or not math.isfinite(number):
             raise _wrong(key, value, "a finite number")
+        if setting.over:
+            if number == 0.0:
+                raise _wrong(key, value, "a number other than 0")
+            return setting.over / number
         return number
 
     def flag(self, setting: Setting) -> bool:

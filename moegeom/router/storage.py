@@ -2,39 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Float32, Shaped
 
-from moegeom.checkpoint.dtypes import PLAIN_FLOATS, SCALED_FLOATS, upcast
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, SCALED_FLOATS
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import RouterError
-from moegeom.router.family import Setting
+from moegeom.core.registry import Registry
 from moegeom.router.integrity import STORAGE_UNKNOWN
 from moegeom.router.settings import Settings
+from moegeom.router.storages._tensors import Read, RouterTensors, Values, refuse, stands_beside
 
 #: A router has at most a few hundred MB; a header that claims more is not believed.
 _MOST_BYTES = 1 << 30
 
-#: DeepSeek's block size, when ``quantization_config.weight_block_size`` does not say.
-_BLOCK = (128, 128)
 
-ScaleShape = Callable[[tuple[int, ...], tuple[int, ...], tuple[int, int]], bool]
+@dataclass(frozen=True)
+class Stored:
+    """One router weight before its values: what to read, and how to make floats of it.
+
+    ``dtype`` is for people; ``shape`` is that of the decoded weight. ``decode`` takes the values of
+    ``tensors`` by the names that ``find_storage`` was given and returns float32 (float64 where the
+    weight is stored so); it raises ``RouterError`` where values contradict each other.
+    """
+
+    scheme: str
+    dtype: str
+    shape: tuple[int, ...]
+    tensors: tuple[TensorInfo, ...]
+    decode: Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
-def _is_blockwise(scale: tuple[int, ...], weight: tuple[int, ...], block: tuple[int, int]) -> bool:
-    """One scale per block; the last blocks may be cut off."""
-    return scale == tuple(-(-n // b) for n, b in zip(weight, block, strict=True))
+@dataclass(frozen=True)
+class Scheme:
+    """One way to store a weight: how to see that a router is stored so, and how to decode it."""
+
+    name: str
+    recognises: Callable[[RouterTensors], bool]
+    open: Callable[[RouterTensors], Stored]
 
 
-def _is_per_row(scale: tuple[int, ...], weight: tuple[int, ...], block: tuple[int, int]) -> bool:
-    """One scale for all, or one per expert."""
-    return scale in ((), (1,), (1, 1), (weight[0], 1))
+SCHEMES: Registry[Scheme] = Registry("storage scheme", "moegeom.router.storages", "SCHEME", Scheme)
 
 
-#: Scales that fp8 weights are multiplied by, by the end of their name.
-_SCALES: dict[str, ScaleShape] = {"weight_scale_inv": _is_blockwise, "weight_scale": _is_per_row}
+def find_storage(
+    tensors: Mapping[str, TensorInfo],
+    settings: Settings,
+    router: str,
+    leaf: str = "weight",
+    read: Read | None = None,
+) -> Stored:
+    """How a router weight is stored.
+
+    Parameters
+    ----------
+    tensors
+        All tensors of the router's module by the part of their name behind its path, without
+        those that its family knows as something else.
+    settings
+        The config, whose ``quantization_config`` counts.
+    router
+        What to call the router in a message.
+    leaf
+        What the weight is called where it is stored as plain floats.
+    read
+        Reads one of ``tensors`` by the same name. Needed where the shape stands in a tensor: by
+        bitsandbytes, and by pack-quantized weights whose rows do not fill whole words.
+
+    Raises
+    ------
+    RouterError
+        If the storage is not understood: a dtype, a shape, a scale that is missing, a version, or
+        a tensor that nobody knows (it may change what the weight means).
+    """
+    for info in tensors.values():
+        _check_size(info)
+    found = RouterTensors(tensors, settings, router, leaf, read)
+    for scheme in SCHEMES.all():
+        if scheme.recognises(found):
+            return scheme.open(found)
+    raise _not_recognised(found)
+
+
+def stored(
+    tensors: RouterTensors,
+    scheme: str,
+    dtype: str,
+    shape: tuple[int, int],
+    parts: Mapping[str, TensorInfo],
+    decode: Callable[[Values], Float32[np.ndarray, "experts hidden"]],
+) -> Stored:
+    """The record of a quantised weight, whose decoded size is believable.
+
+    Raises
+    ------
+    RouterError
+        If it is not.
+    """
+    first = next(iter(parts.values()))
+    if 4 * math.prod(shape) > _MOST_BYTES:
+        raise refuse(first, f"decodes to shape {shape}, too large for a router.")
+
+    def by_name(values: Mapping[str, Shaped[np.ndarray, "..."]]) -> Float[np.ndarray, "..."]:
+        # Scales may be NaN or infinite; what comes of it is looked at with all other weights.
+        with np.errstate(all="ignore"):
+            return decode(tensors.by_part(values, parts))
+
+    return Stored(scheme, dtype, shape, tuple(parts.values()), by_name)
 
 
 def check_plain(info: TensorInfo, what: str) -> None:
@@ -48,83 +126,29 @@ def check_plain(info: TensorInfo, what: str) -> None:
         )
 
 
-def find_scale(info: TensorInfo, beside: tuple[str, ...]) -> str | None:
-    """The scale that belongs to a router weight, None if it is stored as plain floats.
-
-    Raises
-    ------
-    RouterError
-        If the storage is not understood: another dtype, fp8 without scale, or a tensor in the
-        router's module that nobody knows (it may change what the weight means).
-    """
-    _check_size(info)
-    stem = info.name.rpartition(".")[0] + "."
-    is_scaled = info.dtype in SCALED_FLOATS
-    scales = [n for n in beside if is_scaled and n.removeprefix(stem) in _SCALES]
-    unknown = [n for n in beside if n not in scales[:1]]
-    if unknown:
-        raise RouterError(
-            f"{info.file}: tensor '{unknown[0]}' stands beside the router weight "
-            f"'{info.name}' ({info.dtype}), and what it means is not known.",
-            "It may be a scale of quantised storage; use the original weights.",
+def _not_recognised(tensors: RouterTensors) -> RouterError:
+    """The error for a module that no scheme recognises."""
+    known = f"Known storage: {', '.join(SCHEMES.names())}; otherwise use the original weights."
+    weight = tensors.infos.get(tensors.leaf)
+    if weight is None:
+        listed = sorted(tensors.infos)
+        only = f", only '{tensors.infos[listed[0]].name}'" if listed else ""
+        more = " ..." if len(listed) > 1 else ""
+        return RouterError(
+            f"{tensors.router}: there is no tensor '{tensors.leaf}'{only}{more}, and config.json "
+            "says no way to decode it.",
+            known,
             code=STORAGE_UNKNOWN,
         )
-    if not is_scaled:
-        check_plain(info, "router weight")
-        return None
-    if not scales:
-        raise RouterError(
-            f"{info.file}: tensor '{info.name}' is stored as {info.dtype} without a scale, "
-            f"expected {' or '.join(repr(stem + s) for s in _SCALES)}.",
-            code=STORAGE_UNKNOWN,
-        )
-    return scales[0]
-
-
-def block_size(settings: Settings) -> tuple[int, int]:
-    """Rows and columns that share one scale."""
-    setting = Setting(("quantization_config.weight_block_size",))
-    if not settings.has(setting):
-        return _BLOCK
-    key, found = settings.get(setting)
-    is_pair = isinstance(found, list) and len(found) == 2
-    if not is_pair or not all(type(n) is int and n > 0 for n in found):
-        raise RouterError(
-            f"config.json: {key} is {str(found)[:60]}, expected two positive integers."
-        )
-    return found[0], found[1]
-
-
-def check_scale(weight: TensorInfo, scale: TensorInfo, block: tuple[int, int]) -> None:
-    """Raise unless the scale has a dtype and a shape that fit the weight."""
-    _check_size(scale)
-    fits = _scale_kind(scale.name)
-    if scale.dtype not in PLAIN_FLOATS | {"F8_E8M0"} or not fits(scale.shape, weight.shape, block):
-        raise RouterError(
-            f"{scale.file}: tensor '{scale.name}' has shape {scale.shape} of {scale.dtype}, "
-            f"which is no scale for a weight of shape {weight.shape} in blocks of {block}.",
-            code=STORAGE_UNKNOWN,
-        )
-
-
-def decode_scaled(
-    weight: Shaped[np.ndarray, "experts hidden"],
-    scale: Shaped[np.ndarray, "*shape"],
-    scale_name: str,
-    block: tuple[int, int],
-) -> Float32[np.ndarray, "experts hidden"]:
-    """Weight times scale in float32, as the engines that read such files compute it."""
-    factors: Float[np.ndarray, "*shape"] = upcast(scale).astype(np.float32)
-    if _scale_kind(scale_name) is _is_blockwise:
-        rows, columns = weight.shape
-        # A block larger than the weight is as large as the weight.
-        factors = factors.repeat(min(block[0], rows), axis=0)[:rows]
-        factors = factors.repeat(min(block[1], columns), axis=1)[:, :columns]
-    return upcast(weight) * factors
-
-
-def _scale_kind(name: str) -> ScaleShape:
-    return _SCALES[name.rpartition(".")[2]]
+    beside = sorted(tensors.infos.keys() - {tensors.leaf})
+    if beside:
+        return stands_beside(tensors.infos[beside[0]], weight)
+    return RouterError(
+        f"{weight.file}: tensor '{weight.name}' (router weight) is stored as {weight.dtype}, "
+        f"expected one of {', '.join(sorted(PLAIN_FLOATS))}.",
+        known,
+        code=STORAGE_UNKNOWN,
+    )
 
 
 def _check_size(info: TensorInfo) -> None:

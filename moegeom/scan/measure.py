@@ -18,6 +18,7 @@ from moegeom.geometry.rounding import (
     logit_error_bound,
     score_resolution,
 )
+from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import Quantities
 from moegeom.scan.labels import block_of, is_outlier
@@ -126,9 +127,11 @@ def _float_bound(
         )
         return 2.0 * bound + score_resolution(rule.score, first, last, last - margin)
     # A score and its bias are rounded a few times each, relative to their size.
-    size = SCORES[rule.score](logits.max(axis=1, keepdims=True))[:, 0] + 1.0
+    largest_logit = mapped_logits(logits.max(axis=1, keepdims=True), rule.logit_map)
+    size = SCORES[rule.score](largest_logit)[:, 0] + 1.0
     own_rounding = 8 * UNIT_FLOAT32 * (size + float(np.abs(prepared.selection_bias).max()))
-    return 2.0 * LARGEST_SLOPE[rule.score] * bound + own_rounding
+    slope = LARGEST_SLOPE[rule.score] * (rule.logit_map.multiplier if rule.logit_map else 1.0)
+    return 2.0 * slope * bound + own_rounding
 
 
 def _quantities(task: Task, read: _Arrays) -> Quantities:
@@ -136,7 +139,9 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
     logits, norm = read.logits, read.norm
     compared, group_margin = logits, None
     if not rule.is_affine:
-        compared = kernels["selection_scores"](logits, rule.score, prepared.selection_bias)
+        compared = kernels["selection_scores"](
+            mapped_logits(logits, rule.logit_map), rule.score, prepared.selection_bias
+        )
     if rule.groups is not None:
         compared, group_margin = kernels["group_mask"](compared, rule.groups)
     chosen, margin = kernels["top_k"](compared, rule.top_k)
@@ -157,7 +162,7 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
     }
     if has_all_logits and not _SCORES.isdisjoint(task.wanted):
         probability, entropy, log_sum_exp = kernels["score_statistics"](
-            _unbiased(task, logits), rule.score
+            _scored(task, logits), rule.score
         )
         costly |= {"probability": probability, "entropy": entropy, "log_sum_exp": log_sum_exp}
     if "selection" in task.wanted and has_all_logits:
@@ -189,17 +194,27 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
     )
 
 
-def _unbiased(task: Task, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
-    """Logits without the bias that only selects, which an affine rule has added to them."""
+def _scored(task: Task, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
+    """What scores are taken of: logits behind the map, without the bias that only selects.
+
+    An affine rule has added that bias to its logits.
+    """
     router = task.prepared.router
     if router.rule.is_affine and router.selection_bias is not None:
         return logits - router.selection_bias.astype(logits.dtype)
-    return logits
+    return mapped_logits(logits, router.rule.logit_map)
 
 
 def _weights(task: Task, read: _Arrays, chosen: np.ndarray) -> Float64[np.ndarray, "tokens k"]:
-    logits = _unbiased(task, read.logits)
-    return task.kernels["routing_weights"](logits, chosen, task.prepared.router.rule)
+    router = task.prepared.router
+    shared_sum = None
+    if router.shared_rows is not None:
+        shared = _inputs(read).astype(np.float64) @ router.shared_rows.T.astype(np.float64)
+        scores = SCORES[router.rule.score](mapped_logits(shared, router.rule.logit_map))
+        shared_sum = scores.sum(axis=1)
+    logits = _scored(task, read.logits)
+    found = task.kernels["routing_weights"](logits, chosen, router.rule, shared_sum)
+    return found if router.expert_scale is None else found * router.expert_scale[chosen]
 
 
 def _direction(

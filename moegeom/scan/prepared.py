@@ -112,6 +112,11 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     if stage in ("logits", "top_logits", "ids"):
         why = _NEEDS_INPUT.format(stage=stage.replace("_", " "))
         reasons |= dict.fromkeys(_OF_INPUTS, why)
+        if router.shared_rows is not None:
+            reasons["weights"] = (
+                "weights of this rule are divided by a sum with the shared experts, whose logits "
+                "need recorded router inputs"
+            )
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
         lost = ("margin", "group_margin", *_OF_ALL_LOGITS)

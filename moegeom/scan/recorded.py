@@ -97,7 +97,7 @@ def _through_norm(
             "is not known.",
             "Record what the router reads (stage router_input).",
         )
-    return normed(values, router.norm.kind, router.norm.eps, router.gain)
+    return normed(values, router.norm.kind, router.norm.eps, router.gain, router.norm_bias)
 
 
 def _spread(

@@ -109,7 +109,7 @@ def _rms(router: Router, source: TokenSource) -> RmsTest | None:
     stop = min(_FIRST_TOKENS, source.facts.num_tokens)
     values = source.read_values(router.name, 0, stop)
     check_width(router, "router_input", values.shape[1], source.facts.name)
-    return rms_test(values, router.gain, router.norm)
+    return rms_test(values, router.gain, router.norm, router.norm_bias)
 
 
 def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels) -> float | None:

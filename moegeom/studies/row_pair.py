@@ -51,10 +51,12 @@ def _half_steps(router: Router) -> Float64[np.ndarray, "experts hidden"]:
     if router.gain is None:
         return error
     gain = router.gain.astype(np.float64)
-    offset = 0.0 if router.norm is None else router.norm.gain_offset
-    stored = np.abs(gain - offset)  # what is rounded is the gain without its offset
+    norm = router.norm
+    # what is rounded is the gain without its scale and its offset
+    stored = np.abs(gain if norm is None else gain / norm.gain_scale - norm.gain_offset)
     error *= np.abs(gain)
-    return error + weight * stored * 2.0 ** -(_held_bits(stored.astype(np.float32)) + 1)
+    scale = 1.0 if norm is None else norm.gain_scale
+    return error + weight * stored * scale * 2.0 ** -(_held_bits(stored.astype(np.float32)) + 1)
 
 
 def stored_bits(dtype: str) -> int:

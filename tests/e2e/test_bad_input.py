@@ -118,7 +118,7 @@ def test_no_routers(refused, damaged):
 
 def test_unknown_family(refused, damaged):
     (damaged / "model/config.json").write_text('{"model_type": "llama"}', "utf-8")
-    refused(damaged, SCAN, "'llama'", "mlp.gate.weight", "Known families")
+    refused(damaged, SCAN, "'llama'", "mlp.gate.weight", "moegeom families")
 
 
 def test_nan_in_a_router_row(refused, damaged):

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int32
 
 from moegeom.core.router import Rule
+from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.mask import group_margin, group_mask
 from moegeom.geometry.selection.pick import margin, top_k
 from moegeom.geometry.selection.score import SCORES
@@ -39,7 +40,10 @@ def selection_scores(
     changes no comparison, and rounding inside it could. Every other rule compares
     ``score(logit) + selection_bias``.
     """
-    compared = logits.astype(np.float64) if rule.is_affine else SCORES[rule.score](logits)
+    if rule.is_affine:
+        compared = logits.astype(np.float64)
+    else:
+        compared = SCORES[rule.score](mapped_logits(logits, rule.logit_map))
     return compared if selection_bias is None else compared + selection_bias.astype(np.float64)
 
 
@@ -47,9 +51,11 @@ def route(
     logits: Float[np.ndarray, "tokens experts"],
     rule: Rule,
     selection_bias: Float[np.ndarray, "experts"] | None = None,
+    shared_sum: Float64[np.ndarray, "tokens"] | None = None,
 ) -> Routing:
     """Chosen experts, routing weights and margins from logits (logit bias already added).
 
+    ``shared_sum`` is that of :func:`~moegeom.geometry.selection.weights.routing_weights`.
     Float64 throughout; THEORY.md A1, E1, E2. Oracle in tests: the routers of transformers.
     """
     selection = selection_scores(logits, rule, selection_bias)
@@ -57,9 +63,11 @@ def route(
     masked = selection if groups is None else group_mask(selection, groups)
     chosen = top_k(masked, rule.top_k)
     unlimited = np.full(logits.shape[0], np.inf)
+    mapped = mapped_logits(logits, rule.logit_map)
+    scores = SCORES[rule.score](mapped)
     return Routing(
         chosen=chosen,
-        weights=routing_weights(logits, SCORES[rule.score](logits), chosen, rule.weights),
+        weights=routing_weights(mapped, scores, chosen, rule.weights, shared_sum),
         margin=margin(masked, rule.top_k),
         group_margin=unlimited if groups is None else group_margin(selection, groups),
     )

@@ -9,6 +9,7 @@ from numba import njit
 
 from moegeom.core.router import Rule
 from moegeom.kernels.cpu.selection_scores import selection_scores
+from moegeom.kernels.reference.routing_weights import routing_weights as reference
 
 
 @njit(nogil=True, cache=True)
@@ -40,15 +41,28 @@ def _softmax_of_selected(logits, chosen, scale, out):
             out[token, rank] *= scale / total
 
 
-def routing_weights(logits: np.ndarray, chosen: np.ndarray, rule: Rule) -> np.ndarray:
+def routing_weights(
+    logits: np.ndarray, chosen: np.ndarray, rule: Rule, shared_sum: np.ndarray | None = None
+) -> np.ndarray:
     """Weights in the order of ``chosen``."""
-    out = np.empty(chosen.shape)
     facts = rule.weights
-    if facts.source == "softmax_of_selected_logits" and not facts.renormalise:
-        _softmax_of_selected(logits, chosen, facts.scale, out)
-    elif facts.source == "softmax_of_selected_logits":
-        _softmax_of_selected(logits, chosen, facts.scale / (1.0 + facts.epsilon), out)
-    else:
-        scores = selection_scores(logits, rule.score, np.zeros(logits.shape[1]))
-        _select(scores, chosen, facts.renormalise, facts.epsilon, facts.scale, out)
+    if facts.source not in _LOOPS or shared_sum is not None or (facts.floor, facts.power) != (0, 1):
+        return reference(logits, chosen, rule, shared_sum)  # rare rules: no loop of their own
+    out = np.empty(chosen.shape)
+    _LOOPS[facts.source](logits, chosen, rule, out)
     return out
+
+
+def _of_scores(logits: np.ndarray, chosen: np.ndarray, rule: Rule, out: np.ndarray) -> None:
+    facts = rule.weights
+    scores = selection_scores(logits, rule.score, np.zeros(logits.shape[1]))
+    _select(scores, chosen, facts.renormalise, facts.epsilon, facts.scale, out)
+
+
+def _of_selected(logits: np.ndarray, chosen: np.ndarray, rule: Rule, out: np.ndarray) -> None:
+    facts = rule.weights
+    scale = facts.scale / (1.0 + facts.epsilon) if facts.renormalise else facts.scale
+    _softmax_of_selected(logits, chosen, scale, out)
+
+
+_LOOPS = {"scores": _of_scores, "softmax_of_selected_logits": _of_selected}

@@ -14,6 +14,11 @@ def routing_weights(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
     rule: Rule,
+    shared_sum: Float64[np.ndarray, "tokens"] | None = None,
 ) -> Float64[np.ndarray, "tokens k"]:
-    """Weights in the order of ``chosen``; see :mod:`moegeom.geometry.selection.weights`."""
-    return weights.routing_weights(logits, SCORES[rule.score](logits), chosen, rule.weights)
+    """Weights in the order of ``chosen``; see :mod:`moegeom.geometry.selection.weights`.
+
+    Logits are those behind the logit map.
+    """
+    scores = SCORES[rule.score](logits)
+    return weights.routing_weights(logits, scores, chosen, rule.weights, shared_sum)

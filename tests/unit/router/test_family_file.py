@@ -15,14 +15,15 @@ _OLMOE = _FILES.joinpath("olmoe.toml").read_text("utf-8")
 
 
 def test_families_are_listed_by_file_name() -> None:
-    assert families() == ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen3_moe")
+    files = [f.name for f in _FILES.iterdir() if f.name.endswith(".toml")]
+    assert families() == tuple(sorted(name.removesuffix(".toml") for name in files))
 
 
 @pytest.mark.parametrize("name", families())
 def test_a_family_cites_its_source_and_claims_its_own_model_type(name: str) -> None:
     family = load_family(name)
     assert family.source.startswith("transformers 5.23.0 ")
-    assert name in family.model_types
+    assert any(t.replace("-", "_").startswith(name) for t in family.model_types)
 
 
 def test_no_model_type_belongs_to_two_families() -> None:
@@ -51,20 +52,22 @@ def test_a_string_is_a_config_key_and_a_number_a_value() -> None:
 
 
 _SPOILT = {
-    "unknown key": ('score = "softmax"', 'score = "softmax"\nsoft_cap = 30.0',
-                    "stacks[0]: unknown key 'soft_cap'"),
+    "unknown key": ('score = "softmax"', 'score = "softmax"\nhard_cap = 30.0',
+                    "stacks[0]: unknown key 'hard_cap'"),
     "unknown top key": ("text =", "colour = 'red'\ntext =", "unknown key 'colour'"),
     "unknown score": ('score = "softmax"', 'score = "sparsemax"', "score 'sparsemax' is no step"),
     "unknown source": ('source = "scores"', 'source = "logits"',
                        "weights.source 'logits' is no step"),
     "unknown norm": ('kind = "rms"', 'kind = "batch"', "norm.kind 'batch' is no step"),
     "missing key": ('score = "softmax"', "", "stacks[0]: key 'score' is missing"),
-    "wrong type": ('score = "softmax"', "score = 3", "stacks[0]: score is 3, expected a string"),
+    "wrong type": ('score = "softmax"', "score = 3", "stacks[0]: score is 3, expected a string or a table"),
     "pattern": ("layers.{layer}.mlp.gate.weight", "layers.mlp.gate.weight",
                 "must hold '{layer}.' once"),
-    "two spellings": ('weight = ["layers.{layer}.mlp.gate.weight"]',
-                      'weight = ["l.{layer}.gate.weight", "l.{layer}.router.w"]',
-                      "must end in the same word"),
+    "layout": ('["layers.{layer}.mlp.gate.weight"]',
+               '[{ name = "layers.{layer}.mlp.gate.weight", layout = "diagonal" }]',
+               "'diagonal' is no layout"),
+    "small table": ('"num_experts_per_tok"', '{ key = "k", otherwise = 3 }',
+                    "expected a table of key, default, plus, over"),
     "placeholder": ("keep {top_k}", "keep {k}", "text has an unknown placeholder ('k')"),
     "setting": ('top_k = "num_experts_per_tok"', "top_k = 1979-05-27", "expected a config key"),
     "no stacks": (_OLMOE[_OLMOE.index("[[stacks]]"):], "stacks = []", "at least one [[stacks]]"),
@@ -86,4 +89,4 @@ def test_the_file_parses_to_what_it_says() -> None:
     table: dict[str, Any] = tomllib.loads(_OLMOE)
     family = parse_family("olmoe", _OLMOE)
     assert family.text == table["text"]
-    assert family.stacks[0].weight == tuple(table["stacks"][0]["weight"])
+    assert [t.name for t in family.stacks[0].weight] == table["stacks"][0]["weight"]

@@ -7,7 +7,7 @@ import pytest
 from moegeom.core.errors import RouterError
 from moegeom.router.family import PREFIXES
 from moegeom.router.family_file import load_family, parse_family
-from moegeom.router.match import match_routers
+from moegeom.router.match import Matches, match_routers
 from moegeom.router.settings import Settings
 
 _OLMOE = load_family("olmoe")
@@ -21,24 +21,26 @@ def _layer(layer: int, prefix: str = "model.", gate: str = "mlp.gate") -> dict[s
 
 def test_layers_come_in_natural_order() -> None:
     names = {n: None for i in (10, 9, 2, 0) for n in _layer(i)}
-    matches, skipped = match_routers(names, _OLMOE, Settings({}))
-    assert [m.name for m in matches] == ["text/0", "text/2", "text/9", "text/10"]
-    assert skipped == []
+    found = match_routers(names, _OLMOE, Settings({}))
+    assert [m.name for m in found.routers] == ["text/0", "text/2", "text/9", "text/10"]
+    assert found.skipped == ()
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_the_prefix_of_a_name_does_not_matter(prefix: str) -> None:
-    (match,), _ = match_routers(_layer(3, prefix), _OLMOE, Settings({}))
+    (match,) = match_routers(_layer(3, prefix), _OLMOE, Settings({})).routers
     assert match.name == "text/3"
-    assert match.gain == f"{prefix}layers.3.{_NORM}"
+    assert match.gain is not None
+    assert match.gain.name == f"{prefix}layers.3.{_NORM}"
 
 
 @pytest.mark.parametrize("gate", ["mlp.gate", "block_sparse_moe.gate"])
 def test_mixtral_is_found_by_both_of_its_names(gate: str) -> None:
     names = _layer(0, gate=gate)
-    (match,), skipped = match_routers(names, load_family("mixtral"), Settings({}))
-    assert match.weight == f"model.layers.0.{gate}.weight"
-    assert skipped == []
+    found = match_routers(names, load_family("mixtral"), Settings({}))
+    (match,) = found.routers
+    assert match.tensors == (f"model.layers.0.{gate}.weight",)
+    assert found.skipped == ()
 
 
 @pytest.mark.parametrize(
@@ -52,11 +54,11 @@ def test_mixtral_is_found_by_both_of_its_names(gate: str) -> None:
     ],
 )
 def test_other_gates_are_never_routers(name: str) -> None:
-    assert match_routers({name: None}, _OLMOE, Settings({})) == ([], [])
+    assert match_routers({name: None}, _OLMOE, Settings({})) == Matches((), ())
 
 
 def test_a_router_behind_an_unknown_prefix_is_listed_with_the_reason() -> None:
-    _, skipped = match_routers(_layer(0, "optim.state.model."), _OLMOE, Settings({}))
+    skipped = match_routers(_layer(0, "optim.state.model."), _OLMOE, Settings({})).skipped
     assert [(s.tensor, s.reason) for s in skipped] == [
         (
             "optim.state.model.layers.0.mlp.gate.weight",
@@ -67,7 +69,7 @@ def test_a_router_behind_an_unknown_prefix_is_listed_with_the_reason() -> None:
 
 def test_a_router_without_layer_number_is_listed_with_the_reason() -> None:
     name = "model.layers.mlp.gate.weight"
-    _, (skipped,) = match_routers({name: None}, _OLMOE, Settings({}))
+    (skipped,) = match_routers({name: None}, _OLMOE, Settings({})).skipped
     assert skipped.reason == "its name has no layer number where the family has one"
 
 
@@ -82,14 +84,50 @@ def test_a_router_stored_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("leaf", ["qweight", "weight_packed", "weight.absmax"])
-def test_a_packed_router_is_refused_not_overlooked(leaf: str) -> None:
-    names = {f"model.layers.0.mlp.gate.{leaf}": None}
+def test_a_packed_router_is_not_overlooked(leaf: str) -> None:
+    names = _layer(0) | {f"model.layers.0.mlp.gate.{leaf}": None}
+    del names["model.layers.0.mlp.gate.weight"]
+    (match,) = match_routers(names, _OLMOE, Settings({})).routers
+    assert match.tensors == (f"model.layers.0.mlp.gate.{leaf}",)
+
+
+def test_a_module_with_nothing_but_a_bias_is_refused() -> None:
+    names = _layer(0) | {"model.layers.0.mlp.gate.e_score_correction_bias": None}
+    del names["model.layers.0.mlp.gate.weight"]
     with pytest.raises(RouterError) as caught:
-        match_routers(names, _OLMOE, Settings({}))
+        match_routers(names, load_family("deepseek_v3"), Settings({"num_hidden_layers": 4}))
     assert caught.value.message == (
-        "router text/0: there is no tensor 'model.layers.0.mlp.gate.weight', "
-        f"only 'model.layers.0.mlp.gate.{leaf}'."
+        "router text/0: there is no tensor 'model.layers.0.mlp.gate.weight', only "
+        "model.layers.0.mlp.gate.e_score_correction_bias, "
+        "model.layers.0.post_attention_layernorm.weight."
     )
+
+
+def test_a_layer_routed_by_token_id_is_listed_with_the_reason() -> None:
+    names = {"layers.0.ffn.gate.weight": None, "layers.0.ffn.gate.tid2eid": None}
+    found = match_routers(names, load_family("deepseek_v4"), Settings({}))
+    assert (found.routers, found.listed) == ((), {("text", 0)})
+    assert [(s.tensor, s.reason) for s in found.skipped] == [
+        (
+            "layers.0.ffn.gate.weight",
+            (
+                "its experts are looked up by token id in 'layers.0.ffn.gate.tid2eid'; "
+                "the weight only mixes them"
+            ),
+        )
+    ]
+
+
+def test_two_routers_of_one_module_share_no_tensor() -> None:
+    at = "model.layers.1.mlp."
+    names = dict.fromkeys(
+        [f"{at}gate.weight", f"{at}gate.weight_1", f"{at}moe_statics.e_score_correction_bias",
+         f"model.layers.1.{_NORM}"]
+    )  # fmt: skip
+    text, vision = match_routers(names, load_family("ernie4_5_vl_moe"), Settings({})).routers
+    assert (text.name, text.tensors) == ("text/1", (f"{at}gate.weight",))
+    assert (vision.name, vision.tensors) == ("vision/1", (f"{at}gate.weight_1",))
+    assert (text.weight.layout, vision.weight.layout) == ("transposed", "transposed")
 
 
 def test_a_missing_norm_is_an_error() -> None:
@@ -110,7 +148,7 @@ def test_layers_behind_the_last_are_a_stack_of_their_own() -> None:
     names = {n: None for i in (61, 3, 60) for n in _layer(i)}
     names |= {f"model.layers.{i}.mlp.gate.e_score_correction_bias": None for i in (3, 60, 61)}
     settings = Settings({"num_hidden_layers": 61})
-    matches, _ = match_routers(names, load_family("deepseek_v3"), settings)
+    matches = match_routers(names, load_family("deepseek_v3"), settings).routers
     assert [m.name for m in matches] == ["text/3", "text/60", "mtp/61"]
 
 
@@ -128,7 +166,8 @@ weights.source = "scores"
     text = "source = 's'\nmodel_types = ['t']\ntext = 't'\n"
     text += stack.format(slot="attn") + stack.format(slot="mlp")
     names = [f"layers.{i}.{slot}.gate.weight" for i in (1, 0) for slot in ("mlp", "attn")]
-    matches, _ = match_routers(dict.fromkeys(names), parse_family("t", text), Settings({}))
+    found = match_routers(dict.fromkeys(names), parse_family("t", text), Settings({}))
+    matches = found.routers
     assert [m.name for m in matches] == [
         "text/0/attn", "text/0/mlp", "text/1/attn", "text/1/mlp",
     ]  # fmt: skip
@@ -143,7 +182,7 @@ def test_ninety_thousand_names_are_matched_in_a_moment() -> None:
     )
     names = dict.fromkeys(experts) | {n: None for i in range(60) for n in _layer(i)}
     started = time.perf_counter()
-    matches, _ = match_routers(names, _OLMOE, Settings({}))
+    matches = match_routers(names, _OLMOE, Settings({})).routers
     assert len(matches) == 60
     assert time.perf_counter() - started < 1.0
 
@@ -151,6 +190,5 @@ def test_ninety_thousand_names_are_matched_in_a_moment() -> None:
 def test_a_hostile_name_is_turned_down_in_a_moment() -> None:
     name = "layers.1" * 100_000 + ".mlp.gate.weight"
     started = time.perf_counter()
-    matches, _ = match_routers({name: None}, _OLMOE, Settings({}))
-    assert matches == []
+    assert match_routers({name: None}, _OLMOE, Settings({})).routers == ()
     assert time.perf_counter() - started < 2.0

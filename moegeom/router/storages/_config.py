@@ -1,0 +1,98 @@
+"""What ``config.json`` says about quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from moegeom.core.errors import RouterError
+from moegeom.router.family import Setting
+from moegeom.router.integrity import STORAGE_UNKNOWN
+from moegeom.router.settings import Settings
+
+#: ``compression_config`` is the name in files of compressed-tensors before 0.7.
+_TABLES = ("quantization_config", "compression_config")
+
+#: More than any recipe has; each is compared with the shapes of every router.
+_MOST_GROUPS = 1000
+
+
+def look_up(settings: Settings, *keys: str) -> tuple[str, Any]:
+    """How to call the first of the keys that is given, and its value; None when none is."""
+    # The table stands at the top also where a family's own config is nested, and its lists are
+    # not by layer.
+    whole = replace(settings, roots=tuple(dict.fromkeys(("", *settings.roots))), layer=None)
+    setting = Setting(tuple(f"{table}.{key}" for key in keys for table in _TABLES))
+    return whole.get(setting) if whole.has(setting) else (f"'{setting.keys[0]}'", None)
+
+
+def integer(settings: Settings, *keys: str) -> int | None:
+    """An integer that is -1 or positive; None when it is not given."""
+    name, value = look_up(settings, *keys)
+    if value is not None and (type(value) is not int or not (value == -1 or 0 < value < 2**31)):
+        raise wrong(name, value, "a positive integer or -1")
+    return value
+
+
+def flag(settings: Settings, key: str) -> bool | None:
+    """True or false; None when it is not given."""
+    name, value = look_up(settings, key)
+    if value is not None and not isinstance(value, bool):
+        raise wrong(name, value, "true or false")
+    return value
+
+
+def word(settings: Settings, *keys: str) -> str | None:
+    """A name in small letters; None when it is not given."""
+    name, value = look_up(settings, *keys)
+    if value is not None and not isinstance(value, str):
+        raise wrong(name, value, "a name")
+    return value.lower() if value is not None else None
+
+
+def pair(found: tuple[str, Any]) -> tuple[int, int] | None:
+    """Two positive integers; None when they are not given."""
+    name, value = found
+    if value is None:
+        return None
+    is_pair = isinstance(value, list) and len(value) == 2
+    if not is_pair or not all(type(n) is int and n > 0 for n in value):
+        raise wrong(name, value, "two positive integers")
+    return value[0], value[1]
+
+
+def weight_recipes(settings: Settings) -> list[Mapping[str, Any]]:
+    """How compressed-tensors quantised weights: the ``weights`` table of each config group."""
+    name, groups = look_up(settings, "config_groups")
+    if groups is None:
+        return []
+    if not isinstance(groups, Mapping) or len(groups) > _MOST_GROUPS:
+        raise wrong(name, groups, f"a table of at most {_MOST_GROUPS} groups")
+    tables = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+    return [table for table in tables if isinstance(table, Mapping)]
+
+
+def recipe_block(recipe: Mapping[str, Any], columns: int) -> tuple[int, int] | None:
+    """Rows and columns that share a scale by a recipe; None where it is by row or by tensor."""
+    block = pair(("'block_structure'", recipe.get("block_structure")))
+    size = recipe.get("group_size")
+    if block is not None or size is None:
+        return block
+    if type(size) is not int or not (size == -1 or 0 < size < 2**31):
+        raise wrong("'group_size'", size, "a positive integer or -1")
+    return 1, columns if size == -1 else size
+
+
+def wrong(name: str, value: Any, expected: str) -> RouterError:
+    """The error for a value that makes no sense."""
+    return RouterError(f"config.json: {name} is {str(value)[:60]}, expected {expected}.")
+
+
+def not_decoded(name: str, value: Any, known: str) -> RouterError:
+    """The error for a value that makes sense and is not decoded."""
+    return RouterError(
+        f"config.json: {name} is {str(value)[:60]}; of such routers only {known} is decoded.",
+        "Use the original weights of this router.",
+        code=STORAGE_UNKNOWN,
+    )

@@ -1,0 +1,157 @@
+"""NF4 and FP4 of bitsandbytes: an index into 16 values times the largest magnitude of a block.
+
+weight = quant_map[index] * absmax[block], the weight taken row by row, the first of two indices in
+the high half of a byte. A nested ``absmax`` is stored the same way with 8 bits:
+nested_quant_map[absmax] * nested_absmax[block of it] + nested_offset. All in float32; the library
+rounds to the dtype in the quant state.
+
+bitsandbytes 0.50.2 ``functional.py`` (``QuantState``, ``dequantize_4bit``). It computes with
+its own 16 values, whatever ``quant_map`` says: other ones are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Shaped
+
+from moegeom.checkpoint.json_text import parse_object
+from moegeom.checkpoint.store import TensorInfo
+from moegeom.router.storage import Scheme, Stored, stored
+from moegeom.router.storages._scales import scale_floats
+from moegeom.router.storages._tensors import FLOATS, RouterTensors, Values, expect_shape, refuse
+
+#: NF4: Dettmers et al. 2023 (QLoRA), appendix E, to the digits printed there. FP4: sign, two bits
+#: of exponent, one of mantissa, a special value for 1, divided by 12.
+_POSITIVE_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+_TABLES = {
+    "nf4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+    "fp4": (*_POSITIVE_FP4, *(-v for v in _POSITIVE_FP4)),
+}  # fmt: skip
+
+#: The quant state is a JSON object of a few hundred bytes.
+_MOST_STATE_BYTES = 65536
+
+#: Any dtype may hold the bytes (``bnb_4bit_quant_storage``).
+_CONTAINERS = FLOATS | {"U8", "I8"}
+
+
+@dataclass(frozen=True)
+class _State:
+    """Checked content of the quant state."""
+
+    shape: tuple[int, int]
+    blocksize: int
+    nested_blocksize: int
+    nested_offset: np.float32
+
+
+def _state_part(tensors: RouterTensors) -> str | None:
+    parts = [f"weight.quant_state.bitsandbytes__{kind}" for kind in _TABLES]
+    return next((part for part in parts if tensors.dtype(part)), None)
+
+
+def _open(tensors: RouterTensors) -> Stored:
+    state_part = _state_part(tensors) or ""
+    kind = state_part.rpartition("__")[2]
+    is_nested = tensors.dtype("weight.nested_absmax") != ""
+    nested = {"weight.nested_absmax": FLOATS, "weight.nested_quant_map": FLOATS}
+    parts = tensors.take(
+        f"{kind} of bitsandbytes",
+        {
+            "weight": _CONTAINERS,
+            "weight.absmax": {"U8"} if is_nested else FLOATS,
+            "weight.quant_map": FLOATS,
+            state_part: {"U8"},
+            **(nested if is_nested else {}),
+        },
+    )
+    state = _read_state(tensors, parts[state_part], kind, is_nested)
+    count = state.shape[0] * state.shape[1]
+    if parts["weight"].size_bytes != -(-count // 2):
+        raise refuse(
+            parts["weight"],
+            f"has {parts['weight'].size_bytes} bytes; {state.shape} values take {-(-count // 2)}.",
+        )
+    num_blocks = -(-count // state.blocksize)
+    expect_shape(parts["weight.absmax"], (num_blocks,))
+    expect_shape(parts["weight.quant_map"], (16,))
+    if is_nested:
+        expect_shape(parts["weight.nested_absmax"], (-(-num_blocks // state.nested_blocksize),))
+        expect_shape(parts["weight.nested_quant_map"], (256,))
+
+    def decode(values: Values) -> Float32[np.ndarray, "experts hidden"]:
+        table = scale_floats(values["weight.quant_map"])
+        # FP4 tables of some versions have 1/192 to fewer digits, and no signed zero.
+        if not np.allclose(table, _TABLES[kind], rtol=0.0, atol=1e-6):
+            raise refuse(parts["weight.quant_map"], f"does not hold the 16 values of {kind}.")
+        raw = np.ascontiguousarray(values["weight"]).reshape(-1).view(np.uint8)
+        indices = np.stack([raw >> 4, raw & 0xF], axis=-1).reshape(-1)[:count]
+        largest = _largest(values, state) if is_nested else scale_floats(values["weight.absmax"])
+        floats = _times_block(table[indices], largest, state.blocksize)
+        return floats.reshape(state.shape)
+
+    return stored(tensors, "bitsandbytes_4bit", kind, state.shape, parts, decode)
+
+
+def _largest(values: Values, state: _State) -> Float32[np.ndarray, "blocks"]:
+    """The largest magnitude of each block, from its nested storage."""
+    indices = values["weight.absmax"]
+    table = scale_floats(values["weight.nested_quant_map"])
+    outer = scale_floats(values["weight.nested_absmax"])
+    return _times_block(table[indices], outer, state.nested_blocksize) + state.nested_offset
+
+
+def _times_block(
+    floats: Float32[np.ndarray, "values"], factors: Float32[np.ndarray, "blocks"], size: int
+) -> Float32[np.ndarray, "values"]:
+    """Each value times the factor of its block; the last block may be cut off."""
+    return floats * factors.repeat(min(size, len(floats)))[: len(floats)]
+
+
+def _read_state(tensors: RouterTensors, info: TensorInfo, kind: str, is_nested: bool) -> _State:
+    """The quant state, which alone says how the bytes are arranged."""
+    if tensors.read is None or info.size_bytes > _MOST_STATE_BYTES:
+        raise refuse(info, f"has {info.size_bytes} bytes, expected a short JSON text to be read.")
+    key = info.name.removeprefix(tensors.name("weight").removesuffix(tensors.key("weight")))
+    raw: Shaped[np.ndarray, "..."] = tensors.read(key)
+    state = parse_object(raw.tobytes(), f"{info.file}: tensor '{info.name}'")
+    shape = state.get("shape")
+    is_matrix = isinstance(shape, list) and len(shape) == 2
+    if not is_matrix or not all(type(n) is int and 0 < n < 2**31 for n in shape):
+        raise refuse(info, f"has 'shape' {str(shape)[:60]}, expected two positive integers.")
+    if state.get("quant_type") != kind:
+        raise refuse(
+            info, f"has 'quant_type' {str(state.get('quant_type'))[:60]}, expected {kind}."
+        )
+    return _State(
+        (shape[0], shape[1]),
+        _size(info, state, "blocksize"),
+        _size(info, state, "nested_blocksize") if is_nested else 1,
+        _offset(info, state) if is_nested else np.float32(0.0),
+    )
+
+
+def _size(info: TensorInfo, state: Mapping[str, Any], key: str) -> int:
+    value = state.get(key)
+    if type(value) is not int or not 0 < value < 2**31:
+        raise refuse(info, f"has '{key}' {str(value)[:60]}, expected a positive integer.")
+    return value
+
+
+def _offset(info: TensorInfo, state: Mapping[str, Any]) -> np.float32:
+    value = state.get("nested_offset")
+    if type(value) not in (int, float) or not abs(value) < 1e30:
+        raise refuse(info, f"has 'nested_offset' {str(value)[:60]}, expected a number.")
+    return np.float32(value)
+
+
+SCHEME = Scheme("bitsandbytes_4bit", lambda tensors: _state_part(tensors) is not None, _open)
