@@ -24,9 +24,11 @@ from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router, measure_weights
+from moegeom.results.known_rules import recall_rule, remember_rule
 from moegeom.results.memory import MemoryResults
 from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter, refuse_existing
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 from moegeom.scan.plan import num_workers
 from moegeom.scan.prepared import prepare
@@ -38,7 +40,7 @@ from moegeom.scan.run_facts import (
     refused_facts,
     run_facts,
 )
-from moegeom.scan.trust import Trust, examine
+from moegeom.scan.trust import FIRST_TOKENS, Trust, examine
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
 
@@ -51,7 +53,8 @@ class ScanRequest:
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
     ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
-    answer. ``source`` is a token source made by the caller instead of a path.
+    answer. ``source`` is a token source made by the caller instead of a path. ``rules``
+    is the folder in which verified rules are remembered; None remembers nothing.
     """
 
     checkpoint: str
@@ -70,6 +73,8 @@ class ScanRequest:
     restart: bool = False
     seed: int = 0
     backend: str = "cpu"
+    asked: AskedFamily = NOTHING_ASKED
+    rules: Path | None = None
     num_workers: int | None = None
     batch_tokens: int | None = None
 
@@ -95,7 +100,7 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     started = time.perf_counter()
     refuse_existing(request.out)
     store = open_checkpoint(request.checkpoint)
-    routers = load_routers(store)
+    routers = recalled(load_routers(store, asked=request.asked), request.rules)
     chosen = select_layers(routers, request.layers)
     source = open_source(request, chosen)
     token_facts = None if source is None else source.facts
@@ -119,7 +124,12 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
         return finish(writer, names, request, routers, facts)
 
 
-def lint(checkpoint: str, layers: str | None = None) -> MemoryResults:
+def lint(
+    checkpoint: str,
+    layers: str | None = None,
+    asked: AskedFamily = NOTHING_ASKED,
+    rules: Path | None = None,
+) -> MemoryResults:
     """What the weights alone tell, judged at once and never written.
 
     A router that cannot be read is a finding of the gate, not the end of it, where a check stands
@@ -128,7 +138,7 @@ def lint(checkpoint: str, layers: str | None = None) -> MemoryResults:
     started = time.perf_counter()
     store = open_checkpoint(checkpoint)
     try:
-        routers = load_routers(store)
+        routers = recalled(load_routers(store, asked=asked), rules)
     except RouterError as refusal:
         if not refusal.code:
             raise
@@ -210,13 +220,29 @@ def examine_tokens(
     if source is None:
         return None
     recorded = [router for router in chosen if router.name in source.facts.routers]
-    return examine(
+    trust = examine(
         (prepare(router, with_distances=False) for router in recorded),
         source,
         routers.fingerprint,
         load_kernels(request.backend),
         {"stale_inputs": request.stale_inputs, "unverified": request.unverified},
     )
+    is_whole = len(recorded) == len(routers.routers) and not trust.overridden
+    if request.rules and is_whole and trust.share_reproduced is not None:
+        remember_rule(
+            request.rules,
+            routers,
+            source.facts.name,
+            min(FIRST_TOKENS, source.facts.num_tokens),
+            trust.share_reproduced,
+        )
+    return trust
+
+
+def recalled(routers: RouterSet, rules: Path | None) -> RouterSet:
+    """The same routers, their rule verified if recorded choices did so before."""
+    known = None if rules is None else recall_rule(rules, routers)
+    return routers if known is None else routers.verified(known.sentence)
 
 
 def measure(

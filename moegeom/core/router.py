@@ -7,7 +7,7 @@ that needs a new function adds it there and names it here. The record holds arra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -183,7 +183,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class RouterSet:
-    """All routers of one checkpoint in natural order, and everything worth saying about them."""
+    """All routers of one checkpoint in natural order, and everything worth saying about them.
+
+    ``verified_by`` says which recorded choices verified the rule; empty when it is assumed.
+    """
 
     routers: tuple[Router, ...]
     checkpoint: str
@@ -197,3 +200,12 @@ class RouterSet:
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     layer_notes: tuple[str, ...] = ()
+    verified_by: str = ""
+
+    def verified(self, by: str) -> RouterSet:
+        """The same routers, whose rule is known to be right."""
+        routers = tuple(
+            replace(router, provenance=replace(router.provenance, trust="verified"))
+            for router in self.routers
+        )
+        return replace(self, routers=routers, verified_by=by)

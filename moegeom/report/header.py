@@ -97,6 +97,9 @@ def trust_line(summary: Summary) -> str:
 
 def gate_rule_line(run: Mapping[str, Any]) -> str:
     """The same for a gate, which has no counts by layer: what the first tokens told."""
+    known = run["checkpoint"].get("verified_by")
+    if run["tokens"] is None and known:
+        return f"{known}."
     if run["tokens"] is None:
         return (
             "assumed from config (no recorded choices yet; a capture of 256 tokens would verify it)"
@@ -104,7 +107,7 @@ def gate_rule_line(run: Mapping[str, Any]) -> str:
     trust: Mapping[str, Any] = run["trust"] or {}
     share = trust.get("share_reproduced")
     if share is None:
-        said = "assumed from config (no recorded choices)."
+        said = f"{known}." if known else "assumed from config (no recorded choices)."
     else:
         # rounded down, so that 100 % means all of them
         percent = f"{math.floor(1000 * share) / 10:.4g} %"
@@ -137,6 +140,9 @@ def _inputs(run: Mapping[str, Any]) -> list[str]:
 
 def _choices(summary: Summary) -> str:
     rows = [row for row in summary.layers if row.get("num_reproduced") is not None]
+    known = summary.run["checkpoint"].get("verified_by")
+    if not rows and known:
+        return f"rule {known}."
     if not rows:
         return "rule assumed from config (no recorded choices)."
     reproduced = sum(row["num_reproduced"] for row in rows)

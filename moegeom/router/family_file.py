@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import resources
@@ -62,14 +62,19 @@ def family_of(model_type: str) -> Family | None:
     return None
 
 
-def parse_family(name: str, text: str) -> Family:
+def family_of_text(name: str, text: str) -> Family:
+    """As :func:`parse_family`; ``model_types`` may be left out."""
+    return parse_family(name, text, {"model_types": [name], "source": "a file of one's own"})
+
+
+def parse_family(name: str, text: str, defaults: Mapping[str, Any] | None = None) -> Family:
     """The family that a TOML file describes; an unknown key or value is an error."""
     where = f"{name}{_SUFFIX}"
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InternalError(f"{where}: is not TOML ({error}).") from None
-    family = _record(Family, {"name": name, **table}, where)
+    family = _record(Family, {"name": name, **(defaults or {}), **table}, where)
     for stack in family.stacks:
         _check_patterns(stack, where)
         _check_names(stack, where)

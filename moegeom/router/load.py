@@ -13,6 +13,7 @@ from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import UsageError
 from moegeom.core.layer_ranges import format_layers, parse_layers
 from moegeom.core.router import Provenance, Router, RouterSet
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expected import count_expected
 from moegeom.router.fingerprint import router_fingerprint, tensor_digest
 from moegeom.router.match import Match, match_routers
@@ -25,7 +26,9 @@ from moegeom.router.settings import Settings
 Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
 
 
-def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
+def load_routers(
+    store: TensorStore, layers: str | None = None, asked: AskedFamily = NOTHING_ASKED
+) -> RouterSet:
     """All routers of a checkpoint in natural order, in memory.
 
     Parameters
@@ -36,6 +39,8 @@ def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
     layers
         Layers to load, such as ``"0,3-7"`` (of every stack); all when None. The fingerprint and
         ``num_expected`` are those of the loaded layers.
+    asked
+        What somebody says about the family; the config decides where they say nothing.
 
     Raises
     ------
@@ -48,7 +53,7 @@ def load_routers(store: TensorStore, layers: str | None = None) -> RouterSet:
     """
     started = time.perf_counter()
     wanted = None if layers is None else parse_layers(layers)
-    family = recognise_family(store)
+    family = asked.family(store.names()) or recognise_family(store)
     settings = Settings(store.config, family.config_roots)
     check_required(family, settings)
     found = match_routers(store.names(), family, settings)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from moegeom.checkpoint.store import TensorStore
-from moegeom.core.errors import CheckpointError, RouterError
+from moegeom.core.errors import RouterError
 from moegeom.core.router import Skipped
 from moegeom.router.family import Family
 from moegeom.router.family_file import families, family_of
-
-#: A path component that says gate or router. ``gate_proj``, ``gate_up_proj`` (half of an expert)
-#: and ``shared_expert_gate`` (one row) are never routers.
-_SOUNDS_LIKE = re.compile(r"(?:^|[._])(?:gate|router)(?:\.|_weight$|$)")
-_NEVER = re.compile(r"gate_proj|gate_up_proj|shared_experts?_gate|experts\.[0-9]")
-_LAYER = re.compile(r"[0-9]+")
-
-_MOST_SHOWN = 5
+from moegeom.router.proposal import describe_candidates, suggested_options
 
 
 def recognise_family(store: TensorStore) -> Family:
@@ -28,14 +20,15 @@ def recognise_family(store: TensorStore) -> Family:
         raise RouterError(
             f"{store.label}: found {found}, expected a config.json with a model_type. "
             f"{describe_candidates(store)}",
-            "Put the model's config.json beside its weights.",
+            f"Put the model's config.json beside its weights.{_or(store)}",
         )
     family = family_of(model_type)
     if family is None:
         raise RouterError(
             f"{store.label}: the selection rule of model_type {model_type[:60]!r} is not known. "
             f"{describe_candidates(store)}",
-            f"`moegeom families` lists the {len(families())} families that are known.",
+            f"{_options(store)}`moegeom families` lists the {len(families())} families that are "
+            "known.",
         )
     return family
 
@@ -59,36 +52,13 @@ def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = (
     )
 
 
-def describe_candidates(store: TensorStore) -> str:
-    """A sentence on the tensors that look like routers: wide matrices, the same in every layer."""
-    candidates = find_candidates(store)
-    if not candidates:
-        return f"No tensor of {len(store.names())} looks like a router."
-    return f"Tensors that look like routers: {'; '.join(candidates)}."
+def _options(store: TensorStore) -> str:
+    options = suggested_options(store)
+    if not options:
+        return ""
+    return f"If that is what they are, say how they choose: {options}; --family FILE says more. "
 
 
-def find_candidates(store: TensorStore) -> list[str]:
-    """Up to five name patterns with their shape, which is the same in the layers looked at."""
-    found = []
-    for pattern, names in _by_pattern(store.names()).items():
-        # First, middle and last layer: enough to see a constant shape, and few headers to read.
-        sample = {names[0], names[len(names) // 2], names[-1]}
-        try:
-            shapes = {store.info(name).shape for name in sample}
-        except CheckpointError:
-            continue  # this is evidence for another error, which must not be hidden
-        shape = shapes.pop()
-        if not shapes and len(shape) == 2 and 1 < shape[0] < shape[1]:
-            found.append(f"{pattern} {shape} in {len(names)} layers")
-        if len(found) == _MOST_SHOWN:
-            break
-    return found
-
-
-def _by_pattern(names: Collection[str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        # Names come from a file that nobody vouches for: long ones are no evidence.
-        if len(name) <= 200 and _SOUNDS_LIKE.search(name) and not _NEVER.search(name):
-            groups.setdefault(_LAYER.sub("{i}", name), []).append(name)
-    return groups
+def _or(store: TensorStore) -> str:
+    options = suggested_options(store)
+    return f" Or say how the routers choose: {options}." if options else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Shaped
 
-from moegeom.checkpoint.dtypes import PLAIN_FLOATS, SCALED_FLOATS
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import RouterError
 from moegeom.core.registry import Registry

@@ -66,6 +66,7 @@ def run_facts(
             "notes": list(routers.notes),
             "layer_notes": list(routers.layer_notes),
             "skipped": [dataclasses.asdict(skipped) for skipped in routers.skipped],
+            "verified_by": routers.verified_by,
         },
         "routers": [router_facts(router) for router in measured],
         "tokens": None if source is None else dataclasses.asdict(source),

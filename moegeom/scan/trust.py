@@ -19,7 +19,7 @@ from moegeom.scan.task import Task
 from moegeom.tokens.validity import FingerprintVerdict, RmsTest, fingerprint_test, rms_test
 
 #: Tokens looked at before a scan, per router.
-_FIRST_TOKENS = 8 * TILE
+FIRST_TOKENS = 8 * TILE
 
 #: Below this share of reproduced choices the recording is of another router, layer or rule; an
 #: engine in bf16 still reproduces more than nine in ten (docs/recordings.md).
@@ -106,7 +106,7 @@ def examine(
 def _rms(router: Router, source: TokenSource) -> RmsTest | None:
     if source.facts.stage != "router_input" or router.norm is None or source.facts.is_synthetic:
         return None
-    stop = min(_FIRST_TOKENS, source.facts.num_tokens)
+    stop = min(FIRST_TOKENS, source.facts.num_tokens)
     values = source.read_values(router.name, 0, stop)
     check_width(router, "router_input", values.shape[1], source.facts.name)
     return rms_test(values, router.gain, router.norm, router.norm_bias)
@@ -124,7 +124,7 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
         wanted=frozenset({"matches_recording", "input_norm"}),
     )
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-        found = measure(task, 0, min(_FIRST_TOKENS, source.facts.num_tokens)).quantities
+        found = measure(task, 0, min(FIRST_TOKENS, source.facts.num_tokens)).quantities
     if found.matches_recording is None or not len(found.matches_recording):
         return None
     matches = found.matches_recording

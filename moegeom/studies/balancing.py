@@ -20,6 +20,7 @@ from moegeom.core.tokens import SourceFacts, Stage, TokenSource
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import ScanRequest, Watch, examine_tokens, open_source, select_layers
 from moegeom.report.balances import Balance, RouterBalance
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 from moegeom.scan.labels import RUN_TOKENS
 from moegeom.scan.plan import SAMPLE_TOKENS
@@ -48,6 +49,8 @@ class BalanceRequest:
     unverified: bool = False
     seed: int = 0
     out: Path | None = None
+    asked: AskedFamily = NOTHING_ASKED
+    rules: Path | None = None
 
 
 def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
@@ -64,7 +67,7 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     if request.out is not None:
         _refuse_out(request.out)
     asked = _as_scan(request)
-    routers = load_routers(open_checkpoint(request.checkpoint))
+    routers = load_routers(open_checkpoint(request.checkpoint), asked=request.asked)
     chosen = select_layers(routers, request.layers)
     source = open_source(asked, chosen)
     if source is None:
@@ -165,6 +168,8 @@ def _as_scan(request: BalanceRequest) -> ScanRequest:
         stage=request.stage,
         router_map=request.router_map,
         layers=request.layers,
+        asked=request.asked,
+        rules=request.rules,
         stale_inputs=request.stale_inputs,
         unverified=request.unverified,
         seed=request.seed,

@@ -22,6 +22,7 @@ from moegeom.report.differences import Difference, Figures, RouterChange, Side
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, open_results
 from moegeom.results.writer import refuse_existing
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.scan.plan import num_workers
 from moegeom.studies.difference_sides import Opened, describe, is_results, open_side
@@ -57,6 +58,7 @@ class DifferenceRequest:
     out: Path | None = None
     seed: int = 0
     num_workers: int | None = None
+    asked: AskedFamily = NOTHING_ASKED
 
 
 def difference(
@@ -74,7 +76,10 @@ def difference(
         When a side cannot be read, or the request cannot be meant.
     """
     _refuse_unmeant(request)
-    sides = (open_side(request.a, request.layers), open_side(request.b, request.layers))
+    sides = (
+        open_side(request.a, request.layers, request.asked),
+        open_side(request.b, request.layers, request.asked),
+    )
     samples = _samples(sides, announce) if request.experts else None
     with _measured(request, sides, watch) as results:
         found = _routers(request, sides, samples)
@@ -248,6 +253,7 @@ def _scan_request(
         out=out,
         tokens=recording,
         layers=request.layers,
+        asked=request.asked,
         stale_inputs=request.stale_inputs,
         unverified=request.unverified,
         seed=request.seed,

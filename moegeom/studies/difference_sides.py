@@ -14,6 +14,7 @@ from moegeom.core.router import RouterSet
 from moegeom.pipeline import lint
 from moegeom.report.differences import Side
 from moegeom.results.reader import ResultsView, open_results
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 
 
@@ -26,19 +27,20 @@ class Opened:
     store: TensorStore | None = None
     routers: RouterSet | None = None
     results: ResultsView | None = None
+    asked: AskedFamily = NOTHING_ASKED
 
     @cached_property
     def weights(self) -> ResultsView:
         """What results tell of the weights; measured here for a checkpoint."""
-        return lint(self.target, self.layers) if self.results is None else self.results
+        return lint(self.target, self.layers, self.asked) if self.results is None else self.results
 
 
-def open_side(target: str, layers: str | None) -> Opened:
+def open_side(target: str, layers: str | None, asked: AskedFamily = NOTHING_ASKED) -> Opened:
     """Opens a checkpoint, reading its routers, or results."""
     if is_results(target):
         return Opened(target, layers, results=open_results(target))
     store = open_checkpoint(target)
-    return Opened(target, layers, store, load_routers(store, layers))
+    return Opened(target, layers, store, load_routers(store, layers, asked), asked=asked)
 
 
 def is_results(target: str) -> bool:

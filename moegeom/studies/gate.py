@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, lint, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, open_results
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
 
@@ -57,6 +58,8 @@ class GateRequest:
     skip_non_finite: bool = False
     seed: int = 0
     num_workers: int | None = None
+    asked: AskedFamily = NOTHING_ASKED
+    rules: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def gate(
     results = measured_target(request, watch)
     verdict = judge_results(request, results, profile, baseline)
     if _needs_experts(verdict, baseline) and not _is_results(request.target):
-        results = with_expert_samples(results, _samples(request.target, announce))
+        results = with_expert_samples(results, _samples(request, announce))
         verdict = judge_results(request, results, profile, baseline)
     written = None
     if request.update_baseline:
@@ -118,7 +121,7 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
         _refuse_measuring(request)
         return open_results(request.target)
     if request.tokens is None and request.out is None:
-        return lint(request.target, request.layers)
+        return lint(request.target, request.layers, request.asked, request.rules)
     if request.out is not None:
         return open_results(scan(_scan_request(request, request.out), watch))
     with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
@@ -171,7 +174,7 @@ def update_baseline(
             "`moegeom check` without --update-baseline says what is wrong.",
         )
     if not _is_results(request.target):
-        results = with_expert_samples(results, _samples(request.target, announce))
+        results = with_expert_samples(results, _samples(request, announce))
     write_baseline(file, baseline_of(results))
 
 
@@ -186,9 +189,9 @@ def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryR
     return MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
 
 
-def _samples(target: str, announce: Callable[[str], None]) -> ExpertSamples:
-    store = open_checkpoint(target)
-    routers: Sequence = load_routers(store).routers
+def _samples(request: GateRequest, announce: Callable[[str], None]) -> ExpertSamples:
+    store = open_checkpoint(request.target)
+    routers = load_routers(store, asked=request.asked).routers
     samples = read_expert_samples(store, routers)
     announce(f"read {samples.bytes_read:,} bytes of headers and expert weights to know experts by")
     return samples
@@ -211,6 +214,8 @@ def _scan_request(request: GateRequest, out: Path) -> ScanRequest:
         stage=request.stage,
         router_map=request.router_map,
         layers=request.layers,
+        asked=request.asked,
+        rules=request.rules,
         stale_inputs=request.stale_inputs,
         unverified=request.unverified,
         skip_non_finite=request.skip_non_finite,

@@ -17,6 +17,7 @@ from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, open_source, scan, select_layers
 from moegeom.report.whole_file import write_whole
 from moegeom.results.reader import Results, open_results
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 from moegeom.scan.run_facts import column_versions, file_identity
 from moegeom.studies.series_choices import Choices, choices, read_choices, write_choices
@@ -42,6 +43,7 @@ class TrackRequest:
     restart: bool = False
     seed: int = 0
     num_workers: int | None = None
+    asked: AskedFamily = NOTHING_ASKED
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,7 @@ def measure_step(
         results = open_results(candidate.path)
         return MeasuredStep(_facts(candidate, results, candidate.path, True), results, None, None)
     try:
-        routers = load_routers(open_checkpoint(candidate.path))
+        routers = load_routers(open_checkpoint(candidate.path), asked=request.asked)
     except CheckpointError as error:
         return error.message  # a file that is cut short: it is being written, or broken
     except MoeGeomError as error:
@@ -150,6 +152,7 @@ def _scan_request(
         out=out,
         tokens=None if recording is None else str(recording),
         layers=request.layers,
+        asked=request.asked,
         exclude_first=request.exclude_first,
         stale_inputs=request.stale_inputs,
         unverified=request.unverified,

@@ -31,6 +31,11 @@ class Ran:
     err: str
 
 
+def own_state(folder: Path) -> dict[str, str]:
+    """What moegeom remembers is kept apart for each folder: no test learns from another."""
+    return {"XDG_CONFIG_HOME": str(folder.parent / f"{folder.name}.config")}
+
+
 def environment() -> dict[str, str]:
     """This environment with moegeom on the path and without what changes a screen."""
     kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -42,7 +47,7 @@ def run_cold(folder: Path, *arguments: str) -> Ran:
     finished = subprocess.run(
         [sys.executable, "-m", "moegeom_cli", *arguments],
         cwd=folder,
-        env=environment(),
+        env=environment() | own_state(folder),
         capture_output=True,
         text=True,
         timeout=300,
@@ -74,7 +79,7 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
         request = {
             "folder": str(folder),
             "arguments": arguments,
-            "environment": variables,
+            "environment": own_state(folder) | variables,
             "out": str(out),
             "err": str(err),
         }

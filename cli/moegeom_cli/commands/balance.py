@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from moegeom_cli.family_options import FamilyFile, asked_family
+from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
 
 NAME = "balance"
@@ -42,6 +44,7 @@ def run(
         bool, typer.Option("--all-layers", help="A line for every layer.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sample of tokens.")] = 0,
+    family: FamilyFile = None,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
@@ -58,6 +61,8 @@ def run(
         layers=layers,
         stale_inputs=stale_inputs,
         unverified=unverified,
+        asked=asked_family(family),
+        rules=rules_folder(),
         seed=seed,
         out=out,
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moegeom_cli.family_options import FamilyFile, asked_family
 from moegeom_cli.streams import Format, has_colours, watching, width
 
 NAME = "diff"
@@ -44,6 +45,7 @@ def run(
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
+    family: FamilyFile = None,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
@@ -61,6 +63,7 @@ def run(
         stale_inputs=stale_inputs,
         unverified=unverified,
         out=out,
+        asked=asked_family(family),
         seed=seed,
         num_workers=threads,
     )

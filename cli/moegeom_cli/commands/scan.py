@@ -7,6 +7,17 @@ from typing import Annotated
 
 import typer
 
+from moegeom_cli.family_options import (
+    FamilyFile,
+    LogitBias,
+    Renormalise,
+    RouterPattern,
+    Score,
+    SelectionBias,
+    TopK,
+    asked_family,
+)
+from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
 
 NAME = "scan"
@@ -68,6 +79,13 @@ def run(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto or cpu.")] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of the prior.")] = 0,
+    family: FamilyFile = None,
+    router_pattern: RouterPattern = None,
+    top_k: TopK = None,
+    score: Score = None,
+    renormalise: Renormalise = False,
+    selection_bias: SelectionBias = None,
+    logit_bias: LogitBias = None,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
 ) -> None:
@@ -99,6 +117,10 @@ def run(
         stale_inputs=stale_inputs,
         unverified=unverified,
         restart=restart,
+        asked=asked_family(
+            family, router_pattern, top_k, score, renormalise, selection_bias, logit_bias
+        ),
+        rules=rules_folder(),
         seed=seed,
         num_workers=threads,
     )

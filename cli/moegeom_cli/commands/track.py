@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from moegeom_cli.family_options import FamilyFile, asked_family
 from moegeom_cli.streams import Format, has_colours, watching, width
 
 NAME = "track"
@@ -61,6 +62,7 @@ def run(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None,
+    family: FamilyFile = None,
     format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
 ) -> None:
@@ -82,6 +84,7 @@ def run(
         unverified=unverified,
         exclude_first=exclude_first,
         restart=restart,
+        asked=asked_family(family),
         seed=seed,
         num_workers=threads,
     )

@@ -125,15 +125,15 @@ def _read_state(tensors: RouterTensors, info: TensorInfo, kind: str, is_nested: 
     raw: Shaped[np.ndarray, "..."] = tensors.read(key)
     state = parse_object(raw.tobytes(), f"{info.file}: tensor '{info.name}'")
     shape = state.get("shape")
-    is_matrix = isinstance(shape, list) and len(shape) == 2
-    if not is_matrix or not all(type(n) is int and 0 < n < 2**31 for n in shape):
+    sizes = [n for n in shape if type(n) is int and 0 < n < 2**31] if type(shape) is list else []
+    if len(sizes) != 2 or sizes != shape:
         raise refuse(info, f"has 'shape' {str(shape)[:60]}, expected two positive integers.")
     if state.get("quant_type") != kind:
         raise refuse(
             info, f"has 'quant_type' {str(state.get('quant_type'))[:60]}, expected {kind}."
         )
     return _State(
-        (shape[0], shape[1]),
+        (sizes[0], sizes[1]),
         _size(info, state, "blocksize"),
         _size(info, state, "nested_blocksize") if is_nested else 1,
         _offset(info, state) if is_nested else np.float32(0.0),
@@ -149,9 +149,9 @@ def _size(info: TensorInfo, state: Mapping[str, Any], key: str) -> int:
 
 def _offset(info: TensorInfo, state: Mapping[str, Any]) -> np.float32:
     value = state.get("nested_offset")
-    if type(value) not in (int, float) or not abs(value) < 1e30:
-        raise refuse(info, f"has 'nested_offset' {str(value)[:60]}, expected a number.")
-    return np.float32(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30:
+        return np.float32(value)
+    raise refuse(info, f"has 'nested_offset' {str(value)[:60]}, expected a number.")
 
 
 SCHEME = Scheme("bitsandbytes_4bit", lambda tensors: _state_part(tensors) is not None, _open)

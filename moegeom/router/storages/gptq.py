@@ -3,9 +3,9 @@
 weight[out, in] = scales[g, out] * (qweight[in, out] - zero[g, out]) with g = g_idx[in]; exact in
 float32 for scales in half precision, which engines round the product to.
 
-``qzeros`` holds the zero point minus one in ``gptq`` (v1) and the zero point in ``gptq_v2``. Checked
-against gptqmodel 7.7.0 ``nn_modules/qlinear/__init__.py`` (``PackableQuantLinear``) and
-``utils/model.py`` (``convert_gptq_v1_to_v2_format_module``).
+``qzeros`` holds the zero point minus one in ``gptq`` (v1) and the zero point in ``gptq_v2``.
+gptqmodel 7.7.0 ``nn_modules/qlinear/__init__.py`` (``PackableQuantLinear``) and ``utils/model.py``
+(``convert_gptq_v1_to_v2_format_module``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _open(tensors: RouterTensors) -> Stored:
         if not ((group >= 0) & (group < groups)).all():
             raise refuse(
                 parts["g_idx"],
-                f"holds values from {group.min()} to {group.max()}, expected groups below {groups}.",
+                f"holds {group.min()} to {group.max()}, expected groups from 0 to {groups - 1}.",
             )
         packed_zeros = np.ascontiguousarray(values["qzeros"].T)
         zeros = unpack_rows(packed_zeros, bits)[:experts].astype(np.float32)
@@ -130,7 +130,7 @@ def _groups_in_order(tensors: RouterTensors, hidden: int, groups: int) -> Int[np
     if -(-hidden // size) != groups:
         raise refuse(
             scales,
-            f"holds {groups} groups; {hidden} inputs in groups of {size} make {-(-hidden // size)}.",
+            f"holds {groups} groups, expected {-(-hidden // size)} of {size} for {hidden} inputs.",
         )
     return np.arange(hidden) // size
 

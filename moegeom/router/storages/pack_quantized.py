@@ -5,7 +5,7 @@ of the scale. The zero point is packed along the rows, with the same offset (``i
 early files). ``weight_g_idx`` names the group of each column, -1 for none named.
 
 compressed-tensors 0.20.0 ``compressors/pack_quantized``; ``weight_g_idx`` by 0.9.0
-``quantization/lifecycle/forward.py``. Other numbers of bits were packed differently by its versions.
+``quantization/lifecycle/forward.py``. Its versions pack other numbers of bits differently.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _named_groups(
     if not ((named >= 0) & (named < groups)).all():
         raise refuse(
             info,
-            f"holds values from {named.min()} to {named.max()}, expected groups below {groups}.",
+            f"holds {named.min()} to {named.max()}, expected groups from 0 to {groups - 1}.",
         )
     return named
 
