@@ -1,10 +1,12 @@
-"""The checkpoint at a path, whatever its format."""
+"""The checkpoint at a path or a URL, whatever its format."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from moegeom.checkpoint.folder import Location, local
+from moegeom.checkpoint.remote_options import RemoteOptions
+from moegeom.checkpoint.remote_url import scheme_of, shown
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.registry import Registry
@@ -25,33 +27,48 @@ _OTHER_WEIGHTS = {
 }
 
 
-def open_checkpoint(path: str | Path) -> TensorStore:
+def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> TensorStore:
     """The tensors of a checkpoint, by name, without reading them.
 
     Parameters
     ----------
     path
-        A folder, a weight file, or an index json.
+        A folder, a weight file, or an index json: a path, ``hf://owner/name@revision``, or a URL
+        with any other scheme (``https``, ``s3``, ...), of which only parts are fetched.
+    remote
+        Patience, parallelism and cache for URLs; the defaults of ``RemoteOptions`` when None.
 
     Raises
     ------
     CheckpointError
         If nothing readable is there.
     """
-    path = Path(path)
+    url = path if isinstance(path, str) and scheme_of(path) else ""
     try:
-        if not path.exists():
-            raise CheckpointError(
-                f"{path}: there is no such file or folder.",
-                "A model of a hub must be downloaded first (hf download NAME --local-dir FOLDER).",
-            )
-        location = local(path)
+        location = _remote(url, remote) if url else _local(Path(path))
         for candidate in FORMATS.all():
             if candidate.recognises(location):
                 return candidate.open(location)
         raise CheckpointError(*_not_recognised(location))
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from None
+        where = shown(url) if url else path
+        raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
+
+
+def _local(path: Path) -> Location:
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: there is no such file or folder.",
+            "A model of the hub need not be downloaded first: pass hf://OWNER/NAME.",
+        )
+    return local(path)
+
+
+def _remote(url: str, options: RemoteOptions | None) -> Location:
+    # Most checkpoints lie on a disk: what only a URL needs is imported for URLs.
+    from moegeom.checkpoint.remote import open_remote
+
+    return open_remote(url, RemoteOptions() if options is None else options)
 
 
 def _not_recognised(location: Location) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -14,10 +15,15 @@ from moegeom.checkpoint import limits
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.remote_folder import RemoteFolder
+from moegeom.checkpoint.remote_reads import Span, in_file_order, in_parallel, join_neighbours
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
 
 _CONFIG = "config.json"
+
+#: Each may cost a request. The largest public checkpoints have a few hundred shards.
+_MOST_REMOTE_FILES = 10_000
 
 
 class Shard(Protocol):
@@ -63,6 +69,13 @@ class ShardedStore:
     def config(self) -> Mapping[str, Any]:
         return self._config
 
+    @property
+    def revision(self) -> str:
+        """The commit, or a digest of the ETags of the weight files; "" on a disk."""
+        if not isinstance(self.folder, RemoteFolder):
+            return ""
+        return self.folder.revision_of([name for name in self._shards if self.folder.has(name)])
+
     @cached_property
     def _total(self) -> int:
         return sum(shard.size_bytes for shard in self._shards.values())
@@ -82,6 +95,28 @@ class ShardedStore:
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         return self._shard(name).read_bytes(name, start, size)
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Open the headers of the shards that hold these tensors; a disk is not worth it."""
+        if self.folder.num_parallel > 1:
+            files = sorted({self._shard_of[name] for name in names if name in self._shard_of})
+            shards = [self._shards[file] for file in files]
+            for _ in in_parallel(lambda shard: shard.names(), shards, self.folder.num_parallel):
+                pass
+
+    def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, Shaped[np.ndarray, "*shape"]]]:
+        """Names and tensors in file order; from a server, neighbours with one request."""
+        infos = in_file_order(self.info(name) for name in dict.fromkeys(names))
+        for span in in_parallel(self._read_span, join_neighbours(infos), self.folder.num_parallel):
+            yield from span
+
+    def _read_span(self, span: Span) -> list[tuple[str, Shaped[np.ndarray, "*shape"]]]:
+        with ExitStack() as stack:
+            # A tensor in pieces lies in files of which the shard is made, not in the shard itself.
+            is_joined = len(span.infos) > 1 and span.file in self._shards
+            if is_joined and isinstance(self.folder, RemoteFolder):
+                stack.enter_context(self.folder.held(span.file, span.offset, span.size))
+            return [(info.name, self.read(info.name)) for info in span.infos]
 
     def _shard(self, name: str) -> Shard:
         if name not in self._shard_of:
@@ -129,7 +164,14 @@ def _check_inside(index: RangeFile, name: str) -> None:
 
 def check_present(folder: Folder, index: str, names: Collection[str]) -> None:
     """Raise if the index names files that the folder does not hold."""
-    missing = [name for name in sorted(names) if not folder.has(name)]
+    if folder.num_parallel > 1 and len(names) > _MOST_REMOTE_FILES:
+        raise CheckpointError(
+            f"{index}: names {len(names)} files, more than the {_MOST_REMOTE_FILES} that are "
+            "looked for on a server."
+        )
+    listed = sorted(names)
+    is_there = in_parallel(folder.has, listed, folder.num_parallel)
+    missing = [name for name, there in zip(listed, is_there, strict=True) if not there]
     if missing:
         raise CheckpointError(
             f"{index}: names {missing[0]!r}, which does not exist "
@@ -138,16 +180,16 @@ def check_present(folder: Folder, index: str, names: Collection[str]) -> None:
         )
 
 
-def join_shards(shards: Mapping[str, Shard]) -> dict[str, str]:
+def join_shards(shards: Mapping[str, Shard], num_parallel: int = 1) -> dict[str, str]:
     """File by tensor name for files without an index; reads every header."""
     shard_of: dict[str, str] = {}
-    for file, shard in shards.items():
-        for name in shard.names():
+    held = in_parallel(lambda shard: shard.names(), shards.values(), num_parallel)
+    for file, names in zip(shards, held, strict=True):
+        for name in names:
             if name in shard_of:
                 raise CheckpointError(
                     f"{file}: tensor {name!r} is also in {shard_of[name]}, and there is no index.",
-                    "Row slices (torch distributed checkpoints) are not supported yet; "
-                    "pass one file, or consolidate the checkpoint first.",
+                    "Row slices would say so in their headers (DCP_SHARDING_INFO); pass one file.",
                 )
             shard_of[name] = file
     return shard_of

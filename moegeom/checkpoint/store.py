@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +50,11 @@ class TensorStore(Protocol):
         """Size of all weight files together."""
         ...
 
+    @property
+    def revision(self) -> str:
+        """What names this state of a remote checkpoint: a commit or a digest of ETags; else ""."""
+        ...
+
     def names(self) -> Collection[str]:
         """Names of all tensors; asking whether one is in it takes constant time."""
         ...
@@ -60,6 +65,14 @@ class TensorStore(Protocol):
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         """The tensor in the dtype it is stored in."""
+        ...
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Open what ``info`` of these tensors needs, at the same time where that saves waiting."""
+        ...
+
+    def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, Shaped[np.ndarray, "*shape"]]]:
+        """Names and tensors, each once, in the order of file, offset and name."""
         ...
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:

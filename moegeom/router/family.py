@@ -135,8 +135,8 @@ class LayersSpec:
     """Which layers should have a router, to notice missing ones.
 
     Layer i below ``count`` has one if ``i >= first``, ``(i - start) % step == 0``, i is not in
-    ``dense``, and, where the config gives it: i is in the list ``listed``, the i-th entry of
-    ``kinds`` is in ``sparse``, the i-th entry of ``flags`` is true.
+    ``dense``, and, where the config gives them: i is in the list ``listed``, and the i-th entry of
+    ``kinds`` is in ``sparse``. Without ``count`` there are as many layers as ``kinds``.
     """
 
     count: Setting
@@ -147,7 +147,6 @@ class LayersSpec:
     listed: Setting = Setting()
     kinds: Setting = Setting()
     sparse: tuple[str, ...] = ()
-    flags: Setting = Setting()
 
 
 @dataclass(frozen=True)

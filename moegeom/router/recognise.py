@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
@@ -14,7 +15,7 @@ from moegeom.router.proposal import describe_candidates, suggested_options
 
 def recognise_family(store: TensorStore) -> Family:
     """The family that ``model_type`` of the config names."""
-    model_type = store.config.get("model_type")
+    model_type = model_type_of(store.config)
     if not isinstance(model_type, str):
         found = f"model_type {model_type!r}" if store.config else "no config.json"
         raise RouterError(
@@ -31,6 +32,14 @@ def recognise_family(store: TensorStore) -> Family:
             "known.",
         )
     return family
+
+
+def model_type_of(config: Mapping[str, Any]) -> object:
+    """The model type that families are found by; that of a GGUF file names its architecture."""
+    model_type = config.get("model_type")
+    architecture = config.get("architecture")
+    is_gguf = model_type == "gguf" and isinstance(architecture, str)
+    return f"gguf-{architecture}" if is_gguf else model_type
 
 
 def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = ()) -> RouterError:

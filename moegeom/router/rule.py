@@ -150,8 +150,12 @@ def check_required(family: Family, settings: Settings) -> None:
 
 def expected_layers(spec: LayersSpec | None, settings: Settings) -> frozenset[int] | None:
     """Layers that should have a router, or None if neither family nor config says."""
-    if spec is None or not all(settings.has(s) for s in (spec.count, spec.first, spec.step)):
+    if spec is None or not all(settings.has(s) for s in (spec.first, spec.step)):
         return None
+    kinds = settings.entries(spec.kinds)
+    if not settings.has(spec.count) and kinds is None:
+        return None
+    count = settings.layer_count(spec.count) if settings.has(spec.count) else len(kinds or ())
     # where kinds decide, their default is unknown: it is made by the configuration class
     if spec.kinds.keys and not settings.has(spec.kinds) and not spec.first.keys:
         return None
@@ -159,15 +163,12 @@ def expected_layers(spec: LayersSpec | None, settings: Settings) -> frozenset[in
     step = settings.integer(spec.step, least=1)
     start = settings.integer(spec.start, least=-1)
     dense = settings.layer_list(spec.dense)
-    layers = range(first, settings.layer_count(spec.count))
+    layers = range(first, count)
     found = frozenset(i for i in layers if (i - start) % step == 0 and i not in dense)
     if settings.has(spec.listed):
         found &= settings.layer_list(spec.listed)
-    kinds, flags = settings.entries(spec.kinds), settings.entries(spec.flags)
     if kinds is not None:
         found &= {i for i, kind in enumerate(kinds) if kind in spec.sparse}
-    if flags is not None:
-        found &= {i for i, flag in enumerate(flags) if flag}
     return found
 
 

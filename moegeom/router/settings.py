@@ -70,7 +70,8 @@ class Settings:
             return choice.step
         found = self._found(Setting(choice.keys))
         key, value = self.get(Setting(choice.keys)) if found else ("", choice.default)
-        step = choice.values.get(value) if isinstance(value, str) else None
+        is_name = isinstance(value, str) or type(value) is int
+        step = choice.values.get(str(value)) if is_name else None
         if step is None:
             raise _wrong(key or f"'{choice.keys[0]}'", value, " or ".join(map(repr, choice.values)))
         return step

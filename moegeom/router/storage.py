@@ -15,10 +15,14 @@ from moegeom.core.errors import RouterError
 from moegeom.core.registry import Registry
 from moegeom.router.integrity import STORAGE_UNKNOWN
 from moegeom.router.settings import Settings
+from moegeom.router.storages._config import look_up
 from moegeom.router.storages._tensors import Read, RouterTensors, Values, refuse, stands_beside
 
 #: A router has at most a few hundred MB; a header that claims more is not believed.
 _MOST_BYTES = 1 << 30
+
+#: Values of a packed weight, which need a multiple of its bytes; eight times the largest router.
+_MOST_PACKED = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,8 @@ def stored(
         If it is not.
     """
     first = next(iter(parts.values()))
-    if 4 * math.prod(shape) > _MOST_BYTES:
-        raise refuse(first, f"decodes to shape {shape}, too large for a router.")
+    if math.prod(shape) > _MOST_PACKED:
+        raise refuse(first, f"decodes to shape {shape}, too many values for a router.")
 
     def by_name(values: Mapping[str, Shaped[np.ndarray, "..."]]) -> Float[np.ndarray, "..."]:
         # Scales may be NaN or infinite; what comes of it is looked at with all other weights.
@@ -131,12 +135,14 @@ def _not_recognised(tensors: RouterTensors) -> RouterError:
     known = f"Known storage: {', '.join(SCHEMES.names())}; otherwise use the original weights."
     weight = tensors.infos.get(tensors.leaf)
     if weight is None:
-        listed = sorted(tensors.infos)
-        only = f", only '{tensors.infos[listed[0]].name}'" if listed else ""
-        more = " ..." if len(listed) > 1 else ""
+        parts = sorted(tensors.infos.values(), key=lambda info: info.name)
+        listed = ", ".join(f"'{info.name}' ({info.dtype})" for info in parts[:8])
+        more = ", ..." if len(parts) > 8 else ""
+        name = tensors.name("weight") if parts else tensors.leaf
+        method = str(look_up(tensors.settings, "quant_method")[1])[:60]
         return RouterError(
-            f"{tensors.router}: there is no tensor '{tensors.leaf}'{only}{more}, and config.json "
-            "says no way to decode it.",
+            f"{tensors.router}: there is no tensor '{name}', only {listed or 'none'}{more}, "
+            f"which is no storage known for the quantisation method {method}.",
             known,
             code=STORAGE_UNKNOWN,
         )

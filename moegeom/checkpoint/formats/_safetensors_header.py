@@ -23,12 +23,14 @@ _AGAIN = "Download or copy this file again."
 class Header:
     """A parsed header; no tensor in it ends behind the end of the file.
 
-    Entries are checked one by one, when their tensor is asked for.
+    Entries are checked one by one, when their tensor is asked for. ``slices`` is what torch writes
+    where tensors may be slices of larger ones, "" elsewhere.
     """
 
     file: str
     data_start: int
     entries: dict[str, Any]
+    slices: Any = ""
 
     @property
     def names(self) -> Collection[str]:
@@ -68,13 +70,8 @@ def read_header(file: RangeFile) -> Header:
     raw = _read_text(file, file_size)
     entries, largest_end = _parse_entries(raw, f"{file.label}: the header")
     metadata = entries.pop("__metadata__", {})
-    if isinstance(metadata, dict) and _ROW_SLICES in metadata:
-        raise CheckpointError(
-            f"{file.label}: holds row slices of tensors (torch distributed checkpoint), "
-            "which are not supported yet.",
-            "Consolidate the checkpoint first.",
-        )
-    header = Header(file.label, 8 + len(raw), entries)
+    slices = metadata.get(_ROW_SLICES, "") if isinstance(metadata, dict) else ""
+    header = Header(file.label, 8 + len(raw), entries, slices)
     if largest_end is None:
         largest_end = _check_every_entry(header)
     if header.data_start + largest_end > file_size:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import numpy_dtype
 from moegeom.checkpoint.folder import Folder, Location
+from moegeom.checkpoint.formats._dcp_slices import check_complete, check_whole, open_slices
 from moegeom.checkpoint.formats._safetensors_header import Header, read_header
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.shards import ShardedStore, check_present, join_shards, parse_index
@@ -25,9 +27,10 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """One file; the header is read on first use."""
+    """One file; the header is read on first use. Behind an index, its tensors must be whole."""
 
     file: RangeFile
+    is_indexed: bool = False
 
     @property
     def label(self) -> str:
@@ -39,7 +42,14 @@ class SafetensorsFile:
 
     @cached_property
     def header(self) -> Header:
-        return read_header(self.file)
+        header = read_header(self.file)
+        if self.is_indexed:
+            check_whole(header.file, header.slices)
+        return header
+
+    @property
+    def slices(self) -> Any:
+        return self.header.slices
 
     def names(self) -> Collection[str]:
         return self.header.names
@@ -70,6 +80,7 @@ def open_safetensors(location: Location) -> ShardedStore:
     if location.file is not None:
         if location.file.endswith(_INDEX_SUFFIX):
             return _open_index(folder, location.file)
+        check_complete(location.file, folder)
         return _open_files(folder, [location.file])
     files = [name for name in location.files if name.endswith(_SUFFIX)]
     indexes = [name for name in location.files if name.endswith(_INDEX_SUFFIX)]
@@ -95,12 +106,14 @@ def _open_index(folder: Folder, index: str, rival: str | None = None) -> Sharded
             "Pass the file or the index to read.",
         )
     check_present(folder, index, used)
-    shards = {name: SafetensorsFile(folder.file(name)) for name in used}
+    shards = {name: SafetensorsFile(folder.file(name), is_indexed=True) for name in used}
     return ShardedStore(folder, shards, shard_of)
 
 
 def _open_files(folder: Folder, names: Sequence[str]) -> ShardedStore:
     shards = {name: SafetensorsFile(folder.file(name)) for name in names}
+    if any(shard.slices != "" for shard in shards.values()):
+        return open_slices(folder, shards)
     return ShardedStore(folder, shards, join_shards(shards))
 
 

@@ -75,7 +75,11 @@ def weight_recipes(settings: Settings) -> list[Mapping[str, Any]]:
 
 def recipe_block(recipe: Mapping[str, Any], columns: int) -> tuple[int, int] | None:
     """Rows and columns that share a scale by a recipe; None where it is by row or by tensor."""
-    block = pair(("'block_structure'", recipe.get("block_structure")))
+    structure = recipe.get("block_structure")
+    if isinstance(structure, str) and len(structure) < 20:  # "128x128" in early files
+        sides = structure.split("x")
+        structure = [int(n) for n in sides if n.isascii() and n.isdigit()]
+    block = pair(("'block_structure'", structure))
     size = recipe.get("group_size")
     if block is not None or size is None:
         return block

@@ -74,7 +74,8 @@ class RouterTensors:
             If one is missing, has another dtype, or another tensor stands beside them.
         """
         allowed = {**needed, **(optional or {})}
-        first = self.infos[self.key(next(iter(needed)))]
+        present = (self.infos.get(self.key(part)) for part in needed)
+        first = next(info for info in present if info)
         for part in needed:
             if self.key(part) not in self.infos:
                 raise refuse(first, f"is stored as {storage} without '{self.name(part)}'.")

@@ -31,8 +31,7 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _recognises(tensors: RouterTensors) -> bool:
-    is_awq = word(tensors.settings, "quant_method") == "awq"
-    return is_awq and tensors.dtype("qweight") != ""
+    return tensors.dtype("qweight") != "" and word(tensors.settings, "quant_method") == "awq"
 
 
 def _open(tensors: RouterTensors) -> Stored:

@@ -74,7 +74,7 @@ def _open(tensors: RouterTensors) -> Stored:
             **(nested if is_nested else {}),
         },
     )
-    state = _read_state(tensors, parts[state_part], kind, is_nested)
+    state = _read_state(tensors, state_part, is_nested)
     count = state.shape[0] * state.shape[1]
     if parts["weight"].size_bytes != -(-count // 2):
         raise refuse(
@@ -90,7 +90,7 @@ def _open(tensors: RouterTensors) -> Stored:
 
     def decode(values: Values) -> Float32[np.ndarray, "experts hidden"]:
         table = scale_floats(values["weight.quant_map"])
-        # FP4 tables of some versions have 1/192 to fewer digits, and no signed zero.
+        # The last digit may be rounded otherwise; the values of another table are far away.
         if not np.allclose(table, _TABLES[kind], rtol=0.0, atol=1e-6):
             raise refuse(parts["weight.quant_map"], f"does not hold the 16 values of {kind}.")
         raw = np.ascontiguousarray(values["weight"]).reshape(-1).view(np.uint8)
@@ -117,13 +117,14 @@ def _times_block(
     return floats * factors.repeat(min(size, len(floats)))[: len(floats)]
 
 
-def _read_state(tensors: RouterTensors, info: TensorInfo, kind: str, is_nested: bool) -> _State:
+def _read_state(tensors: RouterTensors, part: str, is_nested: bool) -> _State:
     """The quant state, which alone says how the bytes are arranged."""
+    info = tensors.infos[tensors.key(part)]
     if tensors.read is None or info.size_bytes > _MOST_STATE_BYTES:
         raise refuse(info, f"has {info.size_bytes} bytes, expected a short JSON text to be read.")
-    key = info.name.removeprefix(tensors.name("weight").removesuffix(tensors.key("weight")))
-    raw: Shaped[np.ndarray, "..."] = tensors.read(key)
+    raw: Shaped[np.ndarray, "..."] = tensors.read(tensors.key(part))
     state = parse_object(raw.tobytes(), f"{info.file}: tensor '{info.name}'")
+    kind = part.rpartition("__")[2]
     shape = state.get("shape")
     sizes = [n for n in shape if type(n) is int and 0 < n < 2**31] if type(shape) is list else []
     if len(sizes) != 2 or sizes != shape:

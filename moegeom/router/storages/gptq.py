@@ -34,8 +34,7 @@ _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
 def _recognises(tensors: RouterTensors) -> bool:
-    is_gptq = word(tensors.settings, "quant_method") == "gptq"
-    return is_gptq and tensors.dtype("qweight") != ""
+    return tensors.dtype("qweight") != "" and word(tensors.settings, "quant_method") == "gptq"
 
 
 def _open(tensors: RouterTensors) -> Stored:

@@ -53,10 +53,6 @@ _BAD_HEADERS = {
     "huge integer": (b'{"t": ' + b"9" * 5000 + b"}", "the header: is not JSON"),
     "UTF-16": ('{"t": 1}'.encode("utf-16"), "the header: is not UTF-8"),
     "entry is a number": (b'{"t": 1}', "tensor 't' is described by a int, not an object"),
-    "row slices": (
-        b'{"__metadata__": {"DCP_SHARDING_INFO": "{}"}}',
-        "holds row slices of tensors (torch distributed checkpoint)",
-    ),
 }
 
 

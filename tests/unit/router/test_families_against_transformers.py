@@ -1,4 +1,7 @@
-"""Oracle: transformers 5.23.0 builds, saves and runs each family; moegeom reads what it saved."""
+"""Oracle: transformers 5.23.0 builds and saves five families; every part of a router is its own.
+
+What the routers of all families choose: tests/families.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import torch
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import GroupMask, Router, RouterSet, Rule, Weights
-from moegeom.router.family_file import families
 from moegeom.router.load import load_routers
 
 _RULES = {
@@ -36,10 +38,6 @@ _TEXTS = {
     "gpt_oss": "logits with bias over 6, keep 2, softmax over the kept",
 }
 _EPS = {"qwen3_moe": 1e-6, "deepseek_v3": 1e-6}
-
-
-def test_every_family_is_held_against_transformers() -> None:
-    assert set(families()) == set(_RULES)
 
 
 @pytest.fixture(params=[True, False], ids=["disk", "memory"])

@@ -12,8 +12,7 @@ import torch
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError, UsageError
 from moegeom.router import load as load_module
-from moegeom.router.family_file import load_family, parse_family
-from moegeom.router.family_file import families
+from moegeom.router.family_file import families, load_family, parse_family
 from moegeom.router.load import load_routers
 
 _GATE = "model.layers.1.mlp.gate.weight"

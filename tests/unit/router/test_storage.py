@@ -1,17 +1,28 @@
-"""Stored floats, scaled floats, and storage that is refused with the reason."""
+"""Stored floats, packed weights, and storage that is refused with the reason."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import RouterError
+from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
 from moegeom.router.load import load_routers
+from moegeom.router.settings import Settings
+from moegeom.router.storage import SCHEMES, Stored, find_storage
+from moegeom.router.storages._tensors import RouterTensors
+
+Tensors = dict[str, np.ndarray]
 
 _GATE = "model.layers.1.mlp.gate"
 _BLOCKS = {"quantization_config": {"weight_block_size": [4, 5]}}
@@ -120,3 +131,537 @@ def test_a_gain_in_fp8_is_refused(make_olmoe: Any) -> None:
     name = "model.layers.1.post_attention_layernorm.weight"
     message = _refusal(make_olmoe({name: torch.ones(16).to(torch.float8_e4m3fn)}))
     assert message.startswith(f"model.safetensors: tensor '{name}' (gain of the norm in front)")
+
+
+# ------------------------------------------------------------------ packed weights, without a file
+
+_NAMES = {row.numpy: name for name, row in DTYPES.items() if row.numpy is not None}
+_EXPERTS, _HIDDEN = 16, 64
+
+
+def _info(leaf: str, values: np.ndarray) -> TensorInfo:
+    dtype = _NAMES[values.dtype]
+    return TensorInfo(f"gate.{leaf}", dtype, values.shape, "a.safetensors", 0, values.nbytes)
+
+
+def _find(tensors: Tensors, quantisation: Any = None, leaf: str = "weight") -> Stored:
+    infos = {name: _info(name, values) for name, values in tensors.items()}
+    settings = Settings({"quantization_config": quantisation})
+    return find_storage(infos, settings, "router text/1", leaf, tensors.__getitem__)
+
+
+def _decode(tensors: Tensors, quantisation: Any = None) -> np.ndarray:
+    stored = _find(tensors, quantisation)
+    weight = stored.decode(tensors)
+    assert weight.shape == stored.shape
+    return weight
+
+
+def _why_refused(tensors: Tensors, quantisation: Any = None) -> str:
+    with pytest.raises(RouterError) as caught:
+        _decode(tensors, quantisation)
+    assert caught.value.code == "MGI106"
+    return caught.value.message
+
+
+def _words(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
+
+
+def _bytes(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(0, 256, shape).astype(np.uint8)
+
+
+def _recipe(**weights: Any) -> dict[str, Any]:
+    return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+
+
+def _quant_state(**changed: Any) -> np.ndarray:
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [16, 64]}
+    return np.frombuffer(json.dumps(state | changed).encode(), np.uint8)
+
+
+def _nf4_table() -> np.ndarray:
+    from moegeom.router.storages.bitsandbytes_4bit import _TABLES
+
+    return np.array(_TABLES["nf4"], np.float32)
+
+
+def _gptq_v2(rng: np.random.Generator) -> Tensors:
+    order = rng.permutation(_HIDDEN).astype(np.int32) // 32
+    return {
+        "qweight": _words(rng, _HIDDEN // 8, _EXPERTS),
+        "qzeros": _words(rng, 2, _EXPERTS // 8),
+        "scales": rng.random((2, _EXPERTS)).astype(np.float16),
+        "g_idx": order,
+    }
+
+
+def _awq(rng: np.random.Generator) -> Tensors:
+    return {
+        "qweight": _words(rng, _HIDDEN, _EXPERTS // 8),
+        "qzeros": _words(rng, 2, _EXPERTS // 8),
+        "scales": rng.random((2, _EXPERTS)).astype(np.float16),
+    }
+
+
+def _packed(rng: np.random.Generator) -> Tensors:
+    return {
+        "weight_packed": _words(rng, _EXPERTS, _HIDDEN // 8),
+        "weight_scale": rng.random((_EXPERTS, 4)).astype(ml_dtypes.bfloat16),
+        "weight_shape": np.array([_EXPERTS, _HIDDEN]),
+        "weight_zero_point": _words(rng, _EXPERTS // 8, 4),
+    }
+
+
+def _bitsandbytes(rng: np.random.Generator) -> Tensors:
+    return {
+        "weight": _bytes(rng, 512, 1),
+        "weight.absmax": _bytes(rng, 16),
+        "weight.quant_map": _nf4_table(),
+        "weight.nested_absmax": rng.random(1).astype(np.float32),
+        "weight.nested_quant_map": rng.random(256).astype(np.float32),
+        "weight.quant_state.bitsandbytes__nf4": _quant_state(
+            nested_blocksize=256, nested_dtype="float32", nested_offset=0.25
+        ),
+    }
+
+
+def _floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.random(shape).astype(np.float32)
+
+
+def _fp8_values(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+
+
+def _int8_values(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return _bytes(rng, *shape).view(np.int8)
+
+
+_GPTQ_V2 = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+_PACK = _recipe(num_bits=4, type="int", strategy="group", group_size=16, symmetric=False)
+
+_RNG = np.random.default_rng(0)
+
+#: One router of each kind of storage: scheme, tensors (the first ones are all needed), config.
+_EXAMPLES: dict[str, tuple[str, Tensors, Any]] = {
+    "plain": ("plain", {"weight": _floats(_RNG, 16, 64)}, None),
+    "fp8 by row": (
+        "fp8",
+        {"weight": _fp8_values(_RNG, 16, 64), "weight_scale": _floats(_RNG, 16, 1)},
+        None,
+    ),
+    "fp8 by block": (
+        "fp8",
+        {"weight": _fp8_values(_RNG, 16, 64), "weight_scale_inv": _floats(_RNG, 2, 7)},
+        {"weight_block_size": [8, 10]},
+    ),
+    "int8": (
+        "int8",
+        {"weight": _int8_values(_RNG, 16, 64), "weight_scale": _floats(_RNG, 16, 1)},
+        None,
+    ),
+    "gptq": ("gptq", _gptq_v2(_RNG), _GPTQ_V2),
+    "awq": ("awq", _awq(_RNG), _AWQ),
+    "pack-quantized": ("pack_quantized", _packed(_RNG), _PACK),
+    "bitsandbytes nf4": ("bitsandbytes_4bit", _bitsandbytes(_RNG), None),
+    "bitsandbytes int8": (
+        "bitsandbytes_int8",
+        {"weight": _int8_values(_RNG, 16, 64), "SCB": _floats(_RNG, 16)},
+        None,
+    ),
+    "nvfp4": (
+        "nvfp4",
+        {
+            "weight_packed": _bytes(_RNG, 16, 32),
+            "weight_scale": _fp8_values(_RNG, 16, 4),
+            "weight_global_scale": _floats(_RNG, 1),
+        },
+        None,
+    ),
+    "nvfp4 of modelopt": (
+        "nvfp4",
+        {
+            "weight": _bytes(_RNG, 16, 32),
+            "weight_scale": _fp8_values(_RNG, 16, 4),
+            "weight_scale_2": _floats(_RNG),
+        },
+        None,
+    ),
+    "mxfp4": (
+        "mxfp4",
+        {"weight_packed": _bytes(_RNG, 16, 32), "weight_scale": _bytes(_RNG, 16, 2)},
+        None,
+    ),
+    "mxfp4 of gpt-oss": (
+        "mxfp4",
+        {"weight_blocks": _bytes(_RNG, 16, 2, 16), "weight_scales": _bytes(_RNG, 16, 2)},
+        None,
+    ),
+}
+
+#: Parts that a router of the same kind may lack.
+_OPTIONAL = {"g_idx", "weight_zero_point"}
+
+every_example = pytest.mark.parametrize("example", _EXAMPLES)
+every_packed_example = pytest.mark.parametrize("example", [e for e in _EXAMPLES if e != "plain"])
+
+
+@every_example
+def test_exactly_one_scheme_recognises_a_router(example: str) -> None:
+    scheme, tensors, config = _EXAMPLES[example]
+    infos = {name: _info(name, values) for name, values in tensors.items()}
+    settings = Settings({"quantization_config": config})
+    found = RouterTensors(infos, settings, "router text/1", "weight", None)
+    assert [s.name for s in SCHEMES.all() if s.recognises(found)] == [scheme]
+
+
+def test_every_scheme_has_an_example() -> None:
+    assert sorted({scheme for scheme, _, _ in _EXAMPLES.values()}) == SCHEMES.names()
+
+
+@every_example
+def test_a_stored_router_says_its_shape_before_it_is_read(example: str) -> None:
+    scheme, tensors, config = _EXAMPLES[example]
+    stored = _find(tensors, config)
+    weight = stored.decode(tensors)
+    assert (stored.scheme, stored.shape, weight.dtype) == (scheme, (16, 64), np.float32)
+    assert weight.shape == stored.shape
+    assert {info.name for info in stored.tensors} == {f"gate.{leaf}" for leaf in tensors}
+
+
+@every_example
+def test_a_router_may_be_called_otherwise_than_weight(example: str) -> None:
+    _, tensors, config = _EXAMPLES[example]
+    renamed = {
+        f"proj.{name}" if not name.startswith("weight") else name.replace("weight", "proj.w", 1):
+        values for name, values in tensors.items()
+    }  # fmt: skip
+    found = _find(renamed, config, leaf="proj.w").decode(renamed)
+    np.testing.assert_array_equal(found, _decode(tensors, config))
+
+
+@every_packed_example
+def test_what_is_known_of_activations_is_not_read(example: str) -> None:
+    _, tensors, config = _EXAMPLES[example]
+    stored = _find({**tensors, "input_scale": np.ones((), np.float32)}, config)
+    assert "gate.input_scale" not in {info.name for info in stored.tensors}
+
+
+@every_packed_example
+def test_an_unknown_tensor_beside_a_packed_router_is_refused(example: str) -> None:
+    _, tensors, config = _EXAMPLES[example]
+    message = _why_refused({**tensors, "weight_shift": np.ones(16, np.float32)}, config)
+    assert message.startswith("a.safetensors: tensor 'gate.weight_shift' stands beside the router")
+
+
+_PARTS = [
+    (example, part)
+    for example, (_, tensors, _) in _EXAMPLES.items()
+    for part in tensors
+    if example != "plain"
+]
+
+
+@pytest.mark.parametrize(("example", "part"), [p for p in _PARTS if p[1] not in _OPTIONAL])
+def test_a_packed_router_without_one_of_its_parts_is_refused(example: str, part: str) -> None:
+    _, tensors, config = _EXAMPLES[example]
+    _why_refused({name: values for name, values in tensors.items() if name != part}, config)
+
+
+@pytest.mark.parametrize(("example", "part"), _PARTS)
+def test_a_part_of_another_dtype_is_refused(example: str, part: str) -> None:
+    _, tensors, config = _EXAMPLES[example]
+    changed = {**tensors, part: tensors[part].astype(np.uint16)}
+    assert f"'gate.{part}'" in _why_refused(changed, config)
+
+
+@pytest.mark.parametrize(("example", "part"), _PARTS)
+def test_a_part_of_another_shape_is_refused(example: str, part: str) -> None:
+    _, tensors, config = _EXAMPLES[example]
+    longer = np.concatenate([np.atleast_1d(tensors[part])] * 3)
+    if "quant_state" in part:
+        with pytest.raises(CheckpointError, match="is not JSON"):
+            _decode({**tensors, part: longer}, config)
+    else:
+        _why_refused({**tensors, part: longer}, config)
+
+
+def test_packed_integers_without_a_quantisation_config_are_refused() -> None:
+    assert _why_refused(_EXAMPLES["gptq"][1]) == (
+        "router text/1: there is no tensor 'gate.weight', only 'gate.g_idx' (I32), 'gate.qweight' (I32), "
+        "'gate.qzeros' (I32), 'gate.scales' (F16), which is no storage known for the quantisation "
+        "method None."
+    )
+
+
+def test_a_packed_router_that_decodes_to_gigabytes_is_refused_unread() -> None:
+    infos = {
+        "weight": TensorInfo("gate.weight", "I8", (1 << 15, 1 << 14), "a", 0, 1 << 29),
+        "SCB": TensorInfo("gate.SCB", "F32", (1 << 15,), "a", 0, 1 << 17),
+    }
+    with pytest.raises(RouterError, match="too many values for a router"):
+        find_storage(infos, Settings({}), "router text/1")
+
+
+# ------------------------------------------- the published definitions, one element after the other
+
+
+def _string_of_bits(words: np.ndarray, bits: int) -> list[int]:
+    """Integers in a row of words, lowest bits first, by one large integer."""
+    number = sum(int(word) << (32 * i) for i, word in enumerate(words.view(np.uint32)))
+    return [number >> (bits * i) & (2**bits - 1) for i in range(32 * len(words) // bits)]
+
+
+def _pack_bits(rows: np.ndarray, bits: int) -> np.ndarray:
+    """The inverse for rows of integers."""
+    numbers = [sum(int(v) << (bits * i) for i, v in enumerate(row)) for row in rows]
+    num_words = -(-rows.shape[1] * bits // 32)
+    words = [[number >> (32 * i) & 0xFFFFFFFF for i in range(num_words)] for number in numbers]
+    return np.array(words, np.uint32).view(np.int32)
+
+
+@pytest.mark.parametrize("is_permuted", [False, True])
+@pytest.mark.parametrize("group", [32, 40, -1])
+@pytest.mark.parametrize("convention", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq_by_its_definition(bits: int, convention: str, group: int, is_permuted: bool) -> None:
+    """gptqmodel 7.7.0, PackableQuantLinear.dequantize_weight, in Python integers."""
+    rng = np.random.default_rng(bits)
+    experts, hidden = 11, 96
+    size = hidden if group == -1 else group
+    groups = -(-hidden // size)
+    order = rng.permutation(hidden) if is_permuted else np.arange(hidden)
+    stored_zeros = rng.integers(0, 2**bits - 1, (groups, experts))
+    tensors = {
+        "qweight": _words(rng, hidden * bits // 32, experts),
+        "qzeros": _pack_bits(stored_zeros, bits),
+        "scales": rng.random((groups, experts)).astype(np.float16),
+        "g_idx": (order // size).astype(np.int32),
+    }
+    config = {
+        "quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": is_permuted,
+        "sym": False, "checkpoint_format": convention,
+    }  # fmt: skip
+    expected = np.empty((experts, hidden), np.float32)
+    for expert in range(experts):
+        integers = _string_of_bits(tensors["qweight"][:, expert].copy(), bits)
+        for column in range(hidden):
+            g = tensors["g_idx"][column]
+            zero = int(stored_zeros[g, expert]) + (1 if convention == "gptq" else 0)
+            scale = float(tensors["scales"][g, expert])
+            expected[expert, column] = scale * (integers[column] - zero)
+    np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
+    if not is_permuted:
+        del tensors["g_idx"]
+        np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
+
+
+def test_gptq_is_the_first_version_unless_the_config_says_otherwise() -> None:
+    tensors = {**_EXAMPLES["gptq"][1], "qzeros": np.zeros((2, 2), np.int32)}
+    config = {"quant_method": "gptq", "bits": 4}
+    first = _decode(tensors, config)
+    np.testing.assert_array_equal(first, _decode(tensors, {**config, "checkpoint_format": "gptq"}))
+    one = {**tensors, "qzeros": np.full((2, 2), 0x11111111, np.int32)}
+    np.testing.assert_array_equal(first, _decode(one, _GPTQ_V2))
+
+
+def test_a_zero_point_that_the_first_version_cannot_hold_is_refused() -> None:
+    tensors = {**_EXAMPLES["gptq"][1], "qzeros": np.full((2, 2), -1, np.int32)}
+    message = _why_refused(tensors, {**_GPTQ_V2, "checkpoint_format": "gptq"})
+    assert message.endswith("holds 15, to which the format 'gptq' adds 1 beyond its 4 bits.")
+    assert np.isfinite(_decode(tensors, _GPTQ_V2)).all()
+
+
+def test_symmetric_gptq_whose_zero_points_are_not_in_the_middle_is_refused() -> None:
+    """The wrong one of the two conventions shifts every weight by a scale."""
+    seven = {**_EXAMPLES["gptq"][1], "qzeros": np.full((2, 2), 0x77777777, np.int32)}
+    message = _why_refused(seven, {**_GPTQ_V2, "sym": True})
+    assert message.endswith(
+        "stands for zero points from 7 to 7; config.json says symmetric, which has 8."
+    )
+    right = _decode(seven, {**_GPTQ_V2, "sym": True, "checkpoint_format": "gptq"})
+    unstated = _decode(seven, {**_GPTQ_V2, "checkpoint_format": "gptq"})
+    np.testing.assert_array_equal(right, unstated)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_group_that_does_not_exist_is_refused(index: int) -> None:
+    tensors = dict(_EXAMPLES["gptq"][1])
+    tensors["g_idx"] = tensors["g_idx"].copy()
+    tensors["g_idx"][5] = index
+    assert "expected groups from 0 to 1." in _why_refused(tensors, _GPTQ_V2)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"bits": 8}, "holds integers of 4 bits; config.json says 8."),
+        ({"checkpoint_format": "marlin"}, "'quantization_config.checkpoint_format' is marlin;"),
+        (
+            {"quant_method": "auto-round"},
+            "which is no storage known for the quantisation method auto-round.",
+        ),
+    ],
+)
+def test_a_gptq_config_that_does_not_fit_is_refused(change: dict[str, Any], why: str) -> None:
+    assert why in _why_refused(_EXAMPLES["gptq"][1], _GPTQ_V2 | change)
+
+
+def test_gptq_in_activation_order_without_its_order_is_refused() -> None:
+    tensors = {k: v for k, v in _EXAMPLES["gptq"][1].items() if k != "g_idx"}
+    assert "there is no 'g_idx'" in _why_refused(tensors, {**_GPTQ_V2, "desc_act": True})
+
+
+def test_awq_by_its_definition() -> None:
+    """AutoAWQ 0.2.9, WQLinear_GEMM.from_linear: output order[i] of eight lies in half byte i."""
+    _, tensors, config = _EXAMPLES["awq"]
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    expected = np.empty((16, 64), np.float32)
+    for column in range(64):
+        for word in range(2):
+            integers = _string_of_bits(tensors["qweight"][column, word : word + 1].copy(), 4)
+            zeros = _string_of_bits(tensors["qzeros"][column // 32, word : word + 1].copy(), 4)
+            for place in range(8):
+                expert = 8 * word + order[place]
+                scale = float(tensors["scales"][column // 32, expert])
+                expected[expert, column] = scale * (integers[place] - zeros[place])
+    np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
+
+
+@pytest.mark.parametrize("version", ["gemv", "GEMV_fast", "marlin", "exllama"])
+@pytest.mark.parametrize("key", ["version", "checkpoint_format"])
+def test_other_versions_of_awq_are_refused_by_name(key: str, version: str) -> None:
+    assert _why_refused(_EXAMPLES["awq"][1], {**_AWQ, key: version}) == (
+        f"config.json: 'quantization_config.{key}' is {version}; of such routers only gemm is "
+        "decoded."
+    )
+
+
+def test_awq_groups_that_do_not_fit_the_config_are_refused() -> None:
+    message = _why_refused(_EXAMPLES["awq"][1], {**_AWQ, "group_size": 64})
+    assert message.endswith("holds 2 groups of 64; there are 64 inputs.")
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_the_groups_of_packed_columns_may_be_named(is_named: bool) -> None:
+    """compressed-tensors 0.9.0, actorder "group": column j has the scale of group g_idx[j]."""
+    rng = np.random.default_rng(1)
+    _, tensors, config = _EXAMPLES["pack-quantized"]
+    in_order = np.arange(64) // 16
+    groups = rng.permutation(in_order) if is_named else in_order
+    g_idx = groups if is_named else np.full(64, -1)
+    expected = np.empty((16, 64), np.float32)
+    for row in range(16):
+        integers = _string_of_bits(tensors["weight_packed"][row].copy(), 4)
+        for column, g in enumerate(groups):
+            zero = _string_of_bits(tensors["weight_zero_point"][:, g].copy(), 4)[row]
+            scale = float(tensors["weight_scale"][row, g])
+            expected[row, column] = (integers[column] - zero) * scale
+    found = _decode({**tensors, "weight_g_idx": g_idx.astype(np.int32)}, config)
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
+def test_an_early_zero_point_in_int8_has_no_offset() -> None:
+    _, tensors, config = _EXAMPLES["pack-quantized"]
+    packed = tensors["weight_zero_point"]
+    zeros = np.array([_string_of_bits(packed[:, g].copy(), 4) for g in range(4)]).T - 8
+    early = {**tensors, "weight_zero_point": zeros.astype(np.int8)}
+    np.testing.assert_array_equal(_decode(early, config), _decode(tensors, config))
+
+
+def test_a_packed_shape_that_contradicts_the_words_is_refused() -> None:
+    _, tensors, config = _EXAMPLES["pack-quantized"]
+    other = {**tensors, "weight_shape": np.array([15, 64])}
+    assert _why_refused(other, config) == (
+        "a.safetensors: tensor 'gate.weight_shape' says [15, 64]; 'gate.weight_packed' holds "
+        "[16, 64]."
+    )
+
+
+def test_a_recipe_is_found_by_the_shapes_that_it_makes() -> None:
+    _, tensors, config = _EXAMPLES["pack-quantized"]
+    other = _recipe(num_bits=8, type="int", group_size=16)["config_groups"]["group_0"]
+    both = {"config_groups": {"group_0": other, "group_1": config["config_groups"]["group_0"]}}
+    np.testing.assert_array_equal(_decode(tensors, both), _decode(tensors, config))
+    assert "none of the 1 'config_groups'" in _why_refused(tensors, {"config_groups": {"a": other}})
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 127, 254, 255])
+def test_an_exponent_is_a_power_of_two_and_255_is_not_a_number(exponent: int) -> None:
+    tensors = {
+        "weight_packed": np.full((1, 16), 0x21, np.uint8),
+        "weight_scale": np.array([[exponent]], np.uint8),
+    }
+    power = np.float32(np.nan) if exponent == 255 else np.float32(2.0 ** (exponent - 127))
+    expected = np.tile([np.float32(0.5), np.float32(1.0)], 16)[np.newaxis] * power
+    np.testing.assert_array_equal(_decode(tensors), expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"shape": [16, 32]}, "has 512 bytes; (16, 32) values take 256."),
+        ({"shape": None}, "has 'shape' None, expected two positive integers."),
+        ({"shape": [-16, -64]}, "has 'shape' [-16, -64], expected two positive integers."),
+        ({"blocksize": 0}, "has 'blocksize' 0, expected a positive integer."),
+        ({"quant_type": "fp4"}, "has 'quant_type' fp4, expected nf4."),
+        ({"nested_offset": "1"}, "has 'nested_offset' 1, expected a number."),
+    ],
+)
+def test_a_quant_state_that_makes_no_sense_is_refused(change: dict[str, Any], why: str) -> None:
+    part = "weight.quant_state.bitsandbytes__nf4"
+    state = {"nested_blocksize": 256, "nested_offset": 0.25} | change
+    tensors = {**_EXAMPLES["bitsandbytes nf4"][1], part: _quant_state(**state)}
+    assert _why_refused(tensors).endswith(why)
+
+
+def test_a_table_that_is_not_the_one_of_bitsandbytes_is_refused() -> None:
+    tensors = dict(_EXAMPLES["bitsandbytes nf4"][1])
+    tensors["weight.quant_map"] = tensors["weight.quant_map"][::-1].copy()
+    assert _why_refused(tensors).endswith("does not hold the 16 values of nf4.")
+
+
+def test_int8_in_tiles_of_a_gpu_is_refused() -> None:
+    tensors = {**_EXAMPLES["bitsandbytes int8"][1], "weight_format": np.array(2, np.uint8)}
+    assert "'gate.weight_format' is 2, expected 0" in _why_refused(tensors)
+
+
+# --------------------------------------------------------------------------------- any tensors at all
+
+_LEAVES = sorted({leaf for _, tensors, _ in _EXAMPLES.values() for leaf in tensors} | {"scale"})
+_SIZES = st.sampled_from([0, 1, 2, 4, 16, 32, 64])
+_ANY_TENSORS = st.dictionaries(
+    st.sampled_from(_LEAVES),
+    st.tuples(
+        st.sampled_from(["F32", "BF16", "F8_E4M3", "F8_E8M0", "U8", "I8", "I32", "I64"]),
+        st.lists(_SIZES, max_size=3),
+    ),
+    max_size=2,
+)
+
+
+@given(
+    example=st.sampled_from(sorted(_EXAMPLES)),
+    changes=_ANY_TENSORS,
+    config=st.sampled_from([_GPTQ_V2, _AWQ, _PACK, None]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_tensors_decode_to_the_stated_shape_or_are_refused(
+    example: str, changes: dict[str, tuple[str, list[int]]], config: Any, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    tensors = dict(_EXAMPLES[example][1])
+    for leaf, (dtype, shape) in changes.items():
+        size = DTYPES[dtype].bits // 8
+        raw = _bytes(rng, int(np.prod(shape)) * size)
+        tensors[leaf] = raw.view(DTYPES[dtype].numpy).reshape(shape)
+    try:
+        stored = _find(tensors, config)
+        weight = stored.decode(tensors)
+    except (RouterError, CheckpointError) as error:
+        assert error.message.endswith(".")
+    else:
+        assert weight.shape == stored.shape

@@ -1,0 +1,63 @@
+"""One piece of a tensor in a ``.distcp`` file: an archive of ``torch.save`` that holds it alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Shaped
+
+from moegeom.checkpoint.formats._dcp_part import FilePart, LoadedPart
+from moegeom.checkpoint.formats._pytorch_archive import TorchArchive, View, read_torch_archive
+from moegeom.checkpoint.formats._pytorch_globals import StoredTensor, UnreadableTensor
+from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.errors import CheckpointError
+
+#: Bytes that an archive has beside its tensor: 1500 in torch 2.13.
+_BESIDE = 65_536
+
+
+@dataclass(frozen=True)
+class PieceArchive:
+    """A piece as ``info`` describes it, in ``length`` bytes of a file; ``what`` names it."""
+
+    file: RangeFile
+    info: TensorInfo
+    length: int
+    what: str
+
+    def read(self) -> Shaped[np.ndarray, "*shape"]:
+        """The piece; one read, as long as there is little beside the tensor in its archive."""
+        part = self._part
+        if self.length > self.info.size_bytes + _BESIDE:
+            archive, view = self._open(part)
+        else:
+            archive, view = self._open(LoadedPart(part.read_all(self.length), self.what))
+        return archive.read(view, self.what)
+
+    def read_bytes(self, start: int, size: int) -> bytes:
+        """A part of the piece; reads the archive's directory and that part."""
+        archive, view = self._open(self._part)
+        return archive.read_bytes(view, start, size)
+
+    @property
+    def _part(self) -> FilePart:
+        return FilePart(self.file, self.info.offset, self.length, self.what)
+
+    def _open(self, part: RangeFile) -> tuple[TorchArchive, View]:
+        """The archive, whose tensor has the dtype and the shape that the metadata promises."""
+        archive = read_torch_archive(part)
+        if not isinstance(archive.root, (StoredTensor, UnreadableTensor)):
+            raise CheckpointError(
+                f"{self.what} is a {type(archive.root).__name__}, expected one tensor."
+            )
+        view = archive.view(archive.root, self.what)
+        info = self.info
+        if (view.dtype, view.shape) != (info.dtype, info.shape):
+            raise CheckpointError(
+                f"{self.what} is {view.dtype} of shape {view.shape}, expected {info.dtype} of "
+                f"shape {info.shape}.",
+                "Do the metadata and this file come from the same save?",
+            )
+        return archive, view

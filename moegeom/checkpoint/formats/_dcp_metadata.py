@@ -1,0 +1,235 @@
+"""The ``.metadata`` of a torch distributed checkpoint: which tensors, cut where, stored where.
+
+It is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``, written by torch 1.13 to 2.13
+and by Megatron-Core. Records stand in for the classes and only keep their state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+from moegeom.checkpoint import limits
+from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped, TorchDtype
+from moegeom.checkpoint.pickled import unpickle
+from moegeom.core.errors import CheckpointError
+
+Offsets = tuple[int, ...]
+
+
+class _Record:
+    """In place of an object: the state it was given."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Metadata(_Record):
+    pass
+
+
+class _Tensor(_Record):
+    pass
+
+
+class _Properties(_Record):
+    pass
+
+
+class _Chunk(_Record):
+    pass
+
+
+class _Index(_Record):
+    pass
+
+
+class _Storage(_Record):
+    pass
+
+
+def _size(values: Any = ()) -> Any:
+    """``torch.Size``; what is no tuple of counts is refused where it is used."""
+    return values
+
+
+_CHECKPOINT = "torch.distributed.checkpoint.metadata"
+_BEFORE_2_3 = "torch.distributed._shard.sharded_tensor.metadata"
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
+
+#: Everything that a ``.metadata`` may name, and what stands in for it.
+_ALLOWED: Mapping[str, Any] = {
+    f"{_CHECKPOINT}.Metadata": _Metadata,
+    f"{_CHECKPOINT}.TensorStorageMetadata": _Tensor,
+    f"{_CHECKPOINT}.BytesStorageMetadata": Dropped,
+    f"{_CHECKPOINT}.TensorProperties": _Properties,
+    f"{_CHECKPOINT}.ChunkStorageMetadata": _Chunk,
+    f"{_CHECKPOINT}.MetadataIndex": _Index,
+    f"{_CHECKPOINT}.StorageMeta": Dropped,
+    f"{_CHECKPOINT}._MEM_FORMAT_ENCODING": Dropped,
+    "torch.distributed.checkpoint.filesystem._StorageInfo": _Storage,
+    f"{_BEFORE_2_3}.TensorProperties": _Properties,
+    f"{_BEFORE_2_3}.MEM_FORMAT_ENCODING": Dropped,
+    f"{_MEGATRON}.MCoreMetadata": _Metadata,
+    f"{_MEGATRON}.MCoreSavePlan": Dropped,
+    "torch.Size": _size,
+    "torch.serialization._get_layout": Dropped,
+    "collections.OrderedDict": dict,
+    # where the checkpoint was written, as Python 3.11 to 3.14 spell it
+    **{
+        f"{module}.{name}": Dropped
+        for module in ("pathlib", "pathlib._local")
+        for name in ("Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+    },
+    **{name: dtype for name, dtype in ALLOWED.items() if isinstance(dtype, TorchDtype)},
+}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box of a tensor."""
+
+    offsets: Offsets
+    sizes: Offsets
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ``torch.save`` archive of one chunk lies."""
+
+    file: str
+    offset: int
+    length: int
+    is_transformed: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor as it was saved."""
+
+    dtype: TorchDtype
+    shape: Offsets
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What ``.metadata`` says. Tensors are checked one by one, when they are asked for."""
+
+    where: str
+    tensors: Mapping[str, Any]
+    places: Mapping[tuple[str, Offsets], Place]
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.tensors.keys()
+
+    @cached_property
+    def file_ends(self) -> Mapping[str, int]:
+        """How long each file must be at least."""
+        ends: dict[str, int] = {}
+        for place in self.places.values():
+            ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
+        return ends
+
+    def layout(self, name: str) -> Layout:
+        """Dtype, shape and chunks of a tensor; whether the chunks tile it is not checked here."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.where}: there is no tensor {name!r}.")
+        what = f"{self.where}: tensor {name!r}"
+        tensor = self.tensors[name]
+        properties = _field(tensor, "properties", _Properties, what).state
+        dtype = properties[0] if isinstance(properties, tuple) and properties else None
+        if not isinstance(dtype, TorchDtype):
+            raise CheckpointError(f"{what} has no dtype of torch.")
+        chunks = []
+        for chunk in _field(tensor, "chunks", list, what):
+            if not isinstance(chunk, _Chunk):
+                raise CheckpointError(f"{what} has {_kind(chunk)} among its chunks.")
+            chunks.append(Chunk(_counts(chunk, "offsets", what), _counts(chunk, "sizes", what)))
+        # Ranks that hold the same copy describe it once each, and it is stored once.
+        return Layout(dtype, _counts(tensor, "size", what), tuple(dict.fromkeys(chunks)))
+
+
+def parse_metadata(raw: bytes, where: str) -> Metadata:
+    """The contents of a ``.metadata`` file; its places lie inside of the folder."""
+    found = unpickle(raw, where, _ALLOWED)
+    if not isinstance(found, _Metadata):
+        raise CheckpointError(f"{where}: holds {_kind(found)}, expected a Metadata of torch.")
+    described = _field(found, "state_dict_metadata", dict, where)
+    stored = _field(found, "storage_data", dict, where)
+    if max(len(described), len(stored)) > limits.TENSORS:
+        raise CheckpointError(f"{where}: describes more than {limits.TENSORS} tensors.")
+    tensors = {}
+    for name, entry in described.items():
+        if not isinstance(name, str) or not isinstance(entry, (_Tensor, Dropped)):
+            raise CheckpointError(f"{where}: describes {_kind(name)} by {_kind(entry)}.")
+        if isinstance(entry, _Tensor):
+            tensors[name] = entry
+    places = {}
+    files: set[str] = set()
+    for index, storage in stored.items():
+        if not isinstance(index, _Index) or not isinstance(storage, _Storage):
+            raise CheckpointError(f"{where}: places {_kind(index)} by {_kind(storage)}.")
+        name = _field(index, "fqn", str, where)
+        place = _place(storage, f"{where}: {name!r}")
+        if place.file not in files:
+            _check_inside(place.file, f"{where}: {name!r}")
+            files.add(place.file)
+        is_tensor = isinstance(index.state.get("offset"), tuple)
+        at = _counts(index, "offset", f"{where}: {name!r}") if is_tensor else (-1,)
+        if (name, at) in places:
+            raise CheckpointError(f"{where}: places the piece of {name!r} at {at} twice.")
+        places[name, at] = place
+    return Metadata(where, tensors, places)
+
+
+def _place(storage: _Storage, what: str) -> Place:
+    file = _field(storage, "relative_path", str, what)
+    offset, length = (_field(storage, key, int, what) for key in ("offset", "length"))
+    if not 0 <= offset <= limits.LARGEST_COUNT or not 0 <= length <= limits.LARGEST_COUNT:
+        raise CheckpointError(f"{what} lies at byte {offset} and has {length}, which cannot be.")
+    return Place(file, offset, length, bool(storage.state.get("transform_descriptors")))
+
+
+def _check_inside(file: str, what: str) -> None:
+    path = PurePosixPath(file)
+    is_inside = path.parts and not path.is_absolute() and ".." not in path.parts
+    if not is_inside or any(c in file for c in "\\:\0"):
+        raise CheckpointError(f"{what} lies in {file!r}, which is outside the checkpoint's folder.")
+
+
+def _field(record: _Record, key: str, kind: type, what: str) -> Any:
+    state = record.state if isinstance(record.state, dict) else {}
+    if not isinstance(state.get(key), kind):
+        raise CheckpointError(
+            f"{what} has {_kind(state.get(key))} as '{key}', expected {_kind_name(kind)}."
+        )
+    return state[key]
+
+
+def _counts(record: _Record, key: str, what: str) -> Offsets:
+    found = _field(record, key, tuple, what)
+    if len(found) > limits.DIMENSIONS or not all(map(_is_count, found)):
+        raise CheckpointError(
+            f"{what} has '{key}' that are not at most {limits.DIMENSIONS} non-negative integers."
+        )
+    return found
+
+
+def _is_count(found: Any) -> bool:
+    return type(found) is int and 0 <= found <= limits.LARGEST_COUNT
+
+
+def _kind(found: Any) -> str:
+    return "nothing" if found is None else f"a {_kind_name(type(found))}"
+
+
+def _kind_name(kind: type) -> str:
+    return kind.__name__.lstrip("_")

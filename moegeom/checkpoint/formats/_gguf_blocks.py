@@ -1,0 +1,47 @@
+"""Tensors stored in blocks, as float32; the decoder is that of the gguf package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from moegeom.checkpoint.formats._gguf_types import GgmlType
+from moegeom.core.errors import CheckpointError
+
+
+def decode(
+    raw: bytes, stored: GgmlType, shape: tuple[int, ...], where: str
+) -> Float32[np.ndarray, "*shape"]:
+    """The numbers that the blocks of a tensor stand for, in its shape.
+
+    Raises ``CheckpointError`` when the gguf package is not there, or does not know the type.
+    """
+    gguf = _package(stored, where)
+    row_bytes = shape[-1] // stored.block_size * stored.block_bytes
+    if not row_bytes or not raw:
+        return np.zeros(shape, np.float32)
+    blocks = np.frombuffer(raw, np.uint8).reshape(-1, row_bytes)
+    try:
+        # a scale may be anything, NaN and infinity included
+        with np.errstate(all="ignore"):
+            rows = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[stored.name])
+    except (KeyError, NotImplementedError):
+        raise CheckpointError(
+            f"{where} is {stored.name}, which the installed gguf package cannot decode.",
+            "Upgrade it (pip install -U gguf), or convert this tensor to F32.",
+        ) from None
+    return rows.reshape(shape)
+
+
+def _package(stored: GgmlType, where: str) -> Any:
+    try:
+        import gguf
+        import gguf.quants
+    except ImportError:
+        raise CheckpointError(
+            f"{where} is {stored.name}, stored in blocks, which needs the gguf package.",
+            "pip install 'moegeom[gguf]'",
+        ) from None
+    return gguf

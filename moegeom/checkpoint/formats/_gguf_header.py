@@ -1,0 +1,202 @@
+"""The header of a GGUF file: counts, settings, and where each tensor lies behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from struct import Struct
+from typing import Any, NamedTuple
+
+from moegeom.checkpoint import limits
+from moegeom.checkpoint.formats._gguf_cursor import AGAIN, Cursor, truncated
+from moegeom.checkpoint.formats._gguf_types import GGML_TYPES, GgmlType
+from moegeom.checkpoint.formats._gguf_values import read_name, read_value
+from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.errors import CheckpointError
+
+ALIGNMENT = "general.alignment"
+DEFAULT_ALIGNMENT = 32
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+
+#: Experts of a layer are one tensor: the largest public models have 2 000.
+_MOST_TENSORS = 100_000
+
+#: Public models have at most a hundred.
+_MOST_SETTINGS = 4096
+
+_START = Struct("<4sI")
+_COUNTS = Struct("<QQ")
+_NUMBER = Struct("<I")
+_TYPE_AND_OFFSET = Struct("<IQ")
+
+
+class Entry(NamedTuple):
+    """A tensor as the header describes it; the offset counts from the first tensor."""
+
+    shape: tuple[int, ...]
+    type_code: int
+    offset: int
+
+    @property
+    def type(self) -> GgmlType | None:
+        """None for a type of a later version, and for rows that are not whole blocks."""
+        known = GGML_TYPES.get(self.type_code)
+        row = self.shape[-1] if self.shape else 1
+        return known if known and row % known.block_size == 0 else None
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes in the file; None where ``type`` is."""
+        if self.type is None:
+            return None
+        return prod(self.shape) // self.type.block_size * self.type.block_bytes
+
+
+@dataclass(frozen=True)
+class Header:
+    """A parsed header; no tensor in it ends behind the end of the file or in another tensor.
+
+    ``end`` is where the header ends; the tensors begin at the next multiple of ``alignment``.
+    """
+
+    file: str
+    settings: Mapping[str, Any]
+    entries: Mapping[str, Entry]
+    end: int
+    alignment: int
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.entries.keys()
+
+    @property
+    def data_start(self) -> int:
+        return round_up(self.end, self.alignment)
+
+    def info(self, name: str) -> TensorInfo:
+        """Where the tensor lies; an error if its type is not known."""
+        where = f"{self.file}: tensor {name!r}"
+        if name not in self.entries:
+            raise CheckpointError(f"{where} is not in this file, which holds {len(self.entries)}.")
+        entry = self.entries[name]
+        if entry.type_code not in GGML_TYPES:
+            raise CheckpointError(
+                f"{where} has the type {entry.type_code}, which is not known.",
+                "A newer version of llama.cpp wrote it; convert this tensor to F32.",
+            )
+        if entry.type is None or entry.size_bytes is None:
+            known = GGML_TYPES[entry.type_code]
+            raise CheckpointError(
+                f"{where} has shape {entry.shape}; rows of {known.name} are blocks of "
+                f"{known.block_size}."
+            )
+        begin = self.data_start + entry.offset
+        return TensorInfo(name, entry.type.name, entry.shape, self.file, begin, entry.size_bytes)
+
+
+def round_up(offset: int, alignment: int) -> int:
+    """The next multiple of ``alignment``."""
+    return -(-offset // alignment) * alignment
+
+
+def read_header(file: RangeFile) -> Header:
+    """The header of one file; costs its own bytes, less the numbers of a vocabulary."""
+    cursor = Cursor(file)
+    num_tensors, num_settings = _read_start(cursor)
+    settings: dict[str, Any] = {}
+    for index in range(num_settings):
+        key = read_name(cursor, f"{file.label}: the key of setting {index}")
+        if key in settings:
+            raise CheckpointError(f"{file.label}: holds the key {key!r} twice.")
+        settings[key] = read_value(cursor, f"{file.label}: {key!r}")
+    entries: dict[str, Entry] = {}
+    for index in range(num_tensors):
+        name = read_name(cursor, f"{file.label}: the name of tensor {index}")
+        if name in entries:
+            raise CheckpointError(f"{file.label}: holds the tensor {name!r} twice.")
+        entries[name] = _read_entry(cursor, f"{file.label}: tensor {name!r}")
+    alignment = _alignment(file.label, settings)
+    header = Header(file.label, settings, entries, cursor.offset, alignment)
+    _check_places(header, cursor.file_size)
+    return header
+
+
+def _read_start(cursor: Cursor) -> tuple[int, int]:
+    """The numbers of tensors and of settings."""
+    label = cursor.file.label
+    if cursor.file_size < _START.size + _COUNTS.size:
+        raise CheckpointError(f"{label}: truncated, has {cursor.file_size} bytes.", AGAIN)
+    magic, version = cursor.numbers(_START)
+    if magic != _MAGIC:
+        raise CheckpointError(
+            f"{label}: begins with {magic!r}, expected {_MAGIC!r}.",
+            "Is this a GGUF file? Older GGML files must be converted by llama.cpp.",
+        )
+    if version % 2**16 == 0:
+        raise CheckpointError(
+            f"{label}: is big-endian, expected little-endian.",
+            "Convert it: python -m gguf.scripts.gguf_convert_endian FILE little.",
+        )
+    if version not in _VERSIONS:
+        raise CheckpointError(
+            f"{label}: is of version {version} of GGUF, expected 2 or 3.",
+            "Convert the model again with a current llama.cpp.",
+        )
+    counts = cursor.numbers(_COUNTS)
+    claims = zip(counts, ("tensors", "settings"), (_MOST_TENSORS, _MOST_SETTINGS), strict=True)
+    for found, what, most in claims:
+        if found > most:
+            raise CheckpointError(
+                f"{label}: claims {found} {what}, more than the {most} allowed.", AGAIN
+            )
+    return counts
+
+
+def _read_entry(cursor: Cursor, what: str) -> Entry:
+    (dimensions,) = cursor.numbers(_NUMBER)
+    if dimensions > limits.DIMENSIONS:
+        raise CheckpointError(
+            f"{what} has {dimensions} dimensions, expected at most {limits.DIMENSIONS}."
+        )
+    # the dimension that lies together comes first in the file and last in numpy
+    shape = tuple(cursor.length() for _ in range(dimensions))[::-1]
+    if prod(max(n, 1) for n in shape) > limits.LARGEST_COUNT // 8:
+        raise CheckpointError(f"{what} has shape {shape}, more than a 64-bit count of bytes.")
+    type_code, offset = cursor.numbers(_TYPE_AND_OFFSET)
+    return Entry(shape, type_code, offset)
+
+
+def _alignment(label: str, settings: Mapping[str, Any]) -> int:
+    found = settings.get(ALIGNMENT, DEFAULT_ALIGNMENT)
+    if type(found) is not int or found <= 0 or found & (found - 1):
+        raise CheckpointError(f"{label}: {ALIGNMENT} is {found!r}, expected a power of two.")
+    return found
+
+
+def _check_places(header: Header, file_size: int) -> None:
+    """Raise unless every tensor begins on the grid, ends in the file and overlaps no other."""
+    last, last_end = "", 0
+    largest_end = header.end
+    by_place = sorted(header.entries.items(), key=lambda e: (e[1].offset, e[1].size_bytes or 0))
+    for name, entry in by_place:
+        where = f"{header.file}: tensor {name!r}"
+        if entry.offset % header.alignment:
+            raise CheckpointError(
+                f"{where} has the offset {entry.offset}, expected a multiple of "
+                f"{header.alignment}.",
+                AGAIN,
+            )
+        if entry.offset < last_end:
+            raise CheckpointError(
+                f"{where} has the offset {entry.offset}, where tensor {last!r} goes on to "
+                f"{last_end}.",
+                AGAIN,
+            )
+        last, last_end = name, entry.offset + (entry.size_bytes or 0)
+        largest_end = max(largest_end, header.data_start + last_end)
+    if largest_end > file_size:
+        raise truncated(header.file, largest_end, file_size)

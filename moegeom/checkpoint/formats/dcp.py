@@ -1,0 +1,162 @@
+"""Torch distributed checkpoints: ``.metadata`` and the ``*.distcp`` files of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from moegeom.checkpoint import pickled
+from moegeom.checkpoint.folder import Folder, Location
+from moegeom.checkpoint.formats._dcp_archive import PieceArchive
+from moegeom.checkpoint.formats._dcp_metadata import Chunk, Layout, Metadata, Place, parse_metadata
+from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.shards import ShardedStore, check_present
+from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
+from moegeom.checkpoint.store import Format, TensorInfo
+from moegeom.core.errors import CheckpointError
+
+_METADATA = ".metadata"
+_UNFINISHED = ".metadata.tmp"
+_SUFFIX = ".distcp"
+_OTHER_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+
+_EARLIER = "Pass an earlier checkpoint of the run."
+
+
+def recognises(location: Location) -> bool:
+    """True for ``.metadata``, a ``.distcp`` file, or a folder that holds either."""
+    files = location.files
+    if any(name.endswith(_SUFFIX) for name in files):
+        return True
+    is_of_others = any(name.endswith(_OTHER_WEIGHTS) for name in files)
+    return not is_of_others and any(name in (_METADATA, _UNFINISHED) for name in files)
+
+
+def open_dcp(location: Location) -> ShardedStore:
+    """The checkpoint at a location that ``recognises`` accepts; reads ``.metadata`` alone."""
+    folder = location.folder
+    if location.file is None:
+        _check_alone(folder)
+    elif location.file.endswith(_SUFFIX):
+        raise CheckpointError(
+            f"{location.file}: holds pieces of tensors, and {_METADATA} beside it says which.",
+            "Pass the folder.",
+        )
+    _check_finished(folder)
+    raw = folder.file(_METADATA).read_all(pickled.PICKLE_BYTES)
+    if not raw:
+        raise CheckpointError(
+            f"{_METADATA}: is empty: the save was interrupted before its metadata was written.",
+            _EARLIER,
+        )
+    metadata = parse_metadata(raw, _METADATA)
+    check_present(folder, _METADATA, metadata.file_ends.keys())
+    pieces = _Pieces(folder, metadata)
+    shard = SlicedShard(_METADATA, metadata.names, pieces.tensor, pieces.sizes)
+    return ShardedStore(folder, {_METADATA: shard}, dict.fromkeys(metadata.names, _METADATA))
+
+
+def _check_alone(folder: Folder) -> None:
+    others = [name for name in folder.files() if name.endswith(_OTHER_WEIGHTS[:2])]
+    if others:
+        raise CheckpointError(
+            f"{folder.label}: holds {_SUFFIX} files and {others[0]}: two checkpoints.",
+            f"Pass the file to read: {_METADATA}, or the other.",
+        )
+
+
+def _check_finished(folder: Folder) -> None:
+    """Raise unless the save reached its last step, at which ``.metadata.tmp`` gets its name."""
+    is_there = {name: folder.has(name) for name in (_METADATA, _UNFINISHED)}
+    if is_there[_METADATA] and is_there[_UNFINISHED]:
+        raise CheckpointError(
+            f"{folder.label}: holds both {_METADATA} and {_UNFINISHED}: a save over an older "
+            "checkpoint was interrupted, and the files may be of either.",
+            _EARLIER,
+        )
+    if is_there[_METADATA]:
+        return
+    of_ranks = [name for name in folder.files() if name.endswith(_METADATA)]
+    if of_ranks:
+        raise CheckpointError(
+            f"{folder.label}: holds {of_ranks[0]} and no {_METADATA}: each rank was saved for "
+            "itself, which is not read.",
+            "Save with use_collectives=True.",
+        )
+    num_files = sum(name.endswith(_SUFFIX) for name in folder.files())
+    raise CheckpointError(
+        f"{folder.label}: holds {num_files} {_SUFFIX} files and no {_METADATA}: the save was "
+        "interrupted before its metadata was written.",
+        f"{_EARLIER} If the save did end, copy {_METADATA} too: it is a hidden file, on one node.",
+    )
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The chunks of all tensors in the files of a folder."""
+
+    folder: Folder
+    metadata: Metadata
+
+    def tensor(self, name: str) -> SlicedTensor:
+        layout = self.metadata.layout(name)
+        pieces = [
+            self._piece(name, layout, chunk, self.metadata.places[name, chunk.offsets])
+            for chunk in layout.chunks
+            # what is described and not stored is missing when the pieces are joined
+            if (name, chunk.offsets) in self.metadata.places and prod(chunk.sizes)
+        ]
+        return join_pieces(self.metadata.where, name, layout.dtype.name, layout.shape, pieces)
+
+    def sizes(self) -> Mapping[str, int]:
+        return {file: self._files[file].size_bytes for file in self.metadata.file_ends}
+
+    @cached_property
+    def _files(self) -> Mapping[str, _PieceFile]:
+        return {
+            name: _PieceFile(self.folder.file(name), end)
+            for name, end in self.metadata.file_ends.items()
+        }
+
+    def _piece(self, name: str, layout: Layout, chunk: Chunk, place: Place) -> Piece:
+        what = f"{place.file}: the piece of {name!r} at byte {place.offset}"
+        if place.is_transformed:
+            raise CheckpointError(
+                f"{what} is compressed or encrypted by an extension of torch.",
+                "Save without extensions.",
+            )
+        dtype = layout.dtype.name
+        size = prod(chunk.sizes) * layout.dtype.size
+        if size > place.length:
+            raise CheckpointError(
+                f"{what} has {place.length} bytes; shape {chunk.sizes} of {dtype} takes {size}."
+            )
+        file = self._files[place.file]
+        file.check_length()
+        info = TensorInfo(name, dtype, chunk.sizes, place.file, place.offset, size)
+        return Piece(chunk.offsets, info, PieceArchive(file.file, info, place.length, what))
+
+
+@dataclass(frozen=True)
+class _PieceFile:
+    """A file of a rank, whose length is asked for once."""
+
+    file: RangeFile
+    expected: int
+
+    @cached_property
+    def size_bytes(self) -> int:
+        return self.file.size_bytes()
+
+    def check_length(self) -> None:
+        if self.size_bytes < self.expected:
+            raise CheckpointError(
+                f"{self.file.label}: truncated, has {self.size_bytes} bytes and {_METADATA} "
+                f"promises {self.expected}.",
+                f"Copy this file again; if the save was interrupted: {_EARLIER.lower()}",
+            )
+
+
+FORMAT = Format("dcp", recognises, open_dcp)

@@ -1,0 +1,234 @@
+"""The machine that a pickle is a program for: a stack, marks, and a memo of what was made.
+
+It makes plain values, and calls what its owner allows; it imports nothing, and looks up nothing
+but ``__setstate__``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moegeom.core.errors import CheckpointError
+
+#: Memory for the objects of one pickle; each opcode is counted with the most that it can take.
+OBJECT_BYTES = 300_000_000
+
+#: Longest dict key and longest name of a global: each may be compared once per opcode.
+_NAME_LENGTH = 4096
+
+#: Most arguments of a call; each call copies them.
+_ARGUMENTS = 255
+
+#: Integers from here on share their hash with smaller ones.
+_LARGE_KEY = 2**60
+
+#: Memory that an entry of a dict takes, with the room to grow.
+_ENTRY = 150
+
+#: What a stand-in raises when it is given anything but what it expects.
+_WRONG_VALUES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+_HINT = "Only tensors and plain values are read; write the file anew with nothing else in it."
+
+
+@dataclass(frozen=True, eq=False)
+class Global:
+    """A function or a class that a pickle names, and what stands in for it here."""
+
+    name: str
+    stand_in: Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class OddKey:
+    """A dict key that is no text and no integer; two of them are never equal.
+
+    Hashing a value takes as long as the value is large, and a file can give many values one hash.
+    """
+
+    value: Any
+
+
+class Machine:
+    """The stack, the memo and what is left of the memory; most methods are one opcode each."""
+
+    def __init__(
+        self, where: str, allowed: Mapping[str, Any], persistent: Callable[[Any], Any] | None
+    ) -> None:
+        self.where = where
+        self.allowed = allowed
+        self.persistent = persistent
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
+        self.memo: list[Any] = []
+        self.left = OBJECT_BYTES
+
+    def refusal(self, found: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: the pickle {found}.", _HINT)
+
+    def pay(self, cost: int) -> None:
+        self.left -= cost
+        if self.left < 0:
+            raise self.refusal(f"describes more than {OBJECT_BYTES} bytes of objects")
+
+    def ignore(self, _: Any) -> None: ...
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def push_new(self, make: Callable[[], Any]) -> None:
+        self.stack.append(make())
+
+    def push_bytes(self, value: bytes) -> None:
+        self.pay(sys.getsizeof(value))
+        self.stack.append(value)
+
+    def push_text(self, raw: bytes) -> None:
+        text = str(raw, "utf-8", "surrogatepass")
+        self.pay(sys.getsizeof(text))
+        self.stack.append(text)
+
+    def push_integer(self, raw: bytes) -> None:
+        self.stack.append(int.from_bytes(raw, "little", signed=True))
+
+    def pop(self, _: Any) -> None:
+        self.stack.pop()
+
+    def duplicate(self, _: Any) -> None:
+        self.stack.append(self.stack[-1])
+
+    def mark(self, _: Any) -> None:
+        self.below.append(self.stack)
+        self.stack = []
+
+    def since_mark(self) -> list[Any]:
+        items = self.stack
+        self.stack = self.below.pop()
+        return items
+
+    def drop_marked(self, _: Any) -> None:
+        self.since_mark()
+
+    def push_tuple(self, length: int) -> None:
+        if len(self.stack) < length:
+            raise IndexError
+        items = tuple(self.stack[-length:])
+        del self.stack[-length:]
+        self.stack.append(items)
+
+    def push_marked(self, _: Any) -> None:
+        items = tuple(self.since_mark())
+        self.stack.append(items)
+
+    def memoize(self, index: int | None) -> None:
+        """Every pickler numbers what it remembers without gaps, and a list stays small."""
+        if index is None or index == len(self.memo):
+            self.memo.append(self.stack[-1])
+        elif index < len(self.memo):
+            self.memo[index] = self.stack[-1]
+        else:
+            raise self.refusal(f"remembers object {index} after {len(self.memo)} others")
+
+    def recall(self, index: int) -> None:
+        self.stack.append(self.memo[index])
+
+    def append(self, _: Any) -> None:
+        self._extend([self.stack.pop()])
+
+    def append_marked(self, _: Any) -> None:
+        self._extend(self.since_mark())
+
+    def _extend(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise self.refusal(f"appends to {_kind(target)}")
+        target.extend(items)
+
+    def set_item(self, _: Any) -> None:
+        value = self.stack.pop()
+        self._set_items([self.stack.pop(), value])
+
+    def set_marked(self, _: Any) -> None:
+        self._set_items(self.since_mark())
+
+    def _set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not dict or len(items) % 2:
+            raise self.refusal(f"gives {len(items)} keys and values to {_kind(target)}")
+        self.pay(_ENTRY * len(items) // 2)
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            target[self._key(key)] = value
+
+    def _key(self, found: Any) -> Any:
+        if type(found) is str:
+            if len(found) > _NAME_LENGTH:
+                raise self.refusal(f"has a key of {len(found)} characters")
+            return found
+        is_small = isinstance(found, int) and -_LARGE_KEY < found < _LARGE_KEY
+        if is_small or found is None or type(found).__hash__ is object.__hash__:
+            return found
+        return OddKey(found)
+
+    def find(self, names: tuple[Any, Any]) -> None:
+        module, name = names
+        if type(module) is not str or type(name) is not str:
+            raise self.refusal(f"names a global by {_kind(module)} and {_kind(name)}")
+        if len(module) + len(name) > _NAME_LENGTH:
+            raise self.refusal(f"names a global of {len(module) + len(name)} characters")
+        full = f"{module}.{name}"
+        if full not in self.allowed:
+            raise self.refusal(
+                f"names {_printable(full)}, which is not among what a checkpoint holds"
+            )
+        found = self.allowed[full]
+        self.stack.append(Global(full, found) if callable(found) else found)
+
+    def find_stacked(self, _: Any) -> None:
+        name = self.stack.pop()
+        self.find((self.stack.pop(), name))
+
+    def call(self, _: Any) -> None:
+        arguments = self.stack.pop()
+        function = self.stack.pop()
+        if type(function) is not Global or type(arguments) is not tuple:
+            raise self.refusal(f"calls {_kind(function)} with {_kind(arguments)}")
+        if len(arguments) > _ARGUMENTS:
+            raise self.refusal(f"calls {function.name} with {len(arguments)} arguments")
+        try:
+            self.stack.append(function.stand_in(*arguments))
+        except _WRONG_VALUES:
+            raise self.refusal(
+                f"calls {function.name} with {len(arguments)} arguments that it does not take"
+            ) from None
+
+    def build(self, _: Any) -> None:
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if type(target) is dict:
+            return
+        set_state = getattr(type(target), "__setstate__", None)
+        if set_state is None:
+            raise self.refusal(f"sets the state of {_kind(target)}")
+        try:
+            set_state(target, state)
+        except _WRONG_VALUES:
+            raise self.refusal(f"gives {_kind(target)} a state that it cannot have") from None
+
+    def push_persistent(self, _: Any) -> None:
+        if self.persistent is None:
+            raise self.refusal("refers to an object that lies outside of it")
+        try:
+            self.stack.append(self.persistent(self.stack.pop()))
+        except _WRONG_VALUES:
+            raise self.refusal("refers to an object outside of it that cannot exist") from None
+
+
+def _kind(value: Any) -> str:
+    return value.name if type(value) is Global else f"a {type(value).__name__.lstrip('_')}"
+
+
+def _printable(name: str) -> str:
+    return name if name.isprintable() and len(name) <= 200 else repr(name[:200])

@@ -1,0 +1,115 @@
+"""The tiny models are an oracle only if they are whole, repeatable, and hard to get right."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.families.observed import observe
+from tests.families.tiny_families import FAMILIES
+from tests.families.tiny_models import NAMES, SELECTION_BIAS, build, routers_of
+
+#: Tokens whose set of experts changes when the selection biases are left out.
+MOST = 0.5
+#: One expert of 13 per token has fewer ways to change.
+TOP_ONE = {"zaya": 0.1, "zaya__skip": 0.1}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def tiny(request):
+    """A family: its name, its model and what its routers did."""
+    model = build(request.param)
+    return SimpleNamespace(name=request.param, model=model, seen=observe(model, request.param))
+
+
+def sets_of(router):
+    return np.sort(router.chosen, axis=1)
+
+
+def selection_biases(model):
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [tensor for path, tensor in tensors if SELECTION_BIAS.search(path)]
+
+
+def test_every_stack_of_a_family_has_routers(tiny):
+    assert {router.stack for router in tiny.seen} == {s for s, _ in FAMILIES[tiny.name].routers}
+    assert len({(router.stack, router.layer) for router in tiny.seen}) == len(tiny.seen)
+    for router in tiny.seen:
+        assert re.search(rf"\.{router.layer}\.", f".{router.module}")
+
+
+def test_a_router_gives_every_token_distinct_experts_and_finite_weights(tiny):
+    for router in tiny.seen:
+        tokens, k = router.chosen.shape
+        assert router.inputs.dtype == np.float32
+        assert router.inputs.shape[0] == tokens
+        assert np.isfinite(router.inputs).all()
+        ordered = sets_of(router)
+        assert ((ordered[:, 1:] > ordered[:, :-1]) | (ordered[:, 1:] == -1)).all()
+        assert ordered.min() >= -1
+        assert k < ordered.max() + 1 < 40
+        assert router.weights.dtype == np.float32
+        assert router.weights.shape == (tokens, k)
+        assert np.isfinite(router.weights).all()
+        np.testing.assert_array_equal(router.weights[router.chosen == -1], 0)
+
+
+def test_tokens_go_to_many_sets_of_experts(tiny):
+    for router in tiny.seen:
+        assert len(np.unique(sets_of(router), axis=0)) >= (5 if router.chosen.shape[1] == 1 else 10)
+
+
+def test_the_same_name_gives_the_same_model_and_the_same_choices(tiny):
+    again = build(tiny.name)
+    for path, tensor in tiny.model.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[path], tensor, rtol=0, atol=0)
+    for first, second in zip(tiny.seen, observe(again, tiny.name), strict=True):
+        np.testing.assert_array_equal(first.inputs, second.inputs)
+        np.testing.assert_array_equal(first.chosen, second.chosen)
+        np.testing.assert_array_equal(first.weights, second.weights)
+
+
+def test_selection_biases_left_out_change_most_choices(tiny):
+    """In the first layer of a stack that has one: its input does not depend on other biases."""
+    model = build(tiny.name)
+    if not (biases := selection_biases(model)):
+        assert "bias" not in " ".join(name for name, _ in routing_buffers(model, tiny.name))
+        return
+    for bias in biases:
+        bias.data.zero_()
+    first = {}
+    for with_them, without in zip(tiny.seen, observe(model, tiny.name), strict=True):
+        if with_them.token_ids is None:  # a table decides by token, without a bias
+            first.setdefault(with_them.stack, (with_them, without))
+    for with_them, without in first.values():
+        changed = (sets_of(with_them) != sets_of(without)).any(axis=1).mean()
+        assert changed > TOP_ONE.get(tiny.name, MOST)
+
+
+def routing_buffers(model, name):
+    return [pair for router in routers_of(model, name) for pair in router.module.named_buffers()]
+
+
+def test_building_a_model_leaves_the_random_state_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    build("mixtral")
+    torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
+
+
+def test_a_full_expert_drops_tokens_where_the_capacity_is_small():
+    for name in ("nllb_moe__bias_cap", "switch_transformers"):
+        assert any((router.chosen == -1).any() for router in observe(build(name), name))
+    for name in ("nllb_moe", "switch_transformers__bias_nocap"):
+        assert all((router.chosen >= 0).all() for router in observe(build(name), name))
+
+
+def test_only_the_variant_that_skips_chooses_the_skip_class():
+    for name, skips in (("zaya", False), ("zaya__skip", True)):
+        seen = observe(build(name), name)
+        assert any((router.chosen == 12).any() for router in seen) is skips

@@ -1,0 +1,103 @@
+"""Tiny random models of every MoE family of transformers: the oracle for what a family file says.
+
+Weights, biases and norm gains are random with a spread that matters, so that a bias left out, a
+norm forgotten or a group ignored changes most choices.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import transformers
+
+from tests.families.tiny_configs import tiny_config
+from tests.families.tiny_families import FAMILIES
+
+#: Every family and variant that can be built.
+NAMES: tuple[str, ...] = tuple(sorted(FAMILIES))
+
+#: Families of the catalogue that cannot be built here, with the reason.
+CANNOT: dict[str, str] = {}
+
+#: Added to the scores for the choice alone, wherever a family keeps it.
+SELECTION_BIAS = re.compile(r"(e_score_correction_bias|expert_bias|balancing_biases)$")
+
+NORM_SPREAD, WEIGHT_SPREAD, LOGIT_BIAS_SPREAD = 0.2, 0.3, 0.5
+
+#: Beside scores between 0 and 1: enough to change most choices, too little to make them for good.
+SELECTION_BIAS_SPREAD = 0.2
+
+
+@dataclass(frozen=True)
+class Router:
+    """A router of a model: where it is, and its module."""
+
+    stack: str
+    layer: int
+    name: str
+    module: torch.nn.Module
+
+
+def build(name: str) -> transformers.PreTrainedModel:
+    """The model of a family in float32, the same at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(zlib.crc32(name.encode()))
+        family = FAMILIES[name]
+        model = getattr(transformers, family.model)(tiny_config(name)).eval()
+        with torch.no_grad():
+            _randomise(model, name)
+    return model
+
+
+def routers_of(model: transformers.PreTrainedModel, name: str) -> Iterator[Router]:
+    """The routers of a model of this family, stack by stack, in the order of their layers."""
+    for stack, pattern in FAMILIES[name].routers:
+        wanted = re.compile(re.escape(pattern).replace(r"\{i\}", r"(\d+)"))
+        for path, module in model.named_modules():
+            if found := wanted.fullmatch(path):
+                yield Router(stack, int(found[1]), path, module)
+
+
+def _randomise(model: transformers.PreTrainedModel, name: str) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.weight.normal_()
+        elif "Norm" in type(module).__name__:
+            for gain in module.parameters(recurse=False):
+                _spread(gain, NORM_SPREAD)
+    for router in routers_of(model, name):
+        for path, parameter in router.module.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=WEIGHT_SPREAD)
+            else:
+                _spread(parameter, LOGIT_BIAS_SPREAD if path.endswith("bias") else NORM_SPREAD)
+        for path, table in router.module.named_buffers():
+            if path.endswith("tid2eid"):  # token by token, distinct experts
+                experts = model.config.n_routed_experts
+                table.copy_(torch.rand(len(table), experts).argsort()[:, : table.shape[1]])
+    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if SELECTION_BIAS.search(path):
+            tensor.normal_(std=OWN_SPREAD.get(name, SELECTION_BIAS_SPREAD))
+            tensor += SHIFT_OF_BIAS.get(name, 0.0)
+            if name == "zaya":  # every loaded model has this one: the skip class is never chosen
+                tensor[-1] = -1.0
+
+
+#: Where the scores are nearer to each other (a softmax, scaled logits) or farther (logits).
+OWN_SPREAD = {
+    **dict.fromkeys(("ernie4_5_moe", "ernie4_5_vl_moe", "longcat_flash"), 0.1),
+    **dict.fromkeys(("dots3_note", "dots3_note_vision_encoder"), 0.3),
+    "kolibri1": 0.8,
+    "muse_spark": 0.05,
+}
+
+#: Below zero, a group that is filled with 0 instead of minus infinity would win.
+SHIFT_OF_BIAS = {"deepseek_v3__negbias": -2.0}
+
+
+def _spread(tensor: torch.Tensor, by: float) -> None:
+    tensor += by * torch.randn(tensor.shape)

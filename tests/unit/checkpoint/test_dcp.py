@@ -1,0 +1,406 @@
+"""Oracle: torch's own writer and reader of distributed checkpoints, with one rank and with two."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor import metadata as before_2_3
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import CheckpointError
+from tests.unit.checkpoint.save_two_ranks import save, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+_GATE = "model.gate.weight"
+_FILES = ("__0_0.distcp", "__1_0.distcp")
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("ranks")) / "dcp"
+
+
+@pytest.fixture
+def saved(of_two_ranks: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return shutil.copytree(of_two_ranks, tmp_path / "step-100")
+
+
+def _save(folder: Path, state: dict[str, Any]) -> Path:
+    save_distributed(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+def _edit(folder: Path, change: Callable[[Any], None]) -> Path:
+    """Change what ``.metadata`` says, as torch would have written it."""
+    file = folder / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    change(metadata)
+    file.write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def _refusal(path: Path, name: str = _GATE) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path).read(name)
+    return caught.value
+
+
+def _assert_read_as_torch_reads_it(folder: Path) -> None:
+    store = open_checkpoint(folder)
+    described = FileSystemReader(folder).read_metadata().state_dict_metadata
+    expected = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in described.items()
+        if isinstance(entry, dcp_metadata.TensorStorageMetadata)
+    }
+    load(expected, storage_reader=FileSystemReader(folder), no_dist=True)
+    assert list(store.names()) == list(expected)
+    for name, value in expected.items():
+        found = store.read(name)
+        raw = found.tobytes()
+        assert raw == value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        assert (found.shape, store.info(name).shape) == (value.shape, value.shape)
+        assert store.info(name).size_bytes == len(raw)
+        assert store.read_bytes(name, 3, 90) == raw[3:93]
+        if value.is_floating_point():
+            wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+            np.testing.assert_array_equal(upcast(found), value.to(wide).numpy(), strict=True)
+
+
+def test_what_two_ranks_saved_is_read_as_torch_reads_it(of_two_ranks: Path) -> None:
+    _assert_read_as_torch_reads_it(of_two_ranks)
+    store = open_checkpoint(of_two_ranks)
+    for name, value in weights().items():
+        assert store.read(f"model.{name}").shape == value.shape
+    assert store.info(_GATE).dtype == "BF16"
+    assert "optim.state.gate.weight.exp_avg" in store.names()
+    assert "step" not in store.names()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float16", "uint8", "bool"])
+def test_every_dtype_is_read_as_torch_reads_it(dtype: str, tmp_path: Path) -> None:
+    every = torch.arange(240, dtype=torch.int32).to(torch.uint8).view(6, 40)
+    kind = getattr(torch, dtype)
+    values = every.bool() if dtype == "bool" else every.view(kind)
+    _assert_read_as_torch_reads_it(_save(tmp_path / "c", {"a": {"t": values, "u": values.t()}}))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 3, 4)])
+def test_any_shape_survives(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tensor = torch.arange(int(np.prod(shape)), dtype=torch.int64).reshape(shape)
+    store = open_checkpoint(_save(tmp_path / "c", {"t": tensor}))
+    np.testing.assert_array_equal(store.read("t"), tensor.numpy(), strict=True)
+
+
+def test_parameters_views_and_shared_storages_are_read_as_torch_reads_them(tmp_path: Path) -> None:
+    values = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    state = {"p": torch.nn.Parameter(values), "v": values[2:5, 1:4], "s": values, "t": values.t()}
+    _assert_read_as_torch_reads_it(_save(tmp_path / "c", state))
+
+
+def test_one_file_per_tensor_is_read_too(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    writer = FileSystemWriter(folder, single_file_per_rank=False, thread_count=2)
+    save_distributed(weights(), storage_writer=writer, no_dist=True)
+    assert len(list(folder.glob("*.distcp"))) == len(weights())
+    _assert_read_as_torch_reads_it(folder)
+
+
+def test_only_metadata_and_the_pieces_asked_for_are_read(of_two_ranks: Path) -> None:
+    store: Any = open_checkpoint(of_two_ranks)
+    size = (of_two_ranks / ".metadata").stat().st_size
+    assert [(r.file, r.size) for r in store.log.ranges] == [(".metadata", size)]
+    store.info(_GATE)
+    assert store.bytes_read == size
+    store.read(_GATE)
+    storage = FileSystemReader(of_two_ranks).read_metadata().storage_data
+    pieces = [place for index, place in storage.items() if index.fqn == _GATE]
+    # one read for each piece: somebody may wait for an answer from far away
+    expected = sorted((place.relative_path, place.offset, place.length) for place in pieces)
+    assert [(r.file, r.offset, r.size) for r in store.log.ranges[1:]] == expected
+    files = [of_two_ranks / name for name in _FILES]
+    assert store.bytes_total == sum(f.stat().st_size for f in files)
+
+
+def test_of_a_large_piece_only_the_bytes_asked_for_are_read(tmp_path: Path) -> None:
+    store: Any = open_checkpoint(_save(tmp_path / "c", {"t": torch.arange(10**6)}))
+    before = store.bytes_read
+    assert store.read_bytes("t", 8 * 5000, 16) == np.array([5000, 5001]).tobytes()
+    assert store.bytes_read - before < 4096
+
+
+def test_of_an_archive_with_much_beside_its_tensor_only_the_tensor_is_read(tmp_path: Path) -> None:
+    folder = _save(tmp_path / "c", {"t": torch.arange(4)})
+    torch.save(torch.arange(10**6)[5:9], folder / "__0_0.distcp")  # its whole storage is saved
+
+    def lengthen(metadata: Any) -> None:
+        next(iter(metadata.storage_data.values())).length = (folder / "__0_0.distcp").stat().st_size
+
+    store: Any = open_checkpoint(_edit(folder, lengthen))
+    before = store.bytes_read
+    assert store.read("t").tolist() == [5, 6, 7, 8]
+    assert store.bytes_read - before < 4096
+
+
+def test_the_metadata_file_may_be_passed_itself(of_two_ranks: Path) -> None:
+    assert open_checkpoint(of_two_ranks / ".metadata").read(_GATE).shape == (12, 64)
+
+
+def test_a_config_beside_it_is_read_and_none_is_empty(saved: Path) -> None:
+    assert open_checkpoint(saved).config == {}
+    (saved / "config.json").write_text('{"num_experts": 12}')
+    assert open_checkpoint(saved).config == {"num_experts": 12}
+    assert open_checkpoint(saved).label == "step-100"
+
+
+# ---------------------------------------------------------------------------- interrupted saves
+
+
+def test_a_save_without_metadata_was_interrupted(saved: Path) -> None:
+    (saved / ".metadata").unlink()
+    assert _refusal(saved).message == (
+        "step-100: holds 2 .distcp files and no .metadata: the save was interrupted before its "
+        "metadata was written."
+    )
+    (saved / ".metadata.tmp").touch()
+    assert "the save was interrupted before its metadata" in _refusal(saved).message
+
+
+def test_a_save_over_an_older_checkpoint_that_was_interrupted_is_refused(saved: Path) -> None:
+    (saved / ".metadata.tmp").touch()
+    assert "a save over an older checkpoint was interrupted" in _refusal(saved).message
+
+
+def test_empty_metadata_is_of_an_interrupted_save(saved: Path) -> None:
+    os.truncate(saved / ".metadata", 0)
+    assert _refusal(saved).message == (
+        ".metadata: is empty: the save was interrupted before its metadata was written."
+    )
+
+
+@pytest.mark.parametrize("kept", [1, 100, -1])
+def test_truncated_metadata_is_refused(kept: int, saved: Path) -> None:
+    raw = (saved / ".metadata").read_bytes()
+    (saved / ".metadata").write_bytes(raw[:kept])
+    assert _refusal(saved).message.startswith(".metadata: ")
+
+
+@pytest.mark.parametrize("kept", [0, 20_000])
+def test_a_short_file_is_refused_with_its_length(kept: int, saved: Path) -> None:
+    size = (saved / _FILES[1]).stat().st_size
+    os.truncate(saved / _FILES[1], kept)
+    assert _refusal(saved).message == (
+        f"{_FILES[1]}: truncated, has {kept} bytes and .metadata promises {size}."
+    )
+
+
+def test_a_missing_file_is_named(saved: Path) -> None:
+    (saved / _FILES[0]).unlink()
+    assert _refusal(saved).message == (
+        f".metadata: names '{_FILES[0]}', which does not exist (1 of 2 files are missing)."
+    )
+
+
+def test_metadata_of_each_rank_alone_is_refused(saved: Path) -> None:
+    (saved / ".metadata").rename(saved / "__0.metadata")
+    assert "holds __0.metadata and no .metadata: each rank was saved for itself" in (
+        _refusal(saved).message
+    )
+
+
+def test_a_file_of_a_rank_is_no_checkpoint(saved: Path) -> None:
+    error = _refusal(saved / _FILES[0])
+    assert error.message == (
+        f"{_FILES[0]}: holds pieces of tensors, and .metadata beside it says which."
+    )
+    assert error.hint == "Pass the folder."
+
+
+def test_two_checkpoints_in_a_folder_are_not_guessed(saved: Path) -> None:
+    (saved / "model.safetensors").touch()
+    assert "two checkpoints" in _refusal(saved).message
+
+
+# ------------------------------------------------------------------------ metadata that is wrong
+
+
+def test_a_missing_chunk_names_its_rows(saved: Path) -> None:
+    def drop(metadata: Any) -> None:
+        metadata.state_dict_metadata[_GATE].chunks.pop()
+
+    assert _refusal(_edit(saved, drop)).message == (
+        f".metadata: tensor '{_GATE}' is not whole: rows 6..12 of 12 are missing."
+    )
+
+
+def test_a_chunk_that_is_stored_nowhere_is_missing(saved: Path) -> None:
+    def drop(metadata: Any) -> None:
+        del metadata.storage_data[dcp_metadata.MetadataIndex(_GATE, [0, 0])]
+
+    assert "rows 0..6 of 12 are missing" in _refusal(_edit(saved, drop)).message
+
+
+def test_overlapping_chunks_are_refused(saved: Path) -> None:
+    def shift(metadata: Any) -> None:
+        chunk = metadata.state_dict_metadata[_GATE].chunks[1]
+        place = metadata.storage_data.pop(dcp_metadata.MetadataIndex(_GATE, chunk.offsets))
+        chunk.offsets = torch.Size([5, 0])
+        metadata.storage_data[dcp_metadata.MetadataIndex(_GATE, [5, 0])] = place
+
+    assert "has overlapping pieces" in _refusal(_edit(saved, shift)).message
+
+
+def test_a_chunk_that_every_rank_describes_is_one_chunk(saved: Path) -> None:
+    def repeat(metadata: Any) -> None:
+        metadata.state_dict_metadata[_GATE].chunks *= 2
+
+    _assert_read_as_torch_reads_it(_edit(saved, repeat))
+
+
+def test_chunks_in_any_order_are_put_in_place(saved: Path) -> None:
+    def turn(metadata: Any) -> None:
+        metadata.state_dict_metadata[_GATE].chunks.reverse()
+        metadata.storage_data = dict(reversed(metadata.storage_data.items()))
+
+    _assert_read_as_torch_reads_it(_edit(saved, turn))
+
+
+def _first_place(metadata: Any) -> Any:
+    return metadata.storage_data[dcp_metadata.MetadataIndex(_GATE, [0, 0])]
+
+
+_WRONG_PLACES = {
+    "outside": ({"relative_path": "../x"}, "lies in '../x', which is outside"),
+    "absolute": ({"relative_path": "/etc/passwd"}, "which is outside the checkpoint's folder"),
+    "no text": ({"relative_path": 3}, "has a int as 'relative_path', expected str"),
+    "negative": ({"offset": -1}, "lies at byte -1"),
+    "huge": ({"length": 2**63}, f"and has {2**63}, which cannot be"),
+    "a float": ({"offset": 0.5}, "has a float as 'offset', expected int"),
+    "behind the end": ({"offset": 10**6}, "truncated, has "),
+    "too short": ({"length": 700}, "has 700 bytes; shape (6, 64) of BF16 takes 768"),
+    "another tensor": ({"offset": 9101, "relative_path": "__0_0.distcp", "length": 100}, "takes 768"),
+    "compressed": (
+        {"transform_descriptors": ["stream.zstd/1"]}, "is compressed or encrypted by an extension"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _WRONG_PLACES)
+def test_a_place_that_cannot_be_is_refused(case: str, saved: Path) -> None:
+    changes, sentence = _WRONG_PLACES[case]
+
+    def change(metadata: Any) -> None:
+        for key, value in changes.items():
+            setattr(_first_place(metadata), key, value)
+
+    assert sentence in _refusal(_edit(saved, change)).message
+
+
+def test_the_archive_of_another_shape_or_dtype_is_refused(saved: Path) -> None:
+    def swap(metadata: Any) -> None:
+        place = metadata.storage_data[dcp_metadata.MetadataIndex("model.columns", [0, 0, 0])]
+        metadata.storage_data[dcp_metadata.MetadataIndex(_GATE, [0, 0])] = place
+
+    message = _refusal(_edit(saved, swap)).message
+    assert message.startswith(f"__0_0.distcp: the piece of '{_GATE}' at byte 5499")
+    assert "F32 of shape (6, 5, 3), expected BF16 of shape (6, 64)" in message
+
+
+_WRONG_FIELDS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "sizes": (lambda t: setattr(t.chunks[0], "sizes", (6,)), "which lie outside"),
+    "negative": (lambda t: setattr(t, "size", (-12, 64)), "has 'size' that are not at most 16"),
+    "bools": (lambda t: setattr(t, "size", (True, 64)), "has 'size' that are not at most 16"),
+    "no chunks": (lambda t: setattr(t, "chunks", None), "has nothing as 'chunks', expected list"),
+    "odd chunk": (lambda t: t.chunks.append(3), "has a int among its chunks"),
+    "dtype": (lambda t: setattr(t.properties, "dtype", 3), "has no dtype of torch"),
+    "larger": (lambda t: setattr(t, "size", (2**40, 2**40)), "is not whole: elements [0.."),
+}
+
+
+@pytest.mark.parametrize("case", _WRONG_FIELDS)
+def test_a_description_that_cannot_be_is_refused_by_name(case: str, saved: Path) -> None:
+    change, sentence = _WRONG_FIELDS[case]
+    message = _refusal(_edit(saved, lambda m: change(m.state_dict_metadata[_GATE]))).message
+    assert message.startswith(f".metadata: tensor '{_GATE}' ") or case == "sizes"
+    assert sentence in message
+
+
+def test_an_unreadable_tensor_does_not_hide_the_others(saved: Path) -> None:
+    def change(metadata: Any) -> None:
+        metadata.state_dict_metadata[_GATE].properties.dtype = torch.qint8
+
+    store = open_checkpoint(_edit(saved, change))
+    assert store.info(_GATE).dtype == "qint8"
+    assert store.read("model.norm").shape == (64,)
+    assert "has dtype 'qint8', which cannot be read" in _refusal(saved).message
+
+
+def test_metadata_as_torch_wrote_it_before_2_3_is_read(saved: Path) -> None:
+    def age(metadata: Any) -> None:
+        for entry in metadata.state_dict_metadata.values():
+            if hasattr(entry, "properties"):
+                entry.properties = before_2_3.TensorProperties(dtype=entry.properties.dtype)
+        del metadata.storage_meta, metadata.version
+        for place in metadata.storage_data.values():
+            place.__dict__.pop("transform_descriptors", None)
+
+    _assert_read_as_torch_reads_it(_edit(saved, age))
+
+
+@pytest.mark.parametrize("value", [3, {"a": 1}, torch.Size([1]), None])
+def test_a_pickle_of_anything_else_is_refused(value: Any, saved: Path) -> None:
+    (saved / ".metadata").write_bytes(pickle.dumps(value))
+    assert "expected a Metadata of torch" in _refusal(saved).message
+
+
+# ------------------------------------------------------------------------------ nothing executes
+
+
+class _Touch:
+    """Unpickled with ``pickle``, this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_that_metadata_names_is_executed(saved: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    raw = pickle.dumps(_Touch(canary))
+    pickle.loads(raw)
+    assert canary.exists()  # the trap works
+    canary.unlink()
+    _edit(saved, lambda m: setattr(m, "planner_data", _Touch(canary)))
+    assert "which is not among what a checkpoint holds" in _refusal(saved).message
+    assert not canary.exists()
+
+
+def test_nothing_that_a_piece_names_is_executed(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    folder = _save(tmp_path / "c", {"t": torch.zeros(4, 300)})
+    torch.save({"t": torch.zeros(4, 300), "trap": _Touch(canary)}, folder / "__0_0.distcp")
+    size = (folder / "__0_0.distcp").stat().st_size
+
+    def lengthen(metadata: Any) -> None:
+        for place in metadata.storage_data.values():
+            place.length = size
+
+    assert "__0_0.distcp" in _refusal(_edit(folder, lengthen), "t").message
+    assert not canary.exists()

@@ -1,0 +1,304 @@
+"""Oracle: the pickle module writes, and reads what is harmless; it also shows what is not."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copyreg
+import os
+import pickle
+import pickletools
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moegeom.checkpoint import pickle_machine, pickled
+from moegeom.checkpoint.pickle_machine import Global, OddKey
+from moegeom.checkpoint.pickled import unpickle
+from moegeom.core.errors import CheckpointError
+
+#: How protocol 2, which has no bytes, spells them.
+_BYTES = {"_codecs.encode": lambda text, coding: text.encode(coding), "__builtin__.bytes": bytes}
+
+_LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**2000), 2**2000)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+)
+_KEYS = st.text() | st.integers(1 - 2**60, 2**60 - 1) | st.none()
+_VALUES = st.recursive(
+    _LEAVES,
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(_KEYS, inner, max_size=4)
+    ),
+    max_leaves=30,
+)
+
+
+def _refusal(raw: bytes, allowed: dict[str, Any] | None = None) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        unpickle(raw, "f", allowed or {})
+    assert caught.value.message.startswith("f: the pickle ")
+    return caught.value.message.removeprefix("f: the pickle ")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@given(_VALUES)
+def test_plain_values_are_what_was_pickled(protocol: int, value: Any) -> None:
+    found = unpickle(pickle.dumps(value, protocol), "f", _BYTES)
+    assert repr(found) == repr(value)  # tells 0.0 from -0.0, and 1 from True
+
+
+def test_objects_of_more_than_a_batch_and_of_long_texts_are_read() -> None:
+    value = {
+        "long": "é" * 70_000,
+        "many": list(range(3000)),
+        "keys": {str(i): i for i in range(3000)},
+    }
+    assert unpickle(pickle.dumps(value, 4), "f", {}) == value
+
+
+def test_one_object_in_two_places_stays_one() -> None:
+    inner: list[Any] = [1]
+    found = unpickle(pickle.dumps([inner, inner]), "f", {})
+    assert found[0] is found[1]
+
+
+def test_a_list_inside_itself_is_itself() -> None:
+    value: list[Any] = []
+    value.append(value)
+    found = unpickle(pickle.dumps(value), "f", {})
+    assert found[0] is found
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_sets_come_as_lists_and_frozen_ones_as_tuples(protocol: int) -> None:
+    found = unpickle(pickle.dumps([{1, 2}, frozenset("a"), bytearray(b"b")], protocol), "f", {
+        "builtins.bytearray": bytes
+    })  # fmt: skip
+    assert found == [[1, 2], ("a",), b"b"]
+
+
+def test_an_ordered_dict_keeps_its_items_and_loses_its_attributes() -> None:
+    value = collections.OrderedDict(a=1, b=2)
+    value.extra = "metadata"  # type: ignore[attr-defined]
+    found = unpickle(pickle.dumps(value, 2), "f", {"collections.OrderedDict": dict})
+    assert found == {"a": 1, "b": 2}
+    assert list(found) == ["a", "b"]
+
+
+class _Namespace:
+    """Stands in for argparse.Namespace."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_stand_in_receives_the_arguments_and_the_state(protocol: int) -> None:
+    raw = pickle.dumps(argparse.Namespace(lr=0.1), protocol)
+    found = unpickle(raw, "f", {"argparse.Namespace": _Namespace})
+    assert (found.arguments, found.state) == ((), {"lr": 0.1})
+
+
+def test_a_global_that_is_not_called_is_a_name() -> None:
+    found = unpickle(pickle.dumps([os.getcwd, complex], 4), "f", {
+        "posix.getcwd": print, "builtins.complex": "a value"
+    })  # fmt: skip
+    assert type(found[0]) is Global
+    assert found[0].name == "posix.getcwd"
+    assert found[1] == "a value"
+
+
+def test_a_persistent_id_is_what_the_caller_makes_of_it() -> None:
+    raw = b"\x80\x02U".replace(b"U", b"X\x01\x00\x00\x00aQ.")
+    assert unpickle(raw, "f", {}, lambda found: found * 3) == "aaa"
+    assert _refusal(raw) == "refers to an object that lies outside of it."
+
+
+class _Touching:
+    """Leaves a file behind when it is made, or when it is given a state."""
+
+    def __new__(cls, path: str = "", *, name: str = "") -> _Touching:
+        if path or name:
+            Path(path or name).touch()
+        return super().__new__(cls)
+
+    def __init__(self, *_: str) -> None: ...
+
+    def __setstate__(self, path: str) -> None:
+        Path(path).touch()
+
+
+_NAME = f"{__name__}\n_Touching\n".encode()
+
+
+def _text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+_ATTACKS: dict[str, Callable[[str], bytes]] = {
+    "REDUCE": lambda path: b"c" + _NAME + _text(path) + b"\x85R.",
+    "REDUCE of os": lambda path: b"cos\nmkdir\n" + _text(path) + b"\x85R.",
+    "STACK_GLOBAL": lambda path: (
+        b"\x80\x04" + _text(__name__) + _text("_Touching") + b"\x93" + _text(path) + b"\x85R."
+    ),
+    "BUILD": lambda path: b"\x80\x02c" + _NAME + b")\x81" + _text(path) + b"b.",
+    "NEWOBJ": lambda path: b"\x80\x02c" + _NAME + _text(path) + b"\x85\x81.",
+    "NEWOBJ_EX": lambda path: (
+        b"\x80\x04c" + _NAME + b")}" + _text("name") + _text(path) + b"s\x92."
+    ),
+    "INST": lambda path: b"(" + _text(path) + b"i" + _NAME + b".",
+    "OBJ": lambda path: b"(c" + _NAME + _text(path) + b"o.",
+    "EXT1": lambda path: b"\x80\x02\x82\xf1" + _text(path) + b"\x85R.",
+}
+
+
+@pytest.fixture
+def _extension() -> Iterator[None]:
+    copyreg.add_extension(__name__, "_Touching", 0xF1)
+    yield
+    copyreg.remove_extension(__name__, "_Touching", 0xF1)
+
+
+@pytest.mark.usefixtures("_extension")
+@pytest.mark.parametrize("opcode", _ATTACKS)
+def test_what_pickle_would_run_is_not_run(opcode: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    raw = _ATTACKS[opcode](str(canary))
+    _refusal(raw)
+    _refusal(raw, {"collections.OrderedDict": dict, "torch.Size": tuple})
+    assert not canary.exists()
+    pickle.loads(raw)
+    assert canary.exists()
+
+
+def test_a_foreign_global_is_named() -> None:
+    assert _refusal(pickle.dumps(os.system)) == (
+        "names posix.system, which is not among what a checkpoint holds."
+    )
+    assert _refusal(b"c\x1b[2J\nx\n.").startswith("names '\\x1b[2J.x', which")
+
+
+_SUPPORTED = {chr(code) for code in pickled._OPCODES} | {"."}
+_REFUSED = {op.name: op.code for op in pickletools.opcodes if op.code not in _SUPPORTED}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_an_opcode_that_checkpoints_do_not_need_is_named(name: str) -> None:
+    raw = b"\x80\x04(]" + _REFUSED[name].encode("latin-1") + b"\x00" * 20
+    assert _refusal(raw) == f"uses the opcode {name} at byte 4, which no checkpoint needs."
+
+
+def test_the_opcodes_that_run_code_in_odd_ways_are_refused() -> None:
+    assert {"INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"} <= _REFUSED.keys()
+
+
+_NONSENSE = {
+    "a call of a text": (b"X\x01\0\0\0a)R.", "calls a str with a tuple"),
+    "a call of a result": (b"cmake\nlist\n)R)R.", "calls a list with a tuple"),
+    "a call with a list": (b"cmake\nlist\n]R.", "calls make.list with a list"),
+    "a call with an argument too many": (b"cmake\nnone\nN\x85R.", "that it does not take"),
+    "a call with 256 arguments": (
+        b"cmake\nlist\n(" + b"N" * 256 + b"tR.", "calls make.list with 256 arguments",
+    ),
+    "the state of a list": (b"]Nb.", "sets the state of a list"),
+    "the state of a name": (b"cmake\nlist\nNb.", "sets the state of make.list"),
+    "a state that is refused": (b"cmake\nstate\n)RNb.", "gives a State a state that it cannot have"),
+    "an append to a dict": (b"}Na.", "appends to a dict"),
+    "an item of a list": (b"]NNs.", "gives 2 keys and values to a list"),
+    "a key without a value": (b"}(Nu.", "gives 1 keys and values to a dict"),
+    "a key of 5000 characters": (
+        b"}X\x88\x13\0\0" + b"k" * 5000 + b"Ns.", "has a key of 5000 characters",
+    ),
+    "a name of 5000 characters": (b"c" + b"m" * 5000 + b"\nx\n.", "names a global of 5001 characters"),
+    "a name that is a number": (b"NN\x93.", "names a global by a NoneType and a NoneType"),
+    "a gap in the memo": (b"Nq\x07.", "remembers object 7 after 0 others"),
+    "an empty memo": (b"h\x00.", "is malformed or breaks off at byte 0 of 3"),
+    "an empty stack": (b"0.", "is malformed or breaks off at byte 0 of 2"),
+    "nothing to return": (b".", "is malformed or breaks off at byte 0 of 1"),
+    "a tuple of too few": (b"N\x86.", "is malformed or breaks off at byte 1 of 3"),
+    "no mark": (b"Nt.", "is malformed or breaks off at byte 1 of 3"),
+    "no bytes": (b"", "is malformed or breaks off at byte 0 of 0"),
+    "a text beyond the end": (b"X\xff\xff\xff\x7fa.", "is malformed or breaks off at byte 0 of 7"),
+    "a text that is not UTF-8": (b"X\x01\0\0\0\xff.", "holds a text that is not UTF-8 at byte 0"),
+    "no opcode": (b"N\xff.", "is malformed: byte 1 is 0xff, which is no opcode"),
+}  # fmt: skip
+
+
+class _State:
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError
+
+
+_MAKE = {"make.list": lambda *_: [], "make.none": lambda: None, "make.state": _State}
+
+
+@pytest.mark.parametrize("case", _NONSENSE)
+def test_nonsense_is_refused_in_a_sentence(case: str) -> None:
+    raw, sentence = _NONSENSE[case]
+    assert sentence in _refusal(raw, _MAKE)
+
+
+def test_a_pickle_that_breaks_off_anywhere_is_refused() -> None:
+    raw = pickle.dumps({"a": [1, 2.5, "text", (None, True)], "b": 2**70})
+    for length in range(len(raw)):
+        _refusal(raw[:length])
+
+
+def test_bytes_behind_the_end_are_ignored() -> None:
+    assert unpickle(b"N.\xff\xff", "f", {}) is None
+
+
+def test_keys_that_are_hashed_by_value_are_wrapped() -> None:
+    raw = pickle.dumps({(1, 2): "a", 2.5: "b", b"c": "c", 2**61: "d", 7: "e", None: "f"})
+    keys = list(unpickle(raw, "f", {}))
+    assert [k.value for k in keys if isinstance(k, OddKey)] == [(1, 2), 2.5, b"c", 2**61]
+    assert [k for k in keys if not isinstance(k, OddKey)] == [7, None]
+
+
+def test_an_object_that_is_hashed_by_identity_may_be_a_key() -> None:
+    raw = pickle.dumps({argparse.Namespace: 1})
+    (key,) = unpickle(raw, "f", {"argparse.Namespace": _Namespace})
+    assert type(key) is Global
+
+
+def test_a_pickle_above_the_limit_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickled, "PICKLE_BYTES", 10)
+    assert _refusal(b"N." + bytes(9)) == "has 11 bytes, more than the 10 allowed."
+
+
+_BOMBS = {
+    "lists": b"]", "dicts": b"}", "marks": b"(", "numbers": b"J\0\1\2\3", "floats": b"G" + b"\1" * 8,
+    "tuples": b"N\x85", "texts": b"X\x04\0\0\0\xf0\x9f\x90\xa6", "copies": b"N2", "memo": b"N\x94",
+    "dicts of one": b"}NNs", "lists of one": b"]Na", "large integers": b"\x8a\xff" + b"\x7f" * 255,
+    "calls": b"cmake\nlist\n)R", "bytes": b"B\x03\0\0\0abc", "names": b"cmake\nlist\n",
+    "a long dict": b"}(" + b"".join(b"J" + i.to_bytes(4, "little") + b"N" for i in range(3000)) + b"u",
+    "a long list": b"](" + b"N" * 3000 + b"e", "a long tuple": b"(" + b"N" * 3000 + b"t",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _BOMBS)
+def test_no_pickle_takes_more_memory_than_is_allowed(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = 200_000
+    monkeypatch.setattr(pickle_machine, "OBJECT_BYTES", budget)
+    raw = _BOMBS[case] * (2 * budget // len(_BOMBS[case]))
+    tracemalloc.start()
+    message = _refusal(raw, _MAKE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert message == f"describes more than {budget} bytes of objects."
+    assert peak < 1.2 * budget

@@ -1,0 +1,629 @@
+"""Oracle: torch.save writes, torch.load says what the numbers are."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moegeom.checkpoint.folder import Location, local
+from moegeom.checkpoint.formats import _pytorch_archive, _pytorch_names
+from moegeom.checkpoint.formats.pytorch import FORMAT
+from moegeom.checkpoint.reading import ByteRange
+from moegeom.core.errors import CheckpointError
+
+_SINGLE = "pytorch_model.bin"
+_INDEX = "pytorch_model.bin.index.json"
+
+
+def _open(path: Path) -> Any:
+    location = local(path)
+    assert FORMAT.recognises(location)
+    return FORMAT.open(location)
+
+
+def _saved(value: Any, folder: Path, name: str = _SINGLE, **options: Any) -> Path:
+    torch.save(value, folder / name, **options)
+    return folder
+
+
+def _refusal(path: Path, name: str = "t") -> str:
+    with pytest.raises(CheckpointError) as caught:
+        _open(path).read(name)
+    return caught.value.message
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+_EVERY_16_BITS = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+_EVERY_8_BITS = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+_MATRIX = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+
+_DTYPES = {
+    "BOOL": torch.tensor([True, False, True]),
+    "U8": _EVERY_8_BITS,
+    "I8": _EVERY_8_BITS.view(torch.int8),
+    "I16": _EVERY_16_BITS,
+    "U16": _EVERY_16_BITS.view(torch.uint16),
+    "I32": torch.tensor([-(2**31), 2**31 - 1], dtype=torch.int32),
+    "U32": torch.tensor([0, 2**32 - 1], dtype=torch.uint32),
+    "I64": torch.tensor([-(2**63), 2**63 - 1]),
+    "U64": torch.tensor([0, 2**63], dtype=torch.uint64),
+    "F16": _EVERY_16_BITS.view(torch.float16),
+    "BF16": _EVERY_16_BITS.view(torch.bfloat16),
+    "F32": _MATRIX,
+    "F64": _MATRIX.double(),
+    "C64": _MATRIX.to(torch.complex64),
+    "F8_E4M3": _EVERY_8_BITS.view(torch.float8_e4m3fn),
+    "F8_E5M2": _EVERY_8_BITS.view(torch.float8_e5m2),
+    "F8_E4M3FNUZ": _EVERY_8_BITS.view(torch.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": _EVERY_8_BITS.view(torch.float8_e5m2fnuz),
+    "F8_E8M0": _EVERY_8_BITS.view(torch.float8_e8m0fnu),
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_every_dtype_has_the_bits_that_torch_reads(
+    dtype: str, protocol: int, tmp_path: Path
+) -> None:
+    _saved({"a": torch.ones(3), "t": _DTYPES[dtype]}, tmp_path, pickle_protocol=protocol)
+    expected = torch.load(tmp_path / _SINGLE, weights_only=protocol == 2)["t"]
+    store = _open(tmp_path)
+    assert store.info("t").dtype == dtype
+    assert store.info("t").shape == tuple(expected.shape)
+    assert store.read("t").shape == tuple(expected.shape)
+    assert store.read("t").tobytes() == _bytes(expected)
+
+
+_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "itself": lambda t: t,
+    "transposed": lambda t: t.T,
+    "rows": lambda t: t[2:4],
+    "a row": lambda t: t[3],
+    "a column": lambda t: t[:, 5],
+    "columns": lambda t: t[1:, 2:5],
+    "every second": lambda t: t[::2, 1::3],
+    "one number": lambda t: t[4, 5],
+    "no rows": lambda t: t[6:],
+    "four axes": lambda t: t.reshape(2, 3, 4, 2).permute(3, 0, 2, 1),
+    "a row of one": lambda t: t[:1].T[:, :],
+    "one on top of the other": lambda t: t.as_strided((3, 4), (2, 1), 5),
+    "expanded": lambda t: t[1, 2:3].expand(4, 3),
+}
+
+
+@pytest.mark.parametrize("view", _VIEWS)
+def test_a_view_has_the_numbers_that_torch_reads(view: str, tmp_path: Path) -> None:
+    _saved({"t": _VIEWS[view](_MATRIX), "whole": _MATRIX}, tmp_path)
+    expected = torch.load(tmp_path / _SINGLE)["t"].numpy()
+    store = _open(tmp_path)
+    np.testing.assert_array_equal(store.read("t"), expected, strict=True)
+    np.testing.assert_array_equal(store.read("whole"), _MATRIX.numpy(), strict=True)
+    raw = expected.tobytes()
+    assert store.info("t").size_bytes == len(raw)
+    for start, size in [(0, 8), (4, 12), (0, len(raw)), (max(len(raw) - 4, 0), 100), (len(raw), 4)]:
+        assert store.read_bytes("t", start, size) == raw[start : start + size]
+
+
+def test_a_contiguous_tensor_lies_where_its_info_says(tmp_path: Path) -> None:
+    _saved({"first": torch.ones(3), "t": _MATRIX[2:4]}, tmp_path)
+    info = _open(tmp_path).info("t")
+    raw = (tmp_path / _SINGLE).read_bytes()[info.offset : info.offset + info.size_bytes]
+    assert raw == _bytes(_MATRIX[2:4])
+    assert info.file == _SINGLE
+
+
+class _Gate(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 8))
+        self.bias = torch.nn.Buffer(torch.arange(4.0))
+        self.tied = self.weight
+
+
+def test_the_state_dict_of_a_module_is_read(tmp_path: Path) -> None:
+    module = torch.nn.ModuleDict({"gate": _Gate(), "norm": torch.nn.LayerNorm(8)})
+    expected = module.state_dict()
+    store = _open(_saved(expected, tmp_path))
+    assert list(store.names()) == list(expected)
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(store.read(name), tensor.numpy(), strict=True)
+    assert store.info("gate.tied").offset == store.info("gate.weight").offset
+
+
+def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path: Path) -> None:
+    marked = torch.nn.Parameter(torch.ones(2))
+    marked.tensor_model_parallel = True  # as Megatron marks its own
+    plain = torch.full((2,), 3.0)
+    plain.note = "kept by torch"
+    saved = {"p": torch.nn.Parameter(_MATRIX), "b": torch.nn.Buffer(torch.zeros(1)), "m": marked}
+    store = _open(_saved({**saved, "t": plain}, tmp_path))
+    assert store.read("p").tobytes() == _bytes(_MATRIX)
+    assert store.read("b").tolist() == [0.0]
+    assert store.read("m").tolist() == [1.0, 1.0]
+    assert store.read("t").tolist() == [3.0, 3.0]
+
+
+def test_a_nested_state_dict_is_named_by_its_keys(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 3)
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer = torch.optim.AdamW(module.parameters())
+    optimizer.step()
+    checkpoint = {
+        "model": {"a.b": torch.ones(1), "c": {"d": torch.ones(2)}},
+        "optimizer": optimizer.state_dict(),
+        "list": [torch.ones(3), {"x": torch.ones(4)}],
+        "step": 7, "lr": 0.1, "name": "text", "flags": {1, 2}, "none": None, "raw": b"bytes",
+        "dtype": torch.bfloat16, "device": torch.device("cpu"), "shape": torch.Size([1, 2]),
+        "rng": np.random.default_rng(0).bit_generator.state, "array": np.ones(3), "path": Path("a"),
+        ("odd", "key"): torch.ones(5),
+    }  # fmt: skip
+    store = _open(_saved(checkpoint, tmp_path))
+    state = [f"optimizer.state.{i}.{n}" for i in (0, 1) for n in ("step", "exp_avg", "exp_avg_sq")]
+    assert list(store.names()) == ["model.a.b", "model.c.d", *state, "list.0", "list.1.x"]
+    assert store.read("model.c.d").tolist() == [1.0, 1.0]
+    expected = optimizer.state_dict()["state"][0]["exp_avg"].numpy()
+    np.testing.assert_array_equal(store.read("optimizer.state.0.exp_avg"), expected)
+
+
+def test_names_are_those_of_a_distributed_checkpoint(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    tensor = torch.ones(1)
+    nested = {"a": {"b.c": tensor, "d": [{"e": tensor}, {"f": tensor}]}, "g": tensor}
+    expected, _ = flatten_state_dict(nested)
+    assert set(_open(_saved(nested, tmp_path)).names()) == set(expected)
+
+
+def _csr() -> torch.Tensor:
+    return torch.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], (2, 2))
+
+
+_UNREADABLE = {
+    "sparse": (lambda: torch.eye(3).to_sparse(), "is a sparse tensor, which cannot be read."),
+    "compressed": (_csr, "is a sparse tensor, which cannot be read."),
+    "meta": (lambda: torch.ones(2, device="meta"), "is a meta tensor without values, which"),
+    "conjugate": (lambda: torch.ones(2, dtype=torch.complex64).conj(), "is stored conjugated or"),
+    "complex128": (lambda: torch.ones(2, dtype=torch.complex128), "has dtype 'complex128', which"),
+    "expanded": (lambda: torch.ones(1).expand(1000), "has shape (1000,) and its storage 4 bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("kind", _UNREADABLE)
+def test_a_tensor_that_is_no_plain_array_is_refused_only_when_it_is_read(
+    kind: str, tmp_path: Path
+) -> None:
+    make, sentence = _UNREADABLE[kind]
+    _saved({"a": torch.ones(2), "t": make()}, tmp_path)
+    store = _open(tmp_path)
+    assert "t" in store.names()
+    assert store.read("a").tolist() == [1.0, 1.0]
+    assert _refusal(tmp_path).startswith(f"{_SINGLE}: tensor 't' {sentence}")
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:TypedStorage")
+def test_a_quantised_tensor_is_refused_only_when_it_is_read(tmp_path: Path) -> None:
+    _saved({"a": torch.ones(2), "t": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, tmp_path)  # fmt: skip
+    assert _open(tmp_path).read("a").tolist() == [1.0, 1.0]
+    assert "is a quantised tensor, which cannot be read." in _refusal(tmp_path)
+
+
+# ------------------------------------------------------------------------ files and folders
+
+
+def _sharded(folder: Path) -> Path:
+    torch.save({"a": torch.arange(4.0), "b": torch.ones(2)}, folder / "m-1.bin")
+    torch.save({"c": torch.full((2, 2), 7, dtype=torch.int32)}, folder / "m-2.bin")
+    index = {"weight_map": {"a": "m-1.bin", "b": "m-1.bin", "c": "m-2.bin"}}
+    (folder / _INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def test_shards_with_an_index_read_like_one_file(tmp_path: Path) -> None:
+    for path in (_sharded(tmp_path), tmp_path / _INDEX):
+        store = _open(path)
+        assert set(store.names()) == {"a", "b", "c"}
+        np.testing.assert_array_equal(store.read("c"), np.full((2, 2), 7, np.int32))
+        assert store.info("c").file == "m-2.bin"
+        assert {r.file for r in store.log.ranges} == {_INDEX, "m-2.bin"}
+        assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.glob("*.bin"))
+
+
+def test_shards_without_an_index_are_joined(tmp_path: Path) -> None:
+    (_sharded(tmp_path) / _INDEX).unlink()
+    assert set(_open(tmp_path).names()) == {"a", "b", "c"}
+
+
+def test_two_files_with_one_tensor_and_no_index_are_refused(tmp_path: Path) -> None:
+    for name in ("consolidated.00.pth", "consolidated.01.pth"):
+        _saved({"t": torch.ones(1)}, tmp_path, name)
+    assert _refusal(tmp_path) == (
+        "consolidated.01.pth: tensor 't' is also in consolidated.00.pth, and there is no index."
+    )
+
+
+def test_a_single_file_beside_a_foreign_index_is_not_guessed(tmp_path: Path) -> None:
+    _saved({"t": torch.ones(1)}, _sharded(tmp_path))
+    assert _refusal(tmp_path) == (
+        f"{tmp_path.name}: holds both {_SINGLE} and {_INDEX}, which does not name it."
+    )
+
+
+def test_two_indexes_are_not_guessed(tmp_path: Path) -> None:
+    for name in ("a.bin.index.json", "b.bin.index.json"):
+        (tmp_path / name).write_text("{}")
+    assert _refusal(tmp_path) == (
+        f"{tmp_path.name}: holds 2 indexes (a.bin.index.json, b.bin.index.json)."
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "scaler.pt",
+     "optimizer.bin", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"],
+)  # fmt: skip
+def test_what_a_trainer_writes_beside_the_weights_is_not_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"anything")
+    assert not FORMAT.recognises(local(tmp_path))
+    _saved({"t": torch.ones(1)}, tmp_path, "weights.pt")
+    assert _open(tmp_path).read("t").tolist() == [1.0]
+
+
+def test_the_usual_name_is_preferred_to_its_neighbours(tmp_path: Path) -> None:
+    _saved({"t": torch.ones(1)}, tmp_path, "other.pt")
+    assert _open(_saved({"t": torch.ones(1)}, tmp_path)).info("t").file == _SINGLE
+
+
+@pytest.mark.parametrize("other", ["m.safetensors", ".metadata", "__0_0.distcp", "m.gguf"])
+def test_a_folder_of_another_format_is_left_to_it(other: str, tmp_path: Path) -> None:
+    _saved({"t": torch.ones(1)}, tmp_path)
+    (tmp_path / other).touch()
+    assert not FORMAT.recognises(local(tmp_path))
+    assert FORMAT.recognises(local(tmp_path / _SINGLE))
+
+
+@pytest.mark.parametrize("suffix", ["bin", "pt", "pth", "ckpt"])
+def test_one_file_may_be_passed_itself(suffix: str, tmp_path: Path) -> None:
+    _saved({"t": torch.ones(1)}, tmp_path, f"m.{suffix}")
+    assert _open(tmp_path / f"m.{suffix}").read("t").tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", ["m.txt", "m.safetensors", "config.json", "m.bin.json"])
+def test_other_files_are_not_recognised(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    assert not FORMAT.recognises(Location(local(tmp_path).folder, name))
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
+    (_sharded(tmp_path) / _INDEX).write_text('{"weight_map": {"t": "m-1.bin"}}')
+    assert _refusal(tmp_path) == "m-1.bin: tensor 't' is missing; the index says that it is here."
+
+
+# ------------------------------------------------------------------------ what is read
+
+
+def test_only_directory_pickle_and_the_asked_tensor_are_read(tmp_path: Path) -> None:
+    tensors = {f"expert.{i}": torch.ones(256, 256) for i in range(8)}
+    _saved({**tensors, "gate": _MATRIX, "last": torch.ones(256, 256)}, tmp_path)
+    store = _open(tmp_path)
+    opened = store.bytes_read
+    with zipfile.ZipFile(tmp_path / _SINGLE) as archive:
+        data = archive.getinfo("pytorch_model/data.pkl").file_size
+        directory = (tmp_path / _SINGLE).stat().st_size - archive.start_dir
+        local_header = 30 + len("pytorch_model/data.pkl")
+        byteorder = 30 + len("pytorch_model/byteorder") + len("little")
+    magic, end_records = 32, 98  # the directory's own end is read a second time to find it
+    assert opened == magic + data + directory + local_header + byteorder
+    assert end_records < directory
+    store.read("gate")
+    header = 30 + len("pytorch_model/data/8")
+    assert store.bytes_read - opened == header + _MATRIX.nbytes
+    info = store.info("gate")
+    assert store.log.ranges[-1] == ByteRange(_SINGLE, info.offset, _MATRIX.nbytes)
+
+
+def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path: Path) -> None:
+    whole = torch.ones(1000, 64)
+    views = {"t": whole[10:12], "u": whole[:4, :2], "v": whole[7:8].T}
+    store = _open(_saved(views, tmp_path))
+    store.read("t")
+    assert store.log.ranges[-1].size == 2 * 64 * 4
+    store.read("u")
+    assert store.log.ranges[-1].size == (3 * 64 + 2) * 4
+    store.read_bytes("v", 4, 12)
+    assert store.log.ranges[-1].size == 12
+
+
+# ------------------------------------------------------------------------ refusals
+
+
+def _rezipped(
+    folder: Path, change: Callable[[dict[str, bytes]], None], method: int = zipfile.ZIP_STORED
+) -> Path:
+    """A saved checkpoint with changed entries, as the zipfile module writes it."""
+    with zipfile.ZipFile(_saved({"t": torch.arange(6.0)}, folder) / _SINGLE) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    change(entries)
+    with zipfile.ZipFile(folder / _SINGLE, "w", method) as archive:
+        for name, raw in entries.items():
+            archive.writestr(name, raw)
+    return folder
+
+
+def _set(name: str, raw: bytes) -> Callable[[dict[str, bytes]], None]:
+    return lambda entries: entries.update({name: raw})
+
+
+_ROOT = "pytorch_model"
+
+
+def test_an_archive_that_another_program_wrote_is_read(tmp_path: Path) -> None:
+    store = _open(_rezipped(tmp_path, lambda entries: None))
+    assert store.read("t").tolist() == list(range(6))
+
+
+_ARCHIVES: dict[str, tuple[Callable[[dict[str, bytes]], None], str]] = {
+    "big-endian": (_set(f"{_ROOT}/byteorder", b"big"), "is not little-endian."),
+    "TorchScript": (_set(f"{_ROOT}/constants.pkl", b""), "is a TorchScript archive."),
+    "code": (_set(f"{_ROOT}/code/model.py", b""), "is a TorchScript archive."),
+    "two roots": (_set("x/data.pkl", b""), "holds 2 pickles of data, expected the one"),
+    "no root": (lambda e: e.pop(f"{_ROOT}/data.pkl"), "holds 0 pickles of data, expected the one"),
+    "no pickle": (_set(f"{_ROOT}/data.pkl", b"abc"), "the pickle is malformed"),
+    "a long byteorder": (_set(f"{_ROOT}/byteorder", b"b" * 99), "has 99 bytes, more than the 16"),
+    "no storage": (lambda e: e.pop(f"{_ROOT}/data/0"), "has a storage that is not in the archive."),
+    "a short storage": (_set(f"{_ROOT}/data/0", b"1234"), "has a storage of 24 bytes, and the"),
+    "no directory of names": (_set("../x", b""), "it names '../x', which is outside of it"),
+    "an absolute name": (_set("/x", b""), "it names '/x', which is outside of it"),
+    "a drive": (_set("C:x", b""), "it names 'C:x', which is outside of it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _ARCHIVES)
+def test_an_archive_that_is_no_checkpoint_is_refused_in_a_sentence(
+    case: str, tmp_path: Path
+) -> None:
+    change, sentence = _ARCHIVES[case]
+    message = _refusal(_rezipped(tmp_path, change))
+    assert message.startswith(f"{_SINGLE}: ")
+    assert sentence in message
+
+
+def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
+    bomb = _set(f"{_ROOT}/data/0", bytes(10_000_000))
+    message = _refusal(_rezipped(tmp_path, bomb, zipfile.ZIP_DEFLATED))
+    assert "is compressed or encrypted; torch stores entries as they are." in message
+
+
+def test_a_file_from_before_archives_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    _saved({"t": torch.ones(1)}, tmp_path, _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError) as caught:
+        _open(tmp_path)
+    assert caught.value.message == (
+        f"{_SINGLE}: was written by a torch before 1.6, whose files are no archives."
+    )
+    assert "torch.save(torch.load(file), new_file)" in caught.value.hint
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_torchscript_archive_of_torch_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / _SINGLE)
+    with pytest.raises(CheckpointError, match="is a TorchScript archive") as caught:
+        _open(tmp_path)
+    assert "state_dict()" in caught.value.hint
+
+
+def test_a_pickled_module_is_refused_by_the_name_of_its_class(tmp_path: Path) -> None:
+    message = _refusal(_saved(torch.nn.Linear(2, 2), tmp_path))
+    assert message == (
+        f"{_SINGLE}: the pickle names torch.nn.modules.linear.Linear, which is not among what a "
+        "checkpoint holds."
+    )
+
+
+class _Attack:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_checkpoint_that_would_run_code_runs_none(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    _saved({"t": torch.ones(1), "x": _Attack(canary)}, tmp_path)
+    assert _refusal(tmp_path) == (
+        f"{_SINGLE}: the pickle names posix.mkdir, which is not among what a checkpoint holds."
+    )
+    assert not canary.exists()
+    torch.load(tmp_path / _SINGLE, weights_only=False)
+    assert canary.exists()
+
+
+@pytest.mark.parametrize("value", [7, None, "text"])
+def test_a_file_without_a_dict_is_refused(value: object, tmp_path: Path) -> None:
+    assert _refusal(_saved(value, tmp_path)).endswith(
+        f"{_SINGLE}: holds a {type(value).__name__}, expected a state dict."
+    )
+
+
+def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
+    assert _refusal(_saved(torch.ones(1), tmp_path)) == (
+        f"{_SINGLE}: holds a single tensor without a name, expected a state dict."
+    )
+
+
+def test_two_tensors_with_one_name_are_refused(tmp_path: Path) -> None:
+    both = {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}
+    assert _refusal(_saved(both, tmp_path)) == f"{_SINGLE}: holds two tensors named 'a.b'."
+
+
+def _endless_dict() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["x"] = value
+    return value
+
+
+def _doubled_dict() -> dict[str, Any]:
+    value: dict[str, Any] = {"t": torch.ones(1)}
+    for _ in range(60):
+        value = {"left": value, "right": value}
+    return value
+
+
+def _crossed_lists() -> list[Any]:
+    inner = [0] * 20_000
+    return [inner] * 20_000
+
+
+@pytest.mark.parametrize("make", [_endless_dict, _doubled_dict, _crossed_lists])
+def test_names_without_end_are_refused(
+    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pytorch_names, "_WORK", 300_000)
+    assert _refusal(_saved(make(), tmp_path)) == (
+        f"{_SINGLE}: holds too many tensors, or dicts inside themselves."
+    )
+
+
+@pytest.mark.parametrize("kept", [0, 3, 21, 41, 300, -1, -22])
+def test_a_truncated_file_is_refused(kept: int, tmp_path: Path) -> None:
+    path = _saved({"t": torch.ones(100)}, tmp_path) / _SINGLE
+    path.write_bytes(path.read_bytes()[:kept])
+    size = path.stat().st_size
+    expected = (
+        f"truncated, has {size} bytes and no zip directory at their end."
+        if size > 3
+        else "is no zip archive, as torch.save writes it."
+    )
+    assert _refusal(tmp_path) == f"{_SINGLE}: {expected}"
+
+
+def test_another_file_of_that_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / _SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\n" * 3)
+    assert _refusal(tmp_path) == f"{_SINGLE}: is no zip archive, as torch.save writes it."
+
+
+# ------------------------------------------------------------------------ forged descriptions
+
+
+class _Forged:
+    """Pickled as a tensor of six float32 numbers, with one argument of torch's changed."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.fields = {"storage": _Id(), "offset": 0, "size": (2, 3), "stride": (3, 1), **changes}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch._utils._rebuild_tensor_v2, (*self.fields.values(), False, {})
+
+
+class _Id:
+    def __init__(self, *fields: Any) -> None:
+        self.fields = fields or ("storage", torch.FloatStorage, "0", "cpu", 6)
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        return obj.fields if isinstance(obj, _Id) else None
+
+
+def _forge(value: Any) -> Callable[[dict[str, bytes]], None]:
+    raw = io.BytesIO()
+    _Pickler(raw, 2).dump(value)
+    return _set(f"{_ROOT}/data.pkl", raw.getvalue())
+
+
+def test_a_forged_description_without_a_fault_is_read(tmp_path: Path) -> None:
+    store = _open(_rezipped(tmp_path, _forge({"t": _Forged()})))
+    assert store.read("t").tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+_STORAGE = ("storage", torch.FloatStorage, "0", "cpu")
+_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a row too many": ({"size": (3, 3)}, "needs element 8 of a storage that has 6."),
+    "an offset too far": ({"offset": 1}, "needs element 6 of a storage that has 6."),
+    "a stride too far": ({"stride": (4, 1)}, "needs element 6 of a storage that has 6."),
+    "a negative offset": ({"offset": -1}, "has storage offset -1, expected a non-negative"),
+    "a negative stride": ({"stride": (-3, 1)}, "has stride -3, expected a non-negative"),
+    "a negative size": ({"size": (-2, 3)}, "has shape -2, expected a non-negative"),
+    "a size of 2^63": ({"size": (2**63, 3)}, "has shape 9223372036854775808, expected"),
+    "a size of 2^62": ({"size": (2**62, 3)}, "of a storage that has 6."),
+    "sizes that overflow": ({"size": (2**32, 2**32), "stride": (0, 0)}, "it repeats them."),
+    "a size that is a truth": ({"size": (True, 3)}, "has shape a bool, expected"),
+    "a size that is a fraction": ({"size": (2.0, 3)}, "has shape a float, expected"),
+    "a shape that is a list": ({"size": [2, 3]}, "has shape a list, expected at most 16 integers."),
+    "17 axes": ({"size": (1,) * 17, "stride": (1,) * 17}, "has shape a tuple, expected at most 16"),
+    "a stride too few": ({"stride": (1,)}, "has shape (2, 3) and stride (1,)."),
+    "no storage": ({"storage": None}, "has no storage."),
+    "another class of storage": (
+        {"storage": _Id("storage", torch.Tensor, "0", "cpu", 6)}, "has no storage.",
+    ),
+    "a key that is a number": (
+        {"storage": _Id("storage", torch.FloatStorage, 0, "cpu", 6)},
+        "has a storage that is not in the archive.",
+    ),
+    "a key that leads away": (
+        {"storage": _Id("storage", torch.FloatStorage, "../data.pkl", "cpu", 6)},
+        "has a storage that is not in the archive.",
+    ),
+    "more elements than bytes": (
+        {"storage": _Id(*_STORAGE, 7)}, "has a storage of 28 bytes, and the archive 24 of them.",
+    ),
+    "fewer than no elements": ({"storage": _Id(*_STORAGE, -1)}, "has a storage of -1, expected"),
+    "a number of elements that is a text": (
+        {"storage": _Id(*_STORAGE, "6")}, "has a storage of a str, expected",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_a_forged_description_is_refused_when_its_tensor_is_read(
+    fault: str, tmp_path: Path
+) -> None:
+    changes, sentence = _FAULTS[fault]
+    forged = {"good": _Forged(), "t": _Forged(**changes)}
+    _rezipped(tmp_path, _forge(forged))
+    assert _open(tmp_path).read("good").shape == (2, 3)
+    message = _refusal(tmp_path)
+    assert message.startswith(f"{_SINGLE}: tensor 't' ")
+    assert sentence in message
+
+
+def test_a_persistent_id_of_another_kind_is_refused(tmp_path: Path) -> None:
+    message = _refusal(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))})))
+    assert message == (
+        f"{_SINGLE}: the pickle refers to an object outside of it that cannot exist."
+    )
+
+
+def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_only(tmp_path: Path) -> None:
+    class Subclass:
+        def __reduce__(self) -> tuple[Any, ...]:
+            make = torch._tensor._rebuild_from_type_v2
+            return make, (make, torch.Tensor, (make, torch.Tensor, (), {}), {})
+
+    message = _refusal(_rezipped(tmp_path, _forge({"t": Subclass()})))
+    assert "calls torch._tensor._rebuild_from_type_v2 with 4 arguments that it does" in message
+
+
+def test_a_view_that_is_spread_over_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pytorch_archive, "SPAN_BYTES", 19)
+    _saved({"t": torch.arange(12.0)[:10:4], "whole": torch.ones(12)}, tmp_path)
+    assert _refusal(tmp_path) == (
+        f"{_SINGLE}: tensor 't' is spread over 36 bytes, more than the 19 allowed."
+    )
+    assert _open(tmp_path).read("whole").shape == (12,)

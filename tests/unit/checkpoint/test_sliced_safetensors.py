@@ -1,0 +1,153 @@
+"""Oracle: torch's own writer and reader of safetensors in slices."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import CheckpointError
+from tests.unit.checkpoint.save_two_ranks import save, weights
+
+_KEY = "DCP_SHARDING_INFO"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("ranks"))
+
+
+def _part(
+    folder: Path, rank: int, rows: tuple[int, int], offsets: Any = None, of: int = 64
+) -> None:
+    """A file as a rank writes it: these rows of a router of ``of`` experts."""
+    router = np.arange(of * 4, dtype=np.float32).reshape(of, 4)[slice(*rows)]
+    info = {"gate": {"saved_offsets": [rows[0], 0] if offsets is None else offsets}}
+    name = f"shard-0000{rank}-model-00001-of-00001.safetensors"
+    save_file({"gate": router}, folder / name, {_KEY: json.dumps(info)})
+
+
+def _refusal(path: Path, name: str = "gate") -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path).read(name)
+    return caught.value.message
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("folder", ["slices", "whole"])
+def test_what_two_ranks_saved_is_read_as_torch_reads_it(folder: str, saved: Path) -> None:
+    store = open_checkpoint(saved / folder)
+    expected = {name: torch.empty_like(value) for name, value in weights().items()}
+    load(expected, storage_reader=HuggingFaceStorageReader(str(saved / folder)), no_dist=True)
+    assert set(store.names()) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(value, weights()[name])
+        wide = value if value.dtype != torch.bfloat16 else value.float()
+        found = store.read(name)
+        found = upcast(found) if value.dtype == torch.bfloat16 else found
+        np.testing.assert_array_equal(found, wide.numpy(), strict=True)
+        raw = store.read(name).tobytes()
+        assert store.info(name).size_bytes == len(raw)
+        assert store.info(name).shape == tuple(value.shape)
+        assert store.read_bytes(name, 3, 90) == raw[3:93]
+
+
+def test_only_headers_and_the_slices_asked_for_are_read(saved: Path) -> None:
+    store: Any = open_checkpoint(saved / "slices")
+    opened = store.bytes_read
+    store.read("gate.weight")
+    assert store.bytes_read - opened == 12 * 64 * 2
+    assert store.bytes_total == sum(f.stat().st_size for f in (saved / "slices").iterdir())
+
+
+def test_a_missing_slice_names_its_rows(tmp_path: Path) -> None:
+    _part(tmp_path, 1, (0, 8))
+    _part(tmp_path, 3, (16, 64))
+    assert _refusal(tmp_path) == (
+        f"{tmp_path.name}: tensor 'gate' is not whole: rows 8..16 of 64 are missing."
+    )
+    _part(tmp_path, 2, (8, 16))
+    np.testing.assert_array_equal(open_checkpoint(tmp_path).read("gate").ravel(), np.arange(256.0))
+
+
+def test_a_missing_first_slice_is_noticed(saved: Path, tmp_path: Path) -> None:
+    second = "shard-00002-model-00001-of-00001.safetensors"
+    shutil.copy(saved / "slices" / second, tmp_path)
+    assert "rows 0..6 of 12 are missing" in _refusal(tmp_path, "gate.weight")
+    assert "rows 0..6 of 12 are missing" in _refusal(tmp_path / second, "gate.weight")
+
+
+def test_the_slices_of_two_saves_overlap(tmp_path: Path) -> None:
+    _part(tmp_path, 1, (0, 32))
+    _part(tmp_path, 2, (16, 64))
+    assert "tensor 'gate' has overlapping pieces" in _refusal(tmp_path)
+
+
+def test_one_file_of_several_is_not_taken_for_the_checkpoint(saved: Path) -> None:
+    file = "shard-00001-model-00001-of-00001.safetensors"
+    assert _refusal(saved / "slices" / file) == (
+        f"{file}: holds row slices of tensors; 1 more files lie beside it."
+    )
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_an_index_does_not_make_a_slice_a_tensor(rank: int, saved: Path, tmp_path: Path) -> None:
+    file = f"shard-0000{rank}-model-00001-of-00001.safetensors"
+    shutil.copy(saved / "slices" / file, tmp_path)
+    index = {"weight_map": {"gate.weight": file}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "an index refers to it as if they were whole" in _refusal(tmp_path, "gate.weight")
+
+
+@pytest.mark.parametrize("offsets", ["x", None, [0.5, 0], [True, 0], [-1, 0], [2**63, 0], [0] * 17])
+def test_offsets_that_are_no_counts_are_refused(offsets: Any, tmp_path: Path) -> None:
+    _part(tmp_path, 1, (0, 64), {"a": offsets} if offsets is None else offsets)
+    assert "has no 'saved_offsets' of integers for tensor 'gate'" in _refusal(tmp_path)
+
+
+def test_offsets_of_another_number_of_axes_are_refused(tmp_path: Path) -> None:
+    _part(tmp_path, 1, (0, 64), [0])
+    assert "has the saved_offsets [0] and shape (64, 4)" in _refusal(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['"[]"', '"{"', "null", "3", '"{\\"a\\": 1, \\"a\\": 1}"'])
+def test_malformed_sharding_info_is_refused(text: str, write_raw: Any, entry: Any) -> None:
+    header = f'{{"__metadata__": {{"DCP_SHARDING_INFO": {text}}}, "t": {json.dumps(entry())}}}'
+    message = _refusal(write_raw(header.encode(), num_data=8), "t")
+    assert message.startswith("model.safetensors: DCP_SHARDING_INFO")
+
+
+def test_a_name_that_no_file_holds_is_an_error(saved: Path) -> None:
+    assert _refusal(saved / "slices", "z") == "slices: there is no tensor 'z'."
+
+
+def test_mutated_sharding_info_ends_in_the_whole_tensor_or_in_an_error(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    good = '{"gate": {"saved_offsets": [8, 0]}}'
+    whole = np.arange(64, dtype=np.float32).reshape(16, 4)
+    answers = []
+    for _ in range(300):
+        at = draw.randrange(len(good))
+        word = draw.choice(["", "9" * 30, "[", "{", '"', "-", "0", "1e9", "null", ",0", "\\ud800"])
+        text = good[:at] + word + good[at + draw.randrange(3) :]
+        for rows, info in (((0, 8), '{"gate": {"saved_offsets": [0, 0]}}'), ((8, 16), text)):
+            save_file(
+                {"gate": whole[slice(*rows)]}, tmp_path / f"{rows[0]}.safetensors", {_KEY: info}
+            )
+        try:
+            np.testing.assert_array_equal(open_checkpoint(tmp_path).read("gate"), whole)
+            answers.append(True)
+        except CheckpointError:
+            answers.append(False)
+    assert {True, False} == set(answers)

@@ -1,0 +1,473 @@
+"""Oracle: package gguf 0.19.0 writes the files and says which tensors an architecture has.
+
+What llama.cpp does with logits is written down here a second time, from ``build_moe_ffn`` in its
+``src/llama-graph.cpp`` and what the file of each architecture passes to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import MODEL_ARCH_NAMES, MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RouterError
+from moegeom.core.router import Router, RouterSet
+from moegeom.geometry.selection.route import Routing, route
+from moegeom.router.family_file import families, family_of, load_family
+from moegeom.router.load import load_routers
+
+NUM_EXPERTS, HIDDEN, TOP_K, NUM_LAYERS = 16, 12, 4, 4
+
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS, AS_THE_KEY_SAYS = 1, 2, 3, 4, -1
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an architecture passes to ``build_moe_ffn``; ``unset`` is its gate without the key."""
+
+    gate: int = SOFTMAX
+    unset: int = 0
+    normed: bool | str = False
+    is_scaled: bool = False
+    bias: str = ""
+    norm: str = "ffn_norm"
+    eps: str = "rms"
+
+
+_NORMED = Call(normed=True)
+_KEYED = Call(AS_THE_KEY_SAYS, 0, "key", is_scaled=True, bias="exp_probs_b.bias")
+_BY_SIGMOID = Call(AS_THE_KEY_SAYS, SIGMOID, "key", is_scaled=True, bias="exp_probs_b.bias")
+_BEHIND_ATTENTION = Call(normed=True, norm="post_attention_norm")
+
+CALLS: dict[str, Call] = {
+    **dict.fromkeys(
+        [
+            "llama", "llama-embed", "mistral3", "grok", "granite", "granitemoe", "granitehybrid",
+            "granite_swa", "minicpm", "hunyuan-moe", "minimax-01", "mellum", "maple", "rnd1",
+            "qwen3moe", "qwen3vlmoe", "grovemoe",
+        ],
+        _NORMED,
+    ),
+    **dict.fromkeys(["qwen3next", "qwen35moe"], _BEHIND_ATTENTION),
+    **dict.fromkeys(["olmoe", "qwen2moe", "llada-moe", "jamba"], Call()),
+    **dict.fromkeys(
+        ["deepseek2", "mistral4", "deepseek32", "bailingmoe2", "bailingmoe3", "dots1",
+         "dots3note", "exaone-moe", "hy_v4", "kimi-k3", "minimax-m3"],
+        _KEYED,
+    ),
+    **dict.fromkeys(["glm-dsa", "glm5-next", "afmoe", "laguna", "step35"], _BY_SIGMOID),
+    "arctic": Call(normed=True, norm="ffn_norm_exps"),
+    "bailingmoe": Call(normed="key", is_scaled=True),
+    "cohere2moe": Call(
+        AS_THE_KEY_SAYS, SIGMOID, "key", is_scaled=True, norm="attn_norm", eps="layer"
+    ),
+    "dbrx": Call(normed=True, norm="attn_output_norm", eps="layer"),
+    "deepseek": Call(is_scaled=True),
+    "deepseek4": Call(SQRT_SOFTPLUS, 0, "key", is_scaled=True, bias="exp_probs_b.bias"),
+    "ernie4_5-moe": Call(normed=True, bias="exp_probs_b.bias"),
+    "gemma4": Call(normed=True, norm="ffn_gate_inp.scale"),
+    "glm4moe": Call(
+        AS_THE_KEY_SAYS, SIGMOID, "key", is_scaled=True, bias="exp_probs_b.bias",
+        norm="post_attention_norm",
+    ),
+    "gpt-oss": Call(SOFTMAX_OF_CHOSEN, norm="post_attention_norm"),
+    "hy_v3": Call(AS_THE_KEY_SAYS, SIGMOID, "key", is_scaled=True, bias="exp_probs_b"),
+    "kimi-linear": Call(AS_THE_KEY_SAYS, 0, normed=True, is_scaled=True, bias="exp_probs_b.bias"),
+    "lfm2moe": Call(AS_THE_KEY_SAYS, 0, normed=True, bias="exp_probs_b.bias"),
+    "llama4": Call(SIGMOID),
+    "mimo2": Call(SIGMOID, normed=True, bias="exp_probs_b.bias"),
+    "minimax-m2": Call(AS_THE_KEY_SAYS, 0, normed=True, bias="exp_probs_b.bias"),
+    "nemotron_h_moe": Call(
+        SIGMOID, 0, "key", is_scaled=True, bias="exp_probs_b.bias", norm="attn_norm"
+    ),
+    "nomic-bert-moe": Call(norm="attn_output_norm", eps="layer"),
+    "qwen4exp": Call(normed=True, norm=""),
+    "smallthinker": Call(AS_THE_KEY_SAYS, 0, normed=True, norm=""),
+}  # fmt: skip
+
+#: Known to package gguf with a router, and left out: docs/gguf.md says why.
+LEFT_OUT = {"deci", "deepseek2-ocr", "phimoe"}
+
+_HAVE_A_ROUTER = {
+    MODEL_ARCH_NAMES[arch]: {TENSOR_NAMES[t] for t in tensors}
+    for arch, tensors in MODEL_TENSORS.items()
+    if MODEL_TENSOR.FFN_GATE_INP in tensors
+}
+
+#: Every key that says something about routing, at a value that is not its default.
+KEYS: dict[str, Any] = {
+    "expert_count": NUM_EXPERTS, "expert_used_count": TOP_K, "embedding_length": HIDDEN,
+    "block_count": NUM_LAYERS, "expert_gating_func": SIGMOID, "expert_weights_norm": True,
+    "expert_weights_scale": 2.5, "layer_norm_rms_eps": 1e-5, "layer_norm_eps": 1e-3,
+    "interleave_moe_layer_step": 2, "moe_every_n_layers": 2,
+}  # fmt: skip
+
+
+def _keys(architecture: str, **changes: Any) -> dict[str, Any]:
+    found = KEYS | changes
+    if architecture == "deepseek4":
+        found["expert_gating_func"] = changes.get("expert_gating_func", SQRT_SOFTPLUS)
+    # llama.cpp takes the norm in front for an RMS norm where a file has an epsilon for one
+    absent = "layer_norm_rms_eps" if CALLS[architecture].eps == "layer" else "layer_norm_eps"
+    return {key: value for key, value in found.items() if value is not None and key != absent}
+
+
+def _tensors(architecture: str, layer: int) -> dict[str, np.ndarray]:
+    call, draw = CALLS[architecture], np.random.default_rng(layer)
+    found = {"ffn_gate_inp.weight": draw.normal(size=(NUM_EXPERTS, HIDDEN))}
+    if call.bias:
+        found[call.bias] = draw.normal(size=NUM_EXPERTS) / 5
+    if call.norm:
+        found[call.norm if "." in call.norm else f"{call.norm}.weight"] = draw.random(HIDDEN) + 0.5
+    if architecture == "nomic-bert-moe":
+        found["attn_output_norm.bias"] = draw.normal(size=HIDDEN)
+    if architecture == "gpt-oss":
+        found["ffn_gate_inp.bias"] = draw.normal(size=NUM_EXPERTS)
+    if architecture == "gemma4":
+        found["ffn_down_exps.scale"] = draw.random(NUM_EXPERTS) + 0.5
+    return {f"blk.{layer}.{name}": values.astype(np.float32) for name, values in found.items()}
+
+
+def _write(
+    path: Path, architecture: str, keys: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> None:
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in keys.items():
+        if key == "expert_gating_func":  # the writer takes only the first two of four gates
+            writer.add_uint32(gguf.Keys.LLM.EXPERT_GATING_FUNC.format(arch=architecture), value)
+        elif isinstance(value, list):
+            writer.add_array(f"{architecture}.{key}", value)
+        else:
+            getattr(writer, f"add_{key}")(value)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., RouterSet]:
+    """The routers of a file in which every tensor of the architecture has random values."""
+
+    def make(
+        architecture: str,
+        layers: tuple[int, ...] = (1,),
+        tensors: Mapping[str, np.ndarray | None] | None = None,
+        **changes: Any,
+    ) -> RouterSet:
+        found: dict[str, Any] = {}
+        for layer in layers:
+            found |= _tensors(architecture, layer)
+        found = {n: v for n, v in (found | dict(tensors or {})).items() if v is not None}
+        _write(tmp_path / "model.gguf", architecture, _keys(architecture, **changes), found)
+        return load_routers(open_checkpoint(tmp_path / "model.gguf"))
+
+    return make
+
+
+def _sigmoid(z: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-z))
+
+
+def _softmax(z: np.ndarray) -> np.ndarray:
+    powers = np.exp(z - z.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+_PROBS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    SOFTMAX: _softmax,
+    SIGMOID: _sigmoid,
+    SOFTMAX_OF_CHOSEN: lambda z: z,
+    SQRT_SOFTPLUS: lambda z: np.sqrt(np.log1p(np.exp(z))),
+}
+
+
+def _build_moe_ffn(
+    architecture: str,
+    logits: np.ndarray,
+    bias: np.ndarray | None,
+    gate: int,
+    is_normed: bool,
+    scale: float,
+    groups: tuple[int, int] = (0, 0),
+) -> np.ndarray:
+    """The weight of every expert, 0 where it is not chosen."""
+    probs = _PROBS[gate](logits)
+    compared = probs if bias is None else probs + bias
+    if architecture == "llama4":
+        compared = logits
+    if architecture == "grovemoe":
+        compared = _sigmoid(logits)
+    num_groups, num_kept = groups
+    if num_groups > 1:
+        split = compared.reshape(len(logits), num_groups, -1)
+        group_scores = np.sort(split, axis=2)[:, :, -2:].sum(axis=2)
+        kept = np.argsort(-group_scores, axis=1)[:, :num_kept]
+        masked = np.full_like(split, -np.inf)
+        for token, groups_of_token in enumerate(kept):
+            masked[token, groups_of_token] = split[token, groups_of_token]
+        compared = masked.reshape(logits.shape)
+    chosen = np.argsort(-compared, axis=1)[:, :TOP_K]
+    weights = np.take_along_axis(probs, chosen, axis=1)
+    if gate == SOFTMAX_OF_CHOSEN:
+        weights = _softmax(weights)
+    if is_normed:
+        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 6.103515625e-5)
+    if scale not in (0.0, 1.0):
+        weights = weights * scale
+    dense = np.zeros(logits.shape)
+    np.put_along_axis(dense, chosen, weights, axis=1)
+    return dense
+
+
+def _dense(routing: Routing) -> np.ndarray:
+    dense = np.zeros((len(routing.chosen), NUM_EXPERTS))
+    np.put_along_axis(dense, routing.chosen.astype(np.int64), routing.weights, axis=1)
+    return dense
+
+
+def _logits(low: float = 0.0) -> np.ndarray:
+    return np.random.default_rng(5).normal(size=(500, NUM_EXPERTS)) * 2.0 + low
+
+
+def _assert_routes_as_llama_cpp(
+    router: Router,
+    architecture: str,
+    keys: Mapping[str, Any],
+    logits: np.ndarray,
+    groups: tuple[int, int] = (0, 0),
+) -> None:
+    call = CALLS[architecture]
+    asked = keys.get("expert_gating_func") or call.unset
+    truth = _build_moe_ffn(
+        architecture,
+        logits,
+        router.selection_bias,
+        asked if call.gate == AS_THE_KEY_SAYS else call.gate,
+        keys.get("expert_weights_norm", False) if call.normed == "key" else bool(call.normed),
+        keys.get("expert_weights_scale", 0.0) if call.is_scaled else 0.0,
+        groups,
+    )
+    found = _dense(route(logits, router.rule, router.selection_bias))
+    np.testing.assert_allclose(found, truth, rtol=1e-12, atol=1e-300)
+
+
+def test_the_files_hold_the_architectures_that_are_written_down_here() -> None:
+    names = [name for name in families() if name.startswith("gguf_")]
+    held = [t for name in names for t in load_family(name).model_types]
+    assert sorted(held) == sorted(f"gguf-{architecture}" for architecture in CALLS)
+    assert all(load_family(name).source.startswith("llama.cpp 0c1e57098 ") for name in names)
+
+
+def test_every_architecture_that_gguf_knows_with_a_router_is_held_or_left_out() -> None:
+    assert _HAVE_A_ROUTER.keys() - CALLS.keys() == LEFT_OUT
+    assert all(family_of(f"gguf-{architecture}") is None for architecture in LEFT_OUT)
+
+
+@pytest.mark.parametrize("architecture", sorted(CALLS.keys() & _HAVE_A_ROUTER.keys()))
+def test_tensors_are_called_as_package_gguf_calls_them(architecture: str) -> None:
+    family = family_of(f"gguf-{architecture}")
+    assert family is not None
+    (stack,) = family.stacks
+    gain = stack.norm.weight if stack.norm else ()
+    known = {name.format(bid="{layer}") for name in _HAVE_A_ROUTER[architecture]}
+    patterns = [p.name for p in (*stack.weight, *stack.selection_bias, *gain[-1:])]
+    assert {name.rpartition(".")[0] for name in patterns} <= known
+    assert bool(stack.selection_bias) == ("blk.{layer}.exp_probs_b" in known)
+
+
+@pytest.mark.parametrize("architecture", sorted(CALLS))
+def test_routers_and_their_parts_are_found(
+    architecture: str, load: Callable[..., RouterSet]
+) -> None:
+    found = load(architecture)
+    (router,) = found.routers
+    assert (router.name, found.skipped, found.num_expected) in [
+        ("text/1", (), None),
+        ("text/1", (), NUM_LAYERS),
+        ("text/1", (), NUM_LAYERS // 2),
+    ]
+    call, stored = CALLS[architecture], _tensors(architecture, 1)
+    np.testing.assert_array_equal(router.weight, stored["blk.1.ffn_gate_inp.weight"])
+    assert (router.selection_bias is None) == (not call.bias)
+    if router.selection_bias is not None:
+        np.testing.assert_array_equal(router.selection_bias, stored[f"blk.1.{call.bias}"])
+    assert (router.norm is None) == (not call.norm)
+    if router.norm is not None and router.gain is not None:
+        assert router.norm.kind == call.eps
+        np.testing.assert_allclose(router.norm.eps, 1e-5 if call.eps == "rms" else 1e-3, rtol=1e-6)
+        root = HIDDEN**-0.5 if architecture == "gemma4" else 1.0
+        np.testing.assert_allclose(router.gain, stored[router.norm.tensor] * root, rtol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", sorted(CALLS))
+def test_weights_are_those_of_llama_cpp(architecture: str, load: Callable[..., RouterSet]) -> None:
+    (router,) = load(architecture).routers
+    _assert_routes_as_llama_cpp(router, architecture, _keys(architecture), _logits())
+
+
+@pytest.mark.parametrize("architecture", sorted(a for a, c in CALLS.items() if c.gate < 0))
+@pytest.mark.parametrize("gate", [SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS])
+def test_the_gate_is_that_of_the_file(
+    architecture: str, gate: int, load: Callable[..., RouterSet]
+) -> None:
+    (router,) = load(architecture, expert_gating_func=gate).routers
+    keys = _keys(architecture, expert_gating_func=gate)
+    _assert_routes_as_llama_cpp(router, architecture, keys, _logits())
+
+
+_OPTIONAL = ("expert_gating_func", "expert_weights_norm", "expert_weights_scale")
+
+
+@pytest.mark.parametrize(
+    "architecture", sorted(a for a, c in CALLS.items() if c.gate > 0 and a != "deepseek4")
+)
+def test_keys_that_llama_cpp_can_do_without_may_be_missing(
+    architecture: str, load: Callable[..., RouterSet]
+) -> None:
+    absent = dict.fromkeys(_OPTIONAL)
+    (router,) = load(architecture, **absent).routers
+    _assert_routes_as_llama_cpp(router, architecture, _keys(architecture, **absent), _logits())
+
+
+@pytest.mark.parametrize("gate", [None, 0])
+@pytest.mark.parametrize("architecture", sorted(a for a, c in CALLS.items() if c.unset))
+def test_a_gate_that_is_not_set_is_the_sigmoid_of_its_architecture(
+    architecture: str, gate: int | None, load: Callable[..., RouterSet]
+) -> None:
+    (router,) = load(architecture, expert_gating_func=gate).routers
+    assert router.rule.score == "sigmoid"
+    keys = _keys(architecture, expert_gating_func=gate)
+    _assert_routes_as_llama_cpp(router, architecture, keys, _logits())
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    sorted(a for a, c in CALLS.items() if c.gate == AS_THE_KEY_SAYS and not c.unset),
+)
+def test_a_gate_that_llama_cpp_cannot_do_without_is_named(
+    architecture: str, load: Callable[..., RouterSet]
+) -> None:
+    with pytest.raises(RouterError, match="expert_gating_func"):
+        load(architecture, expert_gating_func=None)
+    with pytest.raises(RouterError, match="'expert_gating_func' is 0"):
+        load(architecture, expert_gating_func=0)
+
+
+@pytest.mark.parametrize("architecture", sorted(CALLS.keys() - {"grovemoe"}))
+def test_groups_are_compared_by_their_two_largest_scores(
+    architecture: str, load: Callable[..., RouterSet]
+) -> None:
+    groups = {"expert_group_count": 4, "expert_group_used_count": 2}
+    (router,) = load(architecture, **groups).routers
+    _assert_routes_as_llama_cpp(router, architecture, _keys(architecture), _logits(), (4, 2))
+
+
+def test_one_group_is_no_mask(load: Callable[..., RouterSet]) -> None:
+    (router,) = load("deepseek2", expert_group_count=1, expert_group_used_count=1).routers
+    assert router.rule.groups is None
+
+
+def test_a_sum_too_small_to_divide_by_is_clamped(load: Callable[..., RouterSet]) -> None:
+    (router,) = load("deepseek2").routers
+    logits = _logits(low=-20.0)
+    _assert_routes_as_llama_cpp(router, "deepseek2", _keys("deepseek2"), logits)
+    assert route(logits, router.rule, router.selection_bias).weights.sum(axis=1).max() < 0.1
+
+
+def test_the_logit_bias_of_gpt_oss_is_read(load: Callable[..., RouterSet]) -> None:
+    (router,) = load("gpt-oss").routers
+    assert router.rule.has_logit_bias
+    np.testing.assert_array_equal(
+        router.logit_bias, _tensors("gpt-oss", 1)["blk.1.ffn_gate_inp.bias"]
+    )
+
+
+def test_the_scale_of_each_expert_of_gemma4_is_read(load: Callable[..., RouterSet]) -> None:
+    (router,) = load("gemma4").routers
+    np.testing.assert_array_equal(
+        router.expert_scale, _tensors("gemma4", 1)["blk.1.ffn_down_exps.scale"]
+    )
+
+
+def test_experts_used_may_differ_by_layer(load: Callable[..., RouterSet]) -> None:
+    found = load("nemotron_h_moe", layers=(1, 3), expert_used_count=[0, 6, 0, 2])
+    assert [router.rule.top_k for router in found.routers] == [6, 2]
+
+
+def test_the_second_norm_of_nemotron_h_is_the_one_that_the_router_reads(
+    load: Callable[..., RouterSet],
+) -> None:
+    second = np.full(HIDDEN, 3.0, np.float32)
+    found = load("nemotron_h_moe", tensors={"blk.1.post_attention_norm.weight": second})
+    np.testing.assert_array_equal(found.routers[0].gain, second)
+
+
+def test_layers_that_look_experts_up_by_token_are_listed(load: Callable[..., RouterSet]) -> None:
+    table = np.zeros((40, TOP_K), np.int32)
+    bias: dict[str, Any] = {"blk.0.exp_probs_b.bias": None}
+    found = load(
+        "deepseek4", layers=(0, 1), tensors=bias | {"blk.0.ffn_gate_tid2eid.weight": table}
+    )
+    assert [router.name for router in found.routers] == ["text/1"]
+    assert [skipped.tensor for skipped in found.skipped] == ["blk.0.ffn_gate_inp.weight"]
+
+
+def test_a_missing_selection_bias_of_some_layers_is_an_error(
+    load: Callable[..., RouterSet],
+) -> None:
+    with pytest.raises(RouterError, match=r"tensor 'blk\.2\.exp_probs_b\.bias' is missing"):
+        load("deepseek2", layers=(1, 2), tensors={"blk.2.exp_probs_b.bias": None})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "changes"),
+    [
+        ("qwen3moe", (0, 1, 2, 3), {}),
+        ("deepseek", (2, 3), {"leading_dense_block_count": 2}),
+        ("llama4", (1, 3), {}),
+        ("llama4", (2,), {"interleave_moe_layer_step": 3}),
+        ("nomic-bert-moe", (1, 3), {}),
+        ("ernie4_5-moe", (3,), {"leading_dense_block_count": 2}),
+        ("kimi-linear", (1, 2, 3), {"leading_dense_block_count": 1}),
+    ],
+)
+def test_layers_with_a_router_are_known_beforehand(
+    architecture: str,
+    layers: tuple[int, ...],
+    changes: dict[str, Any],
+    load: Callable[..., RouterSet],
+) -> None:
+    found = load(architecture, layers, **changes)
+    assert [router.layer for router in found.routers] == list(layers)
+    assert (found.num_expected, found.layer_notes) == (len(layers), ())
+
+
+def test_cohere2moe_with_an_rms_norm_is_refused(tmp_path: Path) -> None:
+    keys = _keys("cohere2moe") | {"layer_norm_rms_eps": 1e-5}
+    _write(tmp_path / "m.gguf", "cohere2moe", keys, _tensors("cohere2moe", 1))
+    with pytest.raises(RouterError, match="layer_norm_rms_epsilon"):
+        load_routers(open_checkpoint(tmp_path / "m.gguf"))
+
+
+def test_grovemoe_with_groups_is_refused(load: Callable[..., RouterSet]) -> None:
+    with pytest.raises(RouterError, match="expert_group_count"):
+        load("grovemoe", expert_group_count=4, expert_group_used_count=2)
+
+
+@pytest.mark.parametrize("architecture", sorted(LEFT_OUT))
+def test_an_architecture_that_is_left_out_is_refused_with_evidence(
+    architecture: str, tmp_path: Path
+) -> None:
+    _write(tmp_path / "m.gguf", architecture, _keys("llama"), _tensors("llama", 1))
+    with pytest.raises(RouterError, match=r"not known.*ffn_gate_inp"):
+        load_routers(open_checkpoint(tmp_path / "m.gguf"))
