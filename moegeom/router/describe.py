@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
 
-from moegeom.core.router import Router, RouterSet
+from moegeom.core.router import LogitMap, Router, RouterSet
 from moegeom.router.family_file import families, load_family
 
 
@@ -21,10 +22,56 @@ def describe_router(router: Router) -> dict[str, Any]:
         "stored": router.provenance.stored_dtype.lower(),
         "selection": router.rule.selection_score_unit,
         "walls": "straight" if router.rule.is_affine else "curved",
+        "rule": rule_in_words(router),
         "finite": bool(np.isfinite(router.weight).all()),
         "tensor": router.provenance.tensors[0],
         "file": router.provenance.file,
     }
+
+
+def rule_in_words(router: Router) -> str:
+    """How the router chooses and weighs, step by step: ``sigmoid + bias, 4 of 8 groups, ...``."""
+    rule, weights = router.rule, router.rule.weights
+    steps = ["logits" if rule.score == "identity" else rule.score.replace("_", "-")]
+    if rule.has_logit_bias:
+        steps[0] += " of biased logits" if rule.score != "identity" else " + bias"
+    if rule.has_selection_bias:
+        steps[0] += " + selection bias"
+    if rule.logit_map is not None:
+        steps.insert(0, _map_in_words(rule.logit_map))
+    if rule.groups is not None:
+        groups = rule.groups
+        steps.append(f"{groups.num_kept} of {groups.num_groups} groups (fill {groups.fill:g})")
+    steps.append(f"choose {rule.top_k}")
+    said = _WEIGHTS[weights.source]
+    steps += [said] if said else []
+    steps += ["weights sum to 1"] if weights.renormalise and not said else []
+    steps += [f"x {weights.scale:g}"] if weights.scale != 1.0 else []
+    return ", ".join(steps)
+
+
+_WEIGHTS = {
+    "scores": "",
+    "softmax_of_selected_logits": "softmax over the chosen",
+    "sigmoid_of_selected_logits": "sigmoid of each chosen",
+    "sparsemixer": "sparsemixer",
+}
+
+
+def _map_in_words(logit_map: LogitMap) -> str:
+    said = [] if logit_map.multiplier == 1.0 else [f"logits x {logit_map.multiplier:g}"]
+    said += [] if np.isinf(logit_map.soft_cap) else [f"soft cap {logit_map.soft_cap:g}"]
+    return ", ".join(said)
+
+
+def name_patterns(found: RouterSet) -> dict[str, int]:
+    """Names of the router weights with ``{i}`` for the layer, and how many there are of each."""
+    patterns: dict[str, int] = {}
+    for router in found.routers:
+        name = router.provenance.tensors[0]
+        pattern = re.sub(rf"(?<![^._]){router.layer}(?=\.)", "{i}", name, count=1)
+        patterns[pattern] = patterns.get(pattern, 0) + 1
+    return patterns
 
 
 def describe_routers(found: RouterSet) -> dict[str, Any]:

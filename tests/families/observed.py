@@ -7,7 +7,6 @@ the oracle, wherever its input comes from.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 import transformers
 from torch.overrides import TorchFunctionMode
 
-from tests.families.tiny_models import Router, routers_of
+from tests.families.tiny_models import Router, repeatable, routers_of
 
 SEQUENCES, LENGTH, VOCABULARY = 2, 64, 160
 #: Ids below are special tokens.
@@ -55,18 +54,17 @@ Choice = tuple[torch.Tensor, torch.Tensor | None]
 
 def observe(model: transformers.PreTrainedModel, name: str) -> tuple[Observed, ...]:
     """Every router of a model of this family, on the same random tokens at every call."""
-    random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     routers = tuple(routers_of(model, name))
     calls: dict[str, Call] = {}
     handles = [_record(router, calls) for router in routers]
-    ids = torch.randint(FIRST_ORDINARY, VOCABULARY, (SEQUENCES, LENGTH), generator=random)
     try:
-        with torch.no_grad():
+        with repeatable(name):
+            ids = torch.randint(FIRST_ORDINARY, VOCABULARY, (SEQUENCES, LENGTH))
             if run := FORWARD.get(name, _forward):
                 run(model, ids)
             for router in routers:
                 if router.name not in calls:
-                    _call_alone(model, router, random)
+                    _call_alone(model, router)
     finally:
         for handle in handles:
             handle.remove()
@@ -102,9 +100,7 @@ FORWARD: dict[str, Callable[[Any, torch.Tensor], None] | None] = {
 }
 
 
-def _call_alone(
-    model: transformers.PreTrainedModel, router: Router, random: torch.Generator
-) -> None:
+def _call_alone(model: transformers.PreTrainedModel, router: Router) -> None:
     hidden = max(weight.shape[-1] for weight in router.module.parameters())
     block = _block_of(model, router)
     # Some blocks own the bias and hand it over.
@@ -113,7 +109,7 @@ def _call_alone(
         for key in ("e_score_correction_bias",)
         if hasattr(block, key) and not hasattr(router.module, key)
     }
-    router.module(torch.randn(SEQUENCES * LENGTH, hidden, generator=random), **extra)
+    router.module(torch.randn(SEQUENCES * LENGTH, hidden), **extra)
 
 
 def _block_of(model: transformers.PreTrainedModel, router: Router) -> Any:
@@ -192,9 +188,9 @@ def _llama4(_: Any, module: Any, call: Call) -> Choice:
     return chosen, weights
 
 
-def _nllb(_: Any, module: Any, call: Call) -> Choice:
+def _nllb(_: Any, __: Any, call: Call) -> Choice:
     """The first choice is a mask; the second is what else has a weight."""
-    first, weights, logits = call.result
+    first, weights, _ = call.result
     second = weights * (1 - first)
     chosen, kept = [], []
     for mask in (first, second > 0):

@@ -136,7 +136,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "dots3_note_vision_encoder": Family(
         "Dots3NoteVisionModel",
-        (("text", "blocks.{i}.mlp.gate"),),
+        (("vision", "blocks.{i}.mlp.gate"),),
         {**PYRAMID, "num_experts_per_tok": 2, "router_scaling_factor": 1.3},
     ),
     "ernie4_5_moe": text("Ernie4_5_MoeForCausalLM"),

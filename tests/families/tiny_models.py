@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +27,21 @@ CANNOT: dict[str, str] = {}
 #: Added to the scores for the choice alone, wherever a family keeps it.
 SELECTION_BIAS = re.compile(r"(e_score_correction_bias|expert_bias|balancing_biases)$")
 
-NORM_SPREAD, WEIGHT_SPREAD, LOGIT_BIAS_SPREAD = 0.2, 0.3, 0.5
+EXPERT_SPREAD, NORM_SPREAD, WEIGHT_SPREAD, LOGIT_BIAS_SPREAD = 0.05, 0.2, 0.3, 0.5
 
 #: Beside scores between 0 and 1: enough to change most choices, too little to make them for good.
 SELECTION_BIAS_SPREAD = 0.2
+
+#: Where the scores are nearer to each other (a softmax, scaled logits) or farther (logits).
+OWN_SPREAD = {
+    **dict.fromkeys(("ernie4_5_moe", "ernie4_5_vl_moe", "longcat_flash", "zaya"), 0.1),
+    **dict.fromkeys(("dots3_note", "dots3_note_vision_encoder"), 0.3),
+    "kolibri1": 0.8,
+    "muse_spark": 0.05,
+}
+
+#: Below zero, a group that is filled with 0 instead of minus infinity would win.
+SHIFT_OF_BIAS = {"deepseek_v3__negbias": -2.0}
 
 
 @dataclass(frozen=True)
@@ -44,13 +56,23 @@ class Router:
 
 def build(name: str) -> transformers.PreTrainedModel:
     """The model of a family in float32, the same at every call."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(zlib.crc32(name.encode()))
-        family = FAMILIES[name]
-        model = getattr(transformers, family.model)(tiny_config(name)).eval()
-        with torch.no_grad():
-            _randomise(model, name)
+    with repeatable(name):
+        model = getattr(transformers, FAMILIES[name].model)(tiny_config(name)).eval()
+        _randomise(model, name)
     return model
+
+
+@contextmanager
+def repeatable(name: str) -> Iterator[None]:
+    """Random numbers of a family alone, sums in the order of one thread, and no gradients."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(zlib.crc32(name.encode()))
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def routers_of(model: transformers.PreTrainedModel, name: str) -> Iterator[Router]:
@@ -66,6 +88,9 @@ def _randomise(model: transformers.PreTrainedModel, name: str) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
             module.weight.normal_()
+        elif "Experts" in type(module).__name__:
+            for matrix in module.parameters(recurse=False):
+                matrix.normal_(std=EXPERT_SPREAD)  # one class of transformers leaves them unset
         elif "Norm" in type(module).__name__:
             for gain in module.parameters(recurse=False):
                 _spread(gain, NORM_SPREAD)
@@ -85,18 +110,6 @@ def _randomise(model: transformers.PreTrainedModel, name: str) -> None:
             tensor += SHIFT_OF_BIAS.get(name, 0.0)
             if name == "zaya":  # every loaded model has this one: the skip class is never chosen
                 tensor[-1] = -1.0
-
-
-#: Where the scores are nearer to each other (a softmax, scaled logits) or farther (logits).
-OWN_SPREAD = {
-    **dict.fromkeys(("ernie4_5_moe", "ernie4_5_vl_moe", "longcat_flash"), 0.1),
-    **dict.fromkeys(("dots3_note", "dots3_note_vision_encoder"), 0.3),
-    "kolibri1": 0.8,
-    "muse_spark": 0.05,
-}
-
-#: Below zero, a group that is filled with 0 instead of minus infinity would win.
-SHIFT_OF_BIAS = {"deepseek_v3__negbias": -2.0}
 
 
 def _spread(tensor: torch.Tensor, by: float) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +21,10 @@ from moegeom_cli.family_options import (
     asked_family,
 )
 from moegeom_cli.state import rules_folder
-from moegeom_cli.streams import Format
+from moegeom_cli.streams import Format, width
+
+if TYPE_CHECKING:
+    from moegeom.core.router import Router
 
 NAME = "routers"
 NEEDS_ARGUMENTS = True
@@ -40,7 +46,7 @@ def run(
     from moegeom.checkpoint.open import open_checkpoint
     from moegeom.pipeline import recalled
     from moegeom.report.header import size
-    from moegeom.router.describe import describe_router, describe_routers
+    from moegeom.router.describe import describe_routers, name_patterns, rule_in_words
     from moegeom.router.load import load_routers
     from moegeom_cli.listing import render_listing
 
@@ -53,18 +59,35 @@ def run(
         return
     expected = "" if found.num_expected is None else f" ({found.num_expected} expected)"
     typer.echo(f"{found.checkpoint}  {found.family}: {found.family_text}.")
+    num_rows = sum(router.num_experts for router in found.routers)
     typer.echo(
-        f"{len(found.routers)} routers{expected}. Read {size(found.bytes_read)}; the weights have "
-        f"{size(found.bytes_total)}."
+        f"{len(found.routers)} routers{expected} with {num_rows:,} experts. "
+        f"Read {size(found.bytes_read)} of {size(found.bytes_total)}."
     )
     typer.echo(f"fingerprint {found.fingerprint}")
     assumed = "assumed from config: a recording with the model's own choices verifies it"
     if router_pattern or family:
         assumed = "as described: a recording with the model's own choices verifies it"
     typer.echo(f"rule {found.verified_by or assumed}.")
+    rules = Counter(rule_in_words(router) for router in found.routers)
+    for head, parts in (("named  ", name_patterns(found)), ("routes ", rules)):
+        for part, count in parts.items():
+            said = f"{head}{part}" + (
+                f" ({count} of {len(found.routers)})" if len(parts) > 1 else ""
+            )
+            typer.echo("\n".join(textwrap.wrap(said, width(), subsequent_indent="       ")))
     typer.echo()
-    typer.echo(render_listing([describe_router(router) for router in found.routers], format))
+    typer.echo(render_listing([_line(router) for router in found.routers], format))
     for note in found.notes:
         typer.echo(f"note: {note}")
     for skipped in found.skipped:
         typer.echo(f"skipped {skipped.tensor}: {skipped.reason}")
+
+
+def _line(router: Router) -> Mapping[str, object]:
+    from moegeom.router.describe import describe_router
+
+    facts = describe_router(router)
+    shown = ("router", "experts", "top_k", "hidden", "stored", "walls", "selection")
+    note = {} if facts["finite"] else {"selection": f"{facts['selection']}, NOT FINITE"}
+    return {name: facts[name] for name in shown} | note

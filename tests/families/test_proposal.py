@@ -1,0 +1,54 @@
+"""A checkpoint of a family that is not known: the right tensors are proposed, and none is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RouterError
+from moegeom.router.load import load_routers
+from moegeom.router.proposal import propose_routers
+from tests.families.test_families_against_transformers import LOADED, tiny
+
+#: Share of the families whose routers must come first among the candidates.
+LEAST_RIGHT = 0.9
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
+    """By family: are the first candidates its routers, all of them, and nothing else?"""
+    found = {}
+    for name in LOADED:
+        folder = tmp_path_factory.mktemp(name)
+        tiny(name)[0].save_pretrained(folder)
+        store = open_checkpoint(folder)
+        routers = load_routers(store)
+        weights = {router.provenance.tensors[0] for router in routers.routers}
+        weights |= {skipped.tensor for skipped in routers.skipped}
+        proposed: set[str] = set()
+        for candidate in propose_routers(store):
+            if weights <= proposed:
+                break
+            proposed |= set(candidate.names)
+        found[name] = proposed == weights
+    return found
+
+
+def test_the_first_candidates_are_the_routers_of_most_families(right: dict[str, bool]) -> None:
+    wrong = [name for name, is_right in right.items() if not is_right]
+    assert 1 - len(wrong) / len(right) >= LEAST_RIGHT, wrong
+
+
+@pytest.mark.parametrize("name", LOADED[::6])
+def test_an_unknown_model_type_is_never_loaded(name: str, tmp_path: Path) -> None:
+    tiny(name)[0].save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "never_seen"}))
+    with pytest.raises(RouterError) as caught:
+        load_routers(open_checkpoint(tmp_path))
+    assert "Tensors that look like routers: " in caught.value.message
+    assert "--router-pattern '" in caught.value.hint
+    assert "--score NAME" in caught.value.hint
