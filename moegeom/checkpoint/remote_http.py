@@ -87,7 +87,7 @@ class HttpTransport:
         try:
             with self._stream(name, headers) as response:
                 stamp, expected = self._check(response, name, offset, size, is_probe)
-                return self._body(response, expected), stamp
+                return self._body(response, name, expected), stamp
         except httpx2.TimeoutException:
             raise TryAgain(f"sent nothing for {self._options.timeout_s:g} s") from None
         except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
@@ -152,12 +152,15 @@ class HttpTransport:
         """For a server without ranges: fine for a whole file, and for its size."""
         length = response.headers.get("Content-Length", "")
         total = int(length) if re.fullmatch(r"\d{1,19}", length) else -1
-        stamp = Stamp(
-            total, response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
-        )
-        if total >= 0 and (is_probe or total == wanted):
-            return stamp, 0 if is_probe else total
-        raise CheckpointError(
+        etag, modified = (response.headers.get(h, "") for h in ("ETag", "Last-Modified"))
+        if is_probe and total >= 0:
+            return Stamp(total, etag, modified), 0
+        if not is_probe and wanted >= 0 and (total == wanted or not length):
+            return Stamp(wanted, etag, modified), wanted
+        raise self._whole_file(name)
+
+    def _whole_file(self, name: str) -> CheckpointError:
+        return CheckpointError(
             f"{self._where(name)} answers with the whole file where a part was asked for.",
             "Download the checkpoint: this server cannot send parts of files.",
         )
@@ -174,21 +177,23 @@ class HttpTransport:
             return Absent(message, self._refusals.denied)
         return CheckpointError(message, self._refusals.denied)
 
-    def _body(self, response: httpx2.Response, expected: int) -> bytes:
-        """The body as sent; what comes behind the expected bytes is left on the wire."""
+    def _body(self, response: httpx2.Response, name: str, expected: int) -> bytes:
+        """The body as sent, which may not be longer than expected."""
         if expected == 0:
             return b""
         deadline = time.monotonic() + self._options.timeout_s + expected / _LEAST_BYTES_PER_S
         parts: list[bytes] = []
         missing = expected
         for part in response.iter_raw():
-            parts.append(part[:missing])
-            missing -= len(parts[-1])
-            if missing == 0:
-                return b"".join(parts)
+            parts.append(part)
+            missing -= len(part)
+            if missing < 0:
+                raise self._whole_file(name)
             if time.monotonic() > deadline:
                 break
-        raise TryAgain(f"sent {expected - missing} of {expected} bytes")
+        if missing:
+            raise TryAgain(f"sent {expected - missing} of {expected} bytes")
+        return b"".join(parts)
 
 
 def _numbers(pattern: re.Pattern[str], text: str, count: int) -> tuple[int, ...] | None:

@@ -20,7 +20,7 @@ from moegeom.checkpoint.remote_reads import Span, in_file_order, in_parallel, jo
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
 
-_CONFIG = "config.json"
+_CONFIGS = ("config.json", "params.json")
 
 #: Each may cost a request. The largest public checkpoints have a few hundred shards.
 _MOST_REMOTE_FILES = 10_000
@@ -131,11 +131,12 @@ class ShardedStore:
 
 
 def read_config(folder: Folder) -> Mapping[str, Any]:
-    """``config.json`` of a folder; empty when there is none."""
-    if not folder.has(_CONFIG):
+    """``config.json`` of a folder, else ``params.json`` (original files); empty without either."""
+    name = next((name for name in _CONFIGS if folder.has(name)), None)
+    if name is None:
         return {}
-    raw = folder.file(_CONFIG).read_all(limits.JSON_BYTES)
-    return parse_object(raw, _CONFIG, allow_constants=True)
+    raw = folder.file(name).read_all(limits.JSON_BYTES)
+    return parse_object(raw, name, allow_constants=True)
 
 
 def parse_index(file: RangeFile) -> dict[str, str]:

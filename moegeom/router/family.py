@@ -93,7 +93,7 @@ class NormSpec:
     kind: str
     weight: tuple[TensorName, ...]
     eps: Setting
-    gain_offset: float = 0.0
+    gain_offset: Setting = Setting(value=0.0)
     over_root_hidden: bool = False
     bias: tuple[TensorName, ...] = ()
 

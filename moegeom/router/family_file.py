@@ -254,7 +254,9 @@ def _check_names(stack: StackSpec, where: str) -> None:
     named = [("score", step, scores) for step in stack.score.steps]
     named += [("weights.source", step, sources) for step in stack.weights.source.steps]
     if stack.groups:
-        named.append(("groups.score", stack.groups.score, _choices(core.GroupMask, "score")))
+        named.append(
+            ("groups.score", stack.groups.score, (*_choices(core.GroupMask, "score"), "topn_sum"))
+        )
     if stack.norm:
         named.append(("norm.kind", stack.norm.kind, _choices(core.Norm, "kind")))
     for key, dtype in vars(stack.keeps).items():

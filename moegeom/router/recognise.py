@@ -34,9 +34,20 @@ def recognise_family(store: TensorStore) -> Family:
     return family
 
 
+#: Configs without a model type, by the keys that they have: original files of Mistral and Meta
+#: (params.json) and of gpt-oss.
+_UNNAMED = {
+    frozenset({"moe", "dim"}): "params-moe",
+    frozenset({"moe_args", "dim"}): "params-moe-args",
+    frozenset({"experts_per_token", "num_experts", "swiglu_limit"}): "gpt-oss-original",
+}
+
+
 def model_type_of(config: Mapping[str, Any]) -> object:
     """The model type that families are found by; that of a GGUF file names its architecture."""
     model_type = config.get("model_type")
+    if model_type is None:
+        return next((name for keys, name in _UNNAMED.items() if keys <= config.keys()), None)
     architecture = config.get("architecture")
     is_gguf = model_type == "gguf" and isinstance(architecture, str)
     return f"gguf-{architecture}" if is_gguf else model_type

@@ -90,6 +90,10 @@ def _build_logit_map(stack: StackSpec, settings: Settings) -> LogitMap | None:
     return LogitMap(multiplier, cap if cap > 0.0 else np.inf)
 
 
+#: Group scores of Megatron-Core, which sums the top_k // num_kept largest.
+_SUMS = {1: "max", 2: "top2_sum"}
+
+
 def _build_groups(
     spec: GroupSpec, settings: Settings, num_experts: int, top_k: int, router: str
 ) -> GroupMask | None:
@@ -109,7 +113,15 @@ def _build_groups(
             code=CONFIG_CONTRADICTED,
         )
     size = num_experts // num_groups
-    if spec.score == "top2_sum" and size < 2:
+    score = spec.score
+    if score == "topn_sum":
+        score = _SUMS.get(top_k // num_kept, "")
+    if not score:
+        raise RouterError(
+            f"{router}: groups are compared by the sum of their {top_k // num_kept} largest "
+            "scores; only the largest, and the sum of the two largest, are known."
+        )
+    if score == "top2_sum" and size < 2:
         raise RouterError(f"{router}: groups of {size} have no sum of two largest scores.")
     if num_kept * size < top_k:
         raise RouterError(
@@ -118,7 +130,7 @@ def _build_groups(
         )
     if num_kept == num_groups:
         return None
-    return GroupMask(num_groups, num_kept, cast(Any, spec.score), spec.fill)
+    return GroupMask(num_groups, num_kept, cast(Any, score), spec.fill)
 
 
 def build_norm(
@@ -129,7 +141,7 @@ def build_norm(
         cast(Any, spec.kind),
         settings.number(spec.eps),
         tensor,
-        spec.gain_offset,
+        settings.number(spec.gain_offset),
         float(hidden**-0.5) if spec.over_root_hidden else 1.0,
         bias_tensor,
     )

@@ -77,7 +77,8 @@ def test_selection_biases_left_out_change_most_choices(tiny):
     """In the first layer of a stack that has one: its input does not depend on other biases."""
     model = build(tiny.name)
     if not (biases := selection_biases(model)):
-        assert "bias" not in " ".join(name for name, _ in routing_buffers(model, tiny.name))
+        buffers = [b for r in routers_of(model, tiny.name) for b, _ in r.module.named_buffers()]
+        assert [buffer for buffer in buffers if "bias" in buffer] == []  # none of another name
         return
     for bias in biases:
         bias.data.zero_()
@@ -88,10 +89,6 @@ def test_selection_biases_left_out_change_most_choices(tiny):
     for with_them, without in first.values():
         changed = (sets_of(with_them) != sets_of(without)).any(axis=1).mean()
         assert changed > TOP_ONE.get(tiny.name, MOST)
-
-
-def routing_buffers(model, name):
-    return [pair for router in routers_of(model, name) for pair in router.module.named_buffers()]
 
 
 def test_building_a_model_leaves_the_random_state_alone():
@@ -113,3 +110,17 @@ def test_only_the_variant_that_skips_chooses_the_skip_class():
     for name, skips in (("zaya", False), ("zaya__skip", True)):
         seen = observe(build(name), name)
         assert any((router.chosen == 12).any() for router in seen) is skips
+
+
+def test_what_doge_looks_up_are_the_largest_sums_of_two_keys():
+    """Its block does not hand the choice over: here is the product of keys, written out."""
+    model = build("doge")
+    for router in observe(model, "doge"):
+        keys = model.get_submodule(router.module).router_gate.weight.detach().double().numpy()
+        # As released: the halves are of all tokens, not of each.
+        rows, columns = (router.inputs @ keys.T).reshape(2, len(router.inputs), -1)
+        sums = (rows[:, :, None] + columns[:, None, :]).reshape(len(router.inputs), -1)
+        np.testing.assert_array_equal(router.chosen, np.argsort(-sums, axis=1)[:, :3])
+        expected = np.exp(np.take_along_axis(sums, router.chosen, axis=1))
+        expected /= expected.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(router.weights, expected, rtol=1e-5)

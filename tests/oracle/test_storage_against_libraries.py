@@ -85,12 +85,15 @@ def compress(
     ``held_in`` is the dtype of the scales in the file; the library computes in the dtype that it
     is given.
     """
-    args = QuantizationArgs(**arguments)
+    args = QuantizationArgs.model_validate(arguments)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     parts = {k: v.to(held_in) if k == "weight_scale" else v for k, v in parts.items()}
-    packed = compressor.compress({"weight": weight, **parts}, scheme)
+    made = compressor.compress({"weight": weight, **parts}, scheme)
+    packed = {part: values for part, values in made.items() if values is not None}
     wide = {k: v.float() if v.dtype == held_in else v for k, v in packed.items()}
-    return packed, recipe(args), compressor.decompress(wide, scheme)["weight"].float().numpy()
+    decompressed = compressor.decompress(dict(wide), scheme)["weight"]
+    assert decompressed is not None
+    return packed, recipe(args), decompressed.float().numpy()
 
 
 def affine(rows: int, groups: int, bits: int, is_symmetric: bool) -> Tensors:
@@ -224,11 +227,12 @@ def test_awq(group: int, tmp_path: Path) -> None:
     converted = converter.process({f"gate.{leaf}": t for leaf, t in tensors.items()})
     parts = {name.removeprefix("gate."): t for name, t in converted.items()}
     parts["weight_scale"] = parts["weight_scale"].float()
-    args = QuantizationArgs(
-        num_bits=4, type="int", strategy="group", group_size=group, symmetric=False
+    args = QuantizationArgs.model_validate(
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": False}
     )
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    expected = PackedQuantizationCompressor.decompress(parts, scheme)["weight"]
+    expected = PackedQuantizationCompressor.decompress(dict(parts), scheme)["weight"]
+    assert expected is not None
     np.testing.assert_array_equal(decode(tmp_path, tensors, config, "awq"), expected.numpy())
 
 
@@ -236,7 +240,9 @@ def in_float32(packed: Tensors, scale: torch.Tensor, group: int) -> np.ndarray:
     """What the compressors compute, without their rounding to bfloat16."""
     rows, num_bytes = packed["weight_packed"].shape
     values = unpack_fp4_from_uint8(packed["weight_packed"], rows, 2 * num_bytes, torch.float32)
-    args = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=group)
+    args = QuantizationArgs.model_validate(
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": group}
+    )
     whole = packed.get("weight_global_scale")
     return dequantize(values, scale, args=args, dtype=torch.float32, global_scale=whole).numpy()
 

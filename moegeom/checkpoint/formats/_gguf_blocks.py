@@ -20,7 +20,7 @@ def decode(
     """
     gguf = _package(stored, where)
     row_bytes = shape[-1] // stored.block_size * stored.block_bytes
-    if not row_bytes or not raw:
+    if not row_bytes:
         return np.zeros(shape, np.float32)
     blocks = np.frombuffer(raw, np.uint8).reshape(-1, row_bytes)
     try:

@@ -16,8 +16,8 @@ _LARGEST_PIECE = 2**22
 #: Headers hold a vocabulary; the largest (262 000 tokens, 514 000 merges) has 16 MB.
 _MOST_READ = 64_000_000
 
-#: Elements of all arrays of strings, five times those of the largest vocabulary.
-_MOST_STRINGS = 4_000_000
+#: Elements of all arrays of strings, three times those of the largest vocabulary.
+_MOST_STRINGS = 2_500_000
 
 _LENGTH = Struct("<Q")
 

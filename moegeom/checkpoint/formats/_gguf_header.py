@@ -23,10 +23,10 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 
 #: Experts of a layer are one tensor: the largest public models have 2 000.
-_MOST_TENSORS = 100_000
+_MOST_TENSORS = 30_000
 
 #: Public models have at most a hundred.
-_MOST_SETTINGS = 4096
+_MOST_SETTINGS = 1024
 
 _START = Struct("<4sI")
 _COUNTS = Struct("<QQ")

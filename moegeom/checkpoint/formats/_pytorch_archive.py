@@ -20,7 +20,7 @@ from moegeom.checkpoint.formats._pytorch_globals import (
     UnreadableTensor,
     storage_of,
 )
-from moegeom.checkpoint.pickled import PICKLE_BYTES, unpickle
+from moegeom.checkpoint.pickled import unpickle
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.zipped import Archive, Entry, read_archive
 from moegeom.core.errors import CheckpointError
@@ -30,6 +30,9 @@ _OLD_MAGIC = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
 
 #: What is read for a tensor that does not lie in one piece; a router has a few hundred MB.
 SPAN_BYTES = 1 << 30
+
+#: The pickle of a hundred thousand tensors whose names have 60 characters.
+_DESCRIPTION_BYTES = 16_000_000
 
 _RESAVE = "Write it again with a current torch: torch.save(torch.load(file), new_file)."
 
@@ -87,8 +90,8 @@ class TorchArchive:
         if len(strides) != len(shape):
             raise CheckpointError(f"{where} has shape {shape} and stride {strides}.")
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-        is_empty = 0 in shape
-        if not is_empty and last >= length:
+        first, span = (0, 0) if 0 in shape else (offset, last + 1 - offset)
+        if first + span > length:
             raise CheckpointError(
                 f"{where} needs element {last} of a storage that has {length}.",
                 "Download or copy this file again.",
@@ -98,7 +101,6 @@ class TorchArchive:
                 f"{where} has shape {shape} and its storage {entry.size} bytes: it repeats them.",
                 "Save tensor.contiguous().",
             )
-        first, span = (0, 0) if is_empty else (offset, last + 1 - offset)
         view = View(
             dtype.name,
             dtype.size,
@@ -181,7 +183,7 @@ def read_torch_archive(file: RangeFile) -> TorchArchive:
     order = f"{folder}/byteorder"
     if order in archive.entries and archive.read(order, 16) != b"little":
         raise CheckpointError(f"{file.label}: is not little-endian.", _RESAVE)
-    raw = archive.read(roots[0], PICKLE_BYTES)
+    raw = archive.read(roots[0], _DESCRIPTION_BYTES)
     return TorchArchive(archive, folder, unpickle(raw, file.label, ALLOWED, storage_of))
 
 

@@ -11,6 +11,7 @@ from moegeom.checkpoint import pickled
 from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats._dcp_archive import PieceArchive
 from moegeom.checkpoint.formats._dcp_metadata import Chunk, Layout, Metadata, Place, parse_metadata
+from moegeom.checkpoint.formats._megatron import COMMON, MegatronStore
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.shards import ShardedStore, check_present
 from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
@@ -55,7 +56,9 @@ def open_dcp(location: Location) -> ShardedStore:
     check_present(folder, _METADATA, metadata.file_ends.keys())
     pieces = _Pieces(folder, metadata)
     shard = SlicedShard(_METADATA, metadata.names, pieces.tensor, pieces.sizes)
-    return ShardedStore(folder, {_METADATA: shard}, dict.fromkeys(metadata.names, _METADATA))
+    is_megatron = folder.has(COMMON) and not folder.has("config.json")
+    store = MegatronStore if is_megatron else ShardedStore
+    return store(folder, {_METADATA: shard}, dict.fromkeys(metadata.names, _METADATA))
 
 
 def _check_alone(folder: Folder) -> None:

@@ -56,10 +56,10 @@ def _open(tensors: RouterTensors) -> Stored:
         )
 
     def decode(values: Values) -> Float32[np.ndarray, "experts hidden"]:
-        zeros = _unpack(values["qzeros"]).astype(np.float32).repeat(size, axis=0)
-        factors = scale_floats(values["scales"]).repeat(size, axis=0)
-        integers = _unpack(values["qweight"]).astype(np.float32)
-        return np.ascontiguousarray(((integers - zeros) * factors).T)
+        by_group = _unpack(values["qweight"]).reshape(groups, size, experts).astype(np.float32)
+        by_group -= _unpack(values["qzeros"])[:, np.newaxis]
+        by_group *= scale_floats(values["scales"])[:, np.newaxis]
+        return np.ascontiguousarray(by_group.reshape(hidden, experts).T)
 
     return stored(tensors, "awq", "int4 awq", (experts, hidden), parts, decode)
 

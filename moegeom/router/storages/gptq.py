@@ -79,8 +79,10 @@ def _open(tensors: RouterTensors) -> Stored:
                 "Does 'checkpoint_format' (gptq or gptq_v2) belong to these tensors?",
             )
         factors = scale_floats(values["scales"]).T
-        integers = unpack_rows(values["qweight"], bits).T.astype(np.float32)
-        return (integers - zeros[:, group]) * factors[:, group]
+        weight = unpack_rows(values["qweight"], bits).T.astype(np.float32, order="C")
+        weight -= zeros[:, group]
+        weight *= factors[:, group]
+        return weight
 
     return stored(tensors, "gptq", f"int{bits} gptq", (experts, hidden), parts, decode)
 

@@ -77,6 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             site.log.requests.append(self.path)
             site.log.headers.append(dict(self.headers))
             site.log.in_flight += 1
+            self.is_in_flight = True
             site.log.most_in_flight = max(site.log.most_in_flight, site.log.in_flight)
             fault = site.faults[path].pop(0) if site.faults.get(path) else None
         try:
@@ -88,8 +89,13 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             vars(self).pop("send", None)  # a fault lasts for one request
-            with site.lock:
-                site.log.in_flight -= 1
+            self.leave()
+
+    def leave(self) -> None:
+        """The request is answered: whoever has the answer may send the next one."""
+        with self.site.lock:
+            self.site.log.in_flight -= self.is_in_flight
+            self.is_in_flight = False
 
     def answer(self, path: str) -> None:
         site = self.site
@@ -116,6 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         self, status: int, headers: dict[str, str], body: bytes, claimed: int | None = None
     ) -> None:
         """An answer; one that claims more bytes than it sends ends the connection."""
+        self.leave()
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -151,6 +158,24 @@ def truncated(num_bytes: int) -> Fault:
         return False
 
     return fault
+
+
+def chunked(handler: Handler) -> bool:
+    """The whole file, without saying how long it is."""
+
+    def unmeasured(code: int, headers: dict[str, str], body: bytes) -> None:
+        del code, headers
+        whole = handler.site.files.get(unquote(urlsplit(handler.path).path), body)
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for start in range(0, len(whole), 1000):
+            part = whole[start : start + 1000]
+            handler.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+        handler.wfile.write(b"0\r\n\r\n")
+
+    handler.send = unmeasured  # pyright: ignore[reportAttributeAccessIssue]
+    return False
 
 
 def dripping(pause_s: float) -> Fault:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._tensor import _rebuild_from_type_v2
+from torch._utils import _rebuild_tensor_v2
 
 from moegeom.checkpoint.folder import Location, local
 from moegeom.checkpoint.formats import _pytorch_archive, _pytorch_names
@@ -144,9 +146,9 @@ def test_the_state_dict_of_a_module_is_read(tmp_path: Path) -> None:
 
 
 def test_parameters_and_buffers_with_attributes_are_tensors(tmp_path: Path) -> None:
-    marked = torch.nn.Parameter(torch.ones(2))
+    marked: Any = torch.nn.Parameter(torch.ones(2))
     marked.tensor_model_parallel = True  # as Megatron marks its own
-    plain = torch.full((2,), 3.0)
+    plain: Any = torch.full((2,), 3.0)
     plain.note = "kept by torch"
     saved = {"p": torch.nn.Parameter(_MATRIX), "b": torch.nn.Buffer(torch.zeros(1)), "m": marked}
     store = _open(_saved({**saved, "t": plain}, tmp_path))
@@ -351,7 +353,7 @@ def test_rows_of_a_large_storage_cost_their_own_bytes(tmp_path: Path) -> None:
 
 
 def _rezipped(
-    folder: Path, change: Callable[[dict[str, bytes]], None], method: int = zipfile.ZIP_STORED
+    folder: Path, change: Callable[[dict[str, bytes]], object], method: int = zipfile.ZIP_STORED
 ) -> Path:
     """A saved checkpoint with changed entries, as the zipfile module writes it."""
     with zipfile.ZipFile(_saved({"t": torch.arange(6.0)}, folder) / _SINGLE) as archive:
@@ -363,7 +365,7 @@ def _rezipped(
     return folder
 
 
-def _set(name: str, raw: bytes) -> Callable[[dict[str, bytes]], None]:
+def _set(name: str, raw: bytes) -> Callable[[dict[str, bytes]], object]:
     return lambda entries: entries.update({name: raw})
 
 
@@ -375,7 +377,7 @@ def test_an_archive_that_another_program_wrote_is_read(tmp_path: Path) -> None:
     assert store.read("t").tolist() == list(range(6))
 
 
-_ARCHIVES: dict[str, tuple[Callable[[dict[str, bytes]], None], str]] = {
+_ARCHIVES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "big-endian": (_set(f"{_ROOT}/byteorder", b"big"), "is not little-endian."),
     "TorchScript": (_set(f"{_ROOT}/constants.pkl", b""), "is a TorchScript archive."),
     "code": (_set(f"{_ROOT}/code/model.py", b""), "is a TorchScript archive."),
@@ -526,7 +528,7 @@ class _Forged:
         self.fields = {"storage": _Id(), "offset": 0, "size": (2, 3), "stride": (3, 1), **changes}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return torch._utils._rebuild_tensor_v2, (*self.fields.values(), False, {})
+        return _rebuild_tensor_v2, (*self.fields.values(), False, {})
 
 
 class _Id:
@@ -539,7 +541,7 @@ class _Pickler(pickle.Pickler):
         return obj.fields if isinstance(obj, _Id) else None
 
 
-def _forge(value: Any) -> Callable[[dict[str, bytes]], None]:
+def _forge(value: Any) -> Callable[[dict[str, bytes]], object]:
     raw = io.BytesIO()
     _Pickler(raw, 2).dump(value)
     return _set(f"{_ROOT}/data.pkl", raw.getvalue())
@@ -611,7 +613,7 @@ def test_a_persistent_id_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_tensor_with_attributes_is_made_by_what_makes_tensors_only(tmp_path: Path) -> None:
     class Subclass:
         def __reduce__(self) -> tuple[Any, ...]:
-            make = torch._tensor._rebuild_from_type_v2
+            make = _rebuild_from_type_v2
             return make, (make, torch.Tensor, (make, torch.Tensor, (), {}), {})
 
     message = _refusal(_rezipped(tmp_path, _forge({"t": Subclass()})))

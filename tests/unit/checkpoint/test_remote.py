@@ -20,11 +20,14 @@ from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote_http import retry_after
+from moegeom.checkpoint.remote_lazy import lazy
 from moegeom.checkpoint.remote_options import RemoteOptions
+from moegeom.checkpoint.remote_reads import in_parallel
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.core.errors import CheckpointError
 from tests.unit.checkpoint.remote_server import (
     Site,
+    chunked,
     dripping,
     dropped,
     serve,
@@ -233,6 +236,24 @@ def test_headers_are_fetched_at_the_same_time(site: Site, options: RemoteOptions
     shards: Any = {name: _Shard(folder.file(name)) for name in names}
     ShardedStore(folder, shards, {name: name for name in names}).prepare(names)
     assert site.log.most_in_flight == 8
+
+
+class _Slow:
+    @lazy
+    def value(self) -> object:
+        """An object, made when two threads want one."""
+        self.barrier.wait(10)
+        return object()
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self.barrier = barrier
+
+
+def test_lazy_properties_of_two_objects_are_computed_at_the_same_time_and_once() -> None:
+    barrier = threading.Barrier(2)
+    slow = [_Slow(barrier), _Slow(barrier)]
+    found = list(in_parallel(lambda one: one.value, slow, 2))
+    assert found == [one.value for one in slow]
 
 
 def test_nothing_runs_in_threads_on_a_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -759,6 +780,17 @@ def test_a_hub_that_is_busy_is_asked_again(
     site.faults["/api/models/own/er"] = [status(503), status(429, Retry_After="2")]
     assert open_checkpoint("hf://own/er", hub).revision == _COMMIT
     assert len(waits) == 2 and waits[1] == 2.0
+
+
+def test_a_hub_may_send_an_index_whole_and_unmeasured_but_no_shard(
+    hub: RemoteOptions, site: Any
+) -> None:
+    site.cdn.faults[f"/blobs/oid-{_INDEX}"] = [chunked]
+    site.cdn.faults[f"/blobs/oid-{_shard(0)}"] = [chunked]
+    store = open_checkpoint("hf://own/er", hub)
+    assert set(_needed()) < set(store.names())
+    with pytest.raises(CheckpointError, match="answers with the whole file where a part"):
+        store.info(_names(0)[0])
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"sha": 3, "siblings": [{"rfilename": 1}]}'])

@@ -23,7 +23,7 @@ from moegeom.geometry.selection.route import Routing, route
 from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.load import load_routers
 
-NUM_EXPERTS, HIDDEN, TOP_K, NUM_LAYERS = 16, 12, 4, 4
+NUM_EXPERTS, HIDDEN, TOP_K, NUM_LAYERS = 16, 24, 4, 4
 
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS, AS_THE_KEY_SAYS = 1, 2, 3, 4, -1
 
@@ -369,7 +369,9 @@ def test_groups_are_compared_by_their_two_largest_scores(
 ) -> None:
     groups = {"expert_group_count": 4, "expert_group_used_count": 2}
     (router,) = load(architecture, **groups).routers
-    _assert_routes_as_llama_cpp(router, architecture, _keys(architecture), _logits(), (4, 2))
+    for low in (0.0, -4.0):  # low scores plus bias are negative: less than a mask of zeros
+        logits = _logits(low)
+        _assert_routes_as_llama_cpp(router, architecture, _keys(architecture), logits, (4, 2))
 
 
 def test_one_group_is_no_mask(load: Callable[..., RouterSet]) -> None:

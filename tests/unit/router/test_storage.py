@@ -564,6 +564,45 @@ def test_the_groups_of_packed_columns_may_be_named(is_named: bool) -> None:
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
+def test_groups_of_columns_that_are_named_in_part_are_refused() -> None:
+    _, tensors, config = _EXAMPLES["pack-quantized"]
+    g_idx = np.arange(64, dtype=np.int32) // 16
+    g_idx[3] = -1
+    message = _why_refused({**tensors, "weight_g_idx": g_idx}, config)
+    assert message.endswith("holds -1 to 3, expected groups from 0 to 3.")
+
+
+@pytest.mark.parametrize("size", [-1, 64, None])
+def test_a_group_of_minus_one_is_a_whole_row(size: int | None) -> None:
+    tensors = {k: v for k, v in _EXAMPLES["pack-quantized"][1].items() if "zero" not in k}
+    tensors["weight_scale"] = tensors["weight_scale"][:, :1].copy()
+    expected = np.array([_string_of_bits(row.copy(), 4) for row in tensors["weight_packed"]]) - 8
+    found = _decode(tensors, _recipe(num_bits=4, type="int", group_size=size))
+    scale = tensors["weight_scale"].astype(np.float32)
+    np.testing.assert_array_equal(found, expected.astype(np.float32) * scale, strict=True)
+
+
+def test_an_exponent_beside_fp8_belongs_to_32_columns() -> None:
+    rng = np.random.default_rng(2)
+    weight, exponents = _fp8_values(rng, 3, 96), rng.integers(100, 140, (3, 3)).astype(np.uint8)
+    expected = weight.astype(np.float32).copy()
+    for row in range(3):
+        for column in range(96):
+            expected[row, column] *= np.float32(2.0 ** (int(exponents[row, column // 32]) - 127))
+    found = _decode({"weight": weight, "weight_scale": exponents})
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
+@pytest.mark.parametrize("structure", [[8, 16], "8x16"])
+def test_compressed_tensors_names_its_blocks_in_the_recipe(structure: object) -> None:
+    rng = np.random.default_rng(3)
+    weight, scale = _fp8_values(rng, 16, 64), _floats(rng, 2, 4)
+    config = _recipe(num_bits=8, type="float", strategy="block", block_structure=structure)
+    found = _decode({"weight": weight, "weight_scale": scale}, config)
+    expected = weight.astype(np.float32) * np.kron(scale, np.ones((8, 16), np.float32))
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
 def test_an_early_zero_point_in_int8_has_no_offset() -> None:
     _, tensors, config = _EXAMPLES["pack-quantized"]
     packed = tensors["weight_zero_point"]
@@ -655,9 +694,9 @@ def test_any_tensors_decode_to_the_stated_shape_or_are_refused(
     rng = np.random.default_rng(seed)
     tensors = dict(_EXAMPLES[example][1])
     for leaf, (dtype, shape) in changes.items():
-        size = DTYPES[dtype].bits // 8
-        raw = _bytes(rng, int(np.prod(shape)) * size)
-        tensors[leaf] = raw.view(DTYPES[dtype].numpy).reshape(shape)
+        kind = np.dtype(DTYPES[dtype].numpy)
+        raw = _bytes(rng, int(np.prod(shape)) * kind.itemsize)
+        tensors[leaf] = raw.view(kind).reshape(shape)
     try:
         stored = _find(tensors, config)
         weight = stored.decode(tensors)
