@@ -15,12 +15,6 @@ FORMATS: Registry[Format] = Registry("format", "moegeom.checkpoint.formats", "FO
 
 #: Weight files of formats that are not read yet, by the end of their names.
 _OTHER_WEIGHTS = {
-    ".gguf": "GGUF",
-    ".bin": "PyTorch pickles",
-    ".pt": "PyTorch pickles",
-    ".pth": "PyTorch pickles",
-    ".ckpt": "PyTorch pickles",
-    ".distcp": "a torch distributed checkpoint",
     ".npz": "NumPy arrays",
     ".h5": "HDF5",
     ".msgpack": "Flax",
@@ -77,10 +71,10 @@ def _not_recognised(location: Location) -> tuple[str, str]:
     for file in files:
         kind = next((k for s, k in _OTHER_WEIGHTS.items() if file.endswith(s)), None)
         if kind:
-            return f"{location.label}: holds {kind} ({file}); only {known} is read for now.", (
+            return f"{location.label}: holds {kind} ({file}); only {known} are read for now.", (
                 "Convert the checkpoint to safetensors, or pass a folder that holds it."
             )
     found = ", ".join(files[:5]) or "nothing"
-    return f"{location.label}: found {found}, expected a {known} checkpoint.", (
+    return f"{location.label}: found {found}, expected a checkpoint of {known}.", (
         "Pass the folder with config.json and *.safetensors."
     )

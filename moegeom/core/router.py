@@ -186,6 +186,7 @@ class RouterSet:
     """All routers of one checkpoint in natural order, and everything worth saying about them.
 
     ``verified_by`` says which recorded choices verified the rule; empty when it is assumed.
+    ``revision`` names the commit or the ETags of a remote checkpoint.
     """
 
     routers: tuple[Router, ...]
@@ -201,6 +202,7 @@ class RouterSet:
     notes: tuple[str, ...] = ()
     layer_notes: tuple[str, ...] = ()
     verified_by: str = ""
+    revision: str = ""
 
     def verified(self, by: str) -> RouterSet:
         """The same routers, whose rule is known to be right."""

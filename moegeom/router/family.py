@@ -34,16 +34,19 @@ class Setting:
     """A value, or the keys of ``config.json`` that hold it (aliases: they must not disagree).
 
     In TOML a string or a list of strings names keys (dots for nesting); a table ``{key, default,
-    plus, over}`` says more; anything else is the value. ``default`` counts where no key is given:
-    that of the family's configuration class. ``plus`` is a key whose value is added (0 when it is
-    not given); ``over`` replaces the value v by ``over / v``.
+    plus, minus, over, zero}`` says more; anything else is the value. ``default`` counts where no
+    key is given: that of the family's configuration class. ``plus`` and ``minus`` are keys whose
+    value is added or taken away (0 when it is not given); ``over`` replaces the value v by
+    ``over / v``, ``zero`` a number 0 that stands for something else.
     """
 
     keys: tuple[str, ...] = ()
     value: Value | None = None
     default: Value | None = None
     plus: str = ""
+    minus: str = ""
     over: float = 0.0
+    zero: float | None = None
 
 
 @dataclass(frozen=True)
@@ -162,9 +165,10 @@ class StackSpec:
     """The routers of one stack (and slot, where a layer has several).
 
     The first spelling of a name that is in the checkpoint counts. A bias that is listed must be
-    there, unless the config turns it off by the flag ``has_...``. Tensors of ``beside`` belong to
-    the router and change no choice. The last ``num_shared`` rows of the weight belong to experts
-    that always run. Layers from ``mtp_from`` on are routers of the stack ``mtp``.
+    there, unless the config turns it off by the flag ``has_...``; with
+    ``may_lack_selection_bias`` it is also off where no router of the stack has one. Tensors of
+    ``beside`` belong to the router and change no choice. The last ``num_shared`` rows of the weight
+    belong to experts that always run. Layers from ``mtp_from`` on are routers of the stack ``mtp``.
     A layer with one of the tensors ``token_table`` looks its experts up by token id, and
     ``not_a_function`` says why no router of the stack follows from its input: both are listed
     with the reason instead of being loaded.
@@ -184,6 +188,7 @@ class StackSpec:
     has_logit_bias: Setting = Setting(value=True)
     selection_bias: tuple[TensorName, ...] = ()
     has_selection_bias: Setting = Setting(value=True)
+    may_lack_selection_bias: bool = False
     beside: tuple[TensorName, ...] = ()
     multiplier: Setting = Setting(value=1.0)
     soft_cap: Setting = Setting()

@@ -152,7 +152,8 @@ def _setting(found: Any, where: str) -> Setting:
     if not isinstance(found, dict):
         raise InternalError(f"{where} is {found!r}, expected a config key, some, or a value.")
     known: dict[str, Callable[[Any, str], Any]] = {
-        "key": _keys, "default": _value, "plus": _text, "over": _number,
+        "key": _keys, "default": _value, "plus": _text, "minus": _text, "over": _number,
+        "zero": _number,
     }  # fmt: skip
     made = _entries(found, known, where)
     return Setting(keys=made.pop("key", ()), **made)
@@ -271,7 +272,7 @@ def _check_names(stack: StackSpec, where: str) -> None:
 
 def _check_text(family: Family, stack: StackSpec, where: str) -> None:
     try:
-        family.text.format(num_experts=0, top_k=0, groups="", score="")
+        family.text.format(num_experts=0, top_k=0, groups="", score="", bias="")
         if stack.groups:
             stack.groups.text.format(num_groups=0, num_kept=0)
     except (KeyError, IndexError, ValueError) as error:

@@ -16,7 +16,7 @@ from moegeom.core.router import Provenance, Router, RouterSet
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expected import count_expected
 from moegeom.router.fingerprint import router_fingerprint, tensor_digest
-from moegeom.router.match import Match, match_routers
+from moegeom.router.match import Match, match_routers, without_absent_biases
 from moegeom.router.notes import non_finite_notes
 from moegeom.router.plan import RouterPlan, Vector, plan_router
 from moegeom.router.recognise import no_routers, recognise_family
@@ -54,12 +54,14 @@ def load_routers(
     started = time.perf_counter()
     wanted = None if layers is None else parse_layers(layers)
     family = asked.family(store.names()) or recognise_family(store)
+    family = without_absent_biases(family, store.names())
     settings = Settings(store.config, family.config_roots)
     check_required(family, settings)
     found = match_routers(store.names(), family, settings)
     if not found.routers:
         raise no_routers(store, family, found.skipped if found.listed else ())
     matches = _select(found.routers, wanted)
+    store.prepare(name for match in matches for name in match.names())
     plans = [plan_router(match, store, settings) for match in matches]
     values, fingerprint = _read(store, plans)
     routers = tuple(_build(plan, values, family.name) for plan in plans)
@@ -81,6 +83,7 @@ def load_routers(
         seconds=time.perf_counter() - started,
         notes=tuple(notes),
         layer_notes=layer_notes,
+        revision=store.revision,
     )
 
 
@@ -108,10 +111,9 @@ def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]
     }
     values: dict[str, Shaped[np.ndarray, "*shape"]] = {}
     digests = []
-    for info in sorted(infos.values(), key=lambda i: (i.file, i.offset)):
-        stored = store.read(info.name)
-        digests.append(tensor_digest(info, stored))
-        values[info.name] = stored if info.name in packed else upcast(stored)
+    for name, stored in store.read_many(infos):
+        digests.append(tensor_digest(infos[name], stored))
+        values[name] = stored if name in packed else upcast(stored)
     return values, router_fingerprint(digests)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from moegeom.core.errors import RouterError
@@ -47,6 +47,18 @@ class Match:
     def leaf(self) -> str:
         return self.weight.leaf
 
+    def names(self) -> Iterator[str]:
+        """Every tensor that belongs to the router."""
+        yield from self.tensors
+        parts = (
+            self.logit_bias,
+            self.selection_bias,
+            self.gain,
+            self.norm_bias,
+            self.expert_scale,
+        )
+        yield from (part.name for part in parts if part is not None)
+
     @property
     def name(self) -> str:
         slot = f"/{self.spec.slot}" if self.spec.slot else ""
@@ -76,6 +88,27 @@ class _Module:
     stem: str
     weight: TensorName
     tensors: tuple[str, ...]
+
+
+def without_absent_biases(family: Family, names: Collection[str]) -> Family:
+    """The family without the selection bias of stacks that may lack it, where no layer has one."""
+    stacks = tuple(
+        replace(spec, selection_bias=())
+        if spec.may_lack_selection_bias and not _any_layer_has(spec.selection_bias, spec, names)
+        else spec
+        for spec in family.stacks
+    )
+    return replace(family, stacks=stacks)
+
+
+def _any_layer_has(patterns: Iterable[TensorName], spec: StackSpec, names: Collection[str]) -> bool:
+    ends = [pattern.name.partition("{layer}") for pattern in patterns]
+    spelled = [(prefix + head, tail) for head, _, tail in ends for prefix in spec.prefixes]
+    return any(
+        name.startswith(head) and name.endswith(tail) and name[len(head) : -len(tail)].isdigit()
+        for name in names
+        for head, tail in spelled
+    )
 
 
 def match_routers(names: Collection[str], family: Family, settings: Settings) -> Matches:

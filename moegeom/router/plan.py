@@ -115,7 +115,9 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
     """
     router = f"router {match.name}"
     infos = {name.removeprefix(match.stem): store.info(name) for name in match.tensors}
-    stored = find_storage(infos, settings, router, match.leaf)
+    stored = find_storage(
+        infos, settings, router, match.leaf, lambda leaf: store.read(infos[leaf].name)
+    )
     settings = settings.under(match.spec.config_roots).at(match.layer)
     num_shared = settings.integer(match.spec.num_shared)
     rows, hidden = _rows_and_hidden(stored, match, settings, num_shared)

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?<![^._])[0-9]+(?=\.)")
 _LONGEST_NAME = 200
 
 #: Keys of a config that count experts, hidden dimensions, chosen experts.
-_EXPERTS = re.compile(r"(?:^|\.)[a-z_]*experts?(?:_num)?$")
+_EXPERTS = re.compile(r"(?:^|\.)(?:[a-z_]*experts?(?:_num)?|expert_count)$")
 _HIDDEN = re.compile(r"(?:^|\.)(?:hidden_size|d_model|dim|n_embd|embedding_length)$")
 _TOP_K = re.compile(r"top_?k(?!_group)|experts_per_tok|(?:^|\.)moe_k$|expert_used_count")
 _DEEPEST = 6

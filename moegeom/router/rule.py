@@ -192,4 +192,7 @@ def rule_text(family: Family, rule: Rule, num_experts: int, stack: StackSpec) ->
             num_groups=rule.groups.num_groups, num_kept=rule.groups.num_kept
         )
     score = rule.score.replace("_", "-")
-    return family.text.format(num_experts=num_experts, top_k=rule.top_k, groups=groups, score=score)
+    bias = " + selection bias" if rule.has_selection_bias else ""
+    return family.text.format(
+        num_experts=num_experts, top_k=rule.top_k, groups=groups, score=score, bias=bias
+    )

@@ -97,6 +97,13 @@ class Settings:
             raise _wrong(key, value, f"an integer of at least {least}")
         if setting.plus and self.has(Setting((setting.plus,))):
             value += self.integer(Setting((setting.plus,)))
+        if setting.minus and self.has(Setting((setting.minus,))):
+            taken = self.integer(Setting((setting.minus,)))
+            if taken > value - least:
+                raise _wrong(
+                    f"'{setting.minus}'", taken, f"at most {value - least}, as {key} is {value}"
+                )
+            value -= taken
         return value
 
     def number(self, setting: Setting) -> float:
@@ -108,6 +115,8 @@ class Settings:
             number = math.nan
         if isinstance(value, str) or not math.isfinite(number):
             raise _wrong(key, value, "a finite number")
+        if setting.zero is not None and number == 0.0:
+            return setting.zero
         if setting.over:
             if number == 0.0:
                 raise _wrong(key, value, "a number other than 0")

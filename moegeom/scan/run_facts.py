@@ -67,6 +67,7 @@ def run_facts(
             "layer_notes": list(routers.layer_notes),
             "skipped": [dataclasses.asdict(skipped) for skipped in routers.skipped],
             "verified_by": routers.verified_by,
+            "revision": routers.revision,
         },
         "routers": [router_facts(router) for router in measured],
         "tokens": None if source is None else dataclasses.asdict(source),

@@ -34,8 +34,8 @@ class Observed:
     """(tokens, hidden) float32: what the module received."""
     chosen: np.ndarray
     """(tokens, k) int64, in the order of the library."""
-    weights: np.ndarray | None
-    """(tokens, k) float32, in the order of ``chosen``; None where the library does not give them."""
+    weights: np.ndarray
+    """(tokens, k) float32, in the order of ``chosen``."""
     token_ids: np.ndarray | None = None
     """(tokens,) int64, where the choice is looked up by token."""
 
@@ -49,7 +49,8 @@ class Call:
     result: Any
 
 
-Choice = tuple[torch.Tensor, torch.Tensor | None]
+#: (tokens, k) twice: the experts, and their weights.
+Choice = tuple[torch.Tensor, torch.Tensor]
 
 
 def observe(model: transformers.PreTrainedModel, name: str) -> tuple[Observed, ...]:
@@ -126,7 +127,7 @@ def _observed(model: transformers.PreTrainedModel, router: Router, call: Call) -
         router.layer,
         call.inputs.flatten(0, -2).numpy(),
         chosen.flatten(0, -2).numpy(),
-        None if weights is None else weights.flatten(0, -2).numpy(),
+        weights.flatten(0, -2).numpy(),
         None if ids is None else ids.flatten().numpy(),
     )
 

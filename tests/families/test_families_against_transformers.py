@@ -24,7 +24,8 @@ from moegeom.geometry.selection.route import Routing, route
 from moegeom.geometry.selection.score import SCORES
 from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.load import load_routers
-from tests.families.observed import Observed, observe
+from tests.families.observed import observe
+from tests.families.tiny_configs import tiny_config
 from tests.families.tiny_models import NAMES, build
 
 #: Routers whose choice does not follow from their input.
@@ -37,10 +38,9 @@ LOADED = [name for name in NAMES if name not in LISTED]
 
 
 @cache
-def tiny(name: str) -> tuple[Any, tuple[Observed, ...]]:
-    """The model, and what its routers did."""
-    model = build(name)
-    return model, observe(model, name)
+def model_of(name: str) -> Any:
+    """The tiny model, built once."""
+    return build(name)
 
 
 def routed(router: Router, inputs: np.ndarray, has_own_norm: bool) -> tuple[Routing, np.ndarray]:
@@ -74,10 +74,9 @@ def _loaded(model: Any, folder: Path, **options: Any) -> dict[tuple[str, int], R
 
 @pytest.mark.parametrize("name", LOADED)
 def test_chosen_sets_and_weights_are_those_of_the_model(name: str, tmp_path: Path) -> None:
-    model, seen = tiny(name)
-    routers = _loaded(model, tmp_path)
+    routers = _loaded(model_of(name), tmp_path)
     num_ties = 0
-    for observed in seen:
+    for observed in observe(model_of(name), name):
         key = (observed.stack, observed.layer)
         if name == "deepseek_v4" and key not in routers:
             continue  # looked up by token id: listed, see below
@@ -119,47 +118,40 @@ def _dense(chosen: np.ndarray, values: np.ndarray, num_experts: int) -> np.ndarr
 
 
 @pytest.mark.parametrize("name", LOADED)
-def test_layouts_and_shards_hold_the_same_routers(name: str, tmp_path: Path) -> None:
-    model, _ = tiny(name)
-    hub = _loaded(model, tmp_path / "hub")
-    for folder, options in {
-        "memory": {"save_original_format": False},
-        "shards": {"max_shard_size": "40KB"},
-    }.items():
-        found = _loaded(model, tmp_path / folder, **options)
-        assert found.keys() == hub.keys()
-        for key, router in found.items():
-            assert router.rule == hub[key].rule
-            for part in ("weight", "logit_bias", "selection_bias", "gain", "expert_scale"):
-                np.testing.assert_array_equal(getattr(router, part), getattr(hub[key], part), part)
+def test_every_layout_and_dtype_holds_the_same_routers(name: str, tmp_path: Path) -> None:
+    """Hub names in float32, names in memory in shards, hub names in bfloat16."""
+    hub = _loaded(model_of(name), tmp_path / "hub")
+    shards = _loaded(
+        model_of(name), tmp_path / "shards", save_original_format=False, max_shard_size="40KB"
+    )
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    half = _loaded(_in_bfloat16(model_of(name)), tmp_path / "bfloat16")
+    assert hub.keys() == shards.keys() == half.keys()
+    for key, router in hub.items():
+        assert router.rule == shards[key].rule == half[key].rule
+        for part in ("weight", "logit_bias", "selection_bias", "gain", "expert_scale"):
+            np.testing.assert_array_equal(getattr(shards[key], part), getattr(router, part), part)
+        rounded = torch.from_numpy(router.weight.copy()).bfloat16().float().numpy()
+        is_kept = np.array_equal(half[key].weight, router.weight)  # kept in float32 by the family
+        assert is_kept or np.array_equal(half[key].weight, rounded)
 
 
-@pytest.mark.parametrize("name", LOADED)
-def test_bfloat16_weights_are_upcast_exactly(name: str, tmp_path: Path) -> None:
-    model, _ = tiny(name)
-    whole = _loaded(model, tmp_path / "float32")
-    rounded_model = copy.deepcopy(model)
-    for parameter in rounded_model.parameters():
+def _in_bfloat16(model: Any) -> Any:
+    rounded = copy.deepcopy(model)
+    for parameter in rounded.parameters():
         parameter.data = parameter.data.bfloat16()
-    half = _loaded(rounded_model, tmp_path / "bfloat16")
-    assert half.keys() == whole.keys()
-    for key, router in half.items():
-        rounded = torch.from_numpy(whole[key].weight.copy()).bfloat16().float().numpy()
-        is_kept = np.array_equal(router.weight, whole[key].weight)  # kept in float32 by the family
-        assert is_kept or np.array_equal(router.weight, rounded)
+    return rounded
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name in LISTED])
 def test_routers_that_are_no_function_of_their_input_are_listed(name: str, tmp_path: Path) -> None:
-    tiny(name)[0].save_pretrained(tmp_path)
+    model_of(name).save_pretrained(tmp_path)
     with pytest.raises(RouterError, match="cannot be measured: it"):
         load_routers(open_checkpoint(tmp_path))
 
 
 def test_layers_that_look_experts_up_are_listed(tmp_path: Path) -> None:
-    model, _ = tiny("deepseek_v4")
-    model.save_pretrained(tmp_path)
+    model_of("deepseek_v4").save_pretrained(tmp_path)
     found = load_routers(open_checkpoint(tmp_path))
     assert [s.reason.partition(" in '")[0] for s in found.skipped] == [
         "its experts are looked up by token id"
@@ -174,4 +166,4 @@ def test_every_family_of_transformers_is_held_against_it() -> None:
 
 
 def _model_type(name: str) -> str:
-    return tiny(name)[0].config.model_type
+    return tiny_config(name).model_type

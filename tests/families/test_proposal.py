@@ -11,7 +11,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.router.load import load_routers
 from moegeom.router.proposal import propose_routers
-from tests.families.test_families_against_transformers import LOADED, tiny
+from tests.families.test_families_against_transformers import LOADED, model_of
 
 #: Share of the families whose routers must come first among the candidates.
 LEAST_RIGHT = 0.9
@@ -23,7 +23,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
     found = {}
     for name in LOADED:
         folder = tmp_path_factory.mktemp(name)
-        tiny(name)[0].save_pretrained(folder)
+        model_of(name).save_pretrained(folder)
         store = open_checkpoint(folder)
         routers = load_routers(store)
         weights = {router.provenance.tensors[0] for router in routers.routers}
@@ -44,7 +44,7 @@ def test_the_first_candidates_are_the_routers_of_most_families(right: dict[str, 
 
 @pytest.mark.parametrize("name", LOADED[::6])
 def test_an_unknown_model_type_is_never_loaded(name: str, tmp_path: Path) -> None:
-    tiny(name)[0].save_pretrained(tmp_path)
+    model_of(name).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "never_seen"}))
     with pytest.raises(RouterError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from types import SimpleNamespace
 
@@ -75,7 +76,7 @@ def test_the_same_name_gives_the_same_model_and_the_same_choices(tiny):
 
 def test_selection_biases_left_out_change_most_choices(tiny):
     """In the first layer of a stack that has one: its input does not depend on other biases."""
-    model = build(tiny.name)
+    model = copy.deepcopy(tiny.model)
     if not (biases := selection_biases(model)):
         buffers = [b for r in routers_of(model, tiny.name) for b, _ in r.module.named_buffers()]
         assert [buffer for buffer in buffers if "bias" in buffer] == []  # none of another name
@@ -116,7 +117,7 @@ def test_what_doge_looks_up_are_the_largest_sums_of_two_keys():
     """Its block does not hand the choice over: here is the product of keys, written out."""
     model = build("doge")
     for router in observe(model, "doge"):
-        keys = model.get_submodule(router.module).router_gate.weight.detach().double().numpy()
+        keys = model.get_parameter(f"{router.module}.router_gate.weight").detach().double().numpy()
         # As released: the halves are of all tokens, not of each.
         rows, columns = (router.inputs @ keys.T).reshape(2, len(router.inputs), -1)
         sums = (rows[:, :, None] + columns[:, None, :]).reshape(len(router.inputs), -1)

@@ -35,7 +35,6 @@ SELECTION_BIAS_SPREAD = 0.3
 #: Where the scores are nearer to each other (a softmax, scaled logits) or farther (logits).
 OWN_SPREAD = {
     **dict.fromkeys(("ernie4_5_moe", "ernie4_5_vl_moe", "longcat_flash", "zaya"), 0.1),
-    **dict.fromkeys(("dots3_note", "dots3_note_vision_encoder"), 0.3),
     "deepseek_v4": 0.6,
     "kolibri1": 0.8,
     "muse_spark": 0.05,

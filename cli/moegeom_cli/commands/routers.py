@@ -31,7 +31,7 @@ NEEDS_ARGUMENTS = True
 
 
 def run(
-    checkpoint: Annotated[str, typer.Argument(help="Directory, index json or safetensors file.")],
+    checkpoint: Annotated[str, typer.Argument(help="Directory, file or URL (hf://owner/name).")],
     layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
     family: FamilyFile = None,
     router_pattern: RouterPattern = None,
@@ -65,6 +65,8 @@ def run(
         f"Read {size(found.bytes_read)} of {size(found.bytes_total)}."
     )
     typer.echo(f"fingerprint {found.fingerprint}")
+    if found.revision:
+        typer.echo(f"revision {found.revision}")
     assumed = "assumed from config: a recording with the model's own choices verifies it"
     if router_pattern or family:
         assumed = "as described: a recording with the model's own choices verifies it"

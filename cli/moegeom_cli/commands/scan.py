@@ -25,7 +25,7 @@ NEEDS_ARGUMENTS = True
 
 
 def run(
-    checkpoint: Annotated[str, typer.Argument(help="Directory, index json or safetensors file.")],
+    checkpoint: Annotated[str, typer.Argument(help="Directory, file or URL (hf://owner/name).")],
     tokens: Annotated[
         str | None,
         typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from moegeom.checkpoint.formats._gguf_header import Header, read_header
 from moegeom.checkpoint.formats._gguf_split import check_parts, models, parts
 from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
 from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.remote_lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
@@ -43,7 +43,7 @@ class GgufFile:
     def size_bytes(self) -> int:
         return self.file.size_bytes()
 
-    @cached_property
+    @lazy
     def header(self) -> Header:
         return read_header(self.file)
 
@@ -76,7 +76,7 @@ class GgufStore(ShardedStore):
         super().__init__(folder, files, _file_by_name(files))
         self._first = next(iter(files.values()))
 
-    @cached_property
+    @lazy
     def _config(self) -> Mapping[str, Any]:
         return config_of(self._first.header.settings, self._first.label)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats._pytorch_archive import TorchArchive, View, read_torch_archive
 from moegeom.checkpoint.formats._pytorch_names import flatten
 from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.remote_lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore, check_present, join_shards, parse_index
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
@@ -48,11 +48,11 @@ class PytorchFile:
     def size_bytes(self) -> int:
         return self.file.size_bytes()
 
-    @cached_property
+    @lazy
     def content(self) -> TorchArchive:
         return read_torch_archive(self.file)
 
-    @cached_property
+    @lazy
     def tensors(self) -> Mapping[str, Any]:
         return flatten(self.content.root, self.label)
 
@@ -136,7 +136,7 @@ def _open_index(folder: Folder, index: str, rival: str | None = None) -> Sharded
 
 def _open_files(folder: Folder, names: Sequence[str]) -> ShardedStore:
     shards = {name: PytorchFile(folder.file(name)) for name in names}
-    return ShardedStore(folder, shards, join_shards(shards))
+    return ShardedStore(folder, shards, join_shards(shards, folder.num_parallel))
 
 
 FORMAT = Format("pytorch", recognises, open_pytorch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats._dcp_slices import check_complete, check_whole, open_slices
 from moegeom.checkpoint.formats._safetensors_header import Header, read_header
 from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.remote_lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore, check_present, join_shards, parse_index
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
@@ -40,7 +40,7 @@ class SafetensorsFile:
     def size_bytes(self) -> int:
         return self.file.size_bytes()
 
-    @cached_property
+    @lazy
     def header(self) -> Header:
         header = read_header(self.file)
         if self.is_indexed:
@@ -114,7 +114,7 @@ def _open_files(folder: Folder, names: Sequence[str]) -> ShardedStore:
     shards = {name: SafetensorsFile(folder.file(name)) for name in names}
     if any(shard.slices != "" for shard in shards.values()):
         return open_slices(folder, shards)
-    return ShardedStore(folder, shards, join_shards(shards))
+    return ShardedStore(folder, shards, join_shards(shards, folder.num_parallel))
 
 
 FORMAT = Format("safetensors", recognises, open_safetensors)

@@ -59,6 +59,7 @@ class Site:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     site: Site
 
     def handle(self) -> None:
@@ -155,6 +156,20 @@ def truncated(num_bytes: int) -> Fault:
             Handler.send(handler, code, headers, body[:num_bytes], claimed=len(body))
 
         handler.send = short  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+
+    return fault
+
+
+def together(num_requests: int) -> Fault:
+    """Wait until so many requests are under way, and then answer all of them; else fail."""
+    barrier = threading.Barrier(num_requests)
+
+    def fault(handler: Handler) -> bool:
+        try:
+            barrier.wait(20)
+        except threading.BrokenBarrierError:
+            return status(418)(handler)
         return False
 
     return fault

@@ -297,7 +297,7 @@ def test_a_vocabulary_is_passed_over_in_pieces_that_grow(tmp_path: Path) -> None
     assert sum(sizes) <= 2 * store.info("t").offset
 
 
-def test_pieces_follow_each_other_and_end_with_the_file(tmp_path: Path) -> None:
+def test_no_byte_of_the_header_is_read_twice_or_beyond_the_file(tmp_path: Path) -> None:
     def settings(writer: gguf.GGUFWriter) -> None:
         writer.add_token_list([f"token{i}" for i in range(15_000)])
 
@@ -305,7 +305,7 @@ def test_pieces_follow_each_other_and_end_with_the_file(tmp_path: Path) -> None:
     store: Any = open_checkpoint(path)
     ends = [r.offset + r.size for r in store.log.ranges]
     assert len(ends) >= 3
-    assert [0, *ends[:-1]] == [r.offset for r in store.log.ranges]
+    assert all(r.offset >= end for r, end in zip(store.log.ranges[1:], ends, strict=False))
     assert ends[-1] == path.stat().st_size
     assert store.read("t").tolist() == [1.0, 1.0]
 

@@ -20,7 +20,7 @@ def _refusal(path: str | Path) -> CheckpointError:
 
 
 def test_formats_are_listed_by_file_name() -> None:
-    assert FORMATS.names() == ["safetensors"]
+    assert FORMATS.names() == ["dcp", "gguf", "pytorch", "safetensors"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "weights.safetensors"])
@@ -39,21 +39,21 @@ def test_model_safetensors_is_preferred_to_its_neighbours(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
-        ("pytorch_model.bin", "PyTorch pickles"),
-        ("m.gguf", "GGUF"),
-        ("__0_0.distcp", "a torch distributed checkpoint"),
+        ("weights.npz", "NumPy arrays"),
+        ("model.h5", "HDF5"),
+        ("flax_model.msgpack", "Flax"),
     ],
 )
 def test_another_format_is_called_by_its_name(file: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / file).touch()
-    expected = f"holds {kind} ({file}); only safetensors is read for now."
+    expected = f"holds {kind} ({file}); only dcp, gguf, pytorch, safetensors are read for now."
     assert _refusal(tmp_path).message == f"{tmp_path.name}: {expected}"
     assert _refusal(tmp_path / file).message == f"{file}: {expected}"
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     assert _refusal(tmp_path).message == (
-        f"{tmp_path.name}: found nothing, expected a safetensors checkpoint."
+        f"{tmp_path.name}: found nothing, expected a checkpoint of dcp, gguf, pytorch, safetensors."
     )
 
 

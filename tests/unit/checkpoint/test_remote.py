@@ -33,6 +33,7 @@ from tests.unit.checkpoint.remote_server import (
     serve,
     stalled,
     status,
+    together,
     truncated,
 )
 
@@ -191,7 +192,7 @@ def test_part_of_a_tensor_costs_its_bytes(
     assert site.log.bytes_sent - before == 10
 
 
-def test_a_slow_server_gets_eight_requests_at_the_same_time_and_never_nine(
+def test_a_server_gets_eight_requests_at_the_same_time_and_never_nine(
     site: Site, tmp_path: Path, options: RemoteOptions
 ) -> None:
     num_shards = 163
@@ -201,7 +202,10 @@ def test_a_slow_server_gets_eight_requests_at_the_same_time_and_never_nine(
         weight_map[f"l.{i}"] = f"m-{i}.safetensors"
     (tmp_path / _INDEX).write_text(json.dumps({"weight_map": weight_map}))
     site.add_folder(tmp_path, "/m")
-    site.latency_s = 0.01
+    site.latency_s = 0.005
+    gate = together(8)
+    for i in range(160):  # a multiple of eight
+        site.faults[f"/m/m-{i}.safetensors"] = [gate]
     store = open_checkpoint(f"{site.url}/m", options)
     store.prepare(weight_map)
     found = dict(store.read_many(weight_map))
@@ -231,11 +235,13 @@ def test_headers_are_fetched_at_the_same_time(site: Site, options: RemoteOptions
     folder: Any = open_remote(f"{site.url}/m", options).folder
     for name in names:
         folder.has(name)
-    site.log.most_in_flight = 0
-    site.latency_s = 0.03
+    gate = together(8)
+    for name in names:
+        site.faults[f"/m/{name}"] = [gate]
     shards: Any = {name: _Shard(folder.file(name)) for name in names}
     ShardedStore(folder, shards, {name: name for name in names}).prepare(names)
     assert site.log.most_in_flight == 8
+    assert [site.count(f"/{name}") for name in names] == [2] * len(names)
 
 
 class _Slow:

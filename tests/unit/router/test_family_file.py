@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib.util
 import tomllib
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from moegeom.core.errors import InternalError, UsageError
 from moegeom.router.family import Setting
 from moegeom.router.family_file import families, family_of, load_family, parse_family
 
+_ROOT = Path(__file__).resolve().parents[3]
 _FILES = resources.files("moegeom.router.families")
 _PLAIN = _FILES.joinpath("mellum.toml").read_text("utf-8")
 
@@ -73,7 +76,7 @@ _SPOILT = {
                '[{ name = "layers.{layer}.mlp.gate.weight", layout = "diagonal" }]',
                "'diagonal' is no layout"),
     "small table": ('"num_experts_per_tok"', '{ key = "k", otherwise = 3 }',
-                    "expected a table of key, default, plus, over"),
+                    "expected a table of key, default, plus, minus, over, zero"),
     "placeholder": ("keep {top_k}", "keep {k}", "text has an unknown placeholder ('k')"),
     "setting": ('top_k = "num_experts_per_tok"', "top_k = 1979-05-27", "expected a config key"),
     "no stacks": (_PLAIN[_PLAIN.index("[[stacks]]"):], "stacks = []", "at least one [[stacks]]"),
@@ -96,3 +99,13 @@ def test_the_file_parses_to_what_it_says() -> None:
     family = parse_family("mellum", _PLAIN)
     assert family.text == table["text"]
     assert [t.name for t in family.stacks[0].weight] == table["stacks"][0]["weight"]
+
+
+def test_the_table_of_families_is_fresh() -> None:
+    spec = importlib.util.spec_from_file_location("refresh", _ROOT / "docs/refresh_families.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    written = (_ROOT / "docs/families.md").read_text("utf-8")
+    assert written == module.families_page(written), "run python docs/refresh_families.py"

@@ -70,6 +70,9 @@ CALLS: dict[str, Call] = {
     ),
     "dbrx": Call(normed=True, norm="attn_output_norm", eps="layer"),
     "deepseek": Call(is_scaled=True),
+    "deepseek2-ocr": Call(
+        AS_THE_KEY_SAYS, SOFTMAX, "key", is_scaled=True, bias="exp_probs_b.bias"
+    ),
     "deepseek4": Call(SQRT_SOFTPLUS, 0, "key", is_scaled=True, bias="exp_probs_b.bias"),
     "ernie4_5-moe": Call(normed=True, bias="exp_probs_b.bias"),
     "gemma4": Call(normed=True, norm="ffn_gate_inp.scale"),
@@ -93,7 +96,7 @@ CALLS: dict[str, Call] = {
 }  # fmt: skip
 
 #: Known to package gguf with a router, and left out: docs/gguf.md says why.
-LEFT_OUT = {"deci", "deepseek2-ocr", "phimoe"}
+LEFT_OUT = {"deci", "phimoe"}
 
 _HAVE_A_ROUTER = {
     MODEL_ARCH_NAMES[arch]: {TENSOR_NAMES[t] for t in tensors}
@@ -341,11 +344,11 @@ def test_keys_that_llama_cpp_can_do_without_may_be_missing(
 
 @pytest.mark.parametrize("gate", [None, 0])
 @pytest.mark.parametrize("architecture", sorted(a for a, c in CALLS.items() if c.unset))
-def test_a_gate_that_is_not_set_is_the_sigmoid_of_its_architecture(
+def test_a_gate_that_is_not_set_is_that_of_its_architecture(
     architecture: str, gate: int | None, load: Callable[..., RouterSet]
 ) -> None:
     (router,) = load(architecture, expert_gating_func=gate).routers
-    assert router.rule.score == "sigmoid"
+    assert router.rule.score == ("softmax" if architecture == "deepseek2-ocr" else "sigmoid")
     keys = _keys(architecture, expert_gating_func=gate)
     _assert_routes_as_llama_cpp(router, architecture, keys, _logits())
 
@@ -441,6 +444,8 @@ def test_a_missing_selection_bias_of_some_layers_is_an_error(
         ("nomic-bert-moe", (1, 3), {}),
         ("ernie4_5-moe", (3,), {"leading_dense_block_count": 2}),
         ("kimi-linear", (1, 2, 3), {"leading_dense_block_count": 1}),
+        ("deepseek2", (1, 2, 3), {"leading_dense_block_count": 1}),
+        ("exaone-moe", (1, 2), {"leading_dense_block_count": 1, "nextn_predict_layers": 1}),
     ],
 )
 def test_layers_with_a_router_are_known_beforehand(
@@ -452,6 +457,58 @@ def test_layers_with_a_router_are_known_beforehand(
     found = load(architecture, layers, **changes)
     assert [router.layer for router in found.routers] == list(layers)
     assert (found.num_expected, found.layer_notes) == (len(layers), ())
+
+
+_MAY_LACK = [
+    "bailingmoe2", "deepseek2", "deepseek2-ocr", "deepseek32", "dots1", "ernie4_5-moe",
+    "exaone-moe", "glm-dsa", "hy_v3", "hy_v4", "mimo2", "mistral4", "step35",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", _MAY_LACK)
+def test_a_selection_bias_that_no_layer_has_is_none(
+    architecture: str, load: Callable[..., RouterSet]
+) -> None:
+    absent: dict[str, Any] = {f"blk.1.{CALLS[architecture].bias}": None}
+    found = load(architecture, tensors=absent)
+    (router,) = found.routers
+    assert (router.selection_bias, router.rule.has_selection_bias) == (None, False)
+    assert "bias" not in found.family_text
+    _assert_routes_as_llama_cpp(router, architecture, _keys(architecture), _logits())
+
+
+@pytest.mark.parametrize(
+    "architecture", sorted(a for a, c in CALLS.items() if c.bias and a not in _MAY_LACK)
+)
+def test_a_selection_bias_that_llama_cpp_cannot_do_without_is_named(
+    architecture: str, load: Callable[..., RouterSet]
+) -> None:
+    bias = f"blk.1.{CALLS[architecture].bias}"
+    with pytest.raises(RouterError, match=f"tensor '{bias}' is missing"):
+        load(architecture, tensors={bias: None})
+
+
+@pytest.mark.parametrize("architecture", sorted(a for a, c in CALLS.items() if c.is_scaled))
+def test_a_scale_of_zero_is_none(architecture: str, load: Callable[..., RouterSet]) -> None:
+    (router,) = load(architecture, expert_weights_scale=0.0).routers
+    assert router.rule.weights.scale == 1.0
+    keys = _keys(architecture, expert_weights_scale=0.0)
+    _assert_routes_as_llama_cpp(router, architecture, keys, _logits())
+
+
+@pytest.mark.parametrize(
+    "architecture", ["bailingmoe2", "deepseek2", "glm-dsa", "glm4moe", "mimo2", "qwen35moe"]
+)
+def test_layers_that_predict_further_tokens_are_a_stack_of_their_own(
+    architecture: str, load: Callable[..., RouterSet]
+) -> None:
+    found = load(architecture, layers=(1, 2, 3), nextn_predict_layers=1)
+    assert [router.name for router in found.routers] == ["text/1", "text/2", "mtp/3"]
+
+
+def test_more_layers_that_predict_than_layers_are_refused(load: Callable[..., RouterSet]) -> None:
+    with pytest.raises(RouterError, match="'nextn_predict_layers' is 5"):
+        load("glm4moe", nextn_predict_layers=5)
 
 
 def test_cohere2moe_with_an_rms_norm_is_refused(tmp_path: Path) -> None:

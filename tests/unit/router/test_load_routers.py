@@ -73,8 +73,9 @@ def test_no_router_names_family_patterns_and_what_looks_like_one(make_olmoe: Any
     folder = make_olmoe(none | odd)
     assert _refusal(folder).message == (
         f"{folder.name}: none of 9 tensors is a router of family olmoe "
-        "('layers.{layer}.mlp.gate.weight'). Tensors that look like routers: "
-        "model.layers.{i}.moe.router.weight (6, 16) in 3 layers."
+        "('layers.{layer}.mlp.gate.weight', 'blocks.{layer}.feed_forward_moe.router.weight'). "
+        "Tensors that look like routers: model.layers.{i}.moe.router.weight (6, 16) "
+        "(its name, 6 experts in the config, the same in 3 layers)."
     )
 
 
@@ -88,9 +89,14 @@ def test_an_unknown_model_type_shows_evidence_and_the_known_families(make_olmoe:
     error = _refusal(folder)
     assert error.message == (
         f"{folder.name}: the selection rule of model_type 'novel_moe' is not known. "
-        "Tensors that look like routers: model.layers.{i}.mlp.gate.weight (6, 16) in 3 layers."
+        "Tensors that look like routers: model.layers.{i}.mlp.gate.weight (6, 16) "
+        "(its name, 6 experts in the config, the same in 3 layers, experts beside it)."
     )
-    assert error.hint == f"`moegeom families` lists the {len(families())} families that are known."
+    assert error.hint == (
+        "If that is what they are, say how they choose: --router-pattern "
+        r"'model\.layers\.([0-9]+)\.mlp\.gate\.weight' --top-k 2 --score NAME; --family FILE says "
+        f"more. `moegeom families` lists the {len(families())} families that are known."
+    )
 
 
 def test_a_checkpoint_without_config_is_refused(make_olmoe: Any) -> None:
