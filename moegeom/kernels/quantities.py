@@ -41,6 +41,7 @@ class Quantities:
     matches_recording: Bool[np.ndarray, "tokens"] | None = None
     direction: Float64[np.ndarray, "tokens hidden"] | None = None
     selection: Float[np.ndarray, "tokens experts"] | None = None
+    fill_decides: Bool[np.ndarray, "tokens"] | None = None
     probability: Float[np.ndarray, "tokens experts"] | None = None
     entropy: Float64[np.ndarray, "tokens"] | None = None
     log_sum_exp: Float64[np.ndarray, "tokens"] | None = None

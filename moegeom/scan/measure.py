@@ -19,6 +19,7 @@ from moegeom.geometry.rounding import (
     score_resolution,
 )
 from moegeom.geometry.selection.logit_map import mapped_logits
+from moegeom.geometry.selection.mask import fill_decides
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import Quantities
 from moegeom.scan.labels import block_of, is_outlier
@@ -167,6 +168,10 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         costly |= {"probability": probability, "entropy": entropy, "log_sum_exp": log_sum_exp}
     if "selection" in task.wanted and has_all_logits:
         costly["selection"] = compared
+    if "fill_decides" in task.wanted:
+        last = np.take_along_axis(compared, chosen[:, -1:], axis=1)[:, 0]
+        fill = np.nan if rule.groups is None else rule.groups.fill  # nothing is filled: never
+        costly["fill_decides"] = fill_decides(last, fill)
     return Quantities(
         token=read.token,
         population=population,

@@ -119,7 +119,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
             )
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
-        lost = ("margin", "group_margin", *_OF_ALL_LOGITS)
+        lost = ("margin", "group_margin", "fill_decides", *_OF_ALL_LOGITS)
         reasons |= dict.fromkeys(lost, why)
     if stage == "top_logits":
         why = "needs all logits; this recording holds the largest ones"

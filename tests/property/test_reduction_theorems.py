@@ -65,6 +65,7 @@ def quantities_of(token: np.ndarray) -> Quantities:
         matches_recording=matches[token],
         direction=direction[token],
         selection=score[token],
+        fill_decides=matches[token],
     )
 
 

@@ -48,6 +48,21 @@ def group_mask(
     return np.where(allowed, selection.astype(np.float64), groups.fill)
 
 
+def fill_decides(last: Float[np.ndarray, "tokens"], fill: float) -> Bool[np.ndarray, "tokens"]:
+    """True where masking with 0.0 and with -inf choose different sets.
+
+    ``last`` is the masked selection score of the last chosen expert, ``fill`` what masks. A masked
+    expert at 0.0 beats every kept one below zero: with -inf the sets differ where the last chosen
+    score is negative, with 0.0 where it is 0, which is a masked expert's (or negative, when fewer
+    are masked than wanted). A kept score of exactly 0 counts as a masked one. nan: nothing is
+    masked, so False everywhere.
+    Source: THEORY.md E2. Oracle in tests: the rule with the other fill.
+    """
+    if np.isnan(fill):
+        return np.zeros(len(last), dtype=bool)
+    return last < 0.0 if np.isneginf(fill) else last <= 0.0
+
+
 def group_margin(
     selection: Float[np.ndarray, "tokens experts"], groups: GroupMask
 ) -> Float64[np.ndarray, "tokens"]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.selection.mask import group_margin, group_mask, group_scores, kept_groups
+from moegeom.geometry.selection.mask import (
+    fill_decides,
+    group_margin,
+    group_mask,
+    group_scores,
+    kept_groups,
+)
 from moegeom.geometry.selection.pick import margin, top_k
 from moegeom.geometry.selection.route import route, selection_scores
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
@@ -124,3 +132,17 @@ def test_no_score_has_a_larger_slope_than_stated(name):
     change = np.abs(SCORES[name](z + step) - SCORES[name](z)).max(axis=1)
     slope = change / np.abs(step).max(axis=1)
     np.testing.assert_allclose(slope.max(), LARGEST_SLOPE[name], rtol=2e-3)
+
+
+@pytest.mark.parametrize("fill", [0.0, -INF])
+@pytest.mark.parametrize("shift", [-1.0, -0.3, 0.0])
+def test_the_fill_decides_where_the_other_fill_chooses_another_set(fill, shift):
+    rule = Rule(3, "sigmoid", Weights("scores"), True, groups=GroupMask(4, 2, "top2_sum", fill))
+    other = replace(rule, groups=GroupMask(4, 2, "top2_sum", -INF if fill == 0.0 else 0.0))
+    random = np.random.default_rng(3)
+    logits, bias = random.normal(size=(500, 16)), random.normal(0.0, 0.3, 16) + shift
+    mine, theirs = (np.sort(route(logits, r, bias).chosen, axis=1) for r in (rule, other))
+    assert rule.groups is not None
+    masked = group_mask(selection_scores(logits, rule, bias), rule.groups)
+    last = -np.sort(-masked, axis=1)[:, 2]
+    np.testing.assert_array_equal(fill_decides(last, fill), (mine != theirs).any(axis=1))
