@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
+from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Norm, Rule
-from moegeom.router.integrity import CONFIG_CONTRADICTED, STORAGE_UNKNOWN
+from moegeom.router.integrity import CONFIG_CONTRADICTED
 from moegeom.router.match import Found, Match
 from moegeom.router.rule import build_norm, build_rule
 from moegeom.router.settings import Settings
-from moegeom.router.storage import Stored, find_storage
+from moegeom.router.storage import Stored, check_plain, find_storage
 
 Values = Mapping[str, np.ndarray]
 
@@ -180,16 +180,6 @@ def _rows_and_hidden(
             code=CONFIG_CONTRADICTED,
         )
     return rows, hidden
-
-
-def check_plain(info: TensorInfo, what: str) -> None:
-    """Raise unless the tensor is stored as plain floats."""
-    if info.dtype not in PLAIN_FLOATS:
-        raise RouterError(
-            f"{info.file}: tensor '{info.name}' ({what}) is stored as {info.dtype}, "
-            f"expected one of {', '.join(sorted(PLAIN_FLOATS))}.",
-            code=STORAGE_UNKNOWN,
-        )
 
 
 def _vector(

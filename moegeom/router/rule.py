@@ -158,6 +158,31 @@ def check_required(family: Family, settings: Settings) -> None:
                 f"config.json: {name} is {str(value)[:60]!r}; the rule of family {family.name} is "
                 f"known for {' or '.join(repr(a) for a in allowed)}."
             )
+    for stack in family.stacks:
+        _check_score(family, stack, settings.under(stack.config_roots))
+
+
+#: Keys under which configs name the score, and their words for the scores that a bias tells apart.
+_SCORE_KEYS = ("scoring_func", "score_function", "moe_router_activation_func", "score_func")
+_SCORE_WORDS = {"sigmoid": "sigmoid", "softmax": "softmax", "sqrtsoftplus": "sqrt_softplus"}
+
+
+def _check_score(family: Family, stack: StackSpec, settings: Settings) -> None:
+    """Raise if the config names another score than the family's, which need not read the key.
+
+    A fork may keep the model type and change the score.
+    """
+    fixed = stack.score.step
+    for key in _SCORE_KEYS:
+        setting = Setting((key,))
+        name, value = settings.get(setting) if settings.has(setting) else ("", None)
+        said = _SCORE_WORDS.get(value) if isinstance(value, str) else None
+        if said and fixed in _SCORE_WORDS.values() and said != fixed:
+            raise RouterError(
+                f"config.json: {name} is {value!r}; the rule of family {family.name} scores by "
+                f"{fixed}.",
+                "A fork with another rule? Describe it with --family FILE or --router-pattern.",
+            )
 
 
 def expected_layers(spec: LayersSpec | None, settings: Settings) -> frozenset[int] | None:

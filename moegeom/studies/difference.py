@@ -59,6 +59,7 @@ class DifferenceRequest:
     seed: int = 0
     num_workers: int | None = None
     asked: AskedFamily = NOTHING_ASKED
+    rules: Path | None = None
 
 
 def difference(
@@ -77,8 +78,8 @@ def difference(
     """
     _refuse_unmeant(request)
     sides = (
-        open_side(request.a, request.layers, request.asked),
-        open_side(request.b, request.layers, request.asked),
+        open_side(request.a, request.layers, request.asked, request.rules),
+        open_side(request.b, request.layers, request.asked, request.rules),
     )
     samples = _samples(sides, announce) if request.experts else None
     with _measured(request, sides, watch) as results:
@@ -254,6 +255,7 @@ def _scan_request(
         tokens=recording,
         layers=request.layers,
         asked=request.asked,
+        rules=request.rules,
         stale_inputs=request.stale_inputs,
         unverified=request.unverified,
         seed=request.seed,

@@ -44,6 +44,7 @@ class TrackRequest:
     seed: int = 0
     num_workers: int | None = None
     asked: AskedFamily = NOTHING_ASKED
+    rules: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +154,7 @@ def _scan_request(
         tokens=None if recording is None else str(recording),
         layers=request.layers,
         asked=request.asked,
+        rules=request.rules,
         exclude_first=request.exclude_first,
         stale_inputs=request.stale_inputs,
         unverified=request.unverified,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.family_options import FamilyFile, asked_family
+from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, watching, width
 
 NAME = "diff"
@@ -64,6 +65,7 @@ def run(
         unverified=unverified,
         out=out,
         asked=asked_family(family),
+        rules=rules_folder(),
         seed=seed,
         num_workers=threads,
     )

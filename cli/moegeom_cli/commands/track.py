@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.family_options import FamilyFile, asked_family
+from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, watching, width
 
 NAME = "track"
@@ -85,6 +86,7 @@ def run(
         exclude_first=exclude_first,
         restart=restart,
         asked=asked_family(family),
+        rules=rules_folder(),
         seed=seed,
         num_workers=threads,
     )

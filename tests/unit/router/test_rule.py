@@ -142,3 +142,12 @@ def test_layer_keys_that_make_no_sense_are_refused(key: str, value: object) -> N
 def test_a_rule_of_the_family_is_shared_by_equal_layers() -> None:
     rule = build_rule(_STACK, _settings(), 16, "r")
     assert dataclasses.replace(rule) == build_rule(_STACK, _settings(), 16, "s")
+
+
+@pytest.mark.parametrize("key", ["scoring_func", "score_function", "moe_router_activation_func"])
+def test_a_fork_that_names_another_score_is_refused(key: str) -> None:
+    family = load_family("glm4_moe")
+    check_required(family, Settings({key: "sigmoid"}))
+    check_required(family, Settings({key: "never heard of"}))
+    with pytest.raises(RouterError, match="the rule of family glm4_moe scores by sigmoid"):
+        check_required(family, Settings({key: "softmax"}))
