@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import resources
+from string import Formatter
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from moegeom.core import router as core
@@ -74,6 +75,8 @@ def parse_family(name: str, text: str, defaults: Mapping[str, Any] | None = None
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InternalError(f"{where}: is not TOML ({error}).") from None
+    except RecursionError:
+        raise InternalError(f"{where}: is nested too deeply.") from None
     family = _record(Family, {"name": name, **(defaults or {}), **table}, where)
     for stack in family.stacks:
         _check_patterns(stack, where)
@@ -271,9 +274,17 @@ def _check_names(stack: StackSpec, where: str) -> None:
 
 
 def _check_text(family: Family, stack: StackSpec, where: str) -> None:
-    try:
-        family.text.format(num_experts=0, top_k=0, groups="", score="", bias="")
-        if stack.groups:
-            stack.groups.text.format(num_groups=0, num_kept=0)
-    except (KeyError, IndexError, ValueError) as error:
-        raise InternalError(f"{where}: text has an unknown placeholder ({error}).") from None
+    """The sentences hold known placeholders, as they stand: a width could ask for any length."""
+    texts = [(family.text, {"num_experts", "top_k", "groups", "score", "bias"})]
+    texts += [(stack.groups.text, {"num_groups", "num_kept"})] if stack.groups else []
+    for text, known in texts:
+        try:
+            found = [parts[1:] for parts in Formatter().parse(text) if parts[1] is not None]
+        except ValueError as error:
+            raise InternalError(f"{where}: text '{text[:60]}' is no sentence ({error}).") from None
+        for name, width, conversion in found:
+            if name not in known or width or conversion:
+                raise InternalError(
+                    f"{where}: text has an unknown placeholder ({name!r}).",
+                    f"Known: {', '.join(sorted(known))}.",
+                )

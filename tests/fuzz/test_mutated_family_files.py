@@ -1,0 +1,66 @@
+"""A family file of somebody's own: whatever it says, the answer is a family or a sentence."""
+
+from __future__ import annotations
+
+import random
+import time
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from moegeom.core.errors import UsageError
+from moegeom.router.asked_family import read_family_file
+from moegeom.router.family import Family
+
+_SECONDS = 2.0
+
+_FILES = resources.files("moegeom.router.families")
+_EXAMPLES = ("deepseek_v3", "ernie4_5_vl_moe", "inkling", "gguf_deepseek2")
+
+_WORDS = [
+    b"[[stacks]]", b"[stacks.norm]", b"= 3\n", b"= nan\n", b"= -inf\n", b"= [[[[[[]]]]]]\n", b"{", b"}",
+    b'"', b"'''", b"\n", b"{layer}", b"{layer}.", b"{", b"\\", b"\xff", b"= 1979-05-27\n", b"true",
+    b"9" * 5000, b"[" * 500, b"a.b.c.d = 1\n", b"\x00", b"{num_experts}", b"{0.__class__}",
+]  # fmt: skip
+
+
+def _mutate(raw: bytes, draw: random.Random) -> bytes:
+    data = bytearray(raw)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(data) + 1)
+        span = draw.choice((0, 1, 2, 8, 40))
+        data[at : at + span] = draw.choice(
+            (
+                bytes([draw.randrange(256)]),
+                b"",
+                bytes(data[at : at + span]) * 2,
+                draw.choice(_WORDS),
+            )
+        )
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", _EXAMPLES)
+def test_mutated_files_end_in_a_family_or_a_sentence(name: str, tmp_path: Path) -> None:
+    good = _FILES.joinpath(f"{name}.toml").read_bytes()
+    draw = random.Random(f"moegeom {name}")
+    path = tmp_path / "mine.toml"
+    refused = 0
+    for _ in range(150):
+        path.write_bytes(_mutate(good, draw))
+        started = time.process_time()
+        try:
+            assert isinstance(read_family_file(path), Family)
+        except UsageError as error:
+            assert error.message
+            refused += 1
+        assert time.process_time() - started < _SECONDS
+    assert 0 < refused < 150
+
+
+def test_a_long_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"#" * (2 << 20))
+    with pytest.raises(UsageError, match="has more than 1048576 bytes"):
+        read_family_file(path)
