@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +39,14 @@ class Folder(Protocol):
 
     def file(self, name: str) -> RangeFile:
         """The file of that name, which need not exist until it is read."""
+        ...
+
+    def revision_of(self, names: Collection[str]) -> str:
+        """What names this state of the files; "" on a disk, and where nothing tells."""
+        ...
+
+    def held(self, name: str, offset: int, size: int) -> AbstractContextManager[None]:
+        """While it is open, reads of these bytes cost one request; nothing to do on a disk."""
         ...
 
 
@@ -82,6 +91,12 @@ class LocalFolder:
 
     def file(self, name: str) -> CountingFile:
         return CountingFile(self.path / name, name, self.log)
+
+    def revision_of(self, names: Collection[str]) -> str:
+        return ""
+
+    def held(self, name: str, offset: int, size: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def local(path: Path) -> Location:

@@ -121,11 +121,13 @@ class RemoteFolder:
     def revision_of(self, names: Collection[str]) -> str:
         """What names this state of the files: a commit, or a digest of their ETags.
 
-        "" when the server tells neither for one of them.
+        Of all files when none of these is there (pieces under another name). "" when the server
+        tells neither for one of them.
         """
         if self._commit:
             return self._commit
-        stamps = {name: self.stamp(name) for name in names or self.files()}
+        there = [name for name in names if self.has(name)]
+        stamps = {name: self.stamp(name) for name in there or self.files()}
         if not all(stamp.etag for stamp in stamps.values()):
             return ""
         lines = "".join(f"{name}\0{stamps[name].etag}\n" for name in sorted(stamps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -15,7 +15,6 @@ from moegeom.checkpoint import limits
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.remote_folder import RemoteFolder
 from moegeom.checkpoint.remote_reads import Span, in_file_order, in_parallel, join_neighbours
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
@@ -72,9 +71,7 @@ class ShardedStore:
     @property
     def revision(self) -> str:
         """The commit, or a digest of the ETags of the weight files; "" on a disk."""
-        if not isinstance(self.folder, RemoteFolder):
-            return ""
-        return self.folder.revision_of([name for name in self._shards if self.folder.has(name)])
+        return self.folder.revision_of(self._shards)
 
     @cached_property
     def _total(self) -> int:
@@ -111,11 +108,10 @@ class ShardedStore:
             yield from span
 
     def _read_span(self, span: Span) -> list[tuple[str, Shaped[np.ndarray, "*shape"]]]:
-        with ExitStack() as stack:
-            # A tensor in pieces lies in files of which the shard is made, not in the shard itself.
-            is_joined = len(span.infos) > 1 and span.file in self._shards
-            if is_joined and isinstance(self.folder, RemoteFolder):
-                stack.enter_context(self.folder.held(span.file, span.offset, span.size))
+        # A tensor in pieces lies in files of which the shard is made, not in the shard itself.
+        is_joined = len(span.infos) > 1 and span.file in self._shards
+        held = self.folder.held(span.file, span.offset, span.size) if is_joined else nullcontext()
+        with held:
             return [(info.name, self.read(info.name)) for info in span.infos]
 
     def _shard(self, name: str) -> Shard:

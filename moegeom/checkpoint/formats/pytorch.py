@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint.folder import Folder, Location
+from moegeom.checkpoint.folder import Location
+from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
 from moegeom.checkpoint.formats._pytorch_archive import TorchArchive, View, read_torch_archive
 from moegeom.checkpoint.formats._pytorch_names import flatten
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote_lazy import lazy
-from moegeom.checkpoint.shards import ShardedStore, check_present, join_shards, parse_index
+from moegeom.checkpoint.shards import ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX_SUFFIX = ".bin.index.json"
-_SINGLE = "pytorch_model.bin"
-_INDEX = "pytorch_model.bin.index.json"
+_NAMING = Naming(_INDEX_SUFFIX, "pytorch_model.bin.index.json", "pytorch_model.bin")
 
 #: What trainers write beside the weights with the same suffixes.
 _NO_WEIGHTS = (
@@ -102,40 +102,10 @@ def _weights(files: Sequence[str]) -> list[str]:
 def open_pytorch(location: Location) -> ShardedStore:
     """The checkpoint at a location that ``recognises`` accepts."""
     folder = location.folder
-    if location.file is not None:
-        if location.file.endswith(_INDEX_SUFFIX):
-            return _open_index(folder, location.file)
-        return _open_files(folder, [location.file])
-    files = _weights(location.files)
-    indexes = [name for name in location.files if name.endswith(_INDEX_SUFFIX)]
-    named = [name for name in indexes if name == _INDEX] or indexes
-    single = [name for name in files if name == _SINGLE]
-    if len(named) == 1:
-        return _open_index(folder, named[0], rival=_SINGLE if single else None)
-    if len(named) > 1:
-        raise CheckpointError(
-            f"{folder.label}: holds {len(named)} indexes ({', '.join(named)}).",
-            "Pass the index to read.",
-        )
-    return _open_files(folder, single or files)
-
-
-def _open_index(folder: Folder, index: str, rival: str | None = None) -> ShardedStore:
-    shard_of = parse_index(folder.file(index))
-    used = sorted(set(shard_of.values()))
-    if rival and rival not in used:
-        # transformers would load the single file, others the shards: do not guess.
-        raise CheckpointError(
-            f"{folder.label}: holds both {rival} and {index}, which does not name it.",
-            "Pass the file or the index to read.",
-        )
-    check_present(folder, index, used)
-    shards = {name: PytorchFile(folder.file(name)) for name in used}
-    return ShardedStore(folder, shards, shard_of)
-
-
-def _open_files(folder: Folder, names: Sequence[str]) -> ShardedStore:
-    shards = {name: PytorchFile(folder.file(name)) for name in names}
+    chosen = choose(location, _weights(location.files), _NAMING)
+    if chosen.index:
+        return open_index(folder, chosen, lambda name: PytorchFile(folder.file(name)))
+    shards = {name: PytorchFile(folder.file(name)) for name in chosen.files}
     return ShardedStore(folder, shards, join_shards(shards, folder.num_parallel))
 
 

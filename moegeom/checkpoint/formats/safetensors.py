@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,19 +10,18 @@ import numpy as np
 from jaxtyping import Shaped
 
 from moegeom.checkpoint.dtypes import numpy_dtype
-from moegeom.checkpoint.folder import Folder, Location
+from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.formats._dcp_slices import check_complete, check_whole, open_slices
+from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
 from moegeom.checkpoint.formats._safetensors_header import Header, read_header
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote_lazy import lazy
-from moegeom.checkpoint.shards import ShardedStore, check_present, join_shards, parse_index
+from moegeom.checkpoint.shards import ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorInfo
-from moegeom.core.errors import CheckpointError
 
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+_NAMING = Naming(_INDEX_SUFFIX, "model.safetensors.index.json", "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -77,41 +76,13 @@ def recognises(location: Location) -> bool:
 def open_safetensors(location: Location) -> ShardedStore:
     """The checkpoint at a location that ``recognises`` accepts."""
     folder = location.folder
-    if location.file is not None:
-        if location.file.endswith(_INDEX_SUFFIX):
-            return _open_index(folder, location.file)
-        check_complete(location.file, folder)
-        return _open_files(folder, [location.file])
     files = [name for name in location.files if name.endswith(_SUFFIX)]
-    indexes = [name for name in location.files if name.endswith(_INDEX_SUFFIX)]
-    named = [name for name in indexes if name == _INDEX] or indexes
-    single = [name for name in files if name == _SINGLE]
-    if len(named) == 1:
-        return _open_index(folder, named[0], rival=_SINGLE if single else None)
-    if len(named) > 1:
-        raise CheckpointError(
-            f"{folder.label}: holds {len(named)} indexes ({', '.join(named)}).",
-            "Pass the index to read.",
-        )
-    return _open_files(folder, single or files)
-
-
-def _open_index(folder: Folder, index: str, rival: str | None = None) -> ShardedStore:
-    shard_of = parse_index(folder.file(index))
-    used = sorted(set(shard_of.values()))
-    if rival and rival not in used:
-        # transformers would load the single file, others the shards: do not guess.
-        raise CheckpointError(
-            f"{folder.label}: holds both {rival} and {index}, which does not name it.",
-            "Pass the file or the index to read.",
-        )
-    check_present(folder, index, used)
-    shards = {name: SafetensorsFile(folder.file(name), is_indexed=True) for name in used}
-    return ShardedStore(folder, shards, shard_of)
-
-
-def _open_files(folder: Folder, names: Sequence[str]) -> ShardedStore:
-    shards = {name: SafetensorsFile(folder.file(name)) for name in names}
+    chosen = choose(location, files, _NAMING)
+    if chosen.index:
+        return open_index(folder, chosen, lambda name: SafetensorsFile(folder.file(name), True))
+    if location.file is not None:
+        check_complete(location.file, folder)
+    shards = {name: SafetensorsFile(folder.file(name)) for name in chosen.files}
     if any(shard.slices != "" for shard in shards.values()):
         return open_slices(folder, shards)
     return ShardedStore(folder, shards, join_shards(shards, folder.num_parallel))
