@@ -58,6 +58,11 @@ class Results:
         return self.table(name).to_pylist()
 
 
+def is_results(path: str | Path) -> bool:
+    """True for a results directory."""
+    return (Path(path) / "run.json").is_file()
+
+
 def open_results(path: str | Path) -> Results:
     """The results in directory ``path``.
 

@@ -20,12 +20,12 @@ from moegeom.core.router import Router, RouterSet, Rule
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.report.differences import Difference, Figures, RouterChange, Side
 from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import ResultsView, open_results
+from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.results.writer import refuse_existing
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.scan.plan import num_workers
-from moegeom.studies.difference_sides import Opened, describe, is_results, open_side
+from moegeom.studies.difference_sides import Opened, describe, open_side
 from moegeom.studies.figure_change import figure_changes
 from moegeom.studies.projected_change import ProjectedRouters, compare_projected
 from moegeom.studies.router_change import Samples, compare_routers

@@ -14,7 +14,7 @@ from moegeom.core.router import RouterSet
 from moegeom.pipeline import lint, recalled
 from moegeom.report.differences import Side
 from moegeom.results.known_rules import LEAST_SHARE
-from moegeom.results.reader import ResultsView, open_results
+from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 
@@ -53,11 +53,6 @@ def open_side(
     store = open_checkpoint(target)
     routers = recalled(load_routers(store, layers, asked), rules)
     return Opened(target, layers, store, routers, asked=asked, rules=rules)
-
-
-def is_results(target: str) -> bool:
-    """True for a results directory."""
-    return (Path(target) / "run.json").is_file()
 
 
 def describe(side: Opened, measured: ResultsView | None) -> Side:

@@ -22,7 +22,7 @@ from moegeom.core.verdict import Verdict
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, lint, scan
 from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import ResultsView, open_results
+from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
@@ -87,7 +87,7 @@ def gate(
         baseline = read_baseline(baseline_file)
     results = measured_target(request, watch)
     verdict = judge_results(request, results, profile, baseline)
-    if _needs_experts(verdict, baseline) and not _is_results(request.target):
+    if _needs_experts(verdict, baseline) and not is_results(request.target):
         results = with_expert_samples(results, _samples(request, announce))
         verdict = judge_results(request, results, profile, baseline)
     written = None
@@ -117,7 +117,7 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
 
 def measured_target(request: GateRequest, watch: Watch | None = None) -> ResultsView:
     """Results of the target: read, measured on tokens, or what its weights tell."""
-    if _is_results(request.target):
+    if is_results(request.target):
         _refuse_measuring(request)
         return open_results(request.target)
     if request.tokens is None and request.out is None:
@@ -173,7 +173,7 @@ def update_baseline(
             f"{request.target}: its routers cannot be read, so there is nothing to write down.",
             "`moegeom check` without --update-baseline says what is wrong.",
         )
-    if not _is_results(request.target):
+    if not is_results(request.target):
         results = with_expert_samples(results, _samples(request, announce))
     write_baseline(file, baseline_of(results))
 
@@ -200,10 +200,6 @@ def _samples(request: GateRequest, announce: Callable[[str], None]) -> ExpertSam
 def _needs_experts(verdict: Verdict, baseline: Baseline | None) -> bool:
     has_samples = baseline is not None and any(r.samples for r in baseline.routers.values())
     return has_samples and any(o.code == _RENUMBERED for o in verdict.in_state("failed"))
-
-
-def _is_results(target: str) -> bool:
-    return (Path(target) / "run.json").is_file()
 
 
 def _scan_request(request: GateRequest, out: Path) -> ScanRequest:

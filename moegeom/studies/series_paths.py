@@ -59,6 +59,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tup
     """
     found: dict[Path, str] = {}
     for pattern in patterns:
+        # Path.glob refuses absolute patterns
         paths = [pattern] if Path(pattern).exists() else glob.glob(pattern)  # noqa: PTH207
         for path in paths:
             found.setdefault(Path(path), _matched(pattern, path))

@@ -16,6 +16,7 @@ import torch
 from moegeom.checkpoint.folder import local
 from moegeom.checkpoint.formats.pytorch import FORMAT
 from moegeom.core.errors import MoeGeomError
+from tests.fuzz.mutations import mutate
 
 _SECONDS = 2.0
 _MEGABYTES = 512
@@ -48,19 +49,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def _mutate(raw: bytes, draw: random.Random) -> bytes:
-    """One to four edits: a flipped byte, a deleted span, a doubled span, a nasty word."""
-    data = bytearray(raw)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(data) + 1)
-        span = draw.choice((0, 1, 1, 2, 8, 40))
-        edits: list[Callable[[], bytes]] = [
-            lambda: bytes([draw.randrange(256)]),
-            lambda: b"",
-            lambda at=at, span=span: bytes(data[at : at + span]) * 2,
-            lambda: draw.choice(_WORDS),
-        ]
-        data[at : at + span] = draw.choice(edits)()
-    return bytes(data)
+    return mutate(raw, draw, _WORDS, (0, 1, 1, 2, 8, 40))
 
 
 def _with_pickle(good: bytes, change: Callable[[bytes], bytes]) -> bytes:

@@ -6,7 +6,6 @@ import json
 import random
 import resource
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from safetensors.numpy import save_file
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import MoeGeomError
 from moegeom.router.load import load_routers
+from tests.fuzz.mutations import mutate
 
 _SECONDS = 2.0
 _MEGABYTES = 200
@@ -47,19 +47,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def _mutate(raw: bytes, draw: random.Random) -> bytes:
-    """One to four edits: a flipped byte, a deleted span, a doubled span, a nasty word."""
-    data = bytearray(raw)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(data) + 1)
-        span = draw.choice((1, 1, 2, 8, 40))
-        edits: list[Callable[[], bytes]] = [
-            lambda: bytes([draw.randrange(256)]),
-            lambda: b"",
-            lambda at=at, span=span: bytes(data[at : at + span]) * 2,
-            lambda: draw.choice(_WORDS),
-        ]
-        data[at : at + span] = draw.choice(edits)()
-    return bytes(data)
+    return mutate(raw, draw, _WORDS, (1, 1, 2, 8, 40))
 
 
 def _is_answered(folder: Path) -> bool:

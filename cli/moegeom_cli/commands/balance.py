@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.family_options import FamilyFile, asked_family
+from moegeom_cli.options import AllLayers, Layers, PrintFormat, RouterMap, StaleInputs, Unverified
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
 
@@ -25,27 +26,18 @@ def run(
         Path | None,
         typer.Option("--out", help="Write the biases: FILE.npz or FILE.safetensors."),
     ] = None,
-    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
+    layers: Layers = None,
     stage: Annotated[
         str | None,
         typer.Option("--stage", help="What foreign numbers are: router_input, pre_norm or logits."),
     ] = None,
-    router_map: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="KEY=ROUTER: key in a foreign file, router it belongs to."),
-    ] = None,
-    stale_inputs: Annotated[
-        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
-    ] = False,
-    unverified: Annotated[
-        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
-    ] = False,
-    all_layers: Annotated[
-        bool, typer.Option("--all-layers", help="A line for every layer.")
-    ] = False,
+    router_map: RouterMap = None,
+    stale_inputs: StaleInputs = False,
+    unverified: Unverified = False,
+    all_layers: AllLayers = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sample of tokens.")] = 0,
     family: FamilyFile = None,
-    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Does a selection bias exist that balances these tokens, and does it hold on others?"""

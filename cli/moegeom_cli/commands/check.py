@@ -17,6 +17,7 @@ from moegeom_cli.family_options import (
     TopK,
     asked_family,
 )
+from moegeom_cli.options import Layers, PrintFormat, RouterMap, StaleInputs, Threads, Unverified
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
 
@@ -37,11 +38,8 @@ def run(
         str | None,
         typer.Option("--stage", help="What foreign numbers are, as for scan."),
     ] = None,
-    router_map: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="KEY=ROUTER: key in a foreign file, router it belongs to."),
-    ] = None,
-    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
+    router_map: RouterMap = None,
+    layers: Layers = None,
     baseline: Annotated[
         Path | None, typer.Option("--baseline", help="File to compare with.")
     ] = None,
@@ -66,15 +64,9 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Keep the results in this directory.")
     ] = None,
-    stale_inputs: Annotated[
-        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
-    ] = False,
-    unverified: Annotated[
-        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
-    ] = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
-    ] = None,
+    stale_inputs: StaleInputs = False,
+    unverified: Unverified = False,
+    threads: Threads = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="CODE", help="Print the page of a check.")
@@ -89,7 +81,7 @@ def run(
     renormalise: Renormalise = False,
     selection_bias: SelectionBias = None,
     logit_bias: LogitBias = None,
-    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
 ) -> int:
     """Judge a checkpoint: exit code 0 passed, 1 failed, 4 inconclusive."""

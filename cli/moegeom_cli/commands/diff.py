@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.family_options import FamilyFile, asked_family
+from moegeom_cli.options import Layers, PrintFormat, StaleInputs, Threads, Unverified
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, watching, width
 
@@ -20,7 +21,7 @@ def run(
         str, typer.Argument(help="Before: checkpoint (directory, index json, file) or results.")
     ],
     b: Annotated[str, typer.Argument(help="After: the same kinds.")],
-    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
+    layers: Layers = None,
     experts: Annotated[
         bool,
         typer.Option("--experts", help="Read a sample of expert weights: did experts move along?"),
@@ -29,12 +30,8 @@ def run(
         list[str] | None,
         typer.Option("--tokens", help="Recording; twice, for A and B, or once for both."),
     ] = None,
-    stale_inputs: Annotated[
-        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
-    ] = False,
-    unverified: Annotated[
-        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
-    ] = False,
+    stale_inputs: StaleInputs = False,
+    unverified: Unverified = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Keep the results of the scans here: a.moegeom, b.moegeom."),
@@ -42,12 +39,10 @@ def run(
     all_layers: Annotated[
         bool, typer.Option("--all-layers", help="A line for every change.")
     ] = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
-    ] = None,
+    threads: Threads = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
     family: FamilyFile = None,
-    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Say what happened to each router from A to B; on tokens, which figures changed."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
+from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
 NAME = "metrics"
@@ -14,7 +14,7 @@ NEEDS_ARGUMENTS = False
 
 
 def run(
-    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    format: PrintFormat = Format.table,
 ) -> None:
     """Every column with its table, unit and meaning."""
     from moegeom.metrics import METRICS

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moegeom_cli.options import AllLayers, PrintFormat
 from moegeom_cli.streams import Format, has_colours, width
 
 NAME = "report"
@@ -15,10 +16,8 @@ NEEDS_ARGUMENTS = True
 
 def run(
     results: Annotated[Path, typer.Argument(help="Results directory of a scan.")],
-    all_layers: Annotated[
-        bool, typer.Option("--all-layers", help="A line for every layer.")
-    ] = False,
-    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    all_layers: AllLayers = False,
+    format: PrintFormat = Format.table,
 ) -> None:
     """Print results that were measured before, on this machine or another."""
     from moegeom.report import REPORTERS, View

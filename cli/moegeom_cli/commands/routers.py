@@ -20,6 +20,7 @@ from moegeom_cli.family_options import (
     TopK,
     asked_family,
 )
+from moegeom_cli.options import Layers, PrintFormat
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, width
 
@@ -32,7 +33,7 @@ NEEDS_ARGUMENTS = True
 
 def run(
     checkpoint: Annotated[str, typer.Argument(help="Directory, file or URL (hf://owner/name).")],
-    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
+    layers: Layers = None,
     family: FamilyFile = None,
     router_pattern: RouterPattern = None,
     top_k: TopK = None,
@@ -40,7 +41,7 @@ def run(
     renormalise: Renormalise = False,
     selection_bias: SelectionBias = None,
     logit_bias: LogitBias = None,
-    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    format: PrintFormat = Format.table,
 ) -> None:
     """One line per router: its rule, shape and storage; what was skipped and why."""
     from moegeom.checkpoint.open import open_checkpoint

@@ -17,6 +17,17 @@ from moegeom_cli.family_options import (
     TopK,
     asked_family,
 )
+from moegeom_cli.options import (
+    AllLayers,
+    ExcludeFirst,
+    Layers,
+    PrintFormat,
+    Restart,
+    RouterMap,
+    StaleInputs,
+    Threads,
+    Unverified,
+)
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
 
@@ -34,7 +45,7 @@ def run(
         Path | None,
         typer.Option("--out", help="Results directory [default: runs/<checkpoint>.moegeom]."),
     ] = None,
-    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
+    layers: Layers = None,
     stage: Annotated[
         str | None,
         typer.Option(
@@ -42,10 +53,7 @@ def run(
             help="What foreign numbers are: router_input, pre_norm, logits, top_logits, ids.",
         ),
     ] = None,
-    router_map: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="KEY=ROUTER: key in a foreign file, router it belongs to."),
-    ] = None,
+    router_map: RouterMap = None,
     prior: Annotated[
         str | None,
         typer.Option("--prior", help="isotropic-rms: made-up tokens; geometry only, labelled."),
@@ -56,27 +64,12 @@ def run(
     non_finite: Annotated[
         str, typer.Option("--non-finite", help="Tokens that are not finite: fail or skip.")
     ] = "fail",
-    exclude_first: Annotated[
-        int,
-        typer.Option(
-            "--exclude-first", min=0, help="Leave out the first N tokens of each document (sinks)."
-        ),
-    ] = 0,
-    stale_inputs: Annotated[
-        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
-    ] = False,
-    unverified: Annotated[
-        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
-    ] = False,
-    all_layers: Annotated[
-        bool, typer.Option("--all-layers", help="A line for every layer.")
-    ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard unfinished results instead of going on.")
-    ] = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
-    ] = None,
+    exclude_first: ExcludeFirst = 0,
+    stale_inputs: StaleInputs = False,
+    unverified: Unverified = False,
+    all_layers: AllLayers = False,
+    restart: Restart = False,
+    threads: Threads = None,
     device: Annotated[str, typer.Option("--device", help="auto or cpu.")] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of the prior.")] = 0,
     family: FamilyFile = None,
@@ -86,7 +79,7 @@ def run(
     renormalise: Renormalise = False,
     selection_bias: SelectionBias = None,
     logit_bias: LogitBias = None,
-    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
 ) -> None:
     """Measure every router on recorded tokens; without tokens, what weights alone tell."""

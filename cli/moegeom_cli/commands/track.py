@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.family_options import FamilyFile, asked_family
+from moegeom_cli.options import AllLayers, ExcludeFirst, Layers, PrintFormat, Restart, Threads
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, watching, width
 
@@ -28,16 +29,11 @@ def run(
         Path | None,
         typer.Option("--out", help="Where results stay [default: runs/<folder of them>.track]."),
     ] = None,
-    layers: Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")] = None,
+    layers: Layers = None,
     expert: Annotated[
         int | None, typer.Option("--expert", min=0, help="Also show the load of this expert.")
     ] = None,
-    exclude_first: Annotated[
-        int,
-        typer.Option(
-            "--exclude-first", min=0, help="Leave out the first N tokens of each document (sinks)."
-        ),
-    ] = 0,
+    exclude_first: ExcludeFirst = 0,
     stale_inputs: Annotated[
         bool,
         typer.Option("--stale-inputs", help="Accept recordings of another checkpoint, labelled."),
@@ -52,19 +48,13 @@ def run(
         list[str] | None,
         typer.Option("--export", help="csv:FILE, openmetrics:FILE or tensorboard:FOLDER."),
     ] = None,
-    all_layers: Annotated[
-        bool, typer.Option("--all-layers", help="A line for every layer.")
-    ] = False,
+    all_layers: AllLayers = False,
     is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard unfinished results instead of going on.")
-    ] = False,
+    restart: Restart = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of samples.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
-    ] = None,
+    threads: Threads = None,
     family: FamilyFile = None,
-    format: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.table,
+    format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
 ) -> None:
     """Follow a training run: load, entropy, margins, drift and overlap, step by step."""

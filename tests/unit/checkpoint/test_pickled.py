@@ -89,7 +89,7 @@ def test_sets_come_as_lists_and_frozen_ones_as_tuples(protocol: int) -> None:
 
 def test_an_ordered_dict_keeps_its_items_and_loses_its_attributes() -> None:
     value = collections.OrderedDict(a=1, b=2)
-    value.extra = "metadata"  # type: ignore[attr-defined]
+    vars(value)["extra"] = "metadata"
     found = unpickle(pickle.dumps(value, 2), "f", {"collections.OrderedDict": dict})
     assert found == {"a": 1, "b": 2}
     assert list(found) == ["a", "b"]
