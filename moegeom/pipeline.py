@@ -21,9 +21,9 @@ from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
-from moegeom.core.tokens import Stage, TokenSource
+from moegeom.core.tokens import SourceFacts, Stage, TokenSource
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics import METRICS, RouterRun, measure_router, measure_weights
+from moegeom.metrics import METRICS, MeasuredRouter, RouterRun, measure_router, measure_weights
 from moegeom.results.known_rules import recall_rule, remember_rule
 from moegeom.results.memory import MemoryResults
 from moegeom.results.side_tables import domain_rows, variant_rows
@@ -113,15 +113,47 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
             watch.start(_tokens_left(chosen, source, writer))
         for router in chosen:
             measure(router, source, request, metrics, writer, watch)
-        names = [router.name for router in chosen]
-        facts = run_facts(routers, chosen, token_facts, trust) | {
-            "arithmetic": arithmetic_facts(request.backend),
-            "seconds": time.perf_counter() - started,
-            "layers_asked": request.layers,
-            "exclude_first": request.exclude_first,
-            "column_versions": column_versions(metrics),
-        }
-        return finish(writer, names, request, routers, facts)
+        facts = _facts(request, routers, chosen, token_facts, trust, started)
+        return finish(writer, chosen, request, routers, facts)
+
+
+def write_folded(
+    request: ScanRequest,
+    routers: RouterSet,
+    token_facts: SourceFacts,
+    trust: Trust | None,
+    measured: Mapping[str, MeasuredRouter],
+    started: float,
+) -> Path:
+    """A results directory from routers that were measured while a model ran: no second pass.
+
+    ``measured`` holds one entry by router name, ``started`` is a time of ``perf_counter``.
+    """
+    chosen = [router for router in routers.routers if router.name in measured]
+    plan = plan_facts(routers, token_facts, [], _options(request))
+    with ResultsWriter(request.out, plan, METRICS.all(), request.restart) as writer:
+        for router in chosen:
+            found = measured[router.name]
+            writer.add_part(router.name, writer.new_part(router.name), found.rows, found.facts)
+        facts = _facts(request, routers, chosen, token_facts, trust, started)
+        return finish(writer, chosen, request, routers, facts)
+
+
+def _facts(
+    request: ScanRequest,
+    routers: RouterSet,
+    chosen: Sequence[Router],
+    token_facts: SourceFacts | None,
+    trust: Trust | None,
+    started: float,
+) -> dict[str, Any]:
+    return run_facts(routers, chosen, token_facts, trust) | {
+        "arithmetic": arithmetic_facts(request.backend),
+        "seconds": time.perf_counter() - started,
+        "layers_asked": request.layers,
+        "exclude_first": request.exclude_first,
+        "column_versions": column_versions(METRICS.all()),
+    }
 
 
 def lint(
@@ -290,12 +322,13 @@ def measure(
 
 def finish(
     writer: ResultsWriter,
-    names: Sequence[str],
+    measured_routers: Sequence[Router],
     request: ScanRequest,
     routers: RouterSet,
     facts: Mapping[str, Any],
 ) -> Path:
     """Judges what was measured and moves the results into place."""
+    names = [router.name for router in measured_routers]
     parts = {name: writer.part_facts(name) for name in names}
     layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
     reasons = {name: part["reasons"] for name, part in parts.items()}

@@ -3,16 +3,29 @@
 from moegeom.core.metric import Metric
 from moegeom.core.registry import Registry
 from moegeom.metrics._finish import Finished, finish_router
-from moegeom.metrics._measure import MeasuredRouter, RouterRun, measure_router, measure_weights
+from moegeom.metrics._measure import (
+    MAIN,
+    MeasuredRouter,
+    Pass,
+    RouterRun,
+    finish_passes,
+    measure_router,
+    measure_weights,
+    plan_passes,
+)
 
 __all__ = [
+    "MAIN",
     "METRICS",
     "Finished",
     "MeasuredRouter",
+    "Pass",
     "RouterRun",
+    "finish_passes",
     "finish_router",
     "measure_router",
     "measure_weights",
+    "plan_passes",
 ]
 
 #: Metrics by file name.

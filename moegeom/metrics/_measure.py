@@ -22,7 +22,13 @@ from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
 from moegeom.scan.labels import Populations
 from moegeom.scan.measure import measure
 from moegeom.scan.per_token import PerTokenFile
-from moegeom.scan.plan import SAMPLED, SMALL_SAMPLE_TOKENS, batch_tokens, sample_tiles
+from moegeom.scan.plan import (
+    SAMPLE_TOKENS,
+    SAMPLED,
+    SMALL_SAMPLE_TOKENS,
+    batch_tokens,
+    sample_tiles,
+)
 from moegeom.scan.prepared import prepare, unavailable
 from moegeom.scan.snapshot import read_snapshot, write_snapshot
 from moegeom.scan.task import Task
@@ -62,8 +68,9 @@ _NOT_FOR_NULL = (
     "wall_pairs",
 )
 
-#: Tokens whose median length is the usual length of a router input.
-_TYPICAL_TOKENS = 4 * TILE
+#: Tokens whose median length is the usual length of a router input: one tile, so that tokens of a
+#: running model can be told apart as soon as the first tile is full.
+_TYPICAL_TOKENS = TILE
 
 
 @dataclass(frozen=True)
@@ -101,35 +108,108 @@ def measure_weights(router: Router, metrics: Sequence[Metric], reason: str) -> M
     return MeasuredRouter(finished.rows, {"num_tokens": 0, "reasons": finished.reasons})
 
 
+@dataclass(frozen=True)
+class Pass:
+    """Tokens of the tiles ``tiles`` through ``task``, folded into ``reductions``.
+
+    A router needs several: the stored router on all tokens (``main``) and, for what is costly, on
+    a sample (``sampled``); its null on a sample (``null``, ``null sampled``).
+    """
+
+    name: str
+    task: Task
+    reductions: tuple[str, ...]
+    tiles: Sequence[int]
+    skip_non_finite: bool = True
+
+
+#: The pass that sees every token.
+MAIN = "main"
+
+
 def measure_router(run: RouterRun) -> MeasuredRouter:
     """Rows of all metrics for the router as stored and, where tokens allow, for its null."""
     started = time.perf_counter()
-    missing = _missing(run)
-    needed = {reduction_of(need) for m in run.metrics if m.scope == "router" for need in m.needs}
-    wanted = [n for n in REDUCTIONS.names() if n not in missing and n in {*needed, "token_counts"}]
-    reductions = [name for name in wanted if name not in SAMPLED]
+    passes = plan_passes(run)
+    progress = {
+        planned.name: _scan(run, planned)
+        if planned.name == MAIN
+        else scan_router(
+            planned.task, planned.reductions, planned.tiles, _pace(run), planned.skip_non_finite
+        )
+        for planned in passes
+    }
+    return finish_passes(run, passes, progress, time.perf_counter() - started)
+
+
+def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
+    """Every pass that the metrics need; reads the first tile, for the usual length of an input."""
     typical = _typical_norm(run)
-    task = _task(run, run.router, reductions, typical)
-    tiles = range(-(-run.source.facts.num_tokens // TILE))
-    progress = _scan(run, task, reductions, tiles)
+    wanted = _wanted(run)
+    num_tokens = run.source.facts.num_tokens
+    all_tiles = range(-(-num_tokens // TILE))
+    some, few = (
+        sample_tiles(num_tokens, run.seed, tokens)
+        for tokens in (SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS)
+    )
+    planned = [
+        (MAIN, run.router, wanted, False, all_tiles),
+        ("sampled", run.router, wanted, True, few),
+    ]
+    if run.source.facts.stage in ("router_input", "pre_norm"):
+        null = random_router(run.router, run.seed)
+        kept = [name for name in wanted if name not in _NOT_FOR_NULL]
+        planned += [("null", null, kept, False, some), ("null sampled", null, kept, True, few)]
+    passes = []
+    for name, router, names, is_sampled, tiles in planned:
+        reductions = tuple(n for n in names if (n in SAMPLED) == is_sampled)
+        if reductions:
+            task = _task(run, router, reductions, typical)
+            skips = run.skip_non_finite or name != MAIN
+            passes.append(Pass(name, task, reductions, tiles, skips))
+    return tuple(passes)
+
+
+def finish_passes(
+    run: RouterRun, passes: Sequence[Pass], progress: Mapping[str, Progress], seconds: float
+) -> MeasuredRouter:
+    """Rows and facts from what every pass folded."""
+    missing = _missing(run)
     whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else ALL
-    names = task.populations.names
-    states = progress.states | _sampled_states(run, run.router, wanted, typical)
+    names = passes[0].task.populations.names
+    main = progress[MAIN]
+    states = main.states | _states(progress, "sampled")
     finished = finish_router(run.router, states, names, run.metrics, missing, whole=whole)
     rows = finished.rows
-    if run.source.facts.stage in ("router_input", "pre_norm"):
-        _extend(rows, _null_rows(run, wanted, missing, whole, typical))
-    measured = int(progress.states["token_counts"]["counts"][..., TOKENS].sum())
+    null = next((planned for planned in passes if planned.name == "null"), None)
+    if null is not None:
+        states = progress["null"].states | _states(progress, "null sampled")
+        absent = missing | dict.fromkeys(_NOT_FOR_NULL, "not kept for the null")
+        metrics = [metric for metric in run.metrics if metric.scope == "router"]
+        router = null.task.prepared.router
+        _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
+    measured = int(main.states["token_counts"]["counts"][..., TOKENS].sum())
     facts = {
         "num_tokens": measured,
-        "num_excluded": progress.num_tokens - progress.num_non_finite - measured,
-        "num_non_finite": progress.num_non_finite,
-        "first_non_finite": list(progress.non_finite),
+        "num_excluded": main.num_tokens - main.num_non_finite - measured,
+        "num_non_finite": main.num_non_finite,
+        "first_non_finite": list(main.non_finite),
         "reasons": finished.reasons,
-        "seconds": time.perf_counter() - started,
-        "disagreements": _disagreements(progress),
+        "seconds": seconds,
+        "disagreements": _disagreements(main),
     }
     return MeasuredRouter(rows, facts)
+
+
+def _states(progress: Mapping[str, Progress], name: str) -> dict[str, State]:
+    return progress[name].states if name in progress else {}
+
+
+def _wanted(run: RouterRun) -> list[str]:
+    """Reductions that some metric asks for and that can be had."""
+    missing = _missing(run)
+    needed = {reduction_of(need) for m in run.metrics if m.scope == "router" for need in m.needs}
+    return [n for n in REDUCTIONS.names() if n not in missing and n in {*needed, "token_counts"}]
 
 
 def _typical_norm(run: RouterRun) -> float | None:
@@ -184,7 +264,9 @@ def _pace(run: RouterRun) -> Pace:
     return Pace(run.batch_tokens or batch_tokens(run.router.hidden_size), run.num_workers)
 
 
-def _scan(run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence[int]) -> Progress:
+def _scan(run: RouterRun, planned: Pass) -> Progress:
+    """The pass over all tokens, with rows per token or with snapshots to go on from."""
+    task, reductions, tiles = planned.task, planned.reductions, planned.tiles
     if run.per_token is not None:
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         rows = PerTokenFile(run.per_token, run.router)
@@ -202,38 +284,6 @@ def _scan(run: RouterRun, task: Task, reductions: Sequence[str], tiles: Sequence
         snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
     )
     return scan_router(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks, begin)
-
-
-def _sampled_states(
-    run: RouterRun, router: Router, wanted: Sequence[str], typical_norm: float | None
-) -> dict[str, State]:
-    """States of reductions that a sample of the tokens is enough for."""
-    reductions = [name for name in wanted if name in SAMPLED]
-    if not reductions:
-        return {}
-    tiles = sample_tiles(run.source.facts.num_tokens, run.seed, SMALL_SAMPLE_TOKENS)
-    task = _task(run, router, reductions, typical_norm)
-    return scan_router(task, reductions, tiles, _pace(run), skip_non_finite=True).states
-
-
-def _null_rows(
-    run: RouterRun,
-    wanted: Sequence[str],
-    missing: Mapping[str, str],
-    whole: str,
-    typical_norm: float | None,
-) -> Rows:
-    wanted = [name for name in wanted if name not in _NOT_FOR_NULL]
-    kept = [name for name in wanted if name not in SAMPLED]
-    missing = dict(missing) | dict.fromkeys(_NOT_FOR_NULL, "not kept for the null")
-    router = random_router(run.router, run.seed)
-    task = _task(run, router, kept, typical_norm)
-    tiles = sample_tiles(run.source.facts.num_tokens, run.seed)
-    progress = scan_router(task, kept, tiles, _pace(run), skip_non_finite=True)
-    states = progress.states | _sampled_states(run, router, wanted, typical_norm)
-    names = task.populations.names
-    metrics = [metric for metric in run.metrics if metric.scope == "router"]
-    return finish_router(router, states, names, metrics, missing, "null", whole).rows
 
 
 def _extend(rows: Rows, more: Rows) -> None:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
 from threadpoolctl import threadpool_limits
@@ -34,6 +34,16 @@ class Progress:
     non_finite: tuple[int, ...] = ()
     num_non_finite: int = 0
     states: dict[str, State] = field(default_factory=dict)
+
+    def after(self, next_tile: int, num_tokens: int, measured: Measured) -> Progress:
+        """What is known once ``num_tokens`` more were measured; the first lost ones keep names."""
+        return replace(
+            self,
+            next_tile=next_tile,
+            num_tokens=self.num_tokens + num_tokens,
+            non_finite=(*self.non_finite, *measured.non_finite)[:8],
+            num_non_finite=self.num_non_finite + len(measured.non_finite),
+        )
 
 
 @dataclass(frozen=True)
@@ -79,14 +89,7 @@ def scan_router(
             progress.num_tokens,
         )
     router = task.prepared.router
-    extent = Extent(
-        len(task.populations.names),
-        router.num_experts,
-        router.rule.top_k,
-        router.hidden_size,
-        task.source.facts.num_tokens,
-    )
-    with _Workers(task, reductions, extent, pace.num_workers) as workers:
+    with _Workers(task, reductions, pace.num_workers) as workers:
         pending: deque[tuple[_Range, Future[Measured]]] = deque()
         folded = progress.next_tile
         last_snapshot = time.monotonic()
@@ -95,17 +98,14 @@ def scan_router(
             nonlocal progress, folded
             batch, future = pending.popleft()
             measured = future.result()
-            seen = progress.num_tokens + batch.stop - batch.start
-            lost = (*progress.non_finite, *measured.non_finite)[:8]
+            progress = progress.after(batch.next_tile, batch.stop - batch.start, measured)
             if not skip_non_finite:
-                refuse_non_finite(router.name, task.source.facts.name, measured.non_finite, seen)
-            progress = Progress(
-                next_tile=batch.next_tile,
-                num_tokens=seen,
-                non_finite=lost,
-                num_non_finite=progress.num_non_finite + len(measured.non_finite),
-                states=progress.states,
-            )
+                refuse_non_finite(
+                    router.name,
+                    task.source.facts.name,
+                    measured.non_finite,
+                    progress.num_tokens,
+                )
             if hooks.rows:
                 hooks.rows(measured.quantities)
             if hooks.advanced:
@@ -124,6 +124,18 @@ def scan_router(
         while pending:
             finish_one()
         return _with_states(progress, workers)
+
+
+def extent_of(task: Task) -> Extent:
+    """The sizes that fix the states of the task's reductions."""
+    router = task.prepared.router
+    return Extent(
+        len(task.populations.names),
+        router.num_experts,
+        router.rule.top_k,
+        router.hidden_size,
+        task.source.facts.num_tokens,
+    )
 
 
 @dataclass(frozen=True)
@@ -155,8 +167,9 @@ def _ranges(
 class _Workers:
     """Threads that measure ranges and fold them, each into accumulators of its own."""
 
-    def __init__(self, task: Task, reductions: Sequence[str], extent: Extent, count: int) -> None:
+    def __init__(self, task: Task, reductions: Sequence[str], count: int) -> None:
         self._task = task
+        extent = extent_of(task)
         self._reductions = {name: REDUCTIONS[name] for name in reductions}
         self._free: SimpleQueue[dict[str, Accumulator]] = SimpleQueue()
         self._all = [
@@ -207,10 +220,4 @@ def _with_states(progress: Progress, workers: _Workers) -> Progress:
         name: REDUCTIONS[name].merge(before[name], state) if name in before else state
         for name, state in merged.items()
     }
-    return Progress(
-        progress.next_tile,
-        progress.num_tokens,
-        progress.non_finite,
-        progress.num_non_finite,
-        states,
-    )
+    return replace(progress, states=states)
