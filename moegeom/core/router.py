@@ -57,6 +57,20 @@ class LogitMap:
     soft_cap: float = np.inf
 
 
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A projection ``P y + b`` of the router input, which the rows of the router are compared with.
+
+    ``weight`` is P (projected, hidden). With ``scale`` the logits are cosines times ``scale``: they
+    are divided by the length of the projection, at least 1e-12. That is one positive factor for all
+    experts of a token; it changes no choice and moves no wall. None: nothing is divided.
+    """
+
+    weight: NDArray[np.floating]
+    bias: NDArray[np.floating] | None = None
+    scale: float | None = None
+
+
 @dataclass(frozen=True)
 class Weights:
     """How routing weights follow from the chosen experts.
@@ -138,6 +152,8 @@ class Router:
     ``weight * gain`` is the effective router; ``norm_bias`` is that of a layer norm.
     ``shared_rows`` are rows of experts that always run and never compete: they only count in the
     sum that weights are divided by. ``expert_scale`` multiplies the weight of each expert.
+    Behind a ``projection`` the rows and the logit bias are composed with it in float64, so that
+    ``W y + b`` are the logits before any division by the length of the projected input.
     """
 
     name: str
@@ -154,6 +170,7 @@ class Router:
     norm_bias: NDArray[np.floating] | None = None
     shared_rows: NDArray[np.floating] | None = None
     expert_scale: NDArray[np.floating] | None = None
+    projection: Projection | None = None
 
     @property
     def num_experts(self) -> int:
@@ -162,6 +179,11 @@ class Router:
     @property
     def hidden_size(self) -> int:
         return self.weight.shape[1]
+
+    @property
+    def has_cosine_logits(self) -> bool:
+        """True when logits are ``W y + b`` divided by the length of the projected input."""
+        return self.projection is not None and self.projection.scale is not None
 
     @property
     def affine_bias(self) -> NDArray[np.floating] | None:

@@ -18,6 +18,11 @@ _MOST_BYTES = 1 << 20
 #: Names that are longer come from a file that nobody vouches for: no pattern is tried on them.
 _LONGEST_NAME = 200
 
+#: Scores of rules without a number of experts to choose, and what they choose instead.
+_NO_FIXED_NUMBER = {
+    "relu": "a token takes every expert whose logit is positive, as many as there are",
+}
+
 _NUMBER = re.compile(r"(?<![^._])[0-9]{1,6}(?=\.)")
 
 
@@ -66,6 +71,12 @@ class AskedFamily:
                 f"{' and '.join(missing)} missing: which tensors are routers, how many experts "
                 "are chosen and by which score is not guessed.",
                 "--router-pattern REGEX --top-k K --score NAME",
+            )
+        if self.score in _NO_FIXED_NUMBER:
+            raise UsageError(
+                f"--score {self.score}: {_NO_FIXED_NUMBER[self.score]}; only rules that choose a "
+                "fixed number of experts are measured.",
+                "Record what the model chose and compare loads there.",
             )
         if self.score not in MONOTONE_SCORES:
             raise UsageError(

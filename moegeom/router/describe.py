@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.router import LogitMap, Router, RouterSet
+from moegeom.core.router import GroupMask, LogitMap, Projection, Router, RouterSet
 from moegeom.router.family_file import families, load_family
 
 
@@ -37,15 +37,19 @@ def rule_in_words(router: Router) -> str:
         steps[0] += " of biased logits" if rule.score != "identity" else " + bias"
     if rule.has_selection_bias:
         steps[0] += " + selection bias"
+    if router.projection is not None:
+        steps.insert(0, _projection_in_words(router.projection))
     if rule.logit_map is not None:
-        steps.insert(0, _map_in_words(rule.logit_map))
+        steps.insert(0, map_in_words(rule.logit_map))
     if rule.groups is not None:
-        groups = rule.groups
-        steps.append(f"{groups.num_kept} of {groups.num_groups} groups (fill {groups.fill:g})")
-    steps.append(f"choose {rule.top_k}")
+        steps.append(groups_in_words(rule.groups))
+    is_whole = rule.top_k == router.num_experts
+    steps.append(f"choose {'all ' if is_whole else ''}{rule.top_k}")
     said = _WEIGHTS[weights.source]
     steps += [said] if said else []
-    steps += ["weights sum to 1"] if weights.renormalise and not said else []
+    # a softmax over the chosen sums to 1 in any case
+    is_news = weights.renormalise and weights.source != "softmax_of_selected_logits"
+    steps += ["weights sum to 1"] if is_news else []
     steps += [f"x {weights.scale:g}"] if weights.scale != 1.0 else []
     return ", ".join(steps)
 
@@ -58,7 +62,20 @@ _WEIGHTS = {
 }
 
 
-def _map_in_words(logit_map: LogitMap) -> str:
+def _projection_in_words(projection: Projection) -> str:
+    size = len(projection.weight)
+    if projection.scale is None:
+        return f"unit rows on {size} projected dimensions"
+    return f"cosines in {size} projected dimensions x {projection.scale:g}"
+
+
+def groups_in_words(groups: GroupMask) -> str:
+    """How many groups are kept: ``4 of 8 groups (fill -inf)``."""
+    return f"{groups.num_kept} of {groups.num_groups} groups (fill {groups.fill:g})"
+
+
+def map_in_words(logit_map: LogitMap) -> str:
+    """What happens to every logit: ``logits x 0.5, soft cap 30``."""
     said = [] if logit_map.multiplier == 1.0 else [f"logits x {logit_map.multiplier:g}"]
     said += [] if np.isinf(logit_map.soft_cap) else [f"soft cap {logit_map.soft_cap:g}"]
     return ", ".join(said)
@@ -74,14 +91,33 @@ def name_patterns(found: RouterSet) -> dict[str, int]:
     return patterns
 
 
+#: The family that options describe.
+_BY_OPTIONS = "described"
+
+
+def rule_origin(family: str) -> str:
+    """What says how routers choose: ``options``, ``the family file``, or else ``config``.
+
+    ``config`` is that of the checkpoint, read by a family that is known.
+    """
+    if family == _BY_OPTIONS:
+        return "options"
+    return "config" if family in families() else "the family file"
+
+
 def describe_routers(found: RouterSet) -> dict[str, Any]:
-    """All routers of a checkpoint with totals, as plain data."""
+    """All routers of a checkpoint with totals, as plain data.
+
+    ``rule_status`` is ``verified`` or ``assumed``; then ``rule_origin`` says from what.
+    """
     facts = {
         field.name: getattr(found, field.name)
         for field in dataclasses.fields(found)
         if field.name not in ("routers", "skipped")
     }
     return facts | {
+        "rule_status": "verified" if found.verified_by else "assumed",
+        "rule_origin": rule_origin(found.family),
         "routers": [describe_router(router) for router in found.routers],
         "skipped": [dataclasses.asdict(skipped) for skipped in found.skipped],
     }

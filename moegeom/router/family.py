@@ -6,6 +6,7 @@ a family cannot silently use a step that does not exist.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 #: What may stand before ``layers.`` in a tensor name. The same model is stored with and without.
@@ -34,10 +35,11 @@ class Setting:
     """A value, or the keys of ``config.json`` that hold it (aliases: they must not disagree).
 
     In TOML a string or a list of strings names keys (dots for nesting); a table ``{key, default,
-    plus, minus, over, zero}`` says more; anything else is the value. ``default`` counts where no
-    key is given: that of the family's configuration class. ``plus`` and ``minus`` are keys whose
-    value is added or taken away (0 when it is not given); ``over`` replaces the value v by
-    ``over / v``, ``zero`` a number 0 that stands for something else.
+    plus, minus, over, zero, values}`` says more; anything else is the value. ``default`` counts
+    where no key is given: that of the family's configuration class. ``plus`` and ``minus`` are keys
+    whose value is added or taken away (0 when it is not given); ``over`` replaces the value v by
+    ``over / v``, ``zero`` a number 0 that stands for something else. ``values`` maps what the
+    config says, true and false included, to what is meant.
     """
 
     keys: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ class Setting:
     minus: str = ""
     over: float = 0.0
     zero: float | None = None
+    values: dict[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,14 +120,31 @@ class GroupSpec:
 
 
 @dataclass(frozen=True)
+class ProjectionSpec:
+    """What the rows of the router are compared with, where it is a projection of the input.
+
+    The router's own weight has a column for each projected dimension, and each of its rows is
+    divided by its length. With ``log_scale`` the logits are cosines: divided by the length of the
+    projection too, and multiplied by e to the power of that tensor, but at most ``largest_scale``.
+    """
+
+    weight: tuple[TensorName, ...]
+    bias: tuple[TensorName, ...] = ()
+    log_scale: tuple[TensorName, ...] = ()
+    largest_scale: float = math.inf
+
+
+@dataclass(frozen=True)
 class WeightsSpec:
     """How routing weights follow from the chosen experts (``core.router.Weights``).
 
+    Weights of fewer than ``renormalise_from`` chosen experts are never renormalised.
     ``expert_scale``: a tensor with a factor for each expert, or one for all.
     """
 
     source: Choice
     renormalise: Setting = Setting(value=False)
+    renormalise_from: int = 1
     epsilon: float = 0.0
     scale: Setting = Setting(value=1.0)
     floor: Setting = Setting(value=0.0)
@@ -168,10 +188,12 @@ class StackSpec:
     there, unless the config turns it off by the flag ``has_...``; with
     ``may_lack_selection_bias`` it is also off where no router of the stack has one. Tensors of
     ``beside`` belong to the router and change no choice. The last ``num_shared`` rows of the weight
-    belong to experts that always run. Layers from ``mtp_from`` on are routers of the stack ``mtp``.
-    A layer with one of the tensors ``token_table`` looks its experts up by token id, and
-    ``not_a_function`` says why no router of the stack follows from its input: both are listed
-    with the reason instead of being loaded.
+    belong to experts that always run. Layers from ``mtp_from`` on are routers of the stack ``mtp``;
+    so are those of modules of their own, whose names begin with one of ``mtp_layers`` where others
+    begin with their part up to ``{layer}.``. A layer with one of the tensors ``token_table`` looks
+    its experts up by token id, ``not_a_function`` says why no choice of the stack follows from
+    router and input, and ``not_a_function_when`` says so for config flags that are true: all these
+    are listed with the reason instead of being loaded.
     """
 
     name: str
@@ -194,12 +216,15 @@ class StackSpec:
     soft_cap: Setting = Setting()
     groups: GroupSpec | None = None
     norm: NormSpec | None = None
+    projection: ProjectionSpec | None = None
     layers: LayersSpec | None = None
     mtp_from: Setting | None = None
+    mtp_layers: tuple[str, ...] = ()
     hidden_size: Setting = Setting(keys=("hidden_size",))
     keeps: KeepsSpec = KeepsSpec()
     token_table: tuple[TensorName, ...] = ()
     not_a_function: str = ""
+    not_a_function_when: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from moegeom.router.family import (
     KeepsSpec,
     LayersSpec,
     NormSpec,
+    ProjectionSpec,
     Setting,
     StackSpec,
     TensorName,
@@ -156,7 +157,7 @@ def _setting(found: Any, where: str) -> Setting:
         raise InternalError(f"{where} is {found!r}, expected a config key, some, or a value.")
     known: dict[str, Callable[[Any, str], Any]] = {
         "key": _keys, "default": _value, "plus": _text, "minus": _text, "over": _number,
-        "zero": _number,
+        "zero": _number, "values": _meanings,
     }  # fmt: skip
     made = _entries(found, known, where)
     return Setting(keys=made.pop("key", ()), **made)
@@ -169,6 +170,12 @@ def _choice(found: Any, where: str) -> Choice:
         raise InternalError(f"{where} is {found!r}, expected a string or a table.")
     made = _entries(found, {"key": _keys, "default": _text, "values": _names}, where)
     return Choice(keys=made.pop("key", ()), **made)
+
+
+def _meanings(found: Any, where: str) -> dict[str, Value]:
+    if not isinstance(found, dict):
+        raise InternalError(f"{where} is {found!r}, expected a table.")
+    return {key: _value(value, f"{where}.{key}") for key, value in found.items()}
 
 
 def _names(found: Any, where: str) -> dict[str, str]:
@@ -222,6 +229,7 @@ _CONVERTERS: dict[str, Callable[[Any, str], Any]] = {
     "str": _text,
     "bool": _flag,
     "float": _number,
+    "int": _integer,
     "Choice": _choice,
     "Setting": _setting,
     "tuple[TensorName, ...]": _tensor_names,
@@ -230,10 +238,12 @@ _CONVERTERS: dict[str, Callable[[Any, str], Any]] = {
     "GroupSpec | None": _table(GroupSpec),
     "KeepsSpec": _table(KeepsSpec),
     "NormSpec | None": _table(NormSpec),
+    "ProjectionSpec | None": _table(ProjectionSpec),
     "LayersSpec | None": _table(LayersSpec),
     "tuple[str, ...]": _texts,
     "tuple[StackSpec, ...]": _stacks,
     "dict[str, tuple[str, ...]]": _requirements,
+    "dict[str, str]": _names,
 }
 
 
@@ -241,10 +251,18 @@ def _check_patterns(stack: StackSpec, where: str) -> None:
     norm = stack.norm.weight + stack.norm.bias if stack.norm else ()
     biases = stack.logit_bias + stack.selection_bias
     others = stack.beside + stack.token_table + stack.weights.expert_scale
-    for tensor in stack.weight + biases + norm + others:
-        name = tensor.name
+    inner = stack.projection
+    projection = inner.weight + inner.bias + inner.log_scale if inner else ()
+    names = [tensor.name for tensor in stack.weight + biases + norm + projection + others]
+    for name in (*names, *stack.mtp_layers):
         if name.count("{layer}.") != 1 or name.count("{") != 1:
             raise InternalError(f"{where}: pattern '{name}' must hold '{{layer}}.' once.")
+    if inner and not inner.largest_scale > 0.0:
+        raise InternalError(
+            f"{where}: largest_scale is {inner.largest_scale}, expected more than 0."
+        )
+    if inner and inner.log_scale and stack.selection_bias:
+        raise InternalError(f"{where}: a selection bias beside logits that are cosines.")
 
 
 def _choices(cls: type, name: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -12,16 +13,21 @@ from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import UsageError
 from moegeom.core.layer_ranges import format_layers, parse_layers
-from moegeom.core.router import Provenance, Router, RouterSet
+from moegeom.core.router import Projection, Provenance, Router, RouterSet
+from moegeom.geometry.projected_rows import composed_rows
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expected import count_expected
 from moegeom.router.fingerprint import router_fingerprint, tensor_digest
 from moegeom.router.match import Match, match_routers, without_absent_biases
+from moegeom.router.multi_token import with_mtp_modules
 from moegeom.router.notes import non_finite_notes
 from moegeom.router.plan import RouterPlan, Vector, plan_router
 from moegeom.router.recognise import no_routers, recognise_family
 from moegeom.router.rule import check_required, rule_text
 from moegeom.router.settings import Settings
+
+#: e to the power of more is no float64.
+_LARGEST_EXPONENT = 709.0
 
 Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
 
@@ -54,7 +60,7 @@ def load_routers(
     started = time.perf_counter()
     wanted = None if layers is None else parse_layers(layers)
     family = asked.family(store.names()) or recognise_family(store)
-    family = without_absent_biases(family, store.names())
+    family = with_mtp_modules(without_absent_biases(family, store.names()))
     settings = Settings(store.config, family.config_roots)
     check_required(family, settings)
     found = match_routers(store.names(), family, settings)
@@ -119,7 +125,10 @@ def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]
 
 def _build(plan: RouterPlan, values: Values, family: str) -> Router:
     match = plan.match
-    rows = plan.weight(values)
+    rows, logit_bias = plan.weight(values), _floats(plan.logit_bias, values)
+    projection = _projection(plan, values)
+    if projection is not None:
+        rows, logit_bias = composed_rows(rows, projection.weight, projection.bias)
     gain = plan.gain.values(values) if plan.gain else None
     if gain is not None and plan.norm is not None:
         of_dtype = gain.dtype.type
@@ -144,14 +153,30 @@ def _build(plan: RouterPlan, values: Values, family: str) -> Router:
             kept_dtype=match.spec.keeps.weight,
             kept_bias_dtype=match.spec.keeps.selection_bias,
         ),
-        logit_bias=_floats(plan.logit_bias, values),
+        logit_bias=logit_bias,
         selection_bias=_floats(bias, values),
         gain=gain,
         norm=plan.norm,
         norm_bias=_floats(plan.norm_bias, values),
         shared_rows=rows[plan.num_experts :] if plan.num_shared else None,
         expert_scale=_expert_scale(plan, values),
+        projection=projection,
     )
+
+
+def _projection(plan: RouterPlan, values: Values) -> Projection | None:
+    inner = plan.projection
+    if inner is None:
+        return None
+    log_scale = _floats(inner.log_scale, values)
+    scale = None if log_scale is None else _scale(float(log_scale[0]), inner.largest_scale)
+    return Projection(upcast(values[inner.weight.name]), _floats(inner.bias, values), scale)
+
+
+def _scale(log_scale: float, largest: float) -> float:
+    """e to the power of a number, at most ``largest``; NaN stays NaN."""
+    limit = math.log(largest) if largest < math.inf else _LARGEST_EXPONENT
+    return math.exp(min(log_scale, limit)) if log_scale == log_scale else math.nan
 
 
 def _floats(vector: Vector | None, values: Values) -> Float[np.ndarray, "size"] | None:

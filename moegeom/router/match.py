@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Skipped
-from moegeom.router.family import Family, StackSpec, TensorName
+from moegeom.router.family import Family, Setting, StackSpec, TensorName
 from moegeom.router.integrity import PART_MISSING
+from moegeom.router.multi_token import EVERY_LAYER
 from moegeom.router.rule import has_logit_bias, has_selection_bias
 from moegeom.router.settings import Settings
 
@@ -42,6 +43,9 @@ class Match:
     gain: Found | None
     norm_bias: Found | None
     expert_scale: Found | None
+    projection: Found | None
+    projection_bias: Found | None
+    log_scale: Found | None
 
     @property
     def leaf(self) -> str:
@@ -56,6 +60,9 @@ class Match:
             self.gain,
             self.norm_bias,
             self.expert_scale,
+            self.projection,
+            self.projection_bias,
+            self.log_scale,
         )
         yield from (part.name for part in parts if part is not None)
 
@@ -121,21 +128,29 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
     """
     found: dict[str, Match] = {}
     order: dict[str, tuple[bool, int, int, int]] = {}
-    skipped: list[Skipped] = []
+    skipped: dict[str, str] = {}
     listed: set[tuple[str, int]] = set()
     stacks = list(dict.fromkeys(spec.name for spec in family.stacks))
     for place, spec in enumerate(family.stacks):
         modules, others = _modules(names, spec)
-        skipped += others
+        for other in others:
+            skipped.setdefault(other.tensor, other.reason)
         own = settings.under(spec.config_roots)
         mtp_from = own.layer_count(spec.mtp_from) if spec.mtp_from and modules else None
         for module in modules:
-            if reason := _not_a_function(module, spec, names):
-                skipped.append(Skipped(module.stem + module.weight.leaf, reason))
+            if reason := _not_a_function(module, spec, names, own):
+                skipped[module.stem + module.weight.leaf] = reason
                 listed.add((spec.name, module.layer))
                 continue
             is_mtp = mtp_from is not None and module.layer >= mtp_from
-            match = _match(module, spec, "mtp" if is_mtp else spec.name, names, family, own)
+            try:
+                match = _match(module, spec, "mtp" if is_mtp else spec.name, names, family, own)
+            except RouterError as error:
+                if spec.mtp_from != EVERY_LAYER:
+                    raise
+                # Modules for further tokens come and go: the model is measured without them.
+                skipped[module.stem + module.weight.leaf] = error.message.removesuffix(".")
+                continue
             if match.name in found:
                 raise RouterError(
                     f"router {match.name}: is stored twice, as '{found[match.name].tensors[0]}' "
@@ -146,7 +161,7 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
             order[match.name] = (is_mtp, stacks.index(spec.name), match.layer, place)
     matches = _apart(sorted(found.values(), key=lambda m: order[m.name]))
     taken = {name for match in matches for name in match.tensors}
-    left = tuple(s for s in skipped if s.tensor not in taken)
+    left = tuple(Skipped(name, why) for name, why in skipped.items() if name not in taken)
     return Matches(tuple(matches), left, frozenset(listed))
 
 
@@ -161,12 +176,17 @@ def _apart(matches: list[Match]) -> list[Match]:
     return kept
 
 
-def _not_a_function(module: _Module, spec: StackSpec, names: Collection[str]) -> str:
-    """Why the choice does not follow from the router input; empty when it does."""
+def _not_a_function(
+    module: _Module, spec: StackSpec, names: Collection[str], settings: Settings
+) -> str:
+    """Why the choice does not follow from router and input; empty when it does."""
     tables = (module.prefix + t.name.format(layer=module.layer) for t in spec.token_table)
     table = next((name for name in tables if name in names), None)
     if table:
         return f"its experts are looked up by token id in '{table}'; the weight only mixes them"
+    for key, why in spec.not_a_function_when.items():
+        if settings.flag(Setting((key,), default=False)):
+            return why
     return spec.not_a_function
 
 
@@ -246,7 +266,7 @@ def _match(
             )
         return hits[0] if hits else None
 
-    norm = spec.norm
+    norm, inner = spec.norm, spec.projection
     logit_bias = spec.logit_bias if has_logit_bias(spec, settings) else ()
     selection_bias = spec.selection_bias if has_selection_bias(spec, settings) else ()
     parts = {
@@ -255,6 +275,9 @@ def _match(
         "gain": find(norm.weight if norm else (), "norm in front"),
         "norm_bias": find(norm.bias if norm else (), "norm in front, with a bias"),
         "expert_scale": find(spec.weights.expert_scale, "scale of its weights"),
+        "projection": find(inner.weight if inner else (), "projection of their input"),
+        "projection_bias": find(inner.bias if inner else (), "bias of the projection"),
+        "log_scale": find(inner.log_scale if inner else (), "logarithm of a scale"),
     }
     known = {found.name for found in parts.values() if found is not None}
     known |= {found.name for found in spelled(spec.beside + spec.token_table)}

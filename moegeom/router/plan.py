@@ -20,6 +20,11 @@ from moegeom.router.storage import Stored, check_plain, find_storage
 
 Values = Mapping[str, np.ndarray]
 
+#: Values of rows and projection, and of both composed: twice the largest router.
+_MOST_COMPOSED = 1 << 23
+
+_AGAIN = "Is the config from another revision, or the tensor a slice of a sharded save?"
+
 
 @dataclass(frozen=True)
 class Vector:
@@ -35,10 +40,21 @@ class Vector:
 
 
 @dataclass(frozen=True)
+class ProjectionPlan:
+    """The projection in front of a router: its tensors, and the largest scale of the logits."""
+
+    weight: TensorInfo
+    bias: Vector | None
+    log_scale: Vector | None
+    largest_scale: float
+
+
+@dataclass(frozen=True)
 class RouterPlan:
     """One router before its values: tensors, rule and norm agree with each other.
 
-    ``num_experts`` counts the rows that compete, ``num_shared`` those behind them that do not.
+    ``num_experts`` counts the rows that compete, ``num_shared`` those behind them that do not;
+    ``width`` is the number of columns of the stored weight.
     """
 
     match: Match
@@ -46,23 +62,29 @@ class RouterPlan:
     stored: Stored
     num_experts: int
     num_shared: int
-    hidden: int
+    width: int
     logit_bias: Vector | None
     selection_bias: Vector | None
     gain: Vector | None
     norm_bias: Vector | None
     expert_scale: Vector | None
     norm: Norm | None
+    projection: ProjectionPlan | None
 
     def tensors(self) -> Iterator[TensorInfo]:
         """Every tensor to read, the weight first."""
         yield from self.stored.tensors
+        inner = self.projection
+        if inner is not None:
+            yield inner.weight
         vectors = (
             self.logit_bias,
             self.selection_bias,
             self.gain,
             self.norm_bias,
             self.expert_scale,
+            inner and inner.bias,
+            inner and inner.log_scale,
         )
         yield from (vector.info for vector in vectors if vector is not None)
 
@@ -71,7 +93,7 @@ class RouterPlan:
         stem = self.match.stem
         named = {i.name.removeprefix(stem): values[i.name] for i in self.stored.tensors}
         found = self.stored.decode(named)
-        return _LAYOUTS[self.match.weight.layout].rows(found, self.hidden)
+        return _LAYOUTS[self.match.weight.layout].rows(found, self.width)
 
 
 @dataclass(frozen=True)
@@ -120,8 +142,10 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
     )
     settings = settings.under(match.spec.config_roots).at(match.layer)
     num_shared = settings.integer(match.spec.num_shared)
-    rows, hidden = _rows_and_hidden(stored, match, settings, num_shared)
+    rows, width = _rows_and_width(stored, match, settings, num_shared)
     num_experts = rows - num_shared
+    projection = _projection(store, match, settings, rows, width)
+    hidden = projection.weight.shape[1] if projection else width
     gain = _vector(store, match.gain, hidden, "gain of the norm in front")
     norm_bias = _vector(store, match.norm_bias, hidden, "bias of the norm in front")
     spec = match.spec.norm
@@ -131,7 +155,7 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
         stored=stored,
         num_experts=num_experts,
         num_shared=num_shared,
-        hidden=hidden,
+        width=width,
         logit_bias=_vector(store, match.logit_bias, num_experts, "logit bias"),
         selection_bias=_vector(store, match.selection_bias, num_experts, "selection bias"),
         gain=gain,
@@ -144,10 +168,40 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
         )
         if spec and gain
         else None,
+        projection=projection,
     )
 
 
-def _rows_and_hidden(
+def _projection(
+    store: TensorStore, match: Match, settings: Settings, rows: int, width: int
+) -> ProjectionPlan | None:
+    """The projection in front of a router, which takes the hidden size to the weight's columns."""
+    spec = match.spec.projection
+    if spec is None or match.projection is None:
+        return None
+    info = store.info(match.projection.name)
+    check_plain(info, "projection of the router input")
+    shape = f"tensor '{info.name}' (projection of the router input) has shape {info.shape}"
+    if len(info.shape) != 2 or info.shape[0] != width or 0 in info.shape:
+        raise RouterError(
+            f"{info.file}: {shape}; its router compares {width} projected dimensions, expected "
+            f"({width}, hidden).",
+            "Is one of the two a slice of a sharded save?",
+            code=CONFIG_CONTRADICTED,
+        )
+    hidden = info.shape[1]
+    if max(rows * hidden, rows * width, width * hidden) > _MOST_COMPOSED:
+        raise RouterError(f"{info.file}: {shape}, too large for a router of {rows} experts.")
+    _check_hidden(shape, info, match, settings, hidden)
+    return ProjectionPlan(
+        info,
+        _vector(store, match.projection_bias, width, "bias of the projection"),
+        _vector(store, match.log_scale, 1, "logarithm of a scale", may_be_one=True),
+        spec.largest_scale,
+    )
+
+
+def _rows_and_width(
     stored: Stored, match: Match, settings: Settings, num_shared: int
 ) -> tuple[int, int]:
     """Rows (shared experts included) and columns of a weight; config and shape agree."""
@@ -162,24 +216,31 @@ def _rows_and_hidden(
             f"{info.file}: {shape}, expected {layout.text}.", code=CONFIG_CONTRADICTED
         )
     rows, hidden = found
-    again = "Is the config from another revision, or the tensor a slice of a sharded save?"
     if has_count and claimed + num_shared != rows:
         shared = f" and {num_shared} that always run" if num_shared else ""
         raise RouterError(
             f"{info.file}: {shape}; config.json says {claimed} experts{shared}.",
-            again,
+            _AGAIN,
             code=CONFIG_CONTRADICTED,
         )
     if rows <= num_shared:
         raise RouterError(f"{info.file}: {shape}, {num_shared} of whose rows do not compete.")
-    width = spec.hidden_size
-    if settings.has(width) and settings.integer(width, least=1) != hidden:
+    if spec.projection is None:
+        _check_hidden(shape, info, match, settings, hidden)
+    return rows, hidden
+
+
+def _check_hidden(
+    shape: str, info: TensorInfo, match: Match, settings: Settings, hidden: int
+) -> None:
+    """Raises RouterError where the config gives another hidden size."""
+    claimed = match.spec.hidden_size
+    if settings.has(claimed) and settings.integer(claimed, least=1) != hidden:
         raise RouterError(
-            f"{info.file}: {shape}; config.json says hidden size {settings.integer(width)}.",
-            again,
+            f"{info.file}: {shape}; config.json says hidden size {settings.integer(claimed)}.",
+            _AGAIN,
             code=CONFIG_CONTRADICTED,
         )
-    return rows, hidden
 
 
 def _vector(

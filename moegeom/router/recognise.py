@@ -35,11 +35,12 @@ def recognise_family(store: TensorStore) -> Family:
 
 
 #: Configs without a model type, by the keys that they have: original files of Mistral and Meta
-#: (params.json) and of gpt-oss.
+#: (params.json) and of gpt-oss, and arguments of torchscale.
 _UNNAMED = {
     frozenset({"moe", "dim"}): "params-moe",
     frozenset({"moe_args", "dim"}): "params-moe-args",
     frozenset({"experts_per_token", "num_experts", "swiglu_limit"}): "gpt-oss-original",
+    frozenset({"use_xmoe", "moe_expert_count"}): "xmoe",
 }
 
 

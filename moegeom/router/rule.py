@@ -13,6 +13,7 @@ from moegeom.router.family import (
     GroupSpec,
     LayersSpec,
     NormSpec,
+    ProjectionSpec,
     Setting,
     StackSpec,
     WeightsSpec,
@@ -36,7 +37,7 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
         score=settings.choose(stack.score),
         weights=Weights(
             source=cast(Any, settings.choose(spec.source)),
-            renormalise=_build_renormalise(spec, settings),
+            renormalise=top_k >= spec.renormalise_from and _build_renormalise(spec, settings),
             epsilon=spec.epsilon,
             scale=settings.number(spec.scale),
             floor=settings.number(spec.floor),
@@ -44,15 +45,19 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
             jitter=settings.number(spec.jitter),
         ),
         has_selection_bias=has_selection_bias(stack, settings),
-        has_logit_bias=has_logit_bias(stack, settings),
+        has_logit_bias=has_logit_bias(stack, settings) or _is_biased(stack.projection),
         groups=stack.groups and _build_groups(stack.groups, settings, num_experts, top_k, router),
         logit_map=_build_logit_map(stack, settings),
     )
 
 
 def has_logit_bias(stack: StackSpec, settings: Settings) -> bool:
-    """True when the routers of this checkpoint have a logit bias."""
+    """True when the routers of this checkpoint have a logit bias of their own."""
     return bool(stack.logit_bias) and settings.flag(stack.has_logit_bias)
+
+
+def _is_biased(projection: ProjectionSpec | None) -> bool:
+    return projection is not None and bool(projection.bias)
 
 
 def has_selection_bias(stack: StackSpec, settings: Settings) -> bool:

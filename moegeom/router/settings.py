@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moegeom.core.errors import RouterError
-from moegeom.router.family import Choice, Setting
+from moegeom.router.family import Choice, Setting, Value
 
 #: More layers than any model has; a range over them must not eat the memory.
 _MOST_LAYERS = 100_000
@@ -62,6 +62,8 @@ class Settings:
                 )
         if self.layer is not None and isinstance(value, list) and self.layer < len(value):
             return f"'{key}[{self.layer}]'", value[self.layer]
+        if setting.values:
+            return f"'{key}'", _meant(f"'{key}'", value, setting.values)
         return f"'{key}'", value
 
     def choose(self, choice: Choice) -> str:
@@ -163,6 +165,14 @@ def _at(config: Any, path: str) -> Any:
             return None
         config = config.get(key)
     return config
+
+
+def _meant(key: str, value: Any, values: Mapping[str, Value]) -> Value:
+    """What a value of the config stands for; true and false are spelled as in JSON."""
+    spelled = str(value).lower() if isinstance(value, bool) else str(value)[:60]
+    if spelled not in values:
+        raise _wrong(key, value, " or ".join(values))
+    return values[spelled]
 
 
 def _short(value: Any) -> str:

@@ -16,6 +16,15 @@ _ROOT = Path(__file__).resolve().parents[3]
 _FILES = resources.files("moegeom.router.families")
 _PLAIN = _FILES.joinpath("mellum.toml").read_text("utf-8")
 
+#: Whose code families without a class in transformers follow, by the beginning of their name.
+_OTHER_SOURCES = {
+    "gguf": "llama.cpp ",
+    "gmoe": "microsoft/tutel ",
+    "megatron": "Megatron-Core ",
+    "swin": "microsoft/Swin-Transformer ",
+    "xmoe": "microsoft/torchscale ",
+}
+
 
 def test_families_are_listed_by_file_name() -> None:
     files = [f.name for f in _FILES.iterdir() if f.name.endswith(".toml")]
@@ -28,8 +37,7 @@ def test_a_family_cites_its_source_and_claims_model_types_of_its_own(name: str) 
     if family.source.startswith("transformers 5.23.0 "):
         assert any(t.replace("-", "_").startswith(name) for t in family.model_types)
     else:
-        engine = {"gguf": "llama.cpp ", "megatron": "Megatron-Core "}[name.partition("_")[0]]
-        assert family.source.startswith(engine)
+        assert family.source.startswith(_OTHER_SOURCES[name.partition("_")[0]])
         assert family.model_types
 
 
@@ -60,6 +68,15 @@ def test_a_string_is_a_config_key_and_a_number_a_value() -> None:
     assert stack.weights.renormalise == Setting(value=True)
 
 
+_PROJECTION = """score = "softmax"
+projection = { weight = ["{layer}.P"], largest_scale = -1.0 }
+"""
+
+_COSINES = """score = "softmax"
+selection_bias = ["{layer}.b"]
+projection = { weight = ["{layer}.P"], log_scale = ["{layer}.t"] }
+"""
+
 _SPOILT = {
     "unknown key": ('score = "softmax"', 'score = "softmax"\nhard_cap = 30.0',
                     "stacks[0]: unknown key 'hard_cap'"),
@@ -78,6 +95,19 @@ _SPOILT = {
     "small table": ('"num_experts_per_tok"', '{ key = "k", otherwise = 3 }',
                     "expected a table of key, default, plus, minus, over, zero"),
     "placeholder": ("keep {top_k}", "keep {k}", "text has an unknown placeholder ('k')"),
+    "meanings": ('"num_experts_per_tok"', '{ key = "k", values = [1] }',
+                 "top_k.values is [1], expected a table"),
+    "a reason": ('score = "softmax"', 'score = "softmax"\nnot_a_function_when.relu = 3',
+                 "not_a_function_when.relu is 3, expected a string"),
+    "number": ('source = "scores"', 'source = "scores"\nrenormalise_from = "two"',
+               "renormalise_from is 'two', expected an integer"),
+    "modules": ('"mtp.layers.{layer}."', '"mtp.layers."', "must hold '{layer}.' once"),
+    "projection": ("[stacks.weights]", "[stacks.projection]\nweight = ['P']\n[stacks.weights]",
+                   "must hold '{layer}.' once"),
+    "largest scale": ('score = "softmax"', _PROJECTION,
+                      "largest_scale is -1.0, expected more than 0"),
+    "bias beside cosines": ('score = "softmax"', _COSINES,
+                            "a selection bias beside logits that are cosines"),
     "setting": ('top_k = "num_experts_per_tok"', "top_k = 1979-05-27", "expected a config key"),
     "no stacks": (_PLAIN[_PLAIN.index("[[stacks]]"):], "stacks = []", "at least one [[stacks]]"),
     "not TOML": ("[[stacks]]", "[[stacks]", "is not TOML"),

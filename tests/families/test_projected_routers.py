@@ -1,0 +1,299 @@
+"""Oracle: the gates of tutel and torchscale, written in torch from their formulas.
+
+tutel: ``softmax(exp(min(t, log 100)) unit(P x + b) @ unit(S))``; torchscale leaves the first
+``unit`` out. Checkpoints hold the tensors under the names that the models save.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import normalize
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RouterError
+from moegeom.core.router import Router
+from moegeom.core.tokens import SourceFacts, Stage
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.table import load_kernels
+from moegeom.router.load import load_routers
+from moegeom.scan.labels import Populations
+from moegeom.scan.measure import measure
+from moegeom.scan.prepared import prepare, unavailable
+from moegeom.scan.task import Task
+from moegeom.testing.array_source import ArraySource
+
+EXPERTS, HIDDEN, PROJECTED, TOKENS = 6, 24, 5, 300
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A family, where it keeps its gate, its config, and what it makes of inputs: the logits."""
+
+    config: dict[str, Any]
+    stack: str
+    at: str
+    parts: dict[str, tuple[int, ...]]
+    logits: Callable[[Tensors, torch.Tensor], torch.Tensor]
+    beside: dict[str, int]
+    top_k: int = 1
+
+    def renormalises(self) -> bool:
+        return self.top_k > 1 and self.config.get("normalize_gate", True)
+
+
+def _tutel(gate: Tensors, x: torch.Tensor) -> torch.Tensor:
+    projected = x @ gate["cosine_projector.weight"].T + gate["cosine_projector.bias"]
+    cosine = normalize(projected, dim=1) @ normalize(gate["sim_matrix"], dim=0)
+    return cosine * torch.clamp(gate["temperature"], max=math.log(100.0)).exp()
+
+
+def _torchscale(gate: Tensors, x: torch.Tensor) -> torch.Tensor:
+    rows = gate["wg"] * (1.5 / gate["wg"].norm(dim=1, keepdim=True))
+    return (x @ gate["wg_reduction.weight"].T) @ normalize(rows, dim=1, eps=1e-4).T
+
+
+_TUTEL = {
+    "cosine_projector.weight": (PROJECTED, HIDDEN),
+    "cosine_projector.bias": (PROJECTED,),
+    "sim_matrix": (PROJECTED, EXPERTS),
+    "temperature": (1,),
+}
+_TORCHSCALE = {"wg_reduction.weight": (PROJECTED, HIDDEN), "wg": (EXPERTS, PROJECTED)}
+
+_GMOE = Gate(
+    {"model_type": "gmoe", "num_experts": EXPERTS, "embed_dim": HIDDEN},
+    "vision", "model.blocks.8.mlp.gates.0.", _TUTEL, _tutel,
+    {"model.blocks.8.norm2.weight": HIDDEN, "model.blocks.8.norm2.bias": HIDDEN},
+)  # fmt: skip
+_SWIN = Gate(
+    {"model_type": "swin_moe", "MODEL": {"SWIN_MOE": {"TOP_VALUE": 1}}},
+    "stage2", "layers.2.blocks.3.mlp._moe_layer.gates.0.", _TUTEL, _tutel,
+    {"layers.2.blocks.3.norm2.weight": HIDDEN, "layers.2.blocks.3.norm2.bias": HIDDEN},
+)  # fmt: skip
+_XMOE = Gate(
+    {"use_xmoe": True, "moe_expert_count": EXPERTS, "moe_freq": 2, "decoder_layers": 2,
+     "decoder_embed_dim": HIDDEN, "moe_top1_expert": True},
+    "decoder", "decoder.layers.1.moe_layer.gate.", _TORCHSCALE, _torchscale, {},
+)  # fmt: skip
+
+GATES = {
+    "gmoe": _GMOE,
+    "gmoe, two experts": replace(_GMOE, config=_GMOE.config | {"top_k": 2}, top_k=2),
+    "gmoe, two experts, weights as they are": replace(
+        _GMOE, config=_GMOE.config | {"top_k": 2, "normalize_gate": False}, top_k=2
+    ),
+    "swin_moe": _SWIN,
+    "xmoe": _XMOE,
+    "xmoe, two experts": replace(_XMOE, config=_XMOE.config | {"moe_top1_expert": False}, top_k=2),
+}
+
+
+class _Recorded(ArraySource):
+    """Values of one router in memory, of any stage."""
+
+    def __init__(self, router: Router, stage: Stage, values: np.ndarray) -> None:
+        super().__init__({router.name: values})
+        self._stage: Stage = stage
+
+    @property
+    def facts(self) -> SourceFacts:
+        return replace(super().facts, stage=self._stage)
+
+
+_WANTED = frozenset(
+    {"distance", "pair", "weights", "selection", "entropy", "log_sum_exp", "probability",
+     "input_norm", "rounding_sigmas"}
+)  # fmt: skip
+
+
+def _measured(router: Router, stage: Stage, values: np.ndarray) -> Quantities:
+    source = _Recorded(router, stage, values)
+    task = Task(prepare(router), source, Populations(()), load_kernels("cpu"), _WANTED)
+    return measure(task, 0, len(values)).quantities
+
+
+def _tensors(gate: Gate, temperature: float = 2.0) -> Tensors:
+    draw = torch.Generator().manual_seed(1)
+    made = {part: torch.randn(shape, generator=draw) for part, shape in gate.parts.items()}
+    return made | ({"temperature": torch.tensor([temperature])} if "temperature" in made else {})
+
+
+def _loaded(gate: Gate, tensors: Tensors, folder: Path) -> Router:
+    stored = {gate.at + part: tensor for part, tensor in tensors.items()}
+    stored |= {name: torch.ones(size) for name, size in gate.beside.items()}
+    save_file(stored, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(gate.config))
+    (router,) = load_routers(open_checkpoint(folder)).routers
+    return router
+
+
+def _inputs() -> torch.Tensor:
+    return torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
+
+
+def _exact(gate: Gate, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
+    """The gate in float64, of the float32 numbers that are stored."""
+    return gate.logits({part: tensor.double() for part, tensor in tensors.items()}, x.double())
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_choices_and_weights_are_those_of_the_gate(name: str, tmp_path: Path) -> None:
+    gate = GATES[name]
+    tensors, x = _tensors(gate), _inputs()
+    router = _loaded(gate, tensors, tmp_path)
+    assert (router.stack, router.rule.top_k, router.rule.is_affine) == (
+        gate.stack,
+        gate.top_k,
+        True,
+    )
+    found = _measured(router, "router_input", x.numpy())
+    probabilities = torch.softmax(gate.logits(tensors, x), dim=1)
+    weights, chosen = probabilities.topk(gate.top_k)
+    if gate.renormalises():
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1.1920929e-07)
+    assert found.margin is not None
+    assert found.float_bound is not None
+    is_clear = found.margin > found.float_bound
+    assert is_clear.mean() > 0.98
+    np.testing.assert_array_equal(found.chosen[is_clear], chosen.numpy()[is_clear])
+    assert found.weights is not None
+    np.testing.assert_allclose(found.weights[is_clear], weights.numpy()[is_clear], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_margin_entropy_and_z_are_those_of_the_logits_of_the_gate(
+    name: str, tmp_path: Path
+) -> None:
+    gate = GATES[name]
+    tensors, x = _tensors(gate), _inputs()
+    found = _measured(_loaded(gate, tensors, tmp_path), "router_input", x.numpy())
+    logits = _exact(gate, tensors, x)
+    ordered = logits.sort(dim=1, descending=True).values
+    log_p = torch.log_softmax(logits, dim=1)
+    k = gate.top_k
+    for mine, theirs in (
+        (found.margin, ordered[:, k - 1] - ordered[:, k]),
+        (found.selection, logits),
+        (found.log_sum_exp, torch.logsumexp(logits, dim=1)),
+        (found.entropy, -(log_p.exp() * log_p).sum(dim=1)),
+    ):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gmoe", "gmoe, two experts", "xmoe"])
+def test_the_choice_of_the_gate_changes_at_the_distance_and_not_before(
+    name: str, tmp_path: Path
+) -> None:
+    gate = GATES[name]
+    tensors, x = _tensors(gate), _inputs()
+    router = _loaded(gate, tensors, tmp_path)
+    found = _measured(router, "router_input", x.numpy())
+    assert found.distance is not None
+    assert found.pair is not None
+    rows = router.weight[found.pair[:, 1]] - router.weight[found.pair[:, 0]]
+    direction = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    sets = []
+    for share in (0.0, 0.999, 1.001):
+        moved = x.double().numpy() + share * found.distance[:, None] * direction
+        chosen = _exact(gate, tensors, torch.from_numpy(moved)).topk(gate.top_k).indices
+        sets.append(np.sort(chosen.numpy(), axis=1))
+    np.testing.assert_array_equal(sets[0], sets[1])
+    assert (sets[0] != sets[2]).any(axis=1).all()
+
+
+def test_a_float32_engine_differs_by_less_than_the_bound(tmp_path: Path) -> None:
+    gate = GATES["gmoe"]
+    tensors, x = _tensors(gate), _inputs() * 30.0
+    found = _measured(_loaded(gate, tensors, tmp_path), "router_input", x.numpy())
+    error = (gate.logits(tensors, x).double() - _exact(gate, tensors, x)).abs().amax(dim=1)
+    assert found.float_bound is not None
+    assert (error.numpy() < found.float_bound).all()
+
+
+def test_the_temperature_is_clamped_at_a_hundred(tmp_path: Path) -> None:
+    gate, x = GATES["gmoe"], _inputs()
+    tensors = _tensors(gate, temperature=7.0)
+    router = _loaded(gate, tensors, tmp_path)
+    assert router.projection is not None
+    np.testing.assert_allclose(router.projection.scale, 100.0)
+    found = _measured(router, "router_input", x.numpy())
+    np.testing.assert_allclose(found.selection, _exact(gate, tensors, x).numpy(), rtol=1e-6)
+
+
+def test_logits_of_an_engine_tell_weights_and_no_distance(tmp_path: Path) -> None:
+    gate, x = GATES["gmoe, two experts"], _inputs()
+    tensors = _tensors(gate)
+    router = _loaded(gate, tensors, tmp_path)
+    whole = _measured(router, "router_input", x.numpy())
+    logits = gate.logits(tensors, x).numpy()
+    found = _measured(router, "logits", logits)
+    np.testing.assert_allclose(found.weights, whole.weights, rtol=1e-5)
+    np.testing.assert_allclose(found.margin, whole.margin, rtol=1e-3, atol=1e-5)
+    assert found.distance is None
+    facts = _Recorded(router, "logits", logits).facts
+    assert unavailable(router, facts)["distance"] == (
+        "logits of this rule are divided by the length of the projected input, which needs "
+        "recorded router inputs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "sentence"),
+    [
+        ({"cosine_projector.weight": torch.ones(PROJECTED + 1, HIDDEN)}, "expected (5, hidden)"),
+        ({"cosine_projector.weight": torch.ones(PROJECTED)}, "has shape (5,)"),
+        ({"cosine_projector.bias": torch.ones(3)}, "its router needs (5,)"),
+        ({"temperature": torch.ones(2)}, "its router needs (1,)"),
+        ({"cosine_projector.weight": torch.ones(PROJECTED, 25)}, "config.json says hidden size 24"),
+    ],
+)
+def test_a_projection_that_does_not_fit_is_refused(
+    spoilt: Tensors, sentence: str, tmp_path: Path
+) -> None:
+    gate = GATES["gmoe"]
+    with pytest.raises(RouterError) as caught:
+        _loaded(gate, _tensors(gate) | spoilt, tmp_path)
+    assert caught.value.message.startswith("model.safetensors: tensor 'model.blocks.8.mlp.gates.0.")
+    assert sentence in caught.value.message
+
+
+def test_a_missing_part_of_the_projection_is_named(tmp_path: Path) -> None:
+    gate = GATES["gmoe"]
+    tensors = _tensors(gate)
+    del tensors["temperature"]
+    with pytest.raises(RouterError, match=r"gates\.0\.temperature' is missing"):
+        _loaded(gate, tensors, tmp_path)
+
+
+def test_rows_that_would_not_fit_into_memory_are_refused(tmp_path: Path) -> None:
+    wide = 1 << 17
+    gate = replace(GATES["gmoe"], config={"model_type": "gmoe"})
+    tensors = _tensors(gate) | {
+        "cosine_projector.weight": torch.zeros(1, wide),
+        "cosine_projector.bias": torch.zeros(1),
+        "sim_matrix": torch.zeros(1, wide),
+    }
+    with pytest.raises(RouterError, match="too large for a router of 131072 experts"):
+        _loaded(gate, tensors, tmp_path)
+
+
+def test_numbers_that_are_not_finite_are_refused_when_measured(tmp_path: Path) -> None:
+    gate = GATES["gmoe"]
+    for part in ("temperature", "cosine_projector.weight", "sim_matrix"):
+        tensors = _tensors(gate)
+        tensors[part] = torch.full_like(tensors[part], math.nan)
+        router = _loaded(gate, tensors, tmp_path)
+        with pytest.raises(RouterError):
+            prepare(router)
