@@ -12,6 +12,7 @@ from moegeom import __version__
 from moegeom.core.errors import MoeGeomError
 from moegeom_cli.commands import (
     balance,
+    capture,
     check,
     checks,
     diff,
@@ -23,7 +24,7 @@ from moegeom_cli.commands import (
     scan,
     track,
 )
-from moegeom_cli.streams import error_line
+from moegeom_cli.streams import error_line, error_width
 
 #: BadParameter < UsageError < this: the base of all errors of the parser, which typer takes from
 #: click or from a copy of its own, depending on its version.
@@ -51,6 +52,7 @@ COMMANDS = (
     diff,
     track,
     balance,
+    capture,
     families,
     metrics,
     checks,
@@ -87,7 +89,8 @@ def _exit_code(arguments: list[str]) -> int:
     try:
         code = app(arguments, standalone_mode=False)
     except MoeGeomError as error:
-        _show(error_line(error.message, error.hint, "\n".join(getattr(error, "__notes__", ()))))
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        _show(error_line(error.message, error.hint, notes, error_width()))
         return error.exit_code
     except PARSER_ERROR as error:
         error.show()  # type: ignore[attr-defined] - every error of the parser can show itself

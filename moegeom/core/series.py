@@ -51,7 +51,10 @@ class Driver:
 
 @dataclass(frozen=True)
 class Series:
-    """Everything about a series; ``skipped`` and ``notes`` say what is missing and why."""
+    """Everything about a series; ``skipped`` and ``notes`` say what is missing and why.
+
+    ``rule`` says what the rule is, and at which steps recorded choices have verified it.
+    """
 
     name: str
     steps: tuple[SeriesStep, ...]
@@ -60,6 +63,7 @@ class Series:
     expert_loads: tuple[Curve, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    rule: str = ""
 
     def routers(self) -> tuple[str, ...]:
         """Names of the routers, in the order of the checkpoint."""

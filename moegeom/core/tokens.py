@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
-from jaxtyping import Float32, Int16, Int32, Int64, Shaped
+from jaxtyping import Float32, Int16, Int32, Int64, Integer, Shaped
 
 Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids"]
 
@@ -40,10 +40,13 @@ class TokenColumns:
 
 @dataclass(frozen=True, eq=False)
 class TopLogits:
-    """The m largest logits of each token, descending, and the experts that have them."""
+    """The m largest logits of each token, descending, and the experts that have them.
+
+    Numbers of experts are int32 when read, and any integers when written.
+    """
 
     logits: Float32[np.ndarray, "tokens m"]
-    expert: Int32[np.ndarray, "tokens m"]
+    expert: Integer[np.ndarray, "tokens m"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class SourceFacts:
     """What a source says about itself; printed and stored in ``run.json``.
 
     ``outputs`` are the kinds, out of ``OUTPUT_KINDS``, that are recorded for every router.
+    ``notes`` say, with counts, what was decided about rows that are no tokens.
     """
 
     name: str
@@ -66,6 +70,7 @@ class SourceFacts:
     size_bytes: int = 0
     is_synthetic: bool = False
     outputs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class TokenSource(Protocol):

@@ -173,12 +173,33 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
 def finish_passes(
     run: RouterRun, passes: Sequence[Pass], progress: Mapping[str, Progress], seconds: float
 ) -> MeasuredRouter:
-    """Rows and facts from what every pass folded."""
+    """Rows and facts from what every pass folded.
+
+    BLAS keeps to one thread: the last bit of a product may depend on their number.
+    """
+    with threadpool_limits(1, user_api="blas"):
+        rows, reasons = _finished_rows(run, passes, progress)
+    main = progress[MAIN]
+    measured = int(main.states["token_counts"]["counts"][..., TOKENS].sum())
+    facts = {
+        "num_tokens": measured,
+        "num_excluded": main.num_tokens - main.num_non_finite - measured,
+        "num_non_finite": main.num_non_finite,
+        "first_non_finite": list(main.non_finite),
+        "reasons": reasons,
+        "seconds": seconds,
+        "disagreements": _disagreements(main),
+    }
+    return MeasuredRouter(rows, facts)
+
+
+def _finished_rows(
+    run: RouterRun, passes: Sequence[Pass], progress: Mapping[str, Progress]
+) -> tuple[Rows, dict[str, str]]:
     missing = _missing(run)
     whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else ALL
     names = passes[0].task.populations.names
-    main = progress[MAIN]
-    states = main.states | _states(progress, "sampled")
+    states = progress[MAIN].states | _states(progress, "sampled")
     finished = finish_router(run.router, states, names, run.metrics, missing, whole=whole)
     rows = finished.rows
     null = next((planned for planned in passes if planned.name == "null"), None)
@@ -188,17 +209,7 @@ def finish_passes(
         metrics = [metric for metric in run.metrics if metric.scope == "router"]
         router = null.task.prepared.router
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
-    measured = int(main.states["token_counts"]["counts"][..., TOKENS].sum())
-    facts = {
-        "num_tokens": measured,
-        "num_excluded": main.num_tokens - main.num_non_finite - measured,
-        "num_non_finite": main.num_non_finite,
-        "first_non_finite": list(main.non_finite),
-        "reasons": finished.reasons,
-        "seconds": seconds,
-        "disagreements": _disagreements(main),
-    }
-    return MeasuredRouter(rows, facts)
+    return rows, finished.reasons
 
 
 def _states(progress: Mapping[str, Progress], name: str) -> dict[str, State]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from threadpoolctl import threadpool_limits
-
 from moegeom.core.tokens import TILE
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.scan.engine import Progress, extent_of
@@ -33,6 +31,8 @@ class Fold:
     def take(self, start: int, stop: int) -> None:
         """Folds tokens ``[start, stop)`` of one tile in, if the pass wants that tile.
 
+        The caller holds BLAS to one thread, as a scan does: a product may depend on their number.
+
         Raises
         ------
         NonFiniteError
@@ -41,9 +41,7 @@ class Fold:
         tile = start // TILE
         if tile not in self._tiles:
             return
-        # One BLAS thread, as in a scan: the bits of a product may depend on their number.
-        with threadpool_limits(1, user_api="blas"):
-            measured = measure(self._task, start, stop)
+        measured = measure(self._task, start, stop)
         self._progress = self._progress.after(tile + 1, stop - start, measured)
         if not self._skip_non_finite:
             refuse_non_finite(

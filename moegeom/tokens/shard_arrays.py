@@ -102,6 +102,25 @@ class ShapeBook:
         shapes = {router: dict(found) for router, found in self.row_shapes.items()}
         return replace(self, row_shapes=shapes)
 
+    def as_json(self) -> dict[str, Any]:
+        """What the shards so far have fixed."""
+        return {
+            "dtype": self.dtype,
+            "has_chosen": self.has_chosen,
+            "outputs": list(self.outputs),
+            "row_shapes": self.row_shapes,
+        }
+
+    def restored(self, fixed: Mapping[str, Any]) -> ShapeBook:
+        """The book of the same recording, as :meth:`as_json` wrote it down."""
+        shapes = {
+            router: {name: tuple(shape) for name, shape in found.items()}
+            for router, found in fixed["row_shapes"].items()
+        }
+        outputs = tuple(fixed["outputs"])
+        kept = {"dtype": fixed["dtype"], "has_chosen": fixed["has_chosen"]}
+        return replace(self, outputs=outputs, row_shapes=shapes, **kept)
+
     def accept(
         self, tensors: ByRouter, outputs: tuple[str, ...], num_tokens: int, where: str
     ) -> ByRouter:

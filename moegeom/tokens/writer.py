@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int64, Shaped
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import Stage, TokenColumns, TopLogits
-from moegeom.tokens.columns import write_columns
+from moegeom.tokens.columns import read_column, write_columns
+from moegeom.tokens.journal import JOURNAL_FILE, Journal
 from moegeom.tokens.recording import (
     FACTS_FILE,
     RecordingFacts,
@@ -53,6 +55,10 @@ class RecordingWriter:
     Equal input gives equal bytes. Each ``append`` is one shard: one file per router and tensor,
     so a shard should hold thousands of tokens. An exception inside the block removes what was
     written; a killed process leaves ``<path>.partial``, which no reader opens.
+
+    With a journal (what is being recorded, as JSON) the partial recording stays, whatever ends the
+    block or the process, and a writer with an equal journal goes on behind the last complete
+    shard: ``num_tokens`` says in the block where that is. ``restart`` discards it instead.
     """
 
     def __init__(
@@ -67,6 +73,8 @@ class RecordingWriter:
         domains: tuple[str, ...] = (),
         dtype: str | None = None,
         created_by: str = "moegeom",
+        journal: Mapping[str, Any] | None = None,
+        restart: bool = False,
     ) -> None:
         self._path = Path(path).resolve()
         self._partial = self._path.with_name(f"{self._path.name}.partial")
@@ -80,6 +88,11 @@ class RecordingWriter:
             "created_by": created_by,
         }
         self._book = ShapeBook(stage, self._routers, dtype)
+        self._journal: Journal | None = None
+        if journal is not None:
+            fixed = {"stage": stage, "routers": list(routers), "dtype": dtype, **self._texts}
+            self._journal = Journal(self._partial, {**fixed, **journal})
+        self._restart = restart
         self._shards: list[Shard] = []
         self._documents: set[int] = set()
         self._has_documents = True
@@ -91,13 +104,34 @@ class RecordingWriter:
             raise UsageError(f"{self._path.name} exists already.", "Choose another output.")
         self._partial.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._partial.mkdir()
+            self._partial.mkdir(exist_ok=self._journal is not None)
         except FileExistsError:
             raise UsageError(
                 f"{self._partial.name} exists: another recording is being written or was cut off.",
                 "When nothing writes to it, delete it.",
             ) from None
+        if self._journal is not None:
+            self._go_on(self._journal.open(self._restart))
         return self
+
+    def _go_on(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over the shards of an interrupted run; files of an unfinished one are removed."""
+        for number, entry in enumerate(entries):
+            self._shards.append(Shard(self.num_tokens, entry["num_tokens"]))
+            self._note_documents(read_column(self._partial / columns_file_name(number), "document"))
+        if entries:
+            self._domains = tuple(entries[-1]["domains"])
+            self._book = self._book.restored(entries[-1]["book"])
+        kept = {JOURNAL_FILE, *(name for n in range(len(entries)) for name in self._files(n))}
+        for path in self._partial.iterdir():
+            if path.name not in kept:
+                path.unlink()
+
+    def _files(self, shard: int) -> Iterator[str]:
+        """Names of the files of a shard."""
+        yield columns_file_name(shard)
+        for prefix in dict.fromkeys(tensor.file_prefix for tensor in self._book.tensors):
+            yield from (tensor_file_name(prefix, router, shard) for router in self._routers)
 
     def __exit__(
         self,
@@ -108,8 +142,25 @@ class RecordingWriter:
         try:
             if kind is None:
                 self._finish()
+                (self._path / JOURNAL_FILE).unlink(missing_ok=True)
         finally:
+            if self._journal is None:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            else:
+                self._journal.close()
+                self._leave_nothing_empty()
+
+    def _leave_nothing_empty(self) -> None:
+        """A run that failed before its first shard leaves nothing to go on from."""
+        if not self._shards:
             shutil.rmtree(self._partial, ignore_errors=True)
+
+    def add_domain(self, name: str) -> int:
+        """The number of a domain, which is added if it has none yet."""
+        if name not in self._domains:
+            check_domains((*self._domains, name), self._path.name)
+            self._domains = (*self._domains, name)
+        return self._domains.index(name)
 
     @property
     def num_tokens(self) -> int:
@@ -163,8 +214,18 @@ class RecordingWriter:
         )
         for router, arrays in ready.items():
             self._write_router(router, shard, arrays)
-        self._note_documents(columns)
+        self._note_documents(columns.document)
         self._shards.append(Shard(self.num_tokens, num_tokens))
+        if self._journal is not None:
+            for name in self._files(shard):
+                _sync(self._partial / name)
+            self._journal.add(
+                {
+                    "num_tokens": num_tokens,
+                    "domains": list(self._domains),
+                    "book": self._book.as_json(),
+                }
+            )
 
     def _write_router(self, router: str, shard: int, arrays: dict[str, np.ndarray]) -> None:
         from safetensors.numpy import save_file
@@ -175,8 +236,8 @@ class RecordingWriter:
         for prefix, content in files.items():
             save_file(content, self._partial / tensor_file_name(prefix, router, shard))
 
-    def _note_documents(self, columns: TokenColumns) -> None:
-        found = np.unique(columns.document)
+    def _note_documents(self, document: Int64[np.ndarray, "tokens"]) -> None:
+        found = np.unique(document)
         self._has_documents &= bool(found[0] >= 0)
         self._documents.update(found.tolist())
 
@@ -205,3 +266,9 @@ class RecordingWriter:
         if self._path.exists():
             raise UsageError(f"{self._path.name} came into being meanwhile.")
         self._partial.rename(self._path)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file is on the disk: the journal must not know more than there is."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,111 @@
+"""``moegeom capture``: a model over text files, into a recording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moegeom_cli.family_options import FamilyFile, asked_family
+from moegeom_cli.options import Restart
+from moegeom_cli.streams import has_colours, watching, width
+
+NAME = "capture"
+NEEDS_ARGUMENTS = True
+
+
+def run(
+    model: Annotated[Path, typer.Argument(help="Folder with a model that transformers can load.")],
+    text: Annotated[
+        list[str],
+        typer.Option(
+            "--text",
+            metavar="[DOMAIN=]FILE",
+            help="Text, one document; or .jsonl, one per line (text or token_ids, domain). "
+            "May be given several times.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The recording; must not exist.")],
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep",
+            metavar="WHAT",
+            help="hidden, logits, top-logits:M or ids [default: top-logits, or logits where "
+            "the largest do not decide].",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="Stop after so many tokens.")
+    ] = 16_384,
+    length: Annotated[
+        int | None,
+        typer.Option("--length", min=1, help="Tokens read at once [default: 2048 or fewer]."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: as stored].")
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, cuda, cuda:1, ...; auto spreads the model.")
+    ] = "cpu",
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Plain attention and experts, no fused kernels.")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Folder of another tokenizer, or bytes.")
+    ] = None,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Write results of a scan instead of a recording.")
+    ] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Say how large it would be, and stop.")
+    ] = False,
+    restart: Restart = False,
+    family: FamilyFile = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
+) -> None:
+    """Run a local model over text and record what its routers read and choose."""
+    from moegeom.core.errors import UsageError
+
+    try:
+        from moegeom.capture.run import CaptureRequest, capture, plan_capture
+        from moegeom.capture.screen import render_captured, render_plan
+        from moegeom.capture.text import parse_text_file
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("torch", "transformers"):
+            raise
+        raise UsageError(
+            f"capture runs the model, for which {missing.name} is needed.",
+            "pip install 'moegeom[capture]'",
+        ) from None
+    from moegeom.report import View
+
+    request = CaptureRequest(
+        model=model,
+        texts=tuple(parse_text_file(entry) for entry in text),
+        out=out,
+        keep=keep,
+        num_tokens=tokens,
+        length=length,
+        dtype=dtype,
+        device=device,
+        eager=eager,
+        tokenizer=tokenizer,
+        fold=fold,
+        restart=restart,
+        asked=asked_family(family),
+    )
+    view = View(width(), has_colours(), all_layers=False)
+    plan = plan_capture(request)
+    if not quiet or plan_only:
+        typer.echo(render_plan(plan, request, view), nl=False, err=not plan_only)
+    if plan_only:
+        return
+    watch = watching(quiet)
+    try:
+        found = capture(request, plan, watch)
+    finally:
+        watch.close()
+    if not quiet:
+        typer.echo(render_captured(found, request, view), nl=False)

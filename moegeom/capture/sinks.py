@@ -1,0 +1,125 @@
+"""Where captured tokens go: into a recording, or straight into the reductions of a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from moegeom.capture.fold import FoldSink
+from moegeom.capture.identity import Identity
+from moegeom.capture.keep import Keep
+from moegeom.capture.parts import merge_when_complete, part_path
+from moegeom.capture.taps import Place
+from moegeom.core.errors import UsageError
+from moegeom.core.tokens import TokenColumns, TopLogits
+from moegeom.tokens.journal import recorded_tokens
+from moegeom.tokens.writer import RecordingWriter
+
+
+class Sink(Protocol):
+    """Takes shards; ``domains`` are the names known so far."""
+
+    def append(
+        self,
+        columns: TokenColumns,
+        values: Mapping[str, np.ndarray] | Mapping[str, TopLogits] | None,
+        chosen: Mapping[str, np.ndarray] | None,
+        domains: Sequence[str],
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class SinkFacts:
+    """What was asked for; see ``RouterRecorder``."""
+
+    out: Path
+    fold: bool
+    num_tokens: int | None
+    domains: tuple[str, ...]
+    engine: str
+    journal: Mapping[str, Any] | None
+    restart: bool
+    rank: int
+    num_ranks: int
+
+
+def open_sink(
+    facts: SinkFacts,
+    identity: Identity,
+    places: Sequence[Place],
+    keep: Keep,
+    has_chosen: bool,
+) -> AbstractContextManager[Sink]:
+    """The sink that was asked for; what it makes is in place when it is left without error.
+
+    Raises
+    ------
+    UsageError
+        When folding is asked for without the number of tokens, for several ranks, or for anything
+        but router inputs.
+    """
+    if not facts.fold:
+        return _recording(facts, identity, places, keep)
+    if facts.num_tokens is None:
+        raise UsageError(
+            "fold=True needs num_tokens: the sample of the null is drawn before tokens come.",
+            "Say how many tokens the passes hold, padding left out.",
+        )
+    if facts.num_ranks > 1:
+        raise UsageError(
+            f"fold=True on {facts.num_ranks} ranks: results of several processes are not joined.",
+            "Record (keep='top-logits') and scan the merged recording.",
+        )
+    if keep.stage != "router_input":
+        raise UsageError(f"fold=True measures router inputs; it keeps no {keep.stage}.")
+    return FoldSink(
+        facts.out, identity, places, facts.num_tokens, facts.domains, facts.engine, has_chosen
+    )
+
+
+class _RecordingSink:
+    def __init__(self, writer: RecordingWriter) -> None:
+        self._writer = writer
+        self._num_domains = 0
+
+    def append(
+        self,
+        columns: TokenColumns,
+        values: Mapping[str, np.ndarray] | Mapping[str, TopLogits] | None,
+        chosen: Mapping[str, np.ndarray] | None,
+        domains: Sequence[str],
+    ) -> None:
+        for name in domains:
+            self._writer.add_domain(name)
+        self._writer.append(columns, values, chosen)
+
+
+def num_recorded(facts: SinkFacts) -> int:
+    """Tokens that an interrupted recording of the same plan holds."""
+    if facts.journal is None or facts.fold or facts.restart:
+        return 0
+    return recorded_tokens(part_path(facts.out, facts.rank, facts.num_ranks), facts.journal)
+
+
+@contextmanager
+def _recording(
+    facts: SinkFacts, identity: Identity, places: Sequence[Place], keep: Keep
+) -> Iterator[Sink]:
+    path = part_path(facts.out, facts.rank, facts.num_ranks)
+    with RecordingWriter(
+        path,
+        keep.stage,
+        tuple(place.router.name for place in places),
+        checkpoint_name=identity.checkpoint_name,
+        fingerprint=identity.fingerprint,
+        engine=facts.engine,
+        journal=facts.journal,
+        restart=facts.restart,
+    ) as writer:
+        yield _RecordingSink(writer)
+    merge_when_complete(facts.out, facts.num_ranks)

@@ -1,0 +1,256 @@
+"""``moegeom capture`` as it is typed, and killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.capture.run import CaptureRequest, capture, plan_capture
+from moegeom.capture.text import TextFile, cut, parse_text_file, read_documents
+from moegeom.core.errors import CheckpointError, RecordingError, UsageError
+from moegeom.tokens.open import open_tokens
+from tests.unit.capture.conftest import Sample
+from tests.unit.capture.test_recorder import assert_same_tokens, is_made_here
+
+
+@pytest.fixture
+def text(balanced: Sample, tmp_path: Path) -> Path:
+    """The documents of the recording, as token ids in lines."""
+    lines = [
+        json.dumps({"token_ids": ids[0].tolist(), "domain": domain})
+        for _, domain, ids in balanced.documents()
+    ]
+    path = tmp_path / "text.jsonl"
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def request_of(sample: Sample, text: Path, out: Path, **options: object) -> CaptureRequest:
+    usual = CaptureRequest(
+        sample.path, (TextFile(text),), out, dtype="float32", eager=True, tokenizer="bytes"
+    )
+    return dataclasses.replace(usual, **options)  # type: ignore[arg-type] - any of its fields
+
+
+def run(request: CaptureRequest) -> Path:
+    return capture(request, plan_capture(request)).out
+
+
+def test_the_command_makes_the_recording_of_the_sample(
+    balanced: Sample, text: Path, tmp_path: Path
+) -> None:
+    out = run(request_of(balanced, text, tmp_path / "rec", keep="hidden"))
+    if is_made_here(balanced):
+        assert_same_tokens(open_tokens(out), balanced.recording)
+    assert open_tokens(out).facts.num_tokens == 4096
+
+
+def test_the_size_that_is_said_is_the_size_that_is_written(
+    balanced: Sample, text: Path, tmp_path: Path
+) -> None:
+    for keep in ("hidden", "logits", "top-logits:6", "ids"):
+        request = request_of(balanced, text, tmp_path / keep, keep=keep, num_tokens=4096)
+        plan = plan_capture(request)
+        out = run(request)
+        written = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+        assert plan.num_bytes <= written <= plan.num_bytes + 4000
+
+
+def test_tokens_of_text_are_those_of_its_pieces(balanced: Sample, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
+    (tmp_path / "b.jsonl").write_text('{"text": "yy"}\n\n{"text": "z", "domain": "d"}\n', "utf-8")
+    request = CaptureRequest(
+        balanced.path,
+        (TextFile(tmp_path / "a.txt", "long"), TextFile(tmp_path / "b.jsonl")),
+        tmp_path / "rec",
+        keep="ids",
+        length=40,
+        tokenizer="bytes",
+    )
+    found = open_tokens(run(request))
+    columns = found.read_columns(0, 103)
+    assert columns.document.tolist() == [0] * 100 + [1, 1, 2]
+    assert columns.position.tolist() == [*range(100), 0, 1, 0]
+    assert columns.token_id.tolist() == [120] * 100 + [121, 121, 122]
+    named = [found.facts.domains[d] if d >= 0 else None for d in columns.domain]
+    assert named == ["long"] * 100 + [None, None, "d"]
+
+
+def test_pieces_end_at_the_number_of_tokens_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
+    documents = read_documents((TextFile(tmp_path / "a.txt"),), lambda text: list(text.encode()))
+    pieces = list(cut(documents, 40, 55))
+    assert [(p.position, len(p.token_ids)) for p in pieces] == [(0, 40), (40, 15)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', "a.jsonl, line 2: list; expected an object"),
+        ("a.jsonl", b'{"body": "a"}\n', "line 1: found body; expected text or token_ids"),
+        ("a.jsonl", b'{"token_ids": [1, -2]}\n', "found token_ids; expected text or token_ids"),
+        ("a.jsonl", b'{"token_ids": [true]}\n', "expected text or token_ids"),
+        ("a.jsonl", b"\xff\n", "line 1: not JSON"),
+        ("a.jsonl", b'{"text": "a", "domain": 3}\n', "domain 3; expected a text"),
+        ("a.txt", b"ab\xff", "no UTF-8 text (byte 2)"),
+    ],
+)
+def test_text_that_is_none_is_refused_with_its_place(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RecordingError) as found:
+        list(read_documents((TextFile(tmp_path / name),), lambda text: [1]))
+    assert message in found.value.message
+
+
+def test_a_domain_stands_before_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a=b").write_text("", "utf-8")
+    assert parse_text_file("code=x.txt") == TextFile(Path("x.txt"), "code")
+    assert parse_text_file(str(tmp_path / "a=b")) == TextFile(tmp_path / "a=b")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tokenizer": None}, UsageError, "no tokenizer that transformers can load"),
+        ({"dtype": "int3"}, UsageError, "--dtype int3"),
+        ({"keep": "logits", "fold": True}, UsageError, "--fold measures router inputs"),
+        ({"model": Path("nowhere")}, CheckpointError, "no such file or folder"),
+        ({"texts": ()}, UsageError, "no text to read"),
+        (
+            {"texts": (TextFile(Path("nowhere.txt")),)},
+            RecordingError,
+            "nowhere.txt: cannot be read",
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(
+    balanced: Sample, text: Path, tmp_path: Path, options: dict, error: type, message: str
+) -> None:
+    with pytest.raises(error) as found:
+        run(request_of(balanced, text, tmp_path / "rec", **options))
+    assert message in found.value.message
+    assert not list(tmp_path.glob("rec*"))
+
+
+def test_more_than_the_disk_holds_is_refused_before_anything_runs(
+    balanced: Sample, text: Path, tmp_path: Path
+) -> None:
+    request = request_of(balanced, text, tmp_path / "rec", keep="hidden", num_tokens=10**15)
+    with pytest.raises(UsageError, match="GB are to be written; the disk has"):
+        plan_capture(request)
+
+
+def typed(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "moegeom_cli", "capture", *arguments]
+
+
+def test_killed_captures_lose_at_most_the_last_shard_and_go_on(
+    balanced: Sample, text: Path, tmp_path: Path
+) -> None:
+    """Killed at random moments until it is through; then the bytes are those of one run."""
+    small = _SMALL_SHARDS.format(root=str(Path(__file__).parents[3]))
+    arguments = (
+        f"{balanced.path} --text {text} --tokenizer bytes --dtype float32 --eager --keep hidden "
+        "--quiet --out"
+    ).split()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["."])}
+
+    def start(out: Path) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-c", small, "capture", *arguments, str(out)],
+            env=environment,
+            cwd=Path(__file__).parents[3],
+            stderr=subprocess.DEVNULL,
+        )
+
+    assert start(tmp_path / "whole").wait(timeout=300) == 0
+    generator = random.Random(0)
+    cut_off, complete = tmp_path / "cut", 0
+    journal = tmp_path / "cut.partial" / "journal.jsonl"
+    for _ in range(3):
+        process = start(cut_off)
+        wanted = complete + generator.randint(1, 3)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            lines = journal.read_bytes().count(b"\n") if journal.exists() else 0
+            if lines > wanted:
+                time.sleep(generator.random() * 0.02)
+                break
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if cut_off.exists():
+            break
+        kept = journal.read_bytes().count(b"\n") - 1
+        assert kept >= wanted
+        complete = kept
+    last = start(cut_off)
+    if last.wait(timeout=300) != 0:
+        assert cut_off.exists()  # it was through before
+    for path in sorted((tmp_path / "whole").iterdir()):
+        assert (cut_off / path.name).read_bytes() == path.read_bytes(), path.name
+    assert len(list(cut_off.iterdir())) == len(list((tmp_path / "whole").iterdir()))
+
+
+#: The command with shards of 256 tokens: as many moments as possible at which to kill it.
+_SMALL_SHARDS = """
+import sys
+sys.path[:0] = ["{root}", "{root}/cli"]
+import moegeom.capture.recorder as recorder
+recorder._SHARD_BYTES, recorder._LEAST_TOKENS = 1, 256
+from moegeom_cli.app import main
+main()
+"""
+
+
+def test_a_capture_of_other_text_does_not_go_on(
+    balanced: Sample, text: Path, tmp_path: Path
+) -> None:
+    from moegeom.tokens.journal import Journal
+
+    request = request_of(balanced, text, tmp_path / "rec", keep="ids")
+    partial = tmp_path / "rec.partial"
+    partial.mkdir()
+    journal = Journal(partial, {"texts": "of another run"})
+    journal.open(restart=False)
+    journal.close()
+    with pytest.raises(UsageError, match=r"holds an unfinished recording of something else"):
+        run(request)
+    again = dataclasses.replace(request, restart=True)
+    assert open_tokens(run(again)).facts.num_tokens == 4096
+
+
+def test_the_screens_say_what_is_kept_and_what_to_do(balanced: Sample, text: Path) -> None:
+    folder = text.parent
+    root = Path(__file__).parents[3]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")]),
+        "COLUMNS": "100",
+    }
+    arguments = (str(balanced.path), "--text", text.name, "--tokenizer", "bytes", "--out", "rec")
+    planned = subprocess.run(
+        typed(*arguments, "--plan"), cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert planned.returncode == 0, planned.stderr
+    assert "all logits, and the model's own choices, of 3 routers: 204 B a token" in planned.stdout
+    assert not (folder / "rec").exists()
+    ran = subprocess.run(
+        typed(*arguments), cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "wrote    4,096 tokens in 64 documents" in ran.stdout
+    assert f"next     moegeom scan {balanced.path} --tokens rec" in ran.stdout
+    total = np.sum([file.stat().st_size for file in (folder / "rec").iterdir()])
+    assert total > 4096 * 204

@@ -1,0 +1,119 @@
+"""Oracle: a scan of the stored recording of the same tokens."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from moegeom.capture import RouterRecorder
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.pipeline import ScanRequest, scan
+from moegeom.results.reader import open_results
+from tests.unit.capture.conftest import Sample
+from tests.unit.capture.test_recorder import record
+
+
+def assert_same_results(mine: Path, theirs: Path) -> None:
+    """Every table, bit for bit; what to type next names the tokens, and there are none here."""
+    tables = sorted(path.name for path in theirs.glob("*.parquet"))
+    assert sorted(path.name for path in mine.glob("*.parquet")) == tables
+    for name in tables:
+        a, b = (pq.read_table(folder / name) for folder in (mine, theirs))
+        if name == "findings.parquet":
+            a, b = a.drop_columns("next_command"), b.drop_columns("next_command")
+        assert a.equals(b), name
+
+
+@pytest.mark.parametrize("num_documents", [5, 16, 64])
+def test_folded_results_are_those_of_a_scan_of_the_recording(
+    sample: Sample, tmp_path: Path, num_documents: int
+) -> None:
+    """Less than a tile, exactly one, and several."""
+    documents = range(num_documents)
+    domains = sample.recording.facts.domains
+    record(sample, tmp_path / "rec", documents, keep="hidden", domains=domains)
+    record(
+        sample,
+        tmp_path / "folded",
+        documents,
+        fold=True,
+        num_tokens=64 * num_documents,
+        domains=domains,
+    )
+    request = ScanRequest(
+        checkpoint=str(sample.path), out=tmp_path / "scanned", tokens=str(tmp_path / "rec")
+    )
+    scan(request)
+    assert_same_results(tmp_path / "folded", tmp_path / "scanned")
+    run = open_results(tmp_path / "folded").run
+    assert run["trust"]["fingerprint"] == "matches"
+    assert run["trust"]["share_reproduced"] == 1.0
+    assert run["tokens"]["num_tokens"] == 64 * num_documents
+    assert run["tokens"]["num_documents"] == num_documents
+
+
+def test_how_the_passes_are_cut_changes_nothing(balanced: Sample, tmp_path: Path) -> None:
+    """What the routers read depends on the batch; so the same inputs are fed in other pieces."""
+    gates = [layer.mlp.gate for layer in balanced.model.model.layers]
+    inputs = torch.randn(5000, 64, generator=torch.Generator().manual_seed(0))
+    for name, cuts in (("a", (0, 5000)), ("b", (0, 1, 700, 1024, 2047, 4999, 5000))):
+        with RouterRecorder(
+            balanced.model, tmp_path / name, fold=True, num_tokens=5000
+        ) as recorder:
+            # without the norm these are no router inputs: the gain makes them pass for some
+            for start, stop in itertools.pairwise(cuts):
+                document = torch.arange(start, stop)[None] // 100
+                recorder.tokens(torch.zeros(1, stop - start, dtype=torch.long), documents=document)
+                for layer, gate in zip(balanced.model.model.layers, gates, strict=True):
+                    norm = layer.post_attention_layernorm
+                    gate(norm(inputs)[start:stop])
+    assert_same_results(tmp_path / "a", tmp_path / "b")
+
+
+def test_fewer_tokens_than_announced_are_counted(balanced: Sample, tmp_path: Path) -> None:
+    domains = balanced.recording.facts.domains
+    record(balanced, tmp_path / "folded", range(20), fold=True, num_tokens=4096, domains=domains)
+    run = open_results(tmp_path / "folded").run
+    assert run["tokens"]["num_tokens"] == 20 * 64
+
+
+def test_more_tokens_than_announced_are_refused(balanced: Sample, tmp_path: Path) -> None:
+    domains = balanced.recording.facts.domains
+    with pytest.raises(RecordingError, match="1280 tokens have come; num_tokens said 1000"):
+        record(balanced, tmp_path / "out", range(20), fold=True, num_tokens=1000, domains=domains)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "fold=True needs num_tokens"),
+        ({"num_tokens": 64, "keep": "logits"}, "measures router inputs"),
+        ({"num_tokens": 64, "rank": 0, "num_ranks": 2}, "fold=True on 2 ranks"),
+        ({"num_tokens": 64}, "domain 'code' was not announced"),
+    ],
+)
+def test_what_cannot_be_folded_is_refused(
+    balanced: Sample, tmp_path: Path, options: dict, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        record(balanced, tmp_path / "out", range(1), fold=True, **options)
+
+
+def test_a_token_that_is_not_finite_stops_the_fold(balanced: Sample, tmp_path: Path) -> None:
+    gates = [layer.mlp.gate for layer in balanced.model.model.layers]
+    inputs = balanced.recording.read_values("text/0", 0, 64).copy()
+    inputs[7, 3] = np.nan
+    with (
+        pytest.raises(RecordingError, match="not finite"),
+        RouterRecorder(balanced.model, tmp_path / "out", fold=True, num_tokens=64) as recorder,
+    ):
+        recorder.tokens(torch.zeros(1, 64, dtype=torch.long))
+        for gate in gates:
+            gate(torch.from_numpy(inputs))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,256 @@
+"""Oracle: the recordings that came with the samples, made by hooks of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from moegeom.capture import RouterRecorder
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.tokens import TokenSource
+from moegeom.tokens.open import open_tokens
+from tests.unit.capture.conftest import Sample
+
+
+def record(sample: Sample, out: Path, documents: Iterable[int], **options: Any) -> RouterRecorder:
+    """Documents of the sample one at a time, as its own recording was made."""
+    wanted = set(documents)
+    with RouterRecorder(sample.model, out, checkpoint=sample.path, **options) as recorder:
+        for number, domain, ids in sample.documents():
+            if number in wanted:
+                recorder.tokens(ids, documents=[number], domain=domain)
+                sample.model(input_ids=ids, use_cache=False)
+    return recorder
+
+
+def assert_same_tokens(mine: TokenSource, theirs: TokenSource) -> None:
+    """Inputs bit for bit, choices in their order, and what is known about each token."""
+    total = theirs.facts.num_tokens
+    assert mine.facts.num_tokens == total
+    assert mine.facts.routers == theirs.facts.routers
+    assert mine.facts.fingerprint == theirs.facts.fingerprint
+    assert mine.facts.domains == theirs.facts.domains
+    a, b = mine.read_columns(0, total), theirs.read_columns(0, total)
+    for column in ("document", "position", "token_id", "domain"):
+        np.testing.assert_array_equal(getattr(a, column), getattr(b, column))
+    for router in theirs.facts.routers:
+        np.testing.assert_array_equal(
+            mine.read_values(router, 0, total), theirs.read_values(router, 0, total)
+        )
+        chosen = mine.read_chosen(router, 0, total)
+        assert chosen is not None
+        np.testing.assert_array_equal(chosen, theirs.read_chosen(router, 0, total))
+
+
+def is_made_here(sample: Sample) -> bool:
+    """Whether this processor gives the very bits that the stored recording was made with."""
+    _, _, ids = next(sample.documents())
+    seen: list[torch.Tensor] = []
+    router = sample.recording.facts.routers[0]
+    path = f"model.layers.{router.rpartition('/')[2]}.mlp.gate"
+    handle = sample.model.get_submodule(path).register_forward_hook(
+        lambda module, arguments, result: seen.append(arguments[0].flatten(0, -2).clone())
+    )
+    try:
+        sample.model(input_ids=ids, use_cache=False)
+    finally:
+        handle.remove()
+    return np.array_equal(seen[0].numpy(), sample.recording.read_values(router, 0, ids.numel()))
+
+
+def test_a_capture_of_a_sample_is_its_stored_recording_bit_for_bit(
+    sample: Sample, tmp_path: Path
+) -> None:
+    """On processors that give other last bits, the recording is held to 1e-4 instead."""
+    record(sample, tmp_path / "rec", range(64), keep="hidden")
+    mine = open_tokens(tmp_path / "rec")
+    if is_made_here(sample):
+        assert_same_tokens(mine, sample.recording)
+        return
+    for router in sample.recording.facts.routers:
+        np.testing.assert_allclose(
+            mine.read_values(router, 0, 4096),
+            sample.recording.read_values(router, 0, 4096),
+            atol=1e-4,
+        )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_parts_of_ranks_merge_to_the_recording_of_one_process(
+    balanced: Sample, tmp_path: Path, num_ranks: int
+) -> None:
+    alone = tmp_path / "alone"
+    record(balanced, alone, range(64), keep="hidden")
+    for rank in reversed(range(num_ranks)):
+        record(
+            balanced,
+            tmp_path / "rec",
+            range(rank, 64, num_ranks),
+            keep="hidden",
+            rank=rank,
+            num_ranks=num_ranks,
+        )
+    assert_same_tokens(open_tokens(tmp_path / "rec"), open_tokens(alone))
+    assert not (tmp_path / "rec.parts").exists()
+
+
+@pytest.mark.parametrize("keep", ["logits", "top-logits:6", "ids", None])
+def test_every_kind_of_keep_holds_what_it_says(
+    balanced: Sample, tmp_path: Path, keep: str | None
+) -> None:
+    record(balanced, tmp_path / "rec", range(8), keep=keep)
+    mine = open_tokens(tmp_path / "rec")
+    stages = {"logits": "logits", "top-logits:6": "top_logits", "ids": "ids", None: "logits"}
+    assert mine.facts.stage == stages[keep]
+    for name in mine.facts.routers:
+        chosen = mine.read_chosen(name, 0, 512)
+        np.testing.assert_array_equal(chosen, balanced.recording.read_chosen(name, 0, 512))
+        weight = balanced.model.get_submodule(f"model.layers.{name[-1]}.mlp.gate").weight
+        exact = balanced.recording.read_values(name, 0, 512) @ weight.double().numpy().T
+        if mine.facts.stage == "logits":
+            np.testing.assert_allclose(mine.read_values(name, 0, 512), exact, atol=1e-4)
+        if mine.facts.stage == "top_logits":
+            top = mine.read_top_logits(name, 0, 512)
+            np.testing.assert_allclose(top.logits, -np.sort(-exact, axis=1)[:, :6], atol=1e-4)
+            np.testing.assert_allclose(
+                np.take_along_axis(exact, top.expert.astype(int), axis=1), top.logits, atol=1e-4
+            )
+
+
+def test_padding_is_left_out_and_positions_count_tokens(balanced: Sample, tmp_path: Path) -> None:
+    ids = torch.arange(24).reshape(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0  # padded on the left
+    mask[1, 9:] = 0  # padded on the right
+    with RouterRecorder(balanced.model, tmp_path / "rec", keep="ids") as recorder:
+        recorder.tokens(ids, mask, domain=["code", "docs"])
+        balanced.model(input_ids=ids, attention_mask=mask, use_cache=False)
+    found = open_tokens(tmp_path / "rec")
+    columns = found.read_columns(0, 16)
+    assert found.facts.num_tokens == 16
+    assert columns.token_id.tolist() == [*range(5, 12), *range(12, 21)]
+    assert columns.position.tolist() == [*range(7), *range(9)]
+    assert columns.document.tolist() == [0] * 7 + [1] * 9
+    assert [found.facts.domains[d] for d in columns.domain] == ["code"] * 7 + ["docs"] * 9
+
+
+def test_a_pass_that_is_run_again_is_recorded_once(tmp_path: Path) -> None:
+    """Activation checkpoints call every module a second time on the way back."""
+    from tests.unit.capture.conftest import sample_of
+
+    sample = sample_of("olmoe-balanced")
+    with RouterRecorder(sample.model, tmp_path / "rec", keep="ids") as recorder:
+        for start in (0, 7):
+            ids = torch.arange(start, start + 32)[None]
+            recorder.tokens(ids)
+            embedded = sample.model.get_input_embeddings()(ids).detach().requires_grad_()
+
+            def run(x: torch.Tensor) -> torch.Tensor:
+                return sample.model(inputs_embeds=x, use_cache=False).logits
+
+            checkpoint(run, embedded, use_reentrant=False).sum().backward()
+            sample.model.zero_grad()
+    assert open_tokens(tmp_path / "rec").facts.num_tokens == 64
+    assert recorder.num_ignored == 6
+
+
+class _Waits(TorchDispatchMode):
+    """Operations for which a host must wait for its device."""
+
+    KINDS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if name in self.KINDS:
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("keep", ["hidden", "logits", "top-logits:6", "ids"])
+def test_no_step_waits_for_the_device(balanced: Sample, tmp_path: Path, keep: str) -> None:
+    ids = torch.arange(64)[None]
+    mask = (ids < 60).long()
+
+    def seen(announce: Any) -> list[str]:
+        with _Waits() as waits:
+            announce(ids, mask)
+            balanced.model(input_ids=ids, attention_mask=mask, use_cache=False)
+        return waits.seen
+
+    bare = seen(lambda *_: None)
+    with RouterRecorder(balanced.model, tmp_path / "rec", keep=keep) as recorder:
+        assert seen(recorder.tokens) == bare
+        with _Waits() as waits:
+            recorder.tokens(ids, mask)  # takes the pass before in
+            assert waits.seen == []
+            balanced.model(input_ids=ids, attention_mask=mask, use_cache=False)
+
+
+def test_another_number_of_tokens_than_announced_is_refused(
+    balanced: Sample, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(RecordingError, match="saw 32 tokens; 16 were announced"),
+        RouterRecorder(balanced.model, tmp_path / "rec") as recorder,
+    ):
+        recorder.tokens(torch.arange(16)[None])
+        balanced.model(input_ids=torch.arange(32)[None], use_cache=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_router_that_learns_meanwhile_is_refused(balanced: Sample, tmp_path: Path) -> None:
+    weight = balanced.model.model.layers[1].mlp.gate.weight
+    before = weight.clone()
+    try:
+        with (
+            pytest.raises(RecordingError, match=r"layers\.1\.mlp\.gate\.weight' changed"),
+            RouterRecorder(balanced.model, tmp_path / "rec") as recorder,
+        ):
+            recorder.tokens(torch.arange(16)[None])
+            balanced.model(input_ids=torch.arange(16)[None], use_cache=False)
+            weight.add_(1e-3)
+    finally:
+        weight.copy_(before)
+
+
+def test_a_model_of_another_checkpoint_is_refused(balanced: Sample, tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match=r"text/0 of the running model is not that of step_"):
+        RouterRecorder(
+            balanced.model, tmp_path / "rec", checkpoint=balanced.path.parent / "step_100"
+        )
+
+
+def test_nothing_announced_is_nothing_recorded(balanced: Sample, tmp_path: Path) -> None:
+    with (
+        pytest.raises(RecordingError, match="no router saw a token"),
+        RouterRecorder(balanced.model, tmp_path / "rec"),
+    ):
+        balanced.model(input_ids=torch.arange(16)[None], use_cache=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": "top-logits:3"}, "5 logits at least"),
+        ({"keep": "everything"}, "expected hidden, logits"),
+        ({"rank": 3, "num_ranks": 2}, "rank 3 of 2"),
+        ({"rank": 0}, "are given together"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    balanced: Sample, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        RouterRecorder(balanced.model, tmp_path / "rec", **options)
