@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.check import judge, measured_rows
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.remote_options import RemoteOptions
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import Metric
@@ -43,18 +44,39 @@ from moegeom.scan.run_facts import (
 from moegeom.scan.trust import FIRST_TOKENS, Trust, examine
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
+from moegeom.tokens.source import KnownRouter
 
 #: Tokens drawn from a synthetic prior when none are recorded.
 PRIOR_TOKENS = 16_384
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What every command that opens a checkpoint and tokens is asked in the same words.
+
+    ``rules`` is the folder in which verified rules are remembered; None remembers nothing.
+    ``remote`` says how a checkpoint behind a URL is fetched; None as usual.
+    """
+
+    layers: str | None = None
+    stale_inputs: bool = False
+    unverified: bool = False
+    seed: int = 0
+    asked: AskedFamily = NOTHING_ASKED
+    rules: Path | None = None
+    remote: RemoteOptions | None = None
+
+    def shared(self) -> dict[str, Any]:
+        """These fields by name, for another request on the same terms."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Terms)}
+
+
 @dataclass(frozen=True)
-class ScanRequest:
+class ScanRequest(Terms):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
     ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
-    answer. ``source`` is a token source made by the caller instead of a path. ``rules``
-    is the folder in which verified rules are remembered; None remembers nothing.
+    answer. ``source`` is a token source made by the caller instead of a path.
     """
 
     checkpoint: str
@@ -62,19 +84,14 @@ class ScanRequest:
     tokens: str | None = None
     source: TokenSource | None = None
     stage: Stage | None = None
+    dialect: str | None = None
     router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prior: str | None = None
-    layers: str | None = None
     per_token: bool = False
     skip_non_finite: bool = False
     exclude_first: int = 0
-    stale_inputs: bool = False
-    unverified: bool = False
     restart: bool = False
-    seed: int = 0
     backend: str = "cpu"
-    asked: AskedFamily = NOTHING_ASKED
-    rules: Path | None = None
     num_workers: int | None = None
     batch_tokens: int | None = None
 
@@ -99,10 +116,10 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     """
     started = time.perf_counter()
     refuse_existing(request.out)
-    store = open_checkpoint(request.checkpoint)
+    store = open_checkpoint(request.checkpoint, request.remote)
     routers = recalled(load_routers(store, asked=request.asked), request.rules)
     chosen = select_layers(routers, request.layers)
-    source = open_source(request, chosen)
+    source = open_source(request, chosen, routers.routers)
     token_facts = None if source is None else source.facts
     trust = examine_tokens(request, routers, chosen, source)
     metrics = METRICS.all()
@@ -156,26 +173,21 @@ def _facts(
     }
 
 
-def lint(
-    checkpoint: str,
-    layers: str | None = None,
-    asked: AskedFamily = NOTHING_ASKED,
-    rules: Path | None = None,
-) -> MemoryResults:
+def lint(checkpoint: str, terms: Terms | None = None) -> MemoryResults:
     """What the weights alone tell, judged at once and never written.
 
     A router that cannot be read is a finding of the gate, not the end of it, where a check stands
     for the reason: ``run["refused"]`` holds it, and there are no rows.
     """
-    started = time.perf_counter()
-    store = open_checkpoint(checkpoint)
+    terms, started = terms or Terms(), time.perf_counter()
+    store = open_checkpoint(checkpoint, terms.remote)
     try:
-        routers = recalled(load_routers(store, asked=asked), rules)
+        routers = recalled(load_routers(store, asked=terms.asked), terms.rules)
     except RouterError as refusal:
         if not refusal.code:
             raise
         return MemoryResults(refused_facts(store.label, refusal), {})
-    chosen = select_layers(routers, layers)
+    chosen = select_layers(routers, terms.layers)
     metrics = [metric for metric in METRICS.all() if metric.scope == "weights"]
     # one product after the other on each core: small matrices gain nothing from more threads
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
@@ -189,7 +201,7 @@ def lint(
     }
     facts = run_facts(routers, chosen, None, None) | {
         "seconds": time.perf_counter() - started,
-        "layers_asked": layers,
+        "layers_asked": terms.layers,
         "column_versions": column_versions(metrics),
     }
     return MemoryResults(facts, tables)
@@ -213,8 +225,14 @@ def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:
     return chosen
 
 
-def open_source(request: ScanRequest, routers: Sequence[Router]) -> TokenSource | None:
-    """The tokens to route: a recording, foreign files, or a synthetic prior."""
+def open_source(
+    request: ScanRequest, routers: Sequence[Router], whole: Sequence[Router] | None = None
+) -> TokenSource | None:
+    """The tokens to route: a recording, a trace, foreign files, or a synthetic prior.
+
+    ``whole`` are all routers of the checkpoint, which a trace is held against; None where only
+    ``routers`` are at hand, which are all of them unless layers were asked for.
+    """
     if request.prior is not None:
         if request.tokens is not None or request.source is not None:
             raise UsageError("--prior and --tokens exclude each other.")
@@ -227,7 +245,12 @@ def open_source(request: ScanRequest, routers: Sequence[Router]) -> TokenSource 
     if request.source is not None or request.tokens is None:
         return request.source
     names = tuple(router.name for router in routers)
-    return open_tokens(request.tokens, request.stage, request.router_map or None, names)
+    if whole is None:
+        whole = routers if request.layers is None else ()
+    known = tuple(KnownRouter(r.name, r.stack, r.layer, r.num_experts, r.rule.top_k) for r in whole)
+    return open_tokens(
+        request.tokens, request.stage, request.router_map or None, names, known, request.dialect
+    )
 
 
 def refuse_unknown_positions(request: ScanRequest, source: TokenSource | None) -> None:
@@ -350,7 +373,7 @@ def _options(request: ScanRequest) -> dict[str, Any]:
     Speed settings are left out on purpose, and so is skip_non_finite: a part that was finished
     without it has no token to skip.
     """
-    kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "exclude_first")
+    kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "dialect", "exclude_first")
     return {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
 
 

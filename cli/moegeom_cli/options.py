@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moegeom_cli.streams import Format
 
+if TYPE_CHECKING:
+    from moegeom.checkpoint.remote_options import RemoteOptions
+
+#: What is accepted wherever a checkpoint is asked for.
+CHECKPOINT = (
+    "folder (also DCP), index json, or .safetensors, .gguf, .bin, .pt, .pth or .ckpt file; or the "
+    "URL of one: hf://OWNER/NAME@REVISION, https://, s3://"
+)
+
+Checkpoint = Annotated[str, typer.Argument(help=f"Checkpoint: {CHECKPOINT}.")]
+CheckpointOrResults = Annotated[
+    str | None, typer.Argument(help=f"Results of a scan, or a checkpoint: {CHECKPOINT}.")
+]
 Layers = Annotated[str | None, typer.Option("--layers", help="Layers, such as 0,3-7.")]
 RouterMap = Annotated[
     list[str] | None,
@@ -32,4 +45,14 @@ Restart = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
 ]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Ask the server of a URL for everything; keep nothing.")
+]
 PrintFormat = Annotated[Format, typer.Option("--format", help="How to print.")]
+
+
+def remote_options(no_cache: bool) -> RemoteOptions | None:
+    """How checkpoints behind URLs are fetched."""
+    from moegeom.checkpoint.remote_options import RemoteOptions
+
+    return RemoteOptions(cache_folder=None) if no_cache else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
@@ -18,15 +19,37 @@ class Format(StrEnum):
     md = "md"
 
 
-def error_line(message: str, hint: str, notes: str = "") -> str:
-    """An error as it is printed: one sentence, then what to try."""
+def error_line(message: str, hint: str, notes: str = "", columns: int | None = None) -> str:
+    """An error as it is printed: one sentence, then what to try.
+
+    With ``columns`` it is folded, but for a hint with options, which must survive copying.
+    """
     from moegeom.report.untrusted import printable  # names come from files that nobody vouches for
 
     lines = [
-        f"error: {printable(message)}",
-        *(f"  note: {printable(n)}" for n in notes.splitlines()),
+        folded(f"error: {printable(message)}", columns, " " * 7),
+        *(folded(f"  note: {printable(n)}", columns, " " * 8) for n in notes.splitlines()),
     ]
-    return "\n".join([*lines, f"  hint: {printable(hint)}"] if hint else lines)
+    if hint:
+        said = f"  hint: {printable(hint)}"
+        lines.append(said if "--" in hint else folded(said, columns, " " * 8))
+    return "\n".join(lines)
+
+
+def folded(text: str, columns: int | None, indent: str) -> str:
+    """Lines of at most ``columns``, all but the first indented; a longer word stays whole.
+
+    None leaves the text as it is.
+    """
+    if columns is None:
+        return text
+    return textwrap.fill(
+        text,
+        columns,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def parse_map(entries: Sequence[str]) -> dict[str, str]:
@@ -39,10 +62,20 @@ def parse_map(entries: Sequence[str]) -> dict[str, str]:
     return {key: router for key, _, router in pairs}
 
 
-def width() -> int:
-    """Columns of the terminal, between 76 and 120; 100 when the output is no terminal."""
+def width(unknown: int = 100) -> int:
+    """Columns of the terminal, between 76 and 120; ``unknown`` when the output is no terminal."""
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():
-        return 100
+        return unknown
+    return _terminal_width()
+
+
+def error_width() -> int | None:
+    """The same for errors; None when they go to a log, where a line is what is searched."""
+    is_screen = "COLUMNS" in os.environ or sys.stderr.isatty()
+    return _terminal_width() if is_screen else None
+
+
+def _terminal_width() -> int:
     return min(max(shutil.get_terminal_size((100, 24)).columns, 76), 120)
 
 

@@ -60,8 +60,23 @@ class KeptParts:
         rows, bias = self._arrays(inputs.device)
         # autocast would take the product back to 16 bits
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
-            logits = inputs.to(rows.dtype) @ rows.T
-            return (logits if bias is None else logits + bias).float()
+            y = inputs.to(rows.dtype)
+            logits = y @ rows.T
+            if bias is not None:
+                logits = logits + bias
+            return (logits * self._cosine_scale(y)).float()
+
+    def _cosine_scale(self, y: torch.Tensor) -> torch.Tensor | float:
+        """What turns ``W y + b`` into scaled cosines: 1 for routers that compare no directions."""
+        projection = self.place.router.projection
+        if projection is None or projection.scale is None:
+            return 1.0
+        projected = y @ torch.from_numpy(projection.weight).to(y).T
+        if projection.bias is not None:
+            projected = projected + torch.from_numpy(projection.bias).to(y)
+        # a zero vector has no direction: every cosine is 0, as where it is divided by 1e-12
+        length = projected.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        return projection.scale / length
 
     def _arrays(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         if device not in self._on_device:

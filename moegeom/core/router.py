@@ -94,7 +94,11 @@ class Weights:
 
 @dataclass(frozen=True)
 class Rule:
-    """The selection rule without its numbers, so that two layers can share one."""
+    """The selection rule without its numbers, so that two layers can share one.
+
+    ``capacity`` is how many tokens of one sequence an expert takes, the first ones; it changes what
+    runs and not what is chosen. None where an expert takes all, or the limit counts a batch.
+    """
 
     top_k: int
     score: str
@@ -103,6 +107,7 @@ class Rule:
     has_logit_bias: bool = False
     groups: GroupMask | None = None
     logit_map: LogitMap | None = None
+    capacity: int | None = None
 
     @property
     def is_affine(self) -> bool:

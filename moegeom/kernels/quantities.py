@@ -23,7 +23,9 @@ class Quantities:
     its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle, in radians,
     to the nearest direction before the norm with another chosen set; ``rounding_sigmas`` the
     distance to the nearest wall in standard deviations of what rounding the input to bfloat16 does
-    along it; ``document``, ``position`` and ``token_id`` are -1 where a recording does not say.
+    along it; ``distance_upper`` is ``distance`` where that is exact; where the largest logits do
+    not decide it, they are the largest and the least value that these allow;
+    ``document``, ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
     token: Int64[np.ndarray, "tokens"]
@@ -33,6 +35,7 @@ class Quantities:
     margin: Float64[np.ndarray, "tokens"] | None = None
     group_margin: Float64[np.ndarray, "tokens"] | None = None
     distance: Float64[np.ndarray, "tokens"] | None = None
+    distance_upper: Float64[np.ndarray, "tokens"] | None = None
     pair: Int32[np.ndarray, "tokens 2"] | None = None
     weights: Float64[np.ndarray, "tokens k"] | None = None
     input_norm: Float64[np.ndarray, "tokens"] | None = None

@@ -62,6 +62,7 @@ _NOT_FOR_NULL = (
     "block_outputs",
     "coalitions",
     "directions",
+    "document_counts",
     "input_sample",
     "output_cosines",
     "token_sample",

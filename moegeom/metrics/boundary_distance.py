@@ -2,9 +2,13 @@
 
 d(y) = min over i chosen, j not, of (z_i - z_j) / |w_i - w_j|: the exact Euclidean distance in the
 space of the router input, for every affine rule. The pair that attains it is not that of the k-th
-and next logit in every seventh token or so. Quantiles are those of a histogram with bins of 6 %;
-the shares of the ladder (table ``margins``) are exact. For another unit see ``tropical_saturation``
-(over |y|), ``noise_sigmas`` (over rounding noise) and ``pre_norm_angle`` (in front of the norm).
+and next logit in every seventh token or so. Where only the largest logits are recorded and do not
+decide it, its lower bound stands for it (``distance_bracket`` says for how many tokens): quantiles
+are then lower bounds, and shares of the ladder upper bounds.
+
+Quantiles are those of a histogram with bins of 6 %; the shares of the ladder (table ``margins``)
+are exact. For another unit see ``tropical_saturation`` (over |y|), ``noise_sigmas`` (over rounding
+noise) and ``pre_norm_angle`` (in front of the norm).
 """
 
 from __future__ import annotations
@@ -47,13 +51,14 @@ METRIC = Metric(
         "layers": (
             *quantile_columns(
                 "boundary_distance",
-                "the distance to the boundary",
+                "the distance to the boundary; a lower bound unless distance_exact_share is 1",
                 "router input",
                 "boundary_distance",
             ),
             Column(
                 "boundary_distance_rms_p50",
-                "median distance over the root of the hidden size",
+                "median distance over the root of the hidden size; a lower bound unless "
+                "distance_exact_share is 1",
                 "rms of the input",
                 formula="boundary_distance",
                 has_se=True,

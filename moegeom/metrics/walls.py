@@ -1,7 +1,8 @@
 """Walls: which pairs of experts the tokens are nearest to exchanging.
 
 For each token the pair (expert out, expert in) whose wall is nearest, by the exact boundary
-distance of affine rules; table ``pairs`` lists the 256 most frequent. Pairs that take a large share
+distance of affine rules; table ``pairs`` lists the 256 most frequent. Tokens whose distance is not
+exact (``distance_bracket``) have no known wall and are left out. Pairs that take a large share
 trade tokens under any disturbance: twins, or experts that learned the same.
 """
 
@@ -46,7 +47,7 @@ METRIC = Metric(
             Column("expert_out", "chosen expert that would be left", "expert", "int"),
             Column("expert_in", "expert that would be chosen instead", "expert", "int"),
             Column("num_tokens", "tokens whose nearest wall is this one", "tokens", "int"),
-            Column("share", "num_tokens over all tokens with a wall", formula="wall_pairs"),
+            Column("share", "num_tokens over all tokens with a known wall", formula="wall_pairs"),
         )
     },
     finish=_finish,

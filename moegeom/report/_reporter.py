@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from moegeom.core.registry import Registry
 from moegeom.results.reader import Results
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,14 @@ class View:
 
 
 @dataclass(frozen=True)
-class Reporter:
-    """``render`` turns results into the text that goes to stdout."""
+class Reporter(Generic[T]):
+    """``render`` turns what was found into the text that goes to stdout."""
 
     name: str
-    render: Callable[[Results, View], str]
+    render: Callable[[T, View], str]
 
 
-#: Reporters by file name.
-REPORTERS: Registry[Reporter] = Registry("format", "moegeom.report.reporters", "REPORTER", Reporter)
+#: Reporters of results by file name.
+REPORTERS: Registry[Reporter[Results]] = Registry(
+    "format", "moegeom.report.reporters", "REPORTER", Reporter
+)

@@ -1,4 +1,4 @@
-"""What a reporter of a series of checkpoints is, and what an export is."""
+"""Reporters of a series of checkpoints, and what an export is."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from pathlib import Path
 
 from moegeom.core.registry import Registry
 from moegeom.core.series import Series
-from moegeom.report._reporter import View
-
-
-@dataclass(frozen=True)
-class SeriesReporter:
-    """``render`` turns a series into the text that goes to stdout."""
-
-    name: str
-    render: Callable[[Series, View], str]
+from moegeom.report._reporter import Reporter
 
 
 @dataclass(frozen=True)
@@ -28,8 +20,8 @@ class SeriesExport:
 
 
 #: Reporters by file name.
-SERIES_REPORTERS: Registry[SeriesReporter] = Registry(
-    "format", "moegeom.report.series", "REPORTER", SeriesReporter
+SERIES_REPORTERS: Registry[Reporter[Series]] = Registry(
+    "format", "moegeom.report.series", "REPORTER", Reporter
 )
 
 #: Exports by file name.

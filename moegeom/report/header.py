@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from moegeom.report.asked_layers import layers_without_router
+from moegeom.report.rule_brief import rule_brief
+from moegeom.report.rule_trust import is_verified_here, rule_status, rule_trust
 from moegeom.report.summary import Summary
 
 
@@ -33,22 +36,24 @@ def rule_line(summary: Summary) -> str:
         walls = "Walls are curved or grouped: margins only."
     else:
         walls = f"Walls are straight in {affine} of {len(routers)} routers."
-    return f"{checkpoint['family']}: {checkpoint['rule']}. {walls}"
+    return f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}. {walls}"
 
 
 def routers_line(summary: Summary) -> str:
-    """How many routers, how much was read, how they are stored."""
-    checkpoint = summary.run["checkpoint"]
+    """How many routers, how much was read, how they are stored, which layers have none."""
+    run, checkpoint = summary.run, summary.run["checkpoint"]
     found, expected = checkpoint["num_routers"], checkpoint["num_expected"]
     count = f"{found} found" if expected is None else f"{found} of {expected} expected"
-    looked = len(summary.run["routers"])
+    looked = len(run["routers"])
     only = f" ({looked} looked at)" if looked < found else ""
-    dtypes = sorted({router["stored_dtype"] for router in summary.run["routers"]})
+    dtypes = sorted({router["stored_dtype"] for router in run["routers"]})
     read, total = checkpoint["bytes_read"], checkpoint["bytes_total"]
     part = f"{size(read)} of {size(total)}" if read < total else f"all {size(read)}"
+    absent = layers_without_router(run.get("layers_asked"), (r["name"] for r in run["routers"]))
+    said = f" {absent.capitalize()}." if absent else ""
     return (
         f"{count}{only}. Read {part} in {duration(checkpoint['seconds'])}. "
-        f"Stored {', '.join(dtypes).lower()}."
+        f"Stored {', '.join(dtypes).lower()}.{said}"
     )
 
 
@@ -71,8 +76,13 @@ def tokens_line(summary: Summary) -> str:
     }[trust.get("fingerprint", "unknown")]
     return (
         f"{tokens['num_tokens']:,}{where}, {origin}. {size(tokens['size_bytes'])}, "
-        f"{duration(summary.run['seconds'])}{_left_out(summary)}"
+        f"{duration(summary.run['seconds'])}{_left_out(summary)}{_decided(tokens)}"
     )
+
+
+def _decided(tokens: Mapping[str, Any]) -> str:
+    """What the reader of a trace decided about its rows; nothing for a recording."""
+    return f". {'; '.join(tokens['notes'])}." if tokens.get("notes") else ""
 
 
 def _left_out(summary: Summary) -> str:
@@ -96,23 +106,18 @@ def trust_line(summary: Summary) -> str:
 
 
 def gate_rule_line(run: Mapping[str, Any]) -> str:
-    """The same for a gate, which has no counts by layer: what the first tokens told."""
-    known = run["checkpoint"].get("verified_by")
-    if run["tokens"] is None and known:
-        return f"{known}."
+    """The same where there are no counts by layer: what the first tokens told, if there are any."""
+    said = rule_trust(run)
     if run["tokens"] is None:
-        return (
-            "assumed from config (no recorded choices yet; a capture of 256 tokens would verify it)"
-        )
-    trust: Mapping[str, Any] = run["trust"] or {}
-    share = trust.get("share_reproduced")
+        lacks = " (no recorded choices yet; a capture of 256 tokens would verify it)"
+        return said + lacks if rule_status(run) == "assumed" else f"{said}."
+    share = (run["trust"] or {}).get("share_reproduced")
     if share is None:
-        said = f"{known}." if known else "assumed from config (no recorded choices)."
-    else:
-        # rounded down, so that 100 % means all of them
-        percent = f"{math.floor(1000 * share) / 10:.4g} %"
-        word = "NOT verified" if trust.get("overridden") else "verified"
-        said = f"{word}: {percent} of the first recorded choices follow from the recorded inputs."
+        return " ".join([_without_choices(run), *_inputs(run)])
+    # rounded down, so that 100 % means all of them
+    percent = f"{math.floor(1000 * share) / 10:.4g} %"
+    word = "verified" if is_verified_here(run) else "NOT verified"
+    said = f"{word}: {percent} of the first recorded choices follow from the recorded inputs."
     return " ".join([said, *_inputs(run)])
 
 
@@ -122,7 +127,8 @@ def skipped(summary: Summary) -> list[str]:
     if not left_out:
         return []
     first = left_out[0]
-    return [f"Skipped {len(left_out)} tensors, first {first['tensor']}: {first['reason']}"]
+    counted = f"{len(left_out)} tensors, first" if len(left_out) > 1 else "1 tensor,"
+    return [f"Skipped {counted} {first['tensor']}: {first['reason']}"]
 
 
 def _inputs(run: Mapping[str, Any]) -> list[str]:
@@ -133,18 +139,22 @@ def _inputs(run: Mapping[str, Any]) -> list[str]:
         said.append(f"Inputs are router inputs (rms {trust['rms_median']:.3f}).")
     elif run["tokens"] and run["tokens"]["stage"] != "router_input":
         said.append(f"Recorded stage: {run['tokens']['stage'].replace('_', ' ')}.")
-    if trust.get("overridden"):
-        said.append(f"{len(trust['overridden'])} failed test allowed: {trust['overridden'][0]}")
+    failed = trust.get("overridden")
+    if failed:
+        counted = f"{len(failed)} failed test{'s' if len(failed) > 1 else ''}"
+        said.append(f"{counted} allowed: {failed[0]}")
     return said
+
+
+def _without_choices(run: Mapping[str, Any]) -> str:
+    said = rule_trust(run)
+    return f"{said} (no recorded choices)." if rule_status(run) == "assumed" else f"{said}."
 
 
 def _choices(summary: Summary) -> str:
     rows = [row for row in summary.layers if row.get("num_reproduced") is not None]
-    known = summary.run["checkpoint"].get("verified_by")
-    if not rows and known:
-        return f"rule {known}."
     if not rows:
-        return "rule assumed from config (no recorded choices)."
+        return f"rule {_without_choices(summary.run)}"
     reproduced = sum(row["num_reproduced"] for row in rows)
     near = sum(row["num_near_tie"] for row in rows)
     beyond = sum(row["num_not_reproduced"] for row in rows)

@@ -1,10 +1,11 @@
-"""How to go on without tokens: what to record, and how large it becomes."""
+"""How to go on without tokens: the command that records them, and how large that becomes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moegeom.core.footprint import best_stage, bytes_per_token, enough_logits
 from moegeom.report.header import size
 
 #: Tokens that give usable errors for most layers.
@@ -12,11 +13,20 @@ _TOKENS = 16_384
 
 
 def recording_hint(routers: Sequence[Mapping[str, Any]]) -> str:
-    """What to record for these routers of ``run.json``; there is at least one."""
-    per_token = sum(4 * router["hidden_size"] for router in routers)
+    """What to type for these routers of ``run.json``; there is at least one."""
+    stages = {
+        best_stage(r["is_affine"], r["has_selection_bias"], r["num_experts"], r["top_k"])
+        for r in routers
+    }
+    stage = "logits" if "logits" in stages else "top_logits"
+    per_token = sum(
+        bytes_per_token(
+            stage, r["num_experts"], r["top_k"], r["hidden_size"], enough_logits(r["top_k"])
+        )
+        for r in routers
+    )
     return (
-        f"record the inputs of these {len(routers)} routers "
-        "(moegeom.tokens.writer.RecordingWriter, docs/recordings.md) and add --tokens: "
-        f"{size(_TOKENS * per_token)} for {_TOKENS:,} tokens of "
-        f"{routers[0]['hidden_size']} float32."
+        f"moegeom capture CKPT --text FILE --out REC ({size(_TOKENS * per_token)} and one forward "
+        f"pass over {_TOKENS:,} tokens; from a loop of your own or an engine: docs/capture.md), "
+        "then add --tokens REC."
     )

@@ -193,7 +193,8 @@ class StackSpec:
     begin with their part up to ``{layer}.``. A layer with one of the tensors ``token_table`` looks
     its experts up by token id, ``not_a_function`` says why no choice of the stack follows from
     router and input, and ``not_a_function_when`` says so for config flags that are true: all these
-    are listed with the reason instead of being loaded.
+    are listed with the reason instead of being loaded. ``capacity``: tokens of one sequence that an
+    expert takes.
     """
 
     name: str
@@ -225,6 +226,7 @@ class StackSpec:
     token_table: tuple[TensorName, ...] = ()
     not_a_function: str = ""
     not_a_function_when: dict[str, str] = field(default_factory=dict)
+    capacity: Setting = Setting()
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
         has_logit_bias=has_logit_bias(stack, settings) or _is_biased(stack.projection),
         groups=stack.groups and _build_groups(stack.groups, settings, num_experts, top_k, router),
         logit_map=_build_logit_map(stack, settings),
+        capacity=settings.integer(stack.capacity) if settings.has(stack.capacity) else None,
     )
 
 

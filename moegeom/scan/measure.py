@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int32
 from moegeom.core.errors import NonFiniteError
 from moegeom.geometry.norm import unit_rows
 from moegeom.geometry.pre_norm import boundary_angle
+from moegeom.geometry.projected_rows import cosine_scale
 from moegeom.geometry.rounding import (
     UNIT_FLOAT32,
     bf16_noise_scale,
@@ -23,6 +24,8 @@ from moegeom.geometry.selection.mask import fill_decides
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import Quantities
 from moegeom.scan.labels import block_of, is_outlier
+from moegeom.scan.prepared import unavailable
+from moegeom.scan.products import tile_logits
 from moegeom.scan.recorded import (
     recorded_choice,
     recorded_ids,
@@ -72,6 +75,9 @@ def measure(task: Task, start: int, stop: int) -> Measured:
         "logits": found.logits,
         "norm": found.norm,
         "values": found.values,
+        "scale": _token_scale(task, found.values),
+        "top_logits": found.top_logits,
+        "top_expert": found.top_expert,
         "recorded": recorded_choice(task, start, stop),
         **recorded_outputs(task, start, stop),
     }
@@ -81,7 +87,11 @@ def measure(task: Task, start: int, stop: int) -> Measured:
 
 @dataclass(frozen=True, eq=False)
 class _Arrays:
-    """What was read about some finite tokens, row by row."""
+    """What was read about some finite tokens, row by row.
+
+    ``logits`` are ``W y + b``, whose order is the choice and whose differences are distances;
+    ``scale``, where there is one, takes them to the logits that scores are made of.
+    """
 
     token: np.ndarray
     population: np.ndarray
@@ -93,9 +103,33 @@ class _Arrays:
     norm: Float64[np.ndarray, "tokens"] | None
     values: Float[np.ndarray, "tokens hidden"] | None
     recorded: Int32[np.ndarray, "tokens k"] | None
+    top_logits: Float[np.ndarray, "tokens m"] | None = None
+    top_expert: Int32[np.ndarray, "tokens m"] | None = None
     shared_output: np.ndarray | None = None
     routed_output: np.ndarray | None = None
     expert_output: np.ndarray | None = None
+    scale: Float64[np.ndarray, "tokens"] | None = None
+
+    @property
+    def scored_logits(self) -> Float[np.ndarray, "tokens experts"]:
+        """The logits that scores are made of."""
+        return self.logits if self.scale is None else self.logits * self.scale[:, None]
+
+
+def _token_scale(
+    task: Task, values: Float[np.ndarray, "tokens hidden"] | None
+) -> Float64[np.ndarray, "tokens"] | None:
+    """What ``W y + b`` is multiplied by; None for nothing, and for logits of a recording.
+
+    The tokens begin on a tile border.
+    """
+    inner = task.prepared.router.projection
+    if inner is None or inner.scale is None or values is None:
+        return None
+    columns = np.ascontiguousarray(inner.weight.T.astype(np.float64))
+    with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
+        projected = tile_logits(values, columns, inner.bias)
+        return cosine_scale(np.sqrt((projected**2).sum(axis=1)), inner.scale)
 
 
 def _rows(arrays: Mapping[str, Any], kept: Bool[np.ndarray, "tokens"]) -> dict[str, Any]:
@@ -115,12 +149,13 @@ def _float_bound(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
     margin: Float64[np.ndarray, "tokens"],
+    scale: Float64[np.ndarray, "tokens"] | None,
 ) -> Float64[np.ndarray, "tokens"]:
     """Margin below which two correct float32 engines may choose differently."""
     prepared, rule = task.prepared, task.prepared.router.rule
-    bias = prepared.logit_bias
-    largest = 0.0 if bias is None else float(np.abs(bias).max())
-    bound = logit_error_bound(norm, prepared.router.hidden_size, prepared.longest_row, largest)
+    bound = logit_error_bound(norm, prepared.num_terms, prepared.longest_row, prepared.largest_bias)
+    if scale is not None:
+        bound = bound * scale
     if rule.is_affine:
         first, last = (
             np.take_along_axis(logits, chosen[:, [rank]], axis=1)[:, 0].astype(np.float64)
@@ -137,38 +172,34 @@ def _float_bound(
 
 def _quantities(task: Task, read: _Arrays) -> Quantities:
     prepared, rule, kernels = task.prepared, task.prepared.router.rule, task.kernels
-    logits, norm = read.logits, read.norm
-    compared, group_margin = logits, None
+    scored, norm = read.scored_logits, read.norm
+    compared, group_margin = read.logits, None
     if not rule.is_affine:
         compared = kernels["selection_scores"](
-            mapped_logits(logits, rule.logit_map), rule.score, prepared.selection_bias
+            mapped_logits(scored, rule.logit_map), rule.score, prepared.selection_bias
         )
     if rule.groups is not None:
         compared, group_margin = kernels["group_mask"](compared, rule.groups)
     chosen, margin = kernels["top_k"](compared, rule.top_k)
-    distance = pair = None
-    has_all_logits = task.source.facts.stage != "top_logits"
-    if prepared.rows is not None and has_all_logits and "distance" in task.wanted:
-        distance, pair = kernels["boundary_distance"](
-            logits, chosen, margin, prepared.rows, "pair" in task.wanted
-        )
+    distance, distance_upper, pair = _boundary(task, read, chosen, margin)
+    if rule.is_affine and read.scale is not None:
+        compared, margin = scored, margin * read.scale
     population = read.population
     if norm is not None and task.typical_norm is not None:
         outlier = is_outlier(norm, task.typical_norm)
         population = np.where(outlier, task.populations.outliers, population).astype(np.int32)
+    wanted = task.wanted.difference(unavailable(prepared.router, task.source.facts))
     costly = {
-        name: compute(task, read, chosen)
-        for name, compute in _ON_DEMAND.items()
-        if name in task.wanted and (has_all_logits or name not in _FROM_ALL_LOGITS)
+        name: compute(task, read, chosen) for name, compute in _ON_DEMAND.items() if name in wanted
     }
-    if has_all_logits and not _SCORES.isdisjoint(task.wanted):
+    if not _SCORES.isdisjoint(wanted):
         probability, entropy, log_sum_exp = kernels["score_statistics"](
-            _scored(task, logits), rule.score
+            _scored(task, scored), rule.score
         )
         costly |= {"probability": probability, "entropy": entropy, "log_sum_exp": log_sum_exp}
-    if "selection" in task.wanted and has_all_logits:
+    if "selection" in wanted:
         costly["selection"] = compared
-    if "fill_decides" in task.wanted:
+    if "fill_decides" in wanted:
         last = np.take_along_axis(compared, chosen[:, -1:], axis=1)[:, 0]
         fill = np.nan if rule.groups is None else rule.groups.fill  # nothing is filled: never
         costly["fill_decides"] = fill_decides(last, fill)
@@ -183,9 +214,12 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         margin=margin,
         group_margin=group_margin,
         distance=distance,
+        distance_upper=distance_upper,
         pair=pair,
         input_norm=norm,
-        float_bound=None if norm is None else _float_bound(task, norm, logits, chosen, margin),
+        float_bound=None
+        if norm is None
+        else _float_bound(task, norm, scored, chosen, margin, read.scale),
         noise_scale=None
         if norm is None or distance is None
         else bf16_noise_scale(norm, prepared.router.hidden_size),
@@ -197,6 +231,25 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         expert_output=read.expert_output,
         **costly,
     )
+
+
+def _boundary(
+    task: Task,
+    read: _Arrays,
+    chosen: Int32[np.ndarray, "tokens k"],
+    margin: Float64[np.ndarray, "tokens"],
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """Least and largest distance to the boundary, and the nearest wall where it is known."""
+    rows, kernels = task.prepared.rows, task.kernels
+    lacks_scale = task.prepared.router.has_cosine_logits and read.scale is None
+    if rows is None or "distance" not in task.wanted or lacks_scale:
+        return None, None, None
+    if read.top_expert is not None:
+        return kernels["distance_bracket"](read.top_logits, read.top_expert, chosen, margin, rows)
+    distance, pair = kernels["boundary_distance"](
+        read.logits, chosen, margin, rows, "pair" in task.wanted
+    )
+    return distance, distance, pair
 
 
 def _scored(task: Task, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
@@ -217,7 +270,7 @@ def _weights(task: Task, read: _Arrays, chosen: np.ndarray) -> Float64[np.ndarra
         shared = _inputs(read).astype(np.float64) @ router.shared_rows.T.astype(np.float64)
         scores = SCORES[router.rule.score](mapped_logits(shared, router.rule.logit_map))
         shared_sum = scores.sum(axis=1)
-    logits = _scored(task, read.logits)
+    logits = _scored(task, read.scored_logits)
     found = task.kernels["routing_weights"](logits, chosen, router.rule, shared_sum)
     return found if router.expert_scale is None else found * router.expert_scale[chosen]
 
@@ -261,8 +314,7 @@ _ON_DEMAND: Mapping[str, Callable[[Task, _Arrays, np.ndarray], np.ndarray]] = {
     "input": lambda task, read, chosen: _inputs(read),
 }
 
-#: Those that need the logits of all experts, and those that one kernel gives together.
-_FROM_ALL_LOGITS = frozenset({"weights", "angle", "rounding_sigmas"})
+#: Those that one kernel gives together.
 _SCORES = frozenset({"probability", "entropy", "log_sum_exp"})
 
 

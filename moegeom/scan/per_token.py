@@ -16,7 +16,9 @@ class PerTokenFile:
     """``tokens.parquet`` of one router, written batch by batch in the order of the tokens.
 
     ``chosen`` is in descending selection score, ``weights`` in the order of ``chosen``;
-    ``expert_out`` and ``expert_in`` name the nearest wall. What is not known is null.
+    ``expert_out`` and ``expert_in`` name the nearest wall, -1 where it is not decided or there is
+    none. ``boundary_distance`` is exact where ``boundary_distance_upper`` equals it, else a lower
+    bound. What is not known is null.
     """
 
     def __init__(self, path: Path, router: Router) -> None:
@@ -30,6 +32,7 @@ class PerTokenFile:
                 pa.field("weights", pa.list_(pa.float32())),
                 pa.field("margin", pa.float64()),
                 pa.field("boundary_distance", pa.float64()),
+                pa.field("boundary_distance_upper", pa.float64()),
                 pa.field("expert_out", pa.int32()),
                 pa.field("expert_in", pa.int32()),
             ]
@@ -51,6 +54,7 @@ class PerTokenFile:
             else self._lists(q.weights.astype(np.float32), pa.float32()),
             _or_null(q.margin, pa.float64(), rows),
             _or_null(q.distance, pa.float64(), rows),
+            _or_null(q.distance_upper, pa.float64(), rows),
             _or_null(None if pair is None else pair[:, 0], pa.int32(), rows),
             _or_null(None if pair is None else pair[:, 1], pa.int32(), rows),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -12,7 +13,7 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary import RowDistances, row_distances
 
-#: Quantities of router inputs, and quantities of the logits of all experts.
+#: Quantities of router inputs, of walls, and of the logits of all experts.
 _OF_INPUTS = (
     "input_norm",
     "float_bound",
@@ -22,15 +23,8 @@ _OF_INPUTS = (
     "rounding_sigmas",
     "input",
 )
-_OF_ALL_LOGITS = (
-    "distance",
-    "pair",
-    "weights",
-    "selection",
-    "probability",
-    "entropy",
-    "log_sum_exp",
-)
+_OF_WALLS = ("distance", "distance_upper", "pair")
+_OF_ALL_LOGITS = ("selection", "probability", "entropy", "log_sum_exp")
 
 #: Why a quantity is not available, by stage of the recording.
 _NEEDS_INPUT = "needs recorded router inputs; this recording holds {stage}"
@@ -41,8 +35,10 @@ class PreparedRouter:
     """Arrays in the layout that the loops want.
 
     ``weight_columns`` is the transposed weight [hidden, experts]; ``rows`` is None for a curved
-    rule, or when no distance is wanted; ``selection_bias`` is zeros without one; ``longest_row`` is
-    the largest Euclidean length of a row.
+    rule, or when no distance is wanted; ``selection_bias`` is zeros without one. ``longest_row``,
+    ``largest_bias`` and ``num_terms`` bound what rounding does to a logit: the largest Euclidean
+    length of a row, the largest bias, and the length of the sums; behind a projection, which
+    engines multiply by first, the Frobenius norm of that, the length of its bias, and both sums.
     """
 
     router: Router
@@ -51,6 +47,8 @@ class PreparedRouter:
     selection_bias: Float64[np.ndarray, "experts"]
     rows: RowDistances | None
     longest_row: float
+    largest_bias: float
+    num_terms: int
 
 
 def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
@@ -61,6 +59,8 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
     RouterRuleError
         When a weight or bias is not finite: nothing measured on tokens would mean anything.
     """
+    if router.projection is not None and router.projection.scale is not None:
+        _refuse_scale(router, router.projection.scale)
     for what, values in (
         ("row", router.weight),
         ("logit bias", router.logit_bias),
@@ -84,8 +84,32 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
         if affine or router.selection_bias is None
         else router.selection_bias.astype(np.float64),
         rows=row_distances(router.weight, bias) if affine and with_distances else None,
-        longest_row=float(np.sqrt((router.weight.astype(np.float64) ** 2).sum(axis=1).max())),
+        **_error_terms(router, bias),
     )
+
+
+def _error_terms(router: Router, bias: Float[np.ndarray, "experts"] | None) -> dict[str, Any]:
+    inner = router.projection
+    rows = router.weight if inner is None else inner.weight.reshape(1, -1)
+    lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=1))
+    largest = 0.0 if bias is None else float(np.abs(bias).max())
+    if inner is not None and inner.bias is not None:
+        largest = float(np.sqrt((inner.bias.astype(np.float64) ** 2).sum()))
+    return {
+        "longest_row": float(lengths.max()),
+        "largest_bias": largest,
+        "num_terms": router.hidden_size + (0 if inner is None else len(inner.weight)),
+    }
+
+
+def _refuse_scale(router: Router, scale: float) -> None:
+    """Raises RouterRuleError for a scale that orders nothing."""
+    if not 0.0 < scale < np.inf:
+        raise RouterRuleError(
+            f"router {router.name}: its logits are multiplied by {scale}, expected a positive "
+            f"number; tensor {router.provenance.tensors[-1]}.",
+            "The file is damaged or training diverged. `--layers` scans the other layers.",
+        )
 
 
 def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
@@ -96,13 +120,15 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         curved = (
             "walls of this rule are curved or grouped; exact distances exist for affine rules only"
         )
-        reasons |= dict.fromkeys(("distance", "pair", "angle", "rounding_sigmas"), curved)
+        reasons |= dict.fromkeys((*_OF_WALLS, "angle", "rounding_sigmas"), curved)
     if router.gain is None or router.norm is None or router.norm.kind != "rms":
         known = (
             "this is a layer norm" if router.norm and router.gain is not None else "none is known"
         )
         why = f"the angle before the norm is defined for RMS norms; {known}"
         reasons.setdefault("angle", why)
+    if router.rule.capacity is None:
+        reasons["capacity"] = "the rule says no number of tokens of a sequence that an expert takes"
     if not facts.has_documents:
         why = "the recording does not say where documents begin"
         reasons |= dict.fromkeys(("document", "position"), why)
@@ -117,18 +143,40 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
                 "weights of this rule are divided by a sum with the shared experts, whose logits "
                 "need recorded router inputs"
             )
+        if router.has_cosine_logits:
+            why = (
+                "logits of this rule are divided by the length of the projected input, which "
+                "needs recorded router inputs"
+            )
+            reasons |= dict.fromkeys(_OF_WALLS, why)
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
-        lost = ("margin", "group_margin", "fill_decides", *_OF_ALL_LOGITS)
+        lost = ("margin", "group_margin", "fill_decides", "weights", *_OF_WALLS, *_OF_ALL_LOGITS)
         reasons |= dict.fromkeys(lost, why)
     if stage == "top_logits":
         why = "needs all logits; this recording holds the largest ones"
         reasons |= dict.fromkeys(_OF_ALL_LOGITS, why)
+        if _weights_need_all_logits(router):
+            reasons.setdefault("weights", why)
     if "distance" in reasons:
         reasons["noise_scale"] = reasons.get("noise_scale", reasons["distance"])
     if not facts.has_chosen or stage == "ids":
         reasons["matches_recording"] = "the recording does not say what the model chose"
     return reasons
+
+
+def _weights_need_all_logits(router: Router) -> bool:
+    """Whether weights depend on logits that are not among the largest.
+
+    The sum over all experts cancels out of renormalised softmax scores, unless something is added
+    to their sum or bounds it; that sum is at least 1 / E.
+    """
+    rule = router.rule
+    facts = rule.weights
+    if facts.source != "scores" or rule.score != "softmax":
+        return facts.source == "sparsemixer"
+    noticed = max(facts.floor, facts.epsilon * 2.0**53)
+    return not facts.renormalise or noticed * router.num_experts > 1.0
 
 
 def check_width(router: Router, stage: Stage, width: int, source: str) -> None:

@@ -11,6 +11,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TopLogits
 from moegeom.geometry.norm import normed
+from moegeom.geometry.top_logits import spread
 from moegeom.scan.prepared import PreparedRouter, check_width
 from moegeom.scan.products import tile_logits
 from moegeom.scan.task import Task
@@ -21,11 +22,16 @@ LARGEST_OUTPUTS = 2 * 2**30
 
 @dataclass(frozen=True, eq=False)
 class RecordedLogits:
-    """Logits; router inputs and their lengths where wanted and recorded."""
+    """Logits; router inputs and their lengths where wanted and recorded.
+
+    ``top_logits`` and ``top_expert`` are what is known where not all logits are.
+    """
 
     logits: Float[np.ndarray, "tokens experts"]
     norm: Float64[np.ndarray, "tokens"] | None = None
     values: Float[np.ndarray, "tokens hidden"] | None = None
+    top_logits: Float[np.ndarray, "tokens m"] | None = None
+    top_expert: Int32[np.ndarray, "tokens m"] | None = None
 
 
 def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:
@@ -33,7 +39,8 @@ def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:
     router, stage = task.prepared.router, task.source.facts.stage
     if stage == "top_logits":
         top = task.source.read_top_logits(router.name, start, stop)
-        return RecordedLogits(_spread(top, task.prepared, task.source.facts.name))
+        logits = _spread(top, task.prepared, task.source.facts.name, start)
+        return RecordedLogits(logits, top_logits=top.logits, top_expert=top.expert)
     # kernels and products expect rows that lie one after the other, however a source keeps them
     values = np.ascontiguousarray(task.source.read_values(router.name, start, stop))
     check_width(router, stage, values.shape[1], task.source.facts.name)
@@ -101,31 +108,30 @@ def _through_norm(
 
 
 def _spread(
-    top: TopLogits, prepared: PreparedRouter, source: str
+    top: TopLogits, prepared: PreparedRouter, source: str, start: int
 ) -> Float[np.ndarray, "tokens experts"]:
     """Logits with the unrecorded experts below every recorded one of their token.
 
-    They stand at the least recorded logit: the chosen set is right whenever more than top_k are
-    recorded, and the margin is right because its two logits are among the recorded.
+    They stand just below the least recorded logit: the chosen set is right whenever more than
+    top_k are recorded, and the margin is right because its two logits are among the recorded.
     """
-    router = prepared.router
+    router, num_logits = prepared.router, top.logits.shape[1]
     if not router.rule.is_affine or router.rule.has_selection_bias:
         raise RecordingError(
             f"{source}: the largest logits do not decide router {router.name}, which adds a bias "
             f"to its {router.rule.score} scores or masks groups.",
             "Record router inputs or all logits.",
         )
-    if top.logits.shape[1] <= router.rule.top_k:
+    if num_logits <= router.rule.top_k and num_logits < router.num_experts:
         raise RecordingError(
-            f"{source}: {top.logits.shape[1]} logits a token are recorded for router "
+            f"{source}: {num_logits} logits a token are recorded for router "
             f"{router.name}; its {router.rule.top_k} chosen experts and the next one are needed.",
             f"Record at least {router.rule.top_k + 1}.",
         )
-    least = top.logits.min(axis=1, keepdims=True)
-    below = np.nextafter(least, np.float32(-np.inf))
-    logits = np.repeat(below, router.num_experts, axis=1)
-    np.put_along_axis(logits, top.expert.astype(np.int64), top.logits, axis=1)
-    return logits
+    _check_experts(top.expert, router, source, start)
+    with np.errstate(over="ignore"):  # below the least float32 is none: not finite, counted apart
+        below = np.nextafter(top.logits.min(axis=1), np.float32(-np.inf))
+    return spread(top.logits, top.expert, below, router.num_experts)
 
 
 def recorded_choice(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"] | None:
@@ -142,11 +148,19 @@ def recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens
     ids = task.source.read_chosen(router.name, start, stop)
     assert ids is not None, "stage ids holds ids"
     check_width(router, "ids", ids.shape[1], name)
+    _check_experts(ids, router, name, start)
+    return np.ascontiguousarray(ids)
+
+
+def _check_experts(
+    ids: Int32[np.ndarray, "tokens width"], router: Router, source: str, start: int
+) -> None:
+    """Raises RecordingError for numbers that are no experts, or stand twice in one token."""
     wrong = (ids < 0) | (ids >= router.num_experts)
     if wrong.any():
         row, slot = np.argwhere(wrong)[0]
         raise RecordingError(
-            f"{name}: token {start + row} of router {router.name} names expert {ids[row, slot]}; "
+            f"{source}: token {start + row} of router {router.name} names expert {ids[row, slot]}; "
             f"the checkpoint has {router.num_experts}.",
             "Padding must be cut off before the ids are used.",
         )
@@ -155,8 +169,7 @@ def recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens
     if twice.any():
         row = int(np.argmax(twice))
         raise RecordingError(
-            f"{name}: token {start + row} of router {router.name} names an expert twice: "
+            f"{source}: token {start + row} of router {router.name} names an expert twice: "
             f"{ids[row].tolist()}.",
             "Padding, or rows of layers without router, must be cut off before the ids are used.",
         )
-    return np.ascontiguousarray(ids)

@@ -18,9 +18,15 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts, Stage, TokenSource
 from moegeom.kernels.table import load_kernels
-from moegeom.pipeline import ScanRequest, Watch, examine_tokens, open_source, select_layers
+from moegeom.pipeline import (
+    ScanRequest,
+    Terms,
+    Watch,
+    examine_tokens,
+    open_source,
+    select_layers,
+)
 from moegeom.report.balances import Balance, RouterBalance
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 from moegeom.scan.labels import RUN_TOKENS
 from moegeom.scan.plan import SAMPLE_TOKENS
@@ -36,7 +42,7 @@ _ENDINGS = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True)
-class BalanceRequest:
+class BalanceRequest(Terms):
     """What was asked for. ``source`` is a token source made by the caller instead of a path."""
 
     checkpoint: str
@@ -44,13 +50,7 @@ class BalanceRequest:
     source: TokenSource | None = None
     stage: Stage | None = None
     router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    layers: str | None = None
-    stale_inputs: bool = False
-    unverified: bool = False
-    seed: int = 0
     out: Path | None = None
-    asked: AskedFamily = NOTHING_ASKED
-    rules: Path | None = None
 
 
 def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
@@ -67,7 +67,8 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     if request.out is not None:
         _refuse_out(request.out)
     asked = _as_scan(request)
-    routers = load_routers(open_checkpoint(request.checkpoint), asked=request.asked)
+    store = open_checkpoint(request.checkpoint, request.remote)
+    routers = load_routers(store, asked=request.asked)
     chosen = select_layers(routers, request.layers)
     source = open_source(asked, chosen)
     if source is None:
@@ -98,7 +99,7 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     facts = run_facts(routers, recorded, source.facts, trust)
     left_out = [router.name for router in chosen if router not in recorded]
     return Balance(
-        run=facts | {"seconds": time.perf_counter() - started},
+        run=facts | {"seconds": time.perf_counter() - started, "layers_asked": request.layers},
         routers=tuple(found),
         left_out=tuple((name, f"{source.facts.name} does not record it") for name in left_out),
         num_tokens=found[0].num_tokens,
@@ -167,10 +168,5 @@ def _as_scan(request: BalanceRequest) -> ScanRequest:
         source=request.source,
         stage=request.stage,
         router_map=request.router_map,
-        layers=request.layers,
-        asked=request.asked,
-        rules=request.rules,
-        stale_inputs=request.stale_inputs,
-        unverified=request.unverified,
-        seed=request.seed,
+        **request.shared(),
     )

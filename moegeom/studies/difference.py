@@ -17,18 +17,19 @@ from threadpoolctl import threadpool_limits
 from moegeom.core.errors import UsageError
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.router import Router, RouterSet, Rule
-from moegeom.pipeline import ScanRequest, Watch, scan
+from moegeom.pipeline import ScanRequest, Terms, Watch, scan
+from moegeom.report.asked_layers import layers_without_router
 from moegeom.report.differences import Difference, Figures, RouterChange, Side
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.results.writer import refuse_existing
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.scan.plan import num_workers
 from moegeom.studies.difference_sides import Opened, describe, open_side
 from moegeom.studies.figure_change import figure_changes
 from moegeom.studies.projected_change import ProjectedRouters, compare_projected
 from moegeom.studies.router_change import Samples, compare_routers
+from moegeom.studies.rule_difference import rule_differences
 
 #: Names of the two sides in messages and of their results under ``--out``.
 _LETTERS = ("A", "B")
@@ -41,7 +42,7 @@ _APPROXIMATE = (
 
 
 @dataclass(frozen=True)
-class DifferenceRequest:
+class DifferenceRequest(Terms):
     """What was asked for. ``a`` and ``b`` are checkpoints or results directories.
 
     ``tokens`` holds nothing, one recording for both checkpoints, or one for each. With ``experts``
@@ -50,16 +51,10 @@ class DifferenceRequest:
 
     a: str
     b: str
-    layers: str | None = None
     experts: bool = False
     tokens: Sequence[str] = ()
-    stale_inputs: bool = False
-    unverified: bool = False
     out: Path | None = None
-    seed: int = 0
     num_workers: int | None = None
-    asked: AskedFamily = NOTHING_ASKED
-    rules: Path | None = None
 
 
 def difference(
@@ -77,10 +72,7 @@ def difference(
         When a side cannot be read, or the request cannot be meant.
     """
     _refuse_unmeant(request)
-    sides = (
-        open_side(request.a, request.layers, request.asked, request.rules),
-        open_side(request.b, request.layers, request.asked, request.rules),
-    )
+    sides = open_side(request.a, request), open_side(request.b, request)
     samples = _samples(sides, announce) if request.experts else None
     with _measured(request, sides, watch) as results:
         found = _routers(request, sides, samples)
@@ -91,7 +83,11 @@ def difference(
             found,
             sides=_described(sides, results),
             figures=figures,
-            notes=(*found.notes, *_notes(request, results, figures)),
+            notes=(
+                *found.notes,
+                *_absent_layers(request, sides),
+                *_notes(request, results, figures),
+            ),
             not_looked_at=tuple(_not_looked_at(request, sides, figures)),
         )
 
@@ -195,13 +191,9 @@ def _unlike(
     if a["rule"] != b["rule"]:
         yield f"rule: {a['rule']} in A; {b['rule']} in B"
     elif others := [name for name in first if first[name] != second[name]]:
-        fields = [
-            f"{field.name} {getattr(first[others[0]], field.name)} in A, "
-            f"{getattr(second[others[0]], field.name)} in B"
-            for field in dataclasses.fields(Rule)
-            if getattr(first[others[0]], field.name) != getattr(second[others[0]], field.name)
-        ]
-        yield f"the rule of {len(others)} routers, first {others[0]}: {'; '.join(fields)}"
+        steps = "; ".join(rule_differences(first[others[0]], second[others[0]]))
+        counted = f"{len(others)} routers, first" if len(others) > 1 else "router"
+        yield f"the rule of {counted} {others[0]}: {steps}"
 
 
 def _other_norm(a: Router, b: Router) -> bool:
@@ -253,13 +245,8 @@ def _scan_request(
         checkpoint=side.target,
         out=out,
         tokens=recording,
-        layers=request.layers,
-        asked=request.asked,
-        rules=request.rules,
-        stale_inputs=request.stale_inputs,
-        unverified=request.unverified,
-        seed=request.seed,
         num_workers=request.num_workers,
+        **request.shared(),
     )
 
 
@@ -284,6 +271,13 @@ def _described(
 
 def _no_sides() -> tuple[Side, Side]:
     return Side("", "", "", 0), Side("", "", "", 0)
+
+
+def _absent_layers(request: DifferenceRequest, sides: tuple[Opened, Opened]) -> Iterator[str]:
+    """A note for each side that lacks layers which were asked for."""
+    for letter, side in zip(_LETTERS, sides, strict=True):
+        if absent := layers_without_router(request.layers, side.names()):
+            yield f"{letter}: {absent}."
 
 
 def _notes(

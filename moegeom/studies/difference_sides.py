@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.router import RouterSet
-from moegeom.pipeline import lint, recalled
+from moegeom.pipeline import Terms, lint, recalled
 from moegeom.report.differences import Side
-from moegeom.results.known_rules import LEAST_SHARE
+from moegeom.report.rule_brief import rule_brief
+from moegeom.report.rule_trust import assumed, rule_status, rule_trust
 from moegeom.results.reader import ResultsView, is_results, open_results
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
+from moegeom.router.describe import rule_origin
 from moegeom.router.load import load_routers
+from moegeom.scan.run_facts import router_facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,35 +25,30 @@ class Opened:
     """One side: a checkpoint with its routers (``store`` and ``routers``), or ``results``."""
 
     target: str
-    layers: str | None
+    terms: Terms
     store: TensorStore | None = None
     routers: RouterSet | None = None
     results: ResultsView | None = None
-    asked: AskedFamily = NOTHING_ASKED
-    rules: Path | None = None
 
     @cached_property
     def weights(self) -> ResultsView:
         """What results tell of the weights; measured here for a checkpoint."""
-        return (
-            lint(self.target, self.layers, self.asked, self.rules)
-            if self.results is None
-            else self.results
-        )
+        return lint(self.target, self.terms) if self.results is None else self.results
+
+    def names(self) -> list[str]:
+        """Names of the routers of this side."""
+        if self.routers is not None:
+            return [router.name for router in self.routers.routers]
+        return [router["name"] for router in self.weights.run["routers"]]
 
 
-def open_side(
-    target: str,
-    layers: str | None,
-    asked: AskedFamily = NOTHING_ASKED,
-    rules: Path | None = None,
-) -> Opened:
+def open_side(target: str, terms: Terms) -> Opened:
     """Opens a checkpoint, reading its routers, or results."""
     if is_results(target):
-        return Opened(target, layers, results=open_results(target))
-    store = open_checkpoint(target)
-    routers = recalled(load_routers(store, layers, asked), rules)
-    return Opened(target, layers, store, routers, asked=asked, rules=rules)
+        return Opened(target, terms, results=open_results(target))
+    store = open_checkpoint(target, terms.remote)
+    routers = recalled(load_routers(store, terms.layers, terms.asked), terms.rules)
+    return Opened(target, terms, store, routers)
 
 
 def describe(side: Opened, measured: ResultsView | None) -> Side:
@@ -60,38 +56,30 @@ def describe(side: Opened, measured: ResultsView | None) -> Side:
     tokens = "" if measured is None else _tokens(measured.run)
     if side.routers is not None and side.store is not None:
         found = side.routers
+        known = found.verified_by or assumed(rule_origin(found.family))
+        brief = rule_brief(found.family_text, [router_facts(router) for router in found.routers])
         return Side(
             name=side.target,
             kind="checkpoint",
-            rule=f"{found.family}: {found.family_text}; rule {_trust(found.verified_by)}",
+            rule=f"{found.family}: {brief}; rule {known}",
             num_routers=len(found.routers),
             bytes_read=side.store.bytes_read,
             bytes_total=found.bytes_total,
             tokens=tokens,
+            rule_status="verified" if found.verified_by else "assumed",
         )
     assert side.results is not None
     run = side.results.run
     checkpoint = run["checkpoint"]
+    brief = rule_brief(checkpoint["rule"], run["routers"])
     return Side(
         name=f"{side.target} of {checkpoint['name']}",
         kind="results",
-        rule=f"{checkpoint['family']}: {checkpoint['rule']}; rule {_trust(_verified_by(run))}",
+        rule=f"{checkpoint['family']}: {brief}; rule {rule_trust(run)}",
         num_routers=len(run["routers"]),
         tokens=tokens or _tokens(run),
+        rule_status=rule_status(run) or "",
     )
-
-
-def _trust(verified_by: str) -> str:
-    return verified_by or "assumed from config"
-
-
-def _verified_by(run: Mapping[str, Any]) -> str:
-    """What verified the rule: choices recorded with the tokens of these results, or before."""
-    trust = run.get("trust") or {}
-    share = trust.get("share_reproduced")
-    if share is not None and share >= LEAST_SHARE and not trust.get("overridden"):
-        return "verified by recorded choices"
-    return run["checkpoint"].get("verified_by") or ""
 
 
 def _tokens(run: Mapping[str, Any]) -> str:

@@ -20,10 +20,9 @@ from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage
 from moegeom.core.verdict import Verdict
 from moegeom.metrics import METRICS
-from moegeom.pipeline import ScanRequest, Watch, lint, scan
+from moegeom.pipeline import ScanRequest, Terms, Watch, lint, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
 
@@ -35,7 +34,7 @@ _RENUMBERED = "MGI121"
 
 
 @dataclass(frozen=True)
-class GateRequest:
+class GateRequest(Terms):
     """What was asked for. ``target`` is a checkpoint, or a results directory.
 
     None leaves a choice to the profile. ``profile`` None looks for ``moegeom.toml`` or
@@ -46,20 +45,14 @@ class GateRequest:
     tokens: str | None = None
     stage: Stage | None = None
     router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    layers: str | None = None
     profile: Path | None = None
     baseline: Path | None = None
     update_baseline: bool = False
     select: tuple[str, ...] | None = None
     fail_on: Severity | None = None
     out: Path | None = None
-    stale_inputs: bool = False
-    unverified: bool = False
     skip_non_finite: bool = False
-    seed: int = 0
     num_workers: int | None = None
-    asked: AskedFamily = NOTHING_ASKED
-    rules: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
         _refuse_measuring(request)
         return open_results(request.target)
     if request.tokens is None and request.out is None:
-        return lint(request.target, request.layers, request.asked, request.rules)
+        return lint(request.target, request)
     if request.out is not None:
         return open_results(scan(_scan_request(request, request.out), watch))
     with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
@@ -190,7 +183,7 @@ def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryR
 
 
 def _samples(request: GateRequest, announce: Callable[[str], None]) -> ExpertSamples:
-    store = open_checkpoint(request.target)
+    store = open_checkpoint(request.target, request.remote)
     routers = load_routers(store, asked=request.asked).routers
     samples = read_expert_samples(store, routers)
     announce(f"read {samples.bytes_read:,} bytes of headers and expert weights to know experts by")
@@ -209,12 +202,7 @@ def _scan_request(request: GateRequest, out: Path) -> ScanRequest:
         tokens=request.tokens,
         stage=request.stage,
         router_map=request.router_map,
-        layers=request.layers,
-        asked=request.asked,
-        rules=request.rules,
-        stale_inputs=request.stale_inputs,
-        unverified=request.unverified,
         skip_non_finite=request.skip_non_finite,
-        seed=request.seed,
         num_workers=request.num_workers,
+        **request.shared(),
     )

@@ -11,6 +11,9 @@ from pathlib import Path
 from moegeom.core.errors import UsageError
 from moegeom.core.series import Series
 from moegeom.pipeline import Watch
+from moegeom.report.asked_layers import layers_without_router
+from moegeom.report.rule_brief import rule_brief
+from moegeom.report.rule_trust import rule_status, rule_trust
 from moegeom.studies.series_curves import (
     agreement_curves,
     drift_curves,
@@ -55,7 +58,12 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
             measured.append(step)
     if not measured:
         raise _nothing_finished(request, skipped)
-    notes = [*trend_notes(len(measured)), *_gone(measured), *_waived(measured)]
+    notes = [
+        *trend_notes(len(measured)),
+        *_gone(measured),
+        *_waived(measured),
+        *_absent_layers(request, measured[-1]),
+    ]
     curves = [
         *stored_curves(measured, notes),
         *drift_curves(measured, notes),
@@ -71,6 +79,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         expert_loads=with_trends(load_curves(measured, request.expert), axis),
         skipped=tuple(skipped),
         notes=tuple(notes),
+        rule=_rule(measured),
     )
     write_series(folder, series)
     return series
@@ -81,6 +90,22 @@ def _nothing_finished(request: TrackRequest, skipped: Sequence[tuple[str, str]])
         f"{' '.join(request.patterns)}: no finished checkpoint.",
         "; ".join(f"{name}: {reason}" for name, reason in skipped[:3]),
     )
+
+
+def _rule(measured: Sequence[MeasuredStep]) -> str:
+    """The rule of the last step, and whether it is verified at each step or assumed."""
+    run = measured[-1].results.run
+    family, sentence = run["checkpoint"]["family"], run["checkpoint"]["rule"]
+    said = f"{family}: {rule_brief(sentence, run['routers'])}; "
+    lacking = [step for step in measured if rule_status(step.results.run) == "assumed"]
+    if not lacking:
+        return f"{said}verified by recorded choices at every step"
+    assumed = rule_trust(lacking[-1].results.run)
+    if len(lacking) == len(measured):
+        return f"{said}{assumed}"
+    named = ", ".join(step.facts.name for step in lacking[:4]) + " ..." * (len(lacking) > 4)
+    number = f"{len(measured) - len(lacking)} of {len(measured)} steps"
+    return f"{said}verified by recorded choices at {number}, {assumed} at {named}"
 
 
 def _gone(measured: Sequence[MeasuredStep]) -> list[str]:
@@ -102,6 +127,13 @@ def _waived(measured: Sequence[MeasuredStep]) -> list[str]:
     if not names:
         return []
     return [f"NOT TRUSTED: recordings accepted against their tests: {', '.join(names)}."]
+
+
+def _absent_layers(request: TrackRequest, last: MeasuredStep) -> list[str]:
+    """A note on layers that were asked for and are not in the last checkpoint."""
+    names = (router["name"] for router in last.results.run["routers"])
+    absent = layers_without_router(request.layers, names)
+    return [f"{absent.capitalize()}."] if absent else []
 
 
 def _make(folder: Path) -> None:

@@ -14,10 +14,9 @@ from moegeom.core.errors import CheckpointError, MoeGeomError, ResultsError, Usa
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.series import SeriesStep
 from moegeom.metrics import METRICS
-from moegeom.pipeline import ScanRequest, Watch, open_source, scan, select_layers
+from moegeom.pipeline import ScanRequest, Terms, Watch, open_source, scan, select_layers
 from moegeom.report.whole_file import write_whole
 from moegeom.results.reader import Results, open_results
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 from moegeom.scan.run_facts import column_versions, file_identity
 from moegeom.studies.series_choices import Choices, choices, read_choices, write_choices
@@ -25,7 +24,7 @@ from moegeom.studies.series_paths import Candidate, recording_path
 
 
 @dataclass(frozen=True)
-class TrackRequest:
+class TrackRequest(Terms):
     """What was asked for. ``tokens`` is a path with {step} or {name}; None looks at weights alone.
 
     ``out`` None is runs/<name of the series>.track. ``expert`` asks for the load of one expert at
@@ -35,16 +34,10 @@ class TrackRequest:
     patterns: tuple[str, ...]
     out: Path | None = None
     tokens: str | None = None
-    layers: str | None = None
     expert: int | None = None
-    stale_inputs: bool = False
-    unverified: bool = False
     exclude_first: int = 0
     restart: bool = False
-    seed: int = 0
     num_workers: int | None = None
-    asked: AskedFamily = NOTHING_ASKED
-    rules: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +145,10 @@ def _scan_request(
         checkpoint=str(candidate.path),
         out=out,
         tokens=None if recording is None else str(recording),
-        layers=request.layers,
-        asked=request.asked,
-        rules=request.rules,
         exclude_first=request.exclude_first,
-        stale_inputs=request.stale_inputs,
-        unverified=request.unverified,
         restart=request.restart,
-        seed=request.seed,
         num_workers=request.num_workers,
+        **request.shared(),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moegeom.checkpoint.remote_url import scheme_of, shown
 from moegeom.core.errors import UsageError
 
 #: Names that say "not finished yet".
@@ -55,10 +56,16 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tup
     Raises
     ------
     UsageError
-        When nothing matches, one of several names holds no number, or two have the same one.
+        For a URL; when nothing matches, one of several names holds no number, or two have the same
+        one.
     """
     found: dict[Path, str] = {}
     for pattern in patterns:
+        if scheme_of(pattern):
+            raise UsageError(
+                f"{shown(pattern)}: is a URL; a series is made of paths.",
+                "Download the checkpoints, or compare two of them with `moegeom diff`.",
+            )
         # Path.glob refuses absolute patterns
         paths = [pattern] if Path(pattern).exists() else glob.glob(pattern)  # noqa: PTH207
         for path in paths:

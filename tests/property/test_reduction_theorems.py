@@ -58,6 +58,7 @@ def quantities_of(token: np.ndarray) -> Quantities:
         margin=floats[0][token],
         group_margin=floats[1][token],
         distance=floats[2][token],
+        distance_upper=(floats[2] * (1.0 + np.where(matches, 0.0, floats[3])))[token],
         pair=np.stack([chosen[:, -1], (chosen[:, -1] + 1) % EXPERTS], axis=1)[token],
         input_norm=floats[3][token],
         float_bound=0.01 * floats[3][token],

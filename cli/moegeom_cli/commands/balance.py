@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.family_options import FamilyFile, asked_family
-from moegeom_cli.options import AllLayers, Layers, PrintFormat, RouterMap, StaleInputs, Unverified
+from moegeom_cli.options import (
+    AllLayers,
+    Checkpoint,
+    Layers,
+    NoCache,
+    PrintFormat,
+    RouterMap,
+    StaleInputs,
+    Unverified,
+    remote_options,
+)
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
 
@@ -17,7 +27,7 @@ NEEDS_ARGUMENTS = True
 
 
 def run(
-    checkpoint: Annotated[str, typer.Argument(help="Directory, index json or safetensors file.")],
+    checkpoint: Checkpoint,
     tokens: Annotated[
         str,
         typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),
@@ -37,6 +47,7 @@ def run(
     all_layers: AllLayers = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sample of tokens.")] = 0,
     family: FamilyFile = None,
+    no_cache: NoCache = False,
     format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
@@ -55,6 +66,7 @@ def run(
         unverified=unverified,
         asked=asked_family(family),
         rules=rules_folder(),
+        remote=remote_options(no_cache),
         seed=seed,
         out=out,
     )

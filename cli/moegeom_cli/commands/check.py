@@ -17,7 +17,17 @@ from moegeom_cli.family_options import (
     TopK,
     asked_family,
 )
-from moegeom_cli.options import Layers, PrintFormat, RouterMap, StaleInputs, Threads, Unverified
+from moegeom_cli.options import (
+    CheckpointOrResults,
+    Layers,
+    NoCache,
+    PrintFormat,
+    RouterMap,
+    StaleInputs,
+    Threads,
+    Unverified,
+    remote_options,
+)
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
 
@@ -26,10 +36,7 @@ NEEDS_ARGUMENTS = True
 
 
 def run(
-    target: Annotated[
-        str | None,
-        typer.Argument(help="Checkpoint (directory, index json, safetensors file) or results."),
-    ] = None,
+    target: CheckpointOrResults = None,
     tokens: Annotated[
         str | None,
         typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),
@@ -81,6 +88,7 @@ def run(
     renormalise: Renormalise = False,
     selection_bias: SelectionBias = None,
     logit_bias: LogitBias = None,
+    no_cache: NoCache = False,
     format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
 ) -> int:
@@ -123,6 +131,7 @@ def run(
             family, router_pattern, top_k, score, renormalise, selection_bias, logit_bias
         ),
         rules=rules_folder(),
+        remote=remote_options(no_cache),
         seed=seed,
         num_workers=threads,
     )

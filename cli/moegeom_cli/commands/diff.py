@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.family_options import FamilyFile, asked_family
-from moegeom_cli.options import Layers, PrintFormat, StaleInputs, Threads, Unverified
+from moegeom_cli.options import (
+    CHECKPOINT,
+    Layers,
+    NoCache,
+    PrintFormat,
+    StaleInputs,
+    Threads,
+    Unverified,
+    remote_options,
+)
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, watching, width
 
@@ -18,7 +27,8 @@ NEEDS_ARGUMENTS = True
 
 def run(
     a: Annotated[
-        str, typer.Argument(help="Before: checkpoint (directory, index json, file) or results.")
+        str,
+        typer.Argument(help=f"Before: results of a scan, or a checkpoint: {CHECKPOINT}."),
     ],
     b: Annotated[str, typer.Argument(help="After: the same kinds.")],
     layers: Layers = None,
@@ -42,6 +52,7 @@ def run(
     threads: Threads = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
     family: FamilyFile = None,
+    no_cache: NoCache = False,
     format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
@@ -61,6 +72,7 @@ def run(
         out=out,
         asked=asked_family(family),
         rules=rules_folder(),
+        remote=remote_options(no_cache),
         seed=seed,
         num_workers=threads,
     )

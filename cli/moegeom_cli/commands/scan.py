@@ -19,14 +19,17 @@ from moegeom_cli.family_options import (
 )
 from moegeom_cli.options import (
     AllLayers,
+    Checkpoint,
     ExcludeFirst,
     Layers,
+    NoCache,
     PrintFormat,
     Restart,
     RouterMap,
     StaleInputs,
     Threads,
     Unverified,
+    remote_options,
 )
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
@@ -36,10 +39,10 @@ NEEDS_ARGUMENTS = True
 
 
 def run(
-    checkpoint: Annotated[str, typer.Argument(help="Directory, file or URL (hf://owner/name).")],
+    checkpoint: Checkpoint,
     tokens: Annotated[
         str | None,
-        typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),
+        typer.Option("--tokens", help="Recording, trace, npy, npz, safetensors, Parquet."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -52,6 +55,10 @@ def run(
             "--stage",
             help="What foreign numbers are: router_input, pre_norm, logits, top_logits, ids.",
         ),
+    ] = None,
+    dialect: Annotated[
+        str | None,
+        typer.Option("--dialect", help="Whose trace it is, where the file does not show it."),
     ] = None,
     router_map: RouterMap = None,
     prior: Annotated[
@@ -79,6 +86,7 @@ def run(
     renormalise: Renormalise = False,
     selection_bias: SelectionBias = None,
     logit_bias: LogitBias = None,
+    no_cache: NoCache = False,
     format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
 ) -> None:
@@ -101,6 +109,7 @@ def run(
         out=out or _default_out(checkpoint),
         tokens=tokens,
         stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        dialect=dialect,
         router_map=pairs,
         prior=prior,
         layers=layers,
@@ -114,6 +123,7 @@ def run(
             family, router_pattern, top_k, score, renormalise, selection_bias, logit_bias
         ),
         rules=rules_folder(),
+        remote=remote_options(no_cache),
         seed=seed,
         num_workers=threads,
     )

@@ -19,7 +19,11 @@ NEEDS_ARGUMENTS = True
 
 def run(
     checkpoints: Annotated[
-        list[str], typer.Argument(help="Pattern in quotes, such as 'step_*', or several paths.")
+        list[str],
+        typer.Argument(
+            help="Pattern in quotes, such as 'step_*', or several paths, of checkpoints (folders "
+            "and files, no URLs) or results of scans."
+        ),
     ],
     tokens: Annotated[
         str | None,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from moegeom.core.registry import Registry
-from moegeom.report._reporter import View
+from moegeom.report._reporter import Reporter
 
 Meaning = Literal[
     "none",
@@ -148,15 +148,7 @@ class Balance:
     written: str | None = None
 
 
-@dataclass(frozen=True)
-class BalanceReporter:
-    """``render`` turns the answer into the text that goes to stdout."""
-
-    name: str
-    render: Callable[[Balance, View], str]
-
-
 #: Reporters by file name.
-BALANCE_REPORTERS: Registry[BalanceReporter] = Registry(
-    "format", "moegeom.report.balances", "REPORTER", BalanceReporter
+BALANCE_REPORTERS: Registry[Reporter[Balance]] = Registry(
+    "format", "moegeom.report.balances", "REPORTER", Reporter
 )

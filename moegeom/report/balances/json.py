@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from moegeom.report._reporter import View
-from moegeom.report.balances._balance import SENTENCES, Balance, BalanceReporter
+from moegeom.report._reporter import Reporter, View
+from moegeom.report.balances._balance import SENTENCES, Balance
+from moegeom.report.rule_trust import rule_facts
 from moegeom.report.strict_json import document_text
 
 
@@ -28,9 +29,10 @@ def render(balance: Balance, view: View) -> str:
         "level": balance.level,
         "seed": balance.seed,
         "written": balance.written,
+        **rule_facts(balance.run),
         "run": balance.run,
     }
     return document_text(document)
 
 
-REPORTER = BalanceReporter("json", render)
+REPORTER = Reporter("json", render)

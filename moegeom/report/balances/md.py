@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from moegeom.report._reporter import View
-from moegeom.report.balances._balance import Balance, BalanceReporter, RouterBalance
+from moegeom.report._reporter import Reporter, View
+from moegeom.report.balances._balance import Balance, RouterBalance
 from moegeom.report.balances._wording import (
     figure,
     limits,
@@ -88,4 +88,4 @@ def _plain(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
-REPORTER = BalanceReporter("md", render)
+REPORTER = Reporter("md", render)

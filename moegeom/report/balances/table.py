@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from moegeom.report._reporter import View
-from moegeom.report.balances._balance import Balance, BalanceReporter, RouterBalance
+from moegeom.report._reporter import Reporter, View
+from moegeom.report.balances._balance import Balance, RouterBalance
 from moegeom.report.balances._wording import (
     figure,
     limits,
@@ -152,4 +152,4 @@ def _ending(balance: Balance, width: int) -> list[Text]:
     return [Text(part, style="dim") for text in said for part in wrapped(text, width)]
 
 
-REPORTER = BalanceReporter("table", render)
+REPORTER = Reporter("table", render)

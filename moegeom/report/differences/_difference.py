@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from moegeom.core.registry import Registry
-from moegeom.report._reporter import View
+from moegeom.report._reporter import Reporter
 
 
 def percent(share: float) -> str:
@@ -21,7 +21,7 @@ class Side:
     """One of the two things that are compared.
 
     ``kind`` is "checkpoint" or "results". ``tokens`` says on which tokens it was measured; empty
-    when on none. Bytes are 0 for results.
+    when on none. Bytes are 0 for results. ``rule_status`` is "verified" or "assumed".
     """
 
     name: str
@@ -31,6 +31,7 @@ class Side:
     bytes_read: int = 0
     bytes_total: int = 0
     tokens: str = ""
+    rule_status: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,15 +135,7 @@ class Difference:
     not_looked_at: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class DifferenceReporter:
-    """``render`` turns a difference into the text that goes to stdout."""
-
-    name: str
-    render: Callable[[Difference, View], str]
-
-
 #: Reporters of differences by file name.
-DIFFERENCE_REPORTERS: Registry[DifferenceReporter] = Registry(
-    "format", "moegeom.report.differences", "REPORTER", DifferenceReporter
+DIFFERENCE_REPORTERS: Registry[Reporter[Difference]] = Registry(
+    "format", "moegeom.report.differences", "REPORTER", Reporter
 )

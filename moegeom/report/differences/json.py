@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from moegeom.report._reporter import View
-from moegeom.report.differences._difference import Difference, DifferenceReporter
+from moegeom.report._reporter import Reporter, View
+from moegeom.report.differences._difference import Difference
 from moegeom.report.differences._wording import described, verdict_sentence
 from moegeom.report.strict_json import document_text
 
@@ -54,4 +54,4 @@ def _figures(difference: Difference) -> dict[str, Any] | None:
     }
 
 
-REPORTER = DifferenceReporter("json", render)
+REPORTER = Reporter("json", render)

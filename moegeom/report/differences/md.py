@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from moegeom.report._reporter import View
-from moegeom.report.differences._difference import Difference, DifferenceReporter, Figures
+from moegeom.report._reporter import Reporter, View
+from moegeom.report.differences._difference import Difference, Figures
 from moegeom.report.differences._wording import (
     by_column,
     detectable,
@@ -89,4 +89,4 @@ def _plain(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
-REPORTER = DifferenceReporter("md", render)
+REPORTER = Reporter("md", render)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from moegeom.report._reporter import View
+from moegeom.report._reporter import Reporter, View
 from moegeom.report.differences._difference import (
     Difference,
-    DifferenceReporter,
     FigureChange,
     Figures,
     RouterChange,
@@ -183,4 +182,4 @@ def _ending(difference: Difference, width: int) -> list[Text]:
     return [Text(part, style="dim") for text in said for part in wrapped(text, width)]
 
 
-REPORTER = DifferenceReporter("table", render)
+REPORTER = Reporter("table", render)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from moegeom.report._reporter import Reporter, View
+from moegeom.report.rule_trust import rule_facts
 from moegeom.report.strict_json import document_text
 from moegeom.results.reader import Results
 
 
 def render(results: Results, view: View) -> str:
     """The results as JSON; infinities are the strings "inf" and "-inf", unknown is null."""
-    document = {"run": results.run, "results": results.path.name}
+    document = {"run": results.run, "results": results.path.name, **rule_facts(results.run)}
     document |= {table: results.rows(table) for table in results.tables()}
     return document_text(document)
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from moegeom.report._reporter import Reporter, View
-from moegeom.report.header import routers_line, rule_line, tokens_line, trust_line
+from moegeom.report.header import (
+    gate_rule_line,
+    routers_line,
+    rule_line,
+    tokens_line,
+    trust_line,
+)
 from moegeom.report.layer_table import layer_table
 from moegeom.report.summary import summarise
 from moegeom.results.reader import Results
@@ -15,7 +21,9 @@ def render(results: Results, view: View) -> str:
     name = summary.run["checkpoint"]["name"]
     lines = [f"## moegeom: {name}", "", rule_line(summary), ""]
     lines += [f"- **routers** {routers_line(summary)}", f"- **tokens** {tokens_line(summary)}"]
-    if summary.run["tokens"] is not None:
+    if summary.run["tokens"] is None:
+        lines.append(f"- **rule** {gate_rule_line(summary.run)}")
+    else:
         lines.append(f"- **trust** {trust_line(summary)}")
     errors, warnings = summary.count("error"), summary.count("warning")
     lines += ["", f"**Verdict** {errors} errors, {warnings} warnings.", ""]

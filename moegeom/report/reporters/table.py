@@ -6,7 +6,14 @@ from rich.text import Text
 
 from moegeom.core.finding import Finding
 from moegeom.report._reporter import Reporter, View
-from moegeom.report.header import routers_line, rule_line, skipped, tokens_line, trust_line
+from moegeom.report.header import (
+    gate_rule_line,
+    routers_line,
+    rule_line,
+    skipped,
+    tokens_line,
+    trust_line,
+)
 from moegeom.report.layer_table import LayerTable, layer_table
 from moegeom.report.recording_hint import recording_hint
 from moegeom.report.screen import (
@@ -52,8 +59,11 @@ def render(results: Results, view: View) -> str:
 def _header(lines: list[Text], summary: Summary, width: int) -> None:
     lines += titled(summary.run["checkpoint"]["name"], rule_line(summary), width)
     lines += labelled("routers", routers_line(summary), width)
-    lines += labelled("tokens", tokens_line(summary), width)
-    if summary.run["tokens"] is not None:
+    if summary.run["tokens"] is None:
+        lines += labelled("rule", gate_rule_line(summary.run), width)
+        lines += labelled("tokens", tokens_line(summary), width)
+    else:
+        lines += labelled("tokens", tokens_line(summary), width)
         lines += labelled("trust", trust_line(summary), width)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from moegeom.core.series import SERIES_COLUMNS, Series
-from moegeom.report._reporter import View
-from moegeom.report._series_reporter import SeriesReporter
+from moegeom.report._reporter import Reporter, View
 from moegeom.report.strict_json import document_text
 
 
@@ -18,4 +17,4 @@ def render(series: Series, view: View) -> str:
     return document_text(document)
 
 
-REPORTER = SeriesReporter("json", render)
+REPORTER = Reporter("json", render)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from moegeom.core.series import SERIES_COLUMNS, Series
-from moegeom.report._reporter import View
-from moegeom.report._series_reporter import SeriesReporter
+from moegeom.report._reporter import Reporter, View
 from moegeom.report.sparkline import sparkline
 from moegeom.report.untrusted import printable
 
@@ -15,6 +14,7 @@ def render(series: Series, view: View) -> str:
     words = {column.name: column.words for column in SERIES_COLUMNS}
     steps = ", ".join(f"{step.step:g}" for step in series.steps)
     lines = [f"## moegeom track: {series.name}", "", f"Steps {steps}.", ""]
+    lines += [f"- **rule** {series.rule}"] if series.rule else []
     lines += [f"- **skipped** {name}: {reason}" for name, reason in series.skipped]
     stale = [step.name for step in series.steps if step.is_stale]
     lines += [f"- **stale inputs** {name}" for name in stale]
@@ -32,4 +32,4 @@ def render(series: Series, view: View) -> str:
     return "\n".join(lines) + "\n"
 
 
-REPORTER = SeriesReporter("md", render)
+REPORTER = Reporter("md", render)

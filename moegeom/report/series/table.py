@@ -8,8 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
-from moegeom.report._reporter import View
-from moegeom.report._series_reporter import SeriesReporter
+from moegeom.report._reporter import Reporter, View
 from moegeom.report.place import place
 from moegeom.report.screen import STYLES, labelled, titled, to_text, wrapped
 from moegeom.report.sparkline import sparkline
@@ -55,6 +54,8 @@ def _header(lines: list[Text], series: Series, width: int) -> None:
     steps = series.steps
     span = " to ".join(f"{step:g}" for step in sorted({steps[0].step, steps[-1].step}))
     lines += titled(series.name, f"{len(steps)} checkpoints, steps {span}", width)
+    if series.rule:
+        lines += labelled("rule", f"{series.rule}.", width)
     reused = sum(step.is_reused for step in steps)
     measured = f"{len(steps) - reused} measured now, {reused} before"
     lines += labelled("results", f"{measured}; {steps[-1].results}", width)
@@ -198,4 +199,4 @@ def _slope(curve: Curve) -> str:
     return f"{curve.slope:+.3g}{width}"
 
 
-REPORTER = SeriesReporter("table", render)
+REPORTER = Reporter("table", render)

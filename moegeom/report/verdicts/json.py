@@ -10,6 +10,7 @@ from moegeom.core.finding import SEVERITY_ORDER
 from moegeom.core.verdict import STATES, Verdict
 from moegeom.report._reporter import View
 from moegeom.report._verdict_reporter import VerdictReporter
+from moegeom.report.rule_trust import rule_facts
 from moegeom.report.strict_json import document_text
 
 
@@ -27,6 +28,7 @@ def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
         ],
         "detectable": verdict.detectable,
         "not_looked_at": verdict.not_looked_at,
+        **rule_facts(run),
         "run": run,
     }
     return document_text(document)

@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element, SubElement
 from moegeom.core.verdict import Outcome, State, Verdict
 from moegeom.report._reporter import View
 from moegeom.report._verdict_reporter import VerdictReporter
+from moegeom.report.rule_trust import rule_facts
 from moegeom.report.untrusted import printable
 from moegeom.report.verdict_text import (
     finding_lines,
@@ -80,6 +81,7 @@ def _properties(verdict: Verdict, run: Mapping[str, Any]) -> dict[str, str]:
         "checkpoint": run["checkpoint"]["name"],
         "fingerprint": run["checkpoint"].get("fingerprint", ""),
         "moegeom": run.get("moegeom", ""),
+        "rule": rule_facts(run)["rule_trust"] or "",
         "verdict": verdict_sentence(verdict),
         "exit_code": str(verdict.exit_code),
         "detectable": "; ".join(verdict.detectable),

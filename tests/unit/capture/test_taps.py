@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from functools import cache
 from typing import Any
@@ -14,6 +15,7 @@ from moegeom.capture.keep import Keep
 from moegeom.capture.model_store import ModelStore
 from moegeom.capture.reading import KeptParts
 from moegeom.capture.taps import Place, Tap, find_places
+from moegeom.core.router import Projection
 from moegeom.geometry.norm import normed
 from moegeom.router.load import load_routers
 from tests.families.observed import FORWARD, observe
@@ -93,3 +95,24 @@ def test_logits_on_the_device_are_those_of_the_rule(name: str) -> None:
             if place.router.logit_bias is not None:
                 exact = exact + place.router.logit_bias
             np.testing.assert_allclose(kept.values.numpy(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_of_a_cosine_router_are_scaled_cosines() -> None:
+    (places, _), seen = tapped("olmoe")
+    inputs = seen[places[0].router.name][0][0]
+    generator = np.random.default_rng(0)
+    inner = generator.standard_normal((7, inputs.shape[1]))
+    shift, similar = generator.standard_normal(7), generator.standard_normal((5, 7))
+    similar /= np.linalg.norm(similar, axis=1, keepdims=True)
+    router = dataclasses.replace(
+        places[0].router,
+        weight=(similar @ inner).astype(np.float32),
+        logit_bias=(similar @ shift).astype(np.float32),
+        projection=Projection(inner.astype(np.float32), shift.astype(np.float32), scale=3.0),
+    )
+    place = dataclasses.replace(places[0], router=router)
+    kept = KeptParts(place, Keep("logits")).of(inputs, None)
+    projected = inputs.double().numpy() @ inner.T + shift
+    cosine = projected @ similar.T / np.linalg.norm(projected, axis=1, keepdims=True)
+    assert kept.values is not None
+    np.testing.assert_allclose(kept.values.numpy(), 3.0 * cosine, atol=1e-5)

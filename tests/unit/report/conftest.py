@@ -24,7 +24,15 @@ def hostile() -> str:
 def run() -> dict:
     names = [f"text/{layer}" for layer in range(3, 61)]
     routers = [
-        {"name": name, "is_affine": False, "stored_dtype": "BF16", "hidden_size": 7168}
+        {
+            "name": name,
+            "is_affine": False,
+            "stored_dtype": "BF16",
+            "hidden_size": 7168,
+            "num_experts": 256,
+            "top_k": 8,
+            "has_selection_bias": True,
+        }
         for name in names
     ]
     return {
@@ -187,7 +195,15 @@ def written_by_others(text: str) -> tuple[Verdict, dict]:
         "num_expected": None,
         "skipped": [{"tensor": text, "reason": text}],
     }
-    router = {"name": "text/1", "is_affine": True, "stored_dtype": "F32", "hidden_size": 8}
+    router = {
+        "name": "text/1",
+        "is_affine": True,
+        "stored_dtype": "F32",
+        "hidden_size": 8,
+        "num_experts": 4,
+        "top_k": 2,
+        "has_selection_bias": False,
+    }
     run = {"checkpoint": checkpoint, "routers": [router], "tokens": None, "trust": None}
     return made, run
 

@@ -161,8 +161,8 @@ def test_the_screen_is_the_one_to_aim_at(warned, run):
         "Could have been found 9 times in 10: a load CV that changed by 0.031; an expert 0.29 fair shares\n"
         "above.\n"
         "Not looked at: load, margins, dead experts (no tokens); expert weights.\n"
-        "   next    record the inputs of these 58 routers (moegeom.tokens.writer.RecordingWriter,\n"
-        "           docs/recordings.md) and add --tokens: 27.2 GB for 16,384 tokens of 7168 float32.\n"
+        "   next    moegeom capture CKPT --text FILE --out REC (981 MB and one forward pass over 16,384\n"
+        "           tokens; from a loop of your own or an engine: docs/capture.md), then add --tokens REC.\n"
     )
 
 

@@ -50,6 +50,31 @@ def reused(series: Series) -> list[bool]:
     return [step.is_reused for step in series.steps]
 
 
+def test_the_header_says_at_which_steps_the_rule_is_verified(run, tmp_path):
+    """Results of three steps: verified at all of them, at two, at none."""
+    pattern = str(run / "out" / "step_*.moegeom")
+    said = ["verified by recorded choices at every step"]
+    said.append(
+        "verified by recorded choices at 2 of 3 steps, assumed from config at step_100.moegeom"
+    )
+    for step, expected in zip((100, 600, 1500), said, strict=False):
+        series = track(TrackRequest((pattern,), tmp_path / f"before_{step}"))
+        assert series.rule == f"olmoe: softmax over 16, keep 4; {expected}"
+        forget_choices(run / f"out/step_{step}.moegeom")
+    forget_choices(run / "out/step_1500.moegeom")
+    series = track(TrackRequest((pattern,), tmp_path / "assumed"))
+    assert series.rule == "olmoe: softmax over 16, keep 4; assumed from config"
+    for name in SERIES_REPORTERS.names():
+        assert "assumed from config" in SERIES_REPORTERS[name].render(series, View(width=80))
+
+
+def forget_choices(results: Path) -> None:
+    """The results as they would be of a recording without chosen experts."""
+    facts = json.loads((results / "run.json").read_text())
+    facts["trust"]["share_reproduced"] = None
+    (results / "run.json").write_text(json.dumps(facts))
+
+
 def column(series: Series, name: str) -> Curve:
     (curve,) = series.of_column(name)
     return curve
@@ -74,6 +99,12 @@ def test_several_paths_are_a_series_too(tmp_path):
     checkpoints(tmp_path, "step_10", "step_2")
     found, _ = find_checkpoints([str(tmp_path / "step_10"), str(tmp_path / "step_2")])
     assert [(c.name, c.step_text) for c in found] == [("step_2", "2"), ("step_10", "10")]
+
+
+def test_a_url_is_no_step_and_is_shown_without_its_key():
+    with pytest.raises(UsageError, match="s3://bucket/step_1: is a URL") as refused:
+        find_checkpoints(["s3://user:secret@bucket/step_1?key=secret"])
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""Layers that were asked for and have no router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moegeom.core.layer_ranges import format_layers, parse_layers
+
+
+def layers_without_router(asked: str | None, routers: Iterable[str]) -> str:
+    """``layer 7 was asked for and has no router``; empty when every layer has one.
+
+    ``asked`` is what ``--layers`` says, ``routers`` are the names of those that were found.
+    """
+    if asked is None:
+        return ""
+    absent = parse_layers(asked) - {int(name.split("/")[1]) for name in routers}
+    if not absent:
+        return ""
+    several = len(absent) > 1
+    said = "s {} were asked for and have" if several else " {} was asked for and has"
+    return f"layer{said.format(format_layers(absent))} no router"

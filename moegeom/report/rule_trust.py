@@ -1,0 +1,51 @@
+"""Is the rule of these results verified or assumed: decided here, said in every header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from moegeom.results.known_rules import LEAST_SHARE
+
+Status = Literal["verified", "assumed"]
+
+#: Where the rules of a family come from that is none of the known ones: options described it.
+_ORIGINS = {"described": "options"}
+
+
+def is_verified_here(run: Mapping[str, Any]) -> bool:
+    """True when the choices recorded with the tokens of these results follow from the rule."""
+    trust = run.get("trust") or {}
+    share = trust.get("share_reproduced")
+    return share is not None and share >= LEAST_SHARE and not trust.get("overridden")
+
+
+def rule_status(run: Mapping[str, Any]) -> Status | None:
+    """``verified`` by recorded choices, these or earlier ones, or ``assumed``.
+
+    None where no router could be read.
+    """
+    if "refused" in run:
+        return None
+    is_known = is_verified_here(run) or run["checkpoint"].get("verified_by")
+    return "verified" if is_known else "assumed"
+
+
+def assumed(origin: str = "config") -> str:
+    """What is said of a rule that no recorded choices have verified."""
+    return f"assumed from {origin}"
+
+
+def rule_trust(run: Mapping[str, Any]) -> str:
+    """What verified the rule, these choices or earlier ones; else that it is assumed."""
+    if is_verified_here(run):
+        return "verified by recorded choices"
+    checkpoint = run["checkpoint"]
+    origin = checkpoint.get("rule_origin") or _ORIGINS.get(checkpoint.get("family", ""), "config")
+    return checkpoint.get("verified_by") or assumed(origin)
+
+
+def rule_facts(run: Mapping[str, Any]) -> dict[str, str | None]:
+    """The same as plain data: ``rule_status``, and ``rule_trust`` in words."""
+    status = rule_status(run)
+    return {"rule_status": status, "rule_trust": rule_trust(run) if status else None}

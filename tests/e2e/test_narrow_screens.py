@@ -1,0 +1,108 @@
+"""Listings, errors and notes at 80 columns; what must be copied or searched stays on one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+from moegeom_cli.streams import error_line, folded
+
+LONG = "gate " * 40
+PATTERN = r"model\.layers\.([0-9]+)\.mlp\.gate\.weight"
+OPTIONS = ("--router-pattern", PATTERN, "--top-k", "4", "--score", "softmax")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", ["families", "metrics", "checks", "doctor", "routers"])
+def test_a_listing_fits_the_screen(moegeom, place, command, columns):
+    arguments = (command, "model") if command == "routers" else (command,)
+    ran = moegeom(place, *arguments, COLUMNS=str(columns))
+    assert (ran.code, ran.err) == (0, "")
+    assert [line for line in ran.out.splitlines() if len(line) > columns] == []
+
+
+def test_a_listing_says_the_same_at_every_width(moegeom, place):
+    narrow, wide = (moegeom(place, "families", COLUMNS=str(c)).out.split() for c in (80, 120))
+    rows = json.loads(moegeom(place, "families", "--format", "json").out)
+    for row in rows:
+        for cell in row.values():
+            assert set(cell.split()) <= set(narrow)
+    assert set(narrow) == set(wide)
+
+
+@pytest.fixture
+def strange(tmp_path):
+    """A checkpoint of a model type that nobody knows, and of names that are long."""
+    write_checkpoint(tmp_path / "strange", SyntheticModel(hidden=64, experts=16, top_k=4, layers=2))
+    config = tmp_path / "strange/config.json"
+    config.write_text(config.read_text("utf-8").replace('"model_type": "', '"model_type": "un'))
+    return tmp_path
+
+
+def test_an_error_is_folded_on_a_screen_and_whole_in_a_log(moegeom, strange):
+    folded_up = moegeom(strange, "routers", "strange", COLUMNS="80")
+    whole = moegeom(strange, "routers", "strange")
+    assert folded_up.code == whole.code == 3
+    assert [line[:8] for line in whole.err.splitlines()] == ["error: s", "  hint: "]
+    lines = folded_up.err.splitlines()
+    assert [line for line in lines if len(line) > 80 and "--router-pattern" not in line] == []
+    assert " ".join(folded_up.err.split()) == " ".join(whole.err.split())
+    (hint,) = (line for line in lines if line.startswith("  hint: "))
+    assert "--router-pattern" in hint
+    assert "--top-k" in hint
+
+
+def test_a_hint_is_folded_unless_it_holds_options():
+    said = error_line(LONG, LONG, LONG, 80).splitlines()
+    assert max(map(len, said)) <= 80
+    begun = [line for line in said if not line.startswith("       ")]
+    assert [line.split(": ")[0].strip() for line in begun] == ["error", "note", "hint"]
+    assert error_line("m", f"--score {LONG}", "", 80) == f"error: m\n  hint: --score {LONG}"
+
+
+def test_a_word_that_is_longer_than_the_screen_stays_whole():
+    name = "model.layers." * 12
+    assert folded(f"skipped {name}: why", 80, " " * 7).splitlines()[1] == f"       {name}:"
+    assert folded(LONG, None, "") == LONG
+
+
+def test_a_layer_that_was_asked_for_in_vain_is_named_by_every_command(moegeom, place):
+    said = "ayer 7 was asked for and has no router"
+    for arguments in (
+        ("routers", "model"),
+        ("scan", "model", "--out", "some"),
+        ("check", "model"),
+        ("diff", "model", "model"),
+        ("balance", "model", "--tokens", "rec"),
+        ("track", "model", "--out", "followed"),
+    ):
+        shown = moegeom(place, *arguments, "--layers", "0,7").out
+        assert said in " ".join(shown.split()), arguments
+    notes = json.loads(
+        moegeom(place, "routers", "model", "--layers", "0,7", "--format", "json").out
+    )
+    assert notes["notes"] == [f"l{said}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "origin"), [((), "config"), (OPTIONS, "options")], ids=["config", "options"]
+)
+def test_every_output_says_that_the_rule_is_assumed_and_from_what(
+    moegeom, place, arguments, origin
+):
+    said = f"assumed from {origin}"
+    for command in (
+        ("routers", "model"),
+        ("check", "model"),
+        ("scan", "model", "--out", "weights"),
+    ):
+        assert said in " ".join(moegeom(place, *command, *arguments).out.split()), command
+    assert said in moegeom(place, "report", "weights").out
+    assert said in moegeom(place, "report", "weights", "--format", "md").out
+    for command in (("report", "weights"), ("check", "model", *arguments)):
+        document = json.loads(moegeom(place, *command, "--format", "json").out)
+        assert (document["rule_status"], document["rule_trust"]) == ("assumed", said)
+    routers = json.loads(moegeom(place, "routers", "model", *arguments, "--format", "json").out)
+    assert (routers["rule_status"], routers["rule_origin"]) == ("assumed", origin)

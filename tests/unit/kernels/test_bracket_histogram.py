@@ -1,0 +1,70 @@
+"""Widths of brackets at the corners: exact, hardly open, without an end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moegeom.core.metric import RouterFacts
+from moegeom.geometry.float_bits import NUM_BINS, bin_index
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import REDUCTIONS, Extent
+from moegeom.kernels.table import load_kernels
+from moegeom.metrics import METRICS
+from moegeom.testing.stream import RULES, router
+
+
+def histogram_of(lower, upper):
+    tokens = len(lower)
+    zeros = np.zeros(tokens, dtype=np.int32)
+    batch = Quantities(
+        token=np.arange(tokens),
+        population=zeros,
+        block=zeros,
+        chosen=zeros[:, None],
+        distance=np.array(lower),
+        distance_upper=np.array(upper),
+    )
+    reduction = REDUCTIONS["bracket_histogram"]
+    accumulator = reduction.start(Extent(1, 4, 1))
+    accumulator.fold(batch, load_kernels("reference"))
+    return reduction.select(accumulator.state(), None, None)
+
+
+def figures(lower, upper):
+    histogram = histogram_of(lower, upper)
+    facts = RouterFacts(router(RULES["softmax"]), len(lower))
+    return METRICS["distance_bracket"].finish({"bracket_histogram": histogram}, facts)["layers"]
+
+
+def test_the_first_bin_holds_the_exact_ones_alone():
+    exact = [0.0, 1.0, 1e-300, np.inf]
+    np.testing.assert_array_equal(histogram_of(exact, exact)[0], 4)
+    hardly = np.nextafter(exact[:3], np.inf)
+    found = histogram_of(exact[:3], hardly)
+    np.testing.assert_array_equal(found[0], 0)
+    np.testing.assert_array_equal(found[1], 2)  # 2^-52 wide, counted as 2^-40
+    np.testing.assert_array_equal(found[-1], 1)  # from 0, as wide as can be
+
+
+def test_a_bracket_without_an_end_is_in_the_last_bin():
+    np.testing.assert_array_equal(histogram_of([2.0, 0.0], [np.inf, 3.0])[NUM_BINS - 1], 2)
+
+
+def test_a_width_is_the_upper_over_the_lower_end_less_one():
+    found = np.flatnonzero(histogram_of([2.0, 4.0], [3.0, 5.0]))
+    np.testing.assert_array_equal(found, bin_index(np.array([0.25, 0.5])))
+
+
+def test_figures_of_exact_open_and_endless_brackets():
+    exact = figures([1.0, 2.0], [1.0, 2.0])
+    np.testing.assert_equal(list(exact.values()), [1.0, None, 1.0])
+    some = figures([1.0, 2.0, 2.0, 4.0], [1.0, 2.0, 3.0, 5.0])
+    np.testing.assert_equal(some["distance_exact_share"], 0.5)
+    assert 1.25 <= some["distance_bracket_p50"] <= 1.25 * 1.0625
+    assert 1.5 < some["distance_bracket_max"] <= 1.0 + 0.5 * 1.0625
+    np.testing.assert_equal(figures([1.0], [np.inf])["distance_bracket_max"], np.inf)
+
+
+def test_no_tokens_give_no_figures():
+    nothing = np.empty(0)
+    np.testing.assert_equal(list(figures(nothing, nothing).values()), [None, None, None])
