@@ -77,7 +77,16 @@ SHOWN = {
 }
 
 #: The same at every step, or known at one step only: numbers say it better.
-NO_PICTURE = {"agreement", "group_load", "reachability", "selection_bias", "storage", "tokens"}
+NO_PICTURE = {
+    "agreement",
+    "distance_bracket",
+    "expert_capacity",
+    "group_load",
+    "reachability",
+    "selection_bias",
+    "storage",
+    "tokens",
+}
 
 
 def reference(metric: Metric) -> str:

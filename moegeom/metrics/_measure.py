@@ -44,6 +44,7 @@ _GEOMETRY = frozenset(
         "ambiguity",
         "margin_histogram",
         "distance_histogram",
+        "bracket_histogram",
         "wall_pairs",
         "bf16_switch",
         "orders",

@@ -18,6 +18,7 @@ FREE_OF_T: tuple[str, ...] = (
     "boundary_distance*_p50",
     "chosen_entropy_*",
     "chosen_score_share",
+    "distance_exact_share",
     "first_choice_repeat",
     "load_cv_squared_debiased",
     "log_sum_exp_mean",
