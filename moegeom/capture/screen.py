@@ -54,7 +54,8 @@ def _captured_lines(found: Captured, request: CaptureRequest, width: int) -> Ite
     resumed = f" ({found.num_resumed:,} of them by the run before)" if found.num_resumed else ""
     yield from labelled(
         "wrote",
-        f"{found.num_tokens:,} tokens{resumed} in {found.num_documents:,} documents, "
+        f"{found.num_tokens:,} tokens{resumed} in {found.num_documents:,} "
+        f"{'document' if found.num_documents == 1 else 'documents'}, "
         f"{size(found.num_bytes)}: {found.out}",
         width,
     )

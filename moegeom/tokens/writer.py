@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Shaped
 
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import Stage, TokenColumns, TopLogits
-from moegeom.tokens.columns import read_column, write_columns
-from moegeom.tokens.journal import JOURNAL_FILE, Journal
+from moegeom.tokens.column_reader import ParquetColumns
+from moegeom.tokens.columns import ROW_GROUP_TOKENS, write_columns
+from moegeom.tokens.draft import Draft, JournalledDraft, PlainDraft, partial_path
+from moegeom.tokens.journal import BEGIN_AGAIN, Journal, Noted
 from moegeom.tokens.recording import (
     FACTS_FILE,
+    SCHEMA,
     RecordingFacts,
     Shard,
     check_domains,
@@ -27,7 +29,13 @@ from moegeom.tokens.recording import (
     render_facts,
     tensor_file_name,
 )
-from moegeom.tokens.shard_arrays import ShapeBook, check_columns, output_kinds, shard_tensors
+from moegeom.tokens.shard_arrays import (
+    ByRouter,
+    ShapeBook,
+    check_columns,
+    output_kinds,
+    shard_tensors,
+)
 
 # Underscores: routers may differ in width, and ShapeBook says what is wrong in our own words.
 Values = Mapping[str, Shaped[np.ndarray, "_tokens _width"]] | Mapping[str, TopLogits]
@@ -48,7 +56,11 @@ class RecordingWriter:
         float16, bfloat16, float32 or float64 to store values and outputs as; None takes the
         dtype of the first values. Not used for stage ``ids`` without outputs.
     domains
-        The names that ``TokenColumns.domain`` numbers.
+        The names that ``TokenColumns.domain`` numbers; ``add_domain`` adds to them.
+    journal
+        What is being recorded: texts, finite numbers, lists and mappings, as JSON has them.
+    restart
+        Discard what an interrupted writer with a journal left; without a journal no difference.
 
     Notes
     -----
@@ -56,9 +68,10 @@ class RecordingWriter:
     so a shard should hold thousands of tokens. An exception inside the block removes what was
     written; a killed process leaves ``<path>.partial``, which no reader opens.
 
-    With a journal (what is being recorded, as JSON) the partial recording stays, whatever ends the
-    block or the process, and a writer with an equal journal goes on behind the last complete
-    shard: ``num_tokens`` says in the block where that is. ``restart`` discards it instead.
+    With a journal every complete shard stays in ``<path>.partial``, whatever ends the block or the
+    process. A writer of the same path with equal arguments goes on after the last of them:
+    ``num_tokens`` and ``num_shards`` say at the beginning of the block where that is. The caller
+    appends what follows, and the recording is the one of an uninterrupted writer, byte for byte.
     """
 
     def __init__(
@@ -77,10 +90,10 @@ class RecordingWriter:
         restart: bool = False,
     ) -> None:
         self._path = Path(path).resolve()
-        self._partial = self._path.with_name(f"{self._path.name}.partial")
         self._stage: Stage = stage
         self._routers = tuple(routers)
         self._domains = tuple(domains)
+        self._num_noted_domains = len(self._domains)
         self._texts = {
             "checkpoint_name": checkpoint_name,
             "fingerprint": fingerprint,
@@ -88,50 +101,71 @@ class RecordingWriter:
             "created_by": created_by,
         }
         self._book = ShapeBook(stage, self._routers, dtype)
-        self._journal: Journal | None = None
-        if journal is not None:
-            fixed = {"stage": stage, "routers": list(routers), "dtype": dtype, **self._texts}
-            self._journal = Journal(self._partial, {**fixed, **journal})
-        self._restart = restart
+        self._draft = self._new_draft(dtype, journal, restart)
+        self._is_open = False
         self._shards: list[Shard] = []
         self._documents: set[int] = set()
         self._has_documents = True
         check_routers(self._routers, self._path.name)
         check_domains(self._domains, self._path.name)
 
+    def _new_draft(
+        self, dtype: str | None, journal: Mapping[str, Any] | None, restart: bool
+    ) -> Draft:
+        if journal is None:
+            return PlainDraft(self._path)
+        plan = {
+            "schema": SCHEMA,
+            "stage": self._stage,
+            "routers": list(self._routers),
+            "dtype": dtype,
+            "domains": list(self._domains),
+            **self._texts,
+            "journal": dict(journal),
+        }
+        return JournalledDraft(self._path, Journal(partial_path(self._path), plan), restart)
+
     def __enter__(self) -> RecordingWriter:
-        if self._path.exists():
-            raise UsageError(f"{self._path.name} exists already.", "Choose another output.")
-        self._partial.parent.mkdir(parents=True, exist_ok=True)
+        """Begins the recording, or goes on with an interrupted one.
+
+        Raises
+        ------
+        UsageError
+            When the recording exists, another process is writing it, or the interrupted one is of
+            other arguments.
+        RecordingError
+            When the interrupted one is damaged.
+        """
+        if self._is_open or self._shards:
+            raise RecordingError(f"{self._path.name}: a writer is entered once; make another.")
+        noted = self._draft.begin(self._book)
         try:
-            self._partial.mkdir(exist_ok=self._journal is not None)
-        except FileExistsError:
-            raise UsageError(
-                f"{self._partial.name} exists: another recording is being written or was cut off.",
-                "When nothing writes to it, delete it.",
-            ) from None
-        if self._journal is not None:
-            self._go_on(self._journal.open(self._restart))
+            self._go_on(noted)
+        except BaseException:
+            self._draft.leave()
+            raise
+        self._is_open = True
         return self
 
-    def _go_on(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Takes over the shards of an interrupted run; files of an unfinished one are removed."""
-        for number, entry in enumerate(entries):
-            self._shards.append(Shard(self.num_tokens, entry["num_tokens"]))
-            self._note_documents(read_column(self._partial / columns_file_name(number), "document"))
-        if entries:
-            self._domains = tuple(entries[-1]["domains"])
-            self._book = self._book.restored(entries[-1]["book"])
-        kept = {JOURNAL_FILE, *(name for n in range(len(entries)) for name in self._files(n))}
-        for path in self._partial.iterdir():
-            if path.name not in kept:
-                path.unlink()
+    def _go_on(self, noted: Sequence[Noted]) -> None:
+        for shard in noted:
+            self._domains += shard.domains
+            self._shards.append(Shard(self.num_tokens, shard.num_tokens))
+            self._book = shard.book
+        self._num_noted_domains = len(self._domains)
+        try:
+            check_domains(self._domains, self._path.name)
+            self._read_documents()
+        except RecordingError as error:
+            raise RecordingError(error.message, BEGIN_AGAIN) from None
 
-    def _files(self, shard: int) -> Iterator[str]:
-        """Names of the files of a shard."""
-        yield columns_file_name(shard)
-        for prefix in dict.fromkeys(tensor.file_prefix for tensor in self._book.tensors):
-            yield from (tensor_file_name(prefix, router, shard) for router in self._routers)
+    def _read_documents(self) -> None:
+        files = tuple(self._draft.files / columns_file_name(n) for n in range(self.num_shards))
+        sizes = tuple(shard.num_tokens for shard in self._shards)
+        columns = ParquetColumns(files, sizes, self._domains)
+        for start in range(0, self.num_tokens, ROW_GROUP_TOKENS):
+            stop = min(start + ROW_GROUP_TOKENS, self.num_tokens)
+            self._note_documents(columns.read(start, stop))
 
     def __exit__(
         self,
@@ -139,33 +173,38 @@ class RecordingWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_open = False
         try:
             if kind is None:
                 self._finish()
-                (self._path / JOURNAL_FILE).unlink(missing_ok=True)
         finally:
-            if self._journal is None:
-                shutil.rmtree(self._partial, ignore_errors=True)
-            else:
-                self._journal.close()
-                self._leave_nothing_empty()
+            self._draft.leave()
 
-    def _leave_nothing_empty(self) -> None:
-        """A run that failed before its first shard leaves nothing to go on from."""
-        if not self._shards:
-            shutil.rmtree(self._partial, ignore_errors=True)
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the shards so far."""
+        return sum(shard.num_tokens for shard in self._shards)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards so far."""
+        return len(self._shards)
 
     def add_domain(self, name: str) -> int:
-        """The number of a domain, which is added if it has none yet."""
+        """The number of a domain in ``TokenColumns.domain``; the next one when it has none yet.
+
+        A writer that goes on knows the domains of the shards it goes on from; those that were
+        added after the last of them are to be added again.
+
+        Raises
+        ------
+        RecordingError
+            When there are too many domains.
+        """
         if name not in self._domains:
             check_domains((*self._domains, name), self._path.name)
             self._domains = (*self._domains, name)
         return self._domains.index(name)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens appended so far."""
-        return sum(shard.num_tokens for shard in self._shards)
 
     def append(
         self,
@@ -199,33 +238,39 @@ class RecordingWriter:
         UsageError
             When there is no such kind of output, or values do not fit the dtype to store them as.
         """
-        if not self._partial.is_dir():
+        tensors = shard_tensors(self._stage, values, chosen, outputs)
+        self.append_tensors(columns, tensors, output_kinds(outputs))
+
+    def append_tensors(
+        self, columns: TokenColumns, tensors: ByRouter, outputs: tuple[str, ...] = ()
+    ) -> None:
+        """Add one shard of tensors by router and by the name that they have in the files.
+
+        What ``append`` does in the end: for rows that come from files. ``outputs`` are the kinds
+        among the tensors, in the order of ``OUTPUT_KINDS``.
+
+        Raises
+        ------
+        RecordingError, UsageError
+            As ``append`` does.
+        """
+        if not self._is_open:
             raise RecordingError(f"{self._path.name}: append() outside the writer's with block.")
         shard = len(self._shards)
         where = f"{self._path.name}: shard {shard}"
         num_tokens = check_columns(columns, len(self._domains), where)
-        kinds = output_kinds(outputs)
-        tensors = shard_tensors(self._stage, values, chosen, outputs)
         book = self._book.draft()
-        ready = book.accept(tensors, kinds, num_tokens, where)
+        ready = book.accept(tensors, outputs, num_tokens, where)
         self._book = book
         write_columns(
-            self._partial / columns_file_name(shard), self.num_tokens, columns, self._domains
+            self._draft.files / columns_file_name(shard), self.num_tokens, columns, self._domains
         )
         for router, arrays in ready.items():
             self._write_router(router, shard, arrays)
-        self._note_documents(columns.document)
+        self._draft.note(num_tokens, self._domains[self._num_noted_domains :], self._book)
+        self._num_noted_domains = len(self._domains)
+        self._note_documents(columns)
         self._shards.append(Shard(self.num_tokens, num_tokens))
-        if self._journal is not None:
-            for name in self._files(shard):
-                _sync(self._partial / name)
-            self._journal.add(
-                {
-                    "num_tokens": num_tokens,
-                    "domains": list(self._domains),
-                    "book": self._book.as_json(),
-                }
-            )
 
     def _write_router(self, router: str, shard: int, arrays: dict[str, np.ndarray]) -> None:
         from safetensors.numpy import save_file
@@ -234,10 +279,10 @@ class RecordingWriter:
         for tensor in self._book.tensors:
             files.setdefault(tensor.file_prefix, {})[tensor.name] = arrays[tensor.name]
         for prefix, content in files.items():
-            save_file(content, self._partial / tensor_file_name(prefix, router, shard))
+            save_file(content, self._draft.files / tensor_file_name(prefix, router, shard))
 
-    def _note_documents(self, document: Int64[np.ndarray, "tokens"]) -> None:
-        found = np.unique(document)
+    def _note_documents(self, columns: TokenColumns) -> None:
+        found = np.unique(columns.document)
         self._has_documents &= bool(found[0] >= 0)
         self._documents.update(found.tolist())
 
@@ -259,16 +304,8 @@ class RecordingWriter:
             raise RecordingError(f"{self._path.name}: nothing was appended.")
         check_facts(facts, self._path.name)
         # The facts come last and the rename after them: a reader sees all or nothing.
-        with (self._partial / FACTS_FILE).open("w", encoding="utf-8", newline="\n") as file:
+        with (self._draft.files / FACTS_FILE).open("w", encoding="utf-8", newline="\n") as file:
             file.write(render_facts(facts))
             file.flush()
             os.fsync(file.fileno())
-        if self._path.exists():
-            raise UsageError(f"{self._path.name} came into being meanwhile.")
-        self._partial.rename(self._path)
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file is on the disk: the journal must not know more than there is."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+        self._draft.publish()

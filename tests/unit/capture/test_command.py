@@ -218,14 +218,10 @@ main()
 def test_a_capture_of_other_text_does_not_go_on(
     balanced: Sample, text: Path, tmp_path: Path
 ) -> None:
-    from moegeom.tokens.journal import Journal
-
     request = request_of(balanced, text, tmp_path / "rec", keep="ids")
     partial = tmp_path / "rec.partial"
     partial.mkdir()
-    journal = Journal(partial, {"texts": "of another run"})
-    journal.open(restart=False)
-    journal.close()
+    (partial / "journal.jsonl").write_text('{"texts": "of another run"}\n', "utf-8")
     with pytest.raises(UsageError, match=r"holds an unfinished recording of something else"):
         run(request)
     again = dataclasses.replace(request, restart=True)

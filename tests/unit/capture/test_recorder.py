@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from moegeom.capture import RouterRecorder
+from moegeom.capture import RouterRecorder, merge_parts
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.open import open_tokens
@@ -99,6 +99,36 @@ def test_parts_of_ranks_merge_to_the_recording_of_one_process(
         )
     assert_same_tokens(open_tokens(tmp_path / "rec"), open_tokens(alone))
     assert not (tmp_path / "rec.parts").exists()
+
+
+def test_ranks_are_those_of_torch_distributed(
+    balanced: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 3)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    record(balanced, tmp_path / "rec", range(2), keep="ids")
+    assert [path.name for path in (tmp_path / "rec.parts").iterdir()] == ["00001-of-00003"]
+    with pytest.raises(RecordingError, match=r"ranks 0, 2 of 3 are missing"):
+        merge_parts(tmp_path / "rec")
+
+
+def test_ranks_that_ran_the_same_tokens_must_have_seen_the_same(
+    balanced: Sample, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"keep": "hidden", "num_ranks": 2}
+    record(balanced, tmp_path / "same", range(4), rank=0, **options)
+    record(balanced, tmp_path / "same", range(2, 6), rank=1, **options)
+    assert open_tokens(tmp_path / "same").facts.num_tokens == 6 * 64
+    record(balanced, tmp_path / "other", range(4), rank=0, **options)
+    with (
+        pytest.raises(RecordingError, match="different rows"),
+        RouterRecorder(
+            balanced.model, tmp_path / "other", checkpoint=balanced.path, rank=1, **options
+        ) as recorder,
+    ):
+        recorder.tokens(torch.arange(64)[None], documents=[0], domain="code")
+        balanced.model(input_ids=torch.arange(64)[None], use_cache=False)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("keep", ["logits", "top-logits:6", "ids", None])

@@ -1,0 +1,316 @@
+"""What goes wrong with traces, planted, and what must become of it in each dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tests.unit.tokens.dialects.written import EXPERTS, FIRST, TOP_K, Truth, Written, truth
+
+#: "cleaned" with these words in the notes, "refused" with these words in the error, or "misplaced":
+#: cleaned, and refused by these words when aligned with a recording.
+Outcome = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One defect. ``outcomes`` begin with the general case and name exceptions by writer or kind.
+
+    ``num_tokens`` is what is left after cleaning; None where the number says nothing.
+    """
+
+    name: str
+    plant: Callable[[list[Written]], list[Written]]
+    outcome: Outcome
+    exceptions: dict[str, Outcome] = field(default_factory=dict)
+    num_tokens: int | None = None
+    num_experts: int = EXPERTS
+    truth: Callable[[], Truth] = truth
+
+
+def _each(change: Callable[[Written], np.ndarray]) -> Callable[[list[Written]], list[Written]]:
+    return lambda requests: [replace(request, ids=change(request)) for request in requests]
+
+
+def _behind(request: Written, rows: np.ndarray) -> np.ndarray:
+    return np.concatenate([request.ids, rows])
+
+
+def _filled(request: Written, num_rows: int, value: object) -> np.ndarray:
+    rows = np.zeros((num_rows, *request.ids.shape[1:]), np.int64)
+    rows[:, FIRST:] = value
+    return _behind(request, rows)
+
+
+def _first(change: Callable[[np.ndarray], None]) -> Callable[[list[Written]], list[Written]]:
+    """A change of the middle of the first request."""
+
+    def plant(requests: list[Written]) -> list[Written]:
+        ids = requests[0].ids.copy()
+        change(ids)
+        return [replace(requests[0], ids=ids), *requests[1:]]
+
+    return plant
+
+
+def _name_physical_places(ids: np.ndarray) -> None:
+    ids[3:9, FIRST:, 1] += EXPERTS
+
+
+def _name_an_expert_twice(ids: np.ndarray) -> None:
+    ids[5, 2, 1] = ids[5, 2, 0]
+
+
+def _leave_a_row_out(ids: np.ndarray) -> None:
+    ids[5] = 0
+
+
+def _empty_a_layer(ids: np.ndarray) -> None:
+    ids[:, 2] = 0
+
+
+def _empty_layer_everywhere(requests: list[Written]) -> list[Written]:
+    return [_first(_empty_a_layer)([request])[0] for request in requests]
+
+
+def _fill_dense_layer(requests: list[Written]) -> list[Written]:
+    return _each(lambda r: np.concatenate([r.ids[:, 1:2], r.ids[:, 1:]], axis=1))(requests)
+
+
+def _wrap(requests: list[Written]) -> list[Written]:
+    return [replace(request, ids=request.ids % 256, dtype="uint8") for request in requests]
+
+
+def _shift_rows(request: Written) -> np.ndarray:
+    return np.concatenate([request.ids[1:], request.ids[:1]])
+
+
+def _turn_layers(request: Written) -> np.ndarray:
+    return np.concatenate([request.ids[:, :FIRST], np.roll(request.ids[:, FIRST:], 1, axis=1)], 1)
+
+
+def _tell(requests: list[Written]) -> list[Written]:
+    """The prefix omitted, and the reply says so."""
+    return [replace(request, ids=request.ids[4:], cached=4) for request in requests]
+
+
+def _other_text(requests: list[Written]) -> list[Written]:
+    other = truth(seed=9)
+    return [
+        replace(request, tokens=tokens)
+        for request, tokens in zip(requests, other.tokens, strict=True)
+    ]
+
+
+_NO_TOKENS = ("vllm arrays", "batches")
+
+PLANTED = (
+    Planted(
+        "nothing is wrong but the last row, which no engine has",
+        lambda requests: requests,
+        ("cleaned", "requests whose last token was never routed: 3"),
+        {"vllm arrays": ("cleaned", "no token ids"), "batches": ("cleaned", "Trace of")},
+        num_tokens=65,
+    ),
+    Planted(
+        "layers without a router are zeros",
+        lambda requests: requests,
+        ("cleaned", "layers without router, which hold no choices: 1"),
+        {"batches": ("cleaned", "Trace of")},
+        num_tokens=65,
+    ),
+    Planted(
+        "padding is -1",
+        _each(lambda r: _filled(r, 3, -1)),
+        ("cleaned", "padding rows cut behind the last routed token: 9"),
+        {
+            "padded": ("cleaned", "cut by the file's own mask"),
+            "vllm arrays": ("cleaned", "rows without choices cut at the end (padding): 9"),
+            "megatron": ("cleaned", "rows without choices cut at the end (padding): 9"),
+            # a log has no requests, only one end
+            "llama_cpp": ("cleaned", "rows without choices left out between others: 6"),
+        },
+        num_tokens=65,
+    ),
+    Planted(
+        "padding is 0",
+        _each(lambda r: _filled(r, 3, 0)),
+        ("cleaned", "padding rows cut behind the last routed token: 9"),
+        {
+            "padded": ("cleaned", "cut by the file's own mask"),
+            "vllm arrays": ("cleaned", "rows without choices cut at the end (padding): 9"),
+            "megatron": ("cleaned", "rows without choices cut at the end (padding): 9"),
+            "llama_cpp": ("cleaned", "rows without choices left out between others: 6"),
+        },
+        num_tokens=65,
+    ),
+    Planted(
+        "padding looks like experts",
+        _each(lambda r: _filled(r, 3, np.arange(TOP_K))),
+        ("cleaned", "padding rows cut behind the last routed token: 9"),
+        {
+            "padded": ("cleaned", "cut by the file's own mask"),
+            "vllm arrays": ("refused", "padding written as experts"),
+            "batches": ("refused", "padding written as experts"),
+        },
+        num_tokens=65,
+    ),
+    Planted(
+        "padding repeats the last row",
+        _each(lambda r: _behind(r, np.repeat(r.ids[-1:], 4, axis=0))),
+        ("cleaned", "padding rows cut behind the last routed token: 12"),
+        {
+            "padded": ("cleaned", "cut by the file's own mask"),
+            # with neither tokens nor mask it may be text: aligned, it has too many rows
+            "vllm arrays": ("misplaced", "expected as many or one less"),
+            "megatron": ("misplaced", "expected as many or one less"),
+            "llama_cpp": ("misplaced", "has 3 documents and the trace 1 requests"),
+        },
+        num_tokens=65,
+    ),
+    Planted(
+        "rows of a longer answer",
+        _each(lambda r: _behind(r, r.ids[2:6])),
+        ("refused", "at the end look like choices"),
+        {
+            "vllm arrays": ("misplaced", "expected as many or one less"),
+            "megatron": ("misplaced", "expected as many or one less"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+        },
+    ),
+    Planted(
+        "the prefix is omitted and nobody says so",
+        _each(lambda r: r.ids[4:]),
+        ("refused", "4 rows are missing and nothing in the file says which"),
+        {
+            "padded": ("misplaced", "no place stands out"),
+            "vllm arrays": ("misplaced", "expected as many or one less"),
+            "megatron": ("misplaced", "expected as many or one less"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+        },
+    ),
+    Planted(
+        "the prompt is omitted",
+        _each(lambda r: r.ids[r.num_prompt :]),
+        ("cleaned", "positions of prompts omitted, only generated tokens were recorded: 18"),
+        {
+            "vllm 0.21": ("cleaned", "only generated tokens were recorded: 18"),
+            "padded": ("misplaced", "no place stands out"),
+            "vllm arrays": ("misplaced", "expected as many or one less"),
+            "megatron": ("misplaced", "expected as many or one less"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+        },
+        num_tokens=47,
+    ),
+    Planted(
+        "ids have wrapped",
+        _wrap,
+        ("refused", "cannot name 512 experts"),
+        {"vllm 0.21": ("refused", "8 bits"), "sglang": ("refused", "8 bits")}
+        | dict.fromkeys(("megatron", "llama_cpp"), ("refused", "8 bits")),
+        num_experts=512,
+        truth=lambda: truth(num_experts=512),
+    ),
+    Planted(
+        "ids are physical places",
+        _first(_name_physical_places),
+        ("refused", "Physical ids of expert load balancing?"),
+    ),
+    Planted(
+        "rows are shifted by one token",
+        _each(_shift_rows),
+        ("misplaced", "shifted by +1 token"),
+        {"llama_cpp": ("misplaced", "3 documents and the trace 1 requests")},
+    ),
+    Planted(
+        "layers are shifted by one",
+        _each(lambda r: np.concatenate([np.zeros_like(r.ids[:, :1]), r.ids], axis=1)),
+        ("refused", "It fits when layers are shifted by +1"),
+        {"batches": ("refused", "names the layers 1, 2, 3, 4; the routers of the checkpoint are")},
+    ),
+    Planted(
+        "the last layer stands first",
+        _each(lambda r: np.roll(r.ids, 1, axis=1)),
+        ("refused", "holds choices in layers 0, which have no router"),
+        {"batches": ("refused", "holds none in layers 1, which have one")},
+    ),
+    Planted(
+        "routers are in another order",
+        _each(_turn_layers),
+        ("misplaced", "shifted by -1 layer"),
+        {"llama_cpp": ("misplaced", "3 documents and the trace 1 requests")},
+    ),
+    Planted(
+        "an expert stands twice", _first(_name_an_expert_twice), ("refused", "stands twice in")
+    ),
+    Planted(
+        "a row between others is lost",
+        _first(_leave_a_row_out),
+        ("cleaned", "rows without choices left out between others: 1"),
+        num_tokens=64,
+    ),
+    Planted(
+        "a layer was not gathered",
+        _empty_layer_everywhere,
+        ("refused", "holds none in layers 2, which have one"),
+    ),
+    Planted(
+        "a dense layer holds choices",
+        _fill_dense_layer,
+        ("refused", "holds choices in layers 0, which have no router"),
+        {"batches": ("cleaned", "Trace of")},
+    ),
+    Planted(
+        "k is another",
+        _each(lambda r: r.ids[:, :, :3]),
+        ("refused", "3 experts a token and layer; the routers of the checkpoint choose 4"),
+        {"sglang": ("refused", "no multiple of|rows for|stands twice|layers")},
+    ),
+    Planted(
+        "token ids are of another text",
+        _other_text,
+        ("misplaced", "matched rows are of another token"),
+        {"vllm arrays": ("cleaned", "no token ids"), "batches": ("cleaned", "Trace of")},
+    ),
+    Planted(
+        "a request stands in the file twice",
+        lambda requests: [*requests, requests[1]],
+        ("cleaned", "requests left out because they stand in the file twice: 1"),
+        {
+            "numbered": ("cleaned", "equal to another in every token and choice, kept: 1"),
+            "vllm arrays": ("cleaned", "no token ids"),
+            "megatron": ("cleaned", "equal to another in every token and choice, kept: 1"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+        },
+    ),
+    Planted(
+        "one name stands for two requests",
+        lambda requests: [*requests, replace(requests[1], name=requests[0].name)],
+        ("refused", "stands twice in it, with different choices"),
+        {
+            "numbered": ("cleaned", "equal to another in every token and choice, kept: 1"),
+            "vllm arrays": ("misplaced", "expected as many or one less"),
+            "megatron": ("cleaned", "equal to another in every token and choice, kept: 1"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+        },
+    ),
+    Planted(
+        "nothing was captured",
+        _each(lambda r: np.zeros_like(r.ids)),
+        ("refused", "nothing was captured"),
+    ),
+)
+
+#: Where engines can say that they left a prefix out.
+OMITTED = Planted(
+    "the prefix is omitted and the reply says so",
+    _tell,
+    ("cleaned", "leading positions omitted, as many as the engine had cached: 12"),
+    {
+        "sglang": ("cleaned", "leading positions omitted, as the file says: 12"),
+        "prime_rl": ("cleaned", "leading positions omitted, as the file says: 12"),
+    },
+    num_tokens=53,
+)

@@ -1,0 +1,173 @@
+"""Logs of counts: imatrix files written by gguf, the recorder of SGLang, Megatron's counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from moegeom.core.errors import RecordingError
+from moegeom.tokens.open import open_tokens
+from tests.unit.tokens.dialects.written import EXPERTS, TOP_K, known
+
+NAMES = tuple(router.name for router in known())
+
+
+def some_counts(num_steps: int = 1) -> np.ndarray:
+    """(steps, 3 layers, experts); all layers have the same total."""
+    random = np.random.default_rng(5)
+    share = random.dirichlet(np.ones(EXPERTS), (num_steps, 3))
+    return np.stack([[random.multinomial(400 * TOP_K, p) for p in step] for step in share])
+
+
+def write_imatrix(path: Path, counts: np.ndarray, kind: str = "imatrix") -> None:
+    """llama-imatrix (GGUF since PR 9400), with gguf's own writer."""
+    writer = gguf.GGUFWriter(path, "imatrix")
+    writer.add_type(kind)
+    writer.add_array("imatrix.datasets", ["wiki.txt"])
+    writer.add_uint32("imatrix.chunk_count", 2)
+    writer.add_uint32("imatrix.chunk_size", 200)
+    for layer, of_layer in enumerate(counts[0], start=1):
+        for matrix in ("gate", "up", "down"):
+            name = f"blk.{layer}.ffn_{matrix}_exps.weight"
+            writer.add_tensor(f"{name}.counts", of_layer.astype(np.float32)[:, None])
+            writer.add_tensor(f"{name}.in_sum2", np.ones((EXPERTS, 8), np.float32))
+        writer.add_tensor(f"blk.{layer}.attn_q.weight.counts", np.full((1, 1), 400, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_recorder(path: Path, counts: np.ndarray) -> None:
+    """SGLang 0.5.23, mode stat: all layers, the buffer filled up with zeros."""
+    buffer = np.zeros((10, 4, EXPERTS), np.int32)
+    buffer[: len(counts), 1:] = counts
+    torch.save(
+        {
+            "rank": 0,
+            "logical_count": torch.from_numpy(buffer),
+            "average_utilization_rate_over_window": None,
+        },
+        path,
+    )
+
+
+def write_megatron(path: Path, counts: np.ndarray) -> None:
+    """rank0.jsonl of Megatron-LM d98e8a64dd: two microbatches to an iteration."""
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "iter": 10 * step,
+                    "block": "decoder",
+                    "layer": layer,
+                    "tpe": [(of_layer // 2).tolist(), (of_layer - of_layer // 2).tolist()],
+                }
+            )
+            + "\n"
+            for step, of_step in enumerate(counts)
+            for layer, of_layer in enumerate(of_step)
+        )
+    )
+
+
+WRITERS = {
+    "imatrix": ("m.gguf", write_imatrix, 1),
+    "sglang": ("recorder.pt", write_recorder, 7),
+    "megatron": ("rank0.jsonl", write_megatron, 7),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_counts_are_read_as_they_were_written(name, tmp_path):
+    file, write, num_steps = WRITERS[name]
+    counts = some_counts(num_steps)
+    write(tmp_path / file, counts)
+    source = open_tokens(tmp_path / file, routers=NAMES, known=known())
+    assert source.facts.stage == "counts"
+    assert source.facts.num_tokens == 400 * num_steps
+    for index, router in enumerate(NAMES):
+        np.testing.assert_array_equal(source.counts(router), counts[:, index])
+    with pytest.raises(RecordingError, match="counts only, of"):
+        source.read_chosen(NAMES[0], 0, 1)
+
+
+def test_counts_of_gguf_agree_with_its_own_reader(tmp_path):
+    write_imatrix(tmp_path / "m.gguf", some_counts())
+    source = open_tokens(tmp_path / "m.gguf", routers=NAMES, known=known())
+    tensors = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    for layer, router in enumerate(NAMES, start=1):
+        expected = tensors[f"blk.{layer}.ffn_up_exps.weight.counts"][:, 0]
+        np.testing.assert_array_equal(source.counts(router)[0], expected)
+
+
+def test_unused_steps_of_a_buffer_are_named(tmp_path):
+    write_recorder(tmp_path / "r.pt", some_counts(7))
+    notes = open_tokens(tmp_path / "r.pt", routers=NAMES, known=known()).facts.notes
+    assert "steps of the buffer that were not used, left out: 3" in notes
+    assert "layers without router, which count nothing: 1" in notes
+
+
+def equal(counts: np.ndarray) -> np.ndarray:
+    return np.full_like(counts, 25)
+
+
+def half(counts: np.ndarray) -> np.ndarray:
+    return counts / 2 + 0.25
+
+
+def without_a_layer(counts: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(3)[:, None] == 1, 0, counts)
+
+
+def local_experts(counts: np.ndarray) -> np.ndarray:
+    return counts[..., : EXPERTS // 2]
+
+
+REFUSED = [
+    ("imatrix", equal, "converted from an older file"),
+    ("imatrix", half, "no counts"),
+    ("imatrix", without_a_layer, "no choices are counted at text/2"),
+    ("imatrix", lambda c: c[:, :2], "names the layers 1, 2; the routers"),
+    ("sglang", without_a_layer, "no choices are counted at text/2"),
+    ("sglang", lambda c: -c, "values from -"),
+    ("sglang", lambda c: 0 * c, "every count is 0"),
+    ("megatron", local_experts, "counts 32 experts; router text/1 has 64"),
+    ("megatron", lambda c: -c, "expected counts"),
+    ("megatron", lambda c: c[:, :2], "names the layers 0, 1; the routers"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "words"), REFUSED)
+def test_counts_that_do_not_fit_are_refused(name, change, words, tmp_path):
+    file, write, num_steps = WRITERS[name]
+    write(tmp_path / file, change(some_counts(num_steps)))
+    with pytest.raises(RecordingError, match=words):
+        open_tokens(tmp_path / file, routers=NAMES, known=known())
+
+
+def test_unequal_totals_of_layers_are_named(tmp_path):
+    counts = some_counts()
+    counts[0, 1, 3] += 8
+    write_imatrix(tmp_path / "m.gguf", counts)
+    notes = open_tokens(tmp_path / "m.gguf", routers=NAMES, known=known()).facts.notes
+    assert "layers count 1,600 to 1,608 slots: some saw or kept fewer tokens" in notes
+
+
+def test_a_dump_of_single_passes_is_refused_by_name(tmp_path):
+    torch.save(
+        {"records": [], "last_physical_to_logical_map": torch.zeros(4, 64)}, tmp_path / "r.pt"
+    )
+    with pytest.raises(RecordingError, match="records of single passes: physical ids"):
+        open_tokens(tmp_path / "r.pt", routers=NAMES, known=known())
+
+
+def test_a_gguf_model_is_no_trace(tmp_path):
+    write_imatrix(tmp_path / "m.gguf", some_counts(), kind="model")
+    with pytest.raises(RecordingError, match="not a kind of token file"):
+        open_tokens(tmp_path / "m.gguf", routers=NAMES, known=known())

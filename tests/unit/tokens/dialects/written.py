@@ -1,0 +1,361 @@
+"""Traces as engines write them, by their documented layouts (versions stand at the writers)."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+from moegeom.core.tokens import TokenColumns
+from moegeom.tokens.alignment import Reference
+from moegeom.tokens.source import KnownRouter
+
+#: Layer 0 is dense; three layers of 64 experts choose 4.
+FIRST, NUM_LAYERS, EXPERTS, TOP_K = 1, 4, 64, 4
+LENGTHS = (20, 31, 17)
+
+
+def known(num_experts: int = EXPERTS, top_k: int = TOP_K) -> tuple[KnownRouter, ...]:
+    return tuple(
+        KnownRouter(f"text/{layer}", "text", layer, num_experts, top_k)
+        for layer in range(FIRST, NUM_LAYERS)
+    )
+
+
+@dataclass(frozen=True)
+class Written:
+    """One request: ``ids`` (rows, layers, k) as an engine keeps them; -1 is not written yet."""
+
+    name: str
+    ids: np.ndarray
+    tokens: np.ndarray
+    num_prompt: int
+    dtype: str = "int32"
+    cached: int | None = None
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the model did on three texts: ``ids`` of every token, and what an engine keeps of it."""
+
+    ids: list[np.ndarray]
+    tokens: list[np.ndarray]
+
+    @property
+    def written(self) -> list[Written]:
+        kept = []
+        for number, (ids, tokens) in enumerate(zip(self.ids, self.tokens, strict=True)):
+            rows = np.zeros((len(ids) - 1, NUM_LAYERS, ids.shape[2]), np.int64)
+            rows[:, FIRST:] = ids[:-1]
+            kept.append(Written(f"req-{number}", rows, tokens, num_prompt=6))
+        return kept
+
+    @property
+    def reference(self) -> Reference:
+        """The same texts as a recording with choices."""
+        lengths = [len(tokens) for tokens in self.tokens]
+        columns = TokenColumns(
+            document=np.repeat(np.arange(len(lengths)), lengths),
+            position=np.concatenate([np.arange(n) for n in lengths]).astype(np.int32),
+            token_id=np.concatenate(self.tokens).astype(np.int32),
+            domain=np.full(sum(lengths), -1, np.int16),
+        )
+        return Reference("rec", columns, np.concatenate(self.ids))
+
+
+def truth(seed: int = 0, num_experts: int = EXPERTS, top_k: int = TOP_K) -> Truth:
+    random = np.random.default_rng(seed)
+    ids, tokens = [], []
+    for length in LENGTHS:
+        order = np.argsort(random.random((length, NUM_LAYERS - FIRST, num_experts)), axis=2)
+        ids.append(order[:, :, :top_k])
+        tokens.append(random.integers(5, 30_000, length))
+    return Truth(ids, tokens)
+
+
+def narrowed(request: Written, dtype: str) -> np.ndarray:
+    """The ids as an engine stores them; what does not fit wraps, as in a cast of NumPy."""
+    return request.ids.astype(dtype)
+
+
+def npy(array: np.ndarray) -> str:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def lines(path: Path, records: list[dict]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def usage(request: Written) -> dict:
+    return {
+        "prompt_tokens": request.num_prompt,
+        "completion_tokens": len(request.tokens) - request.num_prompt,
+        "prompt_tokens_details": None
+        if request.cached is None
+        else {"cached_tokens": request.cached},
+    }
+
+
+def write_vllm(path: Path, requests: list[Written]) -> None:
+    """/v1/completions of vLLM 0.22 to 0.33 with return_token_ids, one reply to a line."""
+    narrow = "uint8" if requests[0].dtype == "int32" else requests[0].dtype
+    lines(
+        path,
+        [
+            {
+                "id": request.name,
+                "object": "text_completion",
+                "choices": [
+                    {
+                        "index": 0,
+                        "text": "...",
+                        "prompt_token_ids": request.tokens[: request.num_prompt].tolist(),
+                        "token_ids": request.tokens[request.num_prompt :].tolist(),
+                        "routed_experts": npy(narrowed(request, narrow)),
+                    }
+                ],
+                "usage": usage(request),
+            }
+            for request in requests
+        ],
+    )
+
+
+def write_vllm_lists(path: Path, requests: list[Written]) -> None:
+    """/v1/chat/completions of vLLM 0.21: nested lists, prompt and generation apart; a JSON list."""
+    path.write_text(
+        json.dumps(
+            [
+                {
+                    "id": request.name,
+                    "prompt_routed_experts": request.ids[: request.num_prompt].tolist(),
+                    "prompt_token_ids": request.tokens[: request.num_prompt].tolist(),
+                    "choices": [
+                        {
+                            "index": 0,
+                            "token_ids": request.tokens[request.num_prompt :].tolist(),
+                            "routed_experts": request.ids[request.num_prompt :].tolist(),
+                        }
+                    ],
+                    "usage": usage(request),
+                }
+                for request in requests
+            ]
+        )
+    )
+
+
+def write_vllm_arrays(path: Path, requests: list[Written]) -> None:
+    """CompletionOutput.routed_experts of vLLM 0.14 to 0.33, saved by users with np.savez."""
+    np.savez(path, **{r.name: narrowed(r, r.dtype) for r in requests})
+
+
+def write_sglang(path: Path, requests: list[Written]) -> None:
+    """/generate of SGLang 0.5.7 to 0.5.23: raw int32; users keep the ids of the prompt beside."""
+    lines(
+        path,
+        [
+            {
+                "text": "...",
+                "input_ids": request.tokens[: request.num_prompt].tolist(),
+                "output_ids": request.tokens[request.num_prompt :].tolist(),
+                "meta_info": {
+                    "id": request.name,
+                    "prompt_tokens": request.num_prompt,
+                    "completion_tokens": len(request.tokens) - request.num_prompt,
+                    "routed_experts": base64.b64encode(
+                        narrowed(request, request.dtype).astype("<i4").tobytes()
+                    ).decode(),
+                }
+                | ({"routed_experts_start_len": request.cached} if request.cached else {}),
+            }
+            for request in requests
+        ],
+    )
+
+
+def write_prime_rl(path: Path, requests: list[Written]) -> None:
+    """/inference/v1/generate behind prime-rl 559b44772e: base64, shape, start, dtype by value."""
+    records = []
+    for request in requests:
+        ids = narrowed(request, "uint8" if request.dtype == "int32" else request.dtype)
+        packed = {
+            "data": base64.b64encode(ids.tobytes()).decode(),
+            "shape": list(ids.shape),
+            "start": request.cached or 0,
+            "dtype": str(ids.dtype),
+        }
+        choice = {
+            "index": 0,
+            "routed_experts": packed,
+            "token_ids": request.tokens[request.num_prompt :].tolist(),
+        }
+        prompt = request.tokens[: request.num_prompt].tolist()
+        records.append(
+            {"request_id": request.name, "prompt_token_ids": prompt, "choices": [choice]}
+        )
+    lines(path, records)
+
+
+def write_slime(path: Path, requests: list[Written]) -> None:
+    """--save-debug-rollout-data of slime 624b824a89."""
+    samples = [
+        {
+            "index": number,
+            "tokens": request.tokens.tolist(),
+            "response_length": len(request.tokens) - request.num_prompt,
+            "status": "completed",
+            "rollout_routed_experts": torch.from_numpy(narrowed(request, request.dtype)),
+        }
+        for number, request in enumerate(requests)
+    ]
+    torch.save({"rollout_id": 3, "samples": samples}, path)
+
+
+def write_miles(path: Path, requests: list[Written]) -> None:
+    """The same of miles 31f1ca961a, where ids are a NumPy array."""
+    samples = [
+        {
+            "tokens": request.tokens.tolist(),
+            "response_length": len(request.tokens) - request.num_prompt,
+            "rollout_routed_experts": narrowed(request, request.dtype),
+        }
+        for request in requests
+    ]
+    torch.save({"rollout_id": 3, "samples": samples, "metadata": {}}, path)
+
+
+def verl_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
+    """The batch of verl 0.9.1: prompts padded on the left, zeros where nothing was recorded."""
+    widest = max(len(r.tokens) for r in requests) + 6
+    arrays = {
+        "attention_mask": np.zeros((len(requests), widest), np.int64),
+        "input_ids": np.zeros((len(requests), widest), np.int64),
+        "routed_experts": np.zeros(
+            (len(requests), widest, *requests[0].ids.shape[1:]),
+            "int16" if requests[0].dtype == "int32" else requests[0].dtype,
+        ),
+    }
+    for number, request in enumerate(requests):
+        start = 9 - request.num_prompt
+        stop = start + len(request.tokens)
+        arrays["attention_mask"][number, start:stop] = 1
+        arrays["input_ids"][number, start:stop] = request.tokens
+        rows = arrays["routed_experts"][number, start : start + len(request.ids)]
+        rows[...] = narrowed(request, str(rows.dtype))[: len(rows)]
+    return arrays
+
+
+def write_verl(path: Path, requests: list[Written]) -> None:
+    np.savez(path, **verl_arrays(requests))
+
+
+def write_verl_safetensors(path: Path, requests: list[Written]) -> None:
+    save_file(verl_arrays(requests), path)
+
+
+def write_verl_torch(path: Path, requests: list[Written]) -> None:
+    torch.save({name: torch.from_numpy(a) for name, a in verl_arrays(requests).items()}, path)
+
+
+def write_megatron(path: Path, requests: list[Written]) -> None:
+    """router_trace_rank0.jsonl of Megatron-LM d98e8a64dd: one text to a step, layers from 1."""
+    path.mkdir()
+    lines(path / "router_trace_rank0.jsonl", megatron_lines(requests))
+
+
+def megatron_lines(requests: list[Written], rank: int = 0) -> list[dict]:
+    return [
+        {
+            "step": step,
+            "stage": "pre_dispatch",
+            "block": "decoder",
+            "layer": layer,
+            "rank": rank,
+            "num_tokens": len(request.ids),
+            "topk": request.ids.shape[2],
+            "top_indices": narrowed(request, request.dtype)[:, layer].tolist(),
+        }
+        for step, request in enumerate(requests)
+        for layer in range(FIRST, request.ids.shape[1])
+    ]
+
+
+def write_llama(path: Path, requests: list[Written]) -> None:
+    """llama-eval-callback, common/debug.cpp 27c299a6ec: generated tokens, one to a batch."""
+    path.write_text("".join(llama_text(row[None]) for r in requests for row in r.ids))
+
+
+def llama_text(ids: np.ndarray, last_only: bool = False, elided: bool = False) -> str:
+    """One batch (tokens, layers, k): the selected experts of every layer, and a tensor between."""
+    text = ["main: prompt is 5 tokens\n"]
+    for layer in range(FIRST, ids.shape[1]):
+        rows = ids[-1:, layer] if last_only and layer == ids.shape[1] - 1 else ids[:, layer]
+        k, num = rows.shape[1], rows.shape[0]
+        text.append(
+            f"common_debug_cb_eval:       ffn_moe_topk-{layer} = (i32)       "
+            f"VIEW(ffn_moe_argsort-{layer}{{64, {num}, 1, 1}}, }}) = {{{k}, {num}, 1, 1}}\n"
+            "    [\n        [\n"
+        )
+        for number, row in enumerate(rows):
+            if elided and number == 3:
+                text.append("            ..., \n")
+            if elided and 3 <= number < len(rows) - 3:
+                continue
+            shown = [f"{value:12.4f}" for value in row]
+            if k > 6:
+                shown = [*shown[:3], "   ...", *shown[-3:]]
+            text.append(f"            [{', '.join(shown)} ],\n")
+        text.append(f"        ],\n    ]\n    sum = {float(rows.sum()):f}\n")
+        text.append(
+            f"common_debug_cb_eval:    ffn_moe_weights-{layer} = (f32)   GET_ROWS("
+            f"ffn_moe_probs-{layer}{{1, 64, {num}, 1}}, ffn_moe_topk-{layer}{{{k}, {num}, 1, 1}}}})"
+            f" = {{1, {k}, {num}, 1}}\n    [\n        [\n            [      0.5000 ],\n"
+            "        ],\n    ]\n    sum = 0.500000\n"
+        )
+    return "".join(text)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """How one dialect is written, and what its files say."""
+
+    dialect: str
+    file: str
+    write: Callable[[Path, list[Written]], None]
+    kinds: frozenset[str] = field(default_factory=frozenset)
+
+
+def writer(dialect: str, file: str, write: Callable, *kinds: str) -> Writer:
+    return Writer(dialect, file, write, frozenset(kinds))
+
+
+#: ``tokens``: token ids are in the file; ``names layers``: layers are numbered; ``padded``: rows
+#: that are missing are zeros; ``batches``: no requests; ``numbered``: requests have no names.
+WRITERS = {
+    "vllm": writer("vllm", "replies.jsonl", write_vllm, "tokens"),
+    "vllm 0.21": writer("vllm", "replies.json", write_vllm_lists, "tokens"),
+    "vllm arrays": writer("vllm", "routes.npz", write_vllm_arrays),
+    "sglang": writer("sglang", "replies.jsonl", write_sglang, "tokens"),
+    "prime_rl": writer("prime_rl", "rollouts.jsonl", write_prime_rl, "tokens"),
+    "slime": writer("slime", "rollout.pt", write_slime, "tokens", "numbered"),
+    "miles": writer("slime", "rollout.pt", write_miles, "tokens", "numbered"),
+    "verl": writer("verl", "batch.npz", write_verl, "tokens", "padded", "numbered"),
+    "verl safetensors": writer(
+        "verl", "batch.safetensors", write_verl_safetensors, "tokens", "padded", "numbered"
+    ),
+    "verl torch": writer("verl", "batch.pt", write_verl_torch, "tokens", "padded", "numbered"),
+    "megatron": writer("megatron", "trace", write_megatron, "names layers", "batches"),
+    "llama_cpp": writer("llama_cpp", "eval.log", write_llama, "names layers", "batches", "split"),
+}
+
+__all__ = ["WRITERS", "Truth", "Writer", "Written", "known", "replace", "truth"]

@@ -1,0 +1,315 @@
+"""Recordings of several ranks, merged: nothing of how the run was cut is left in the result."""
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+import ml_dtypes
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.tokens import TokenColumns
+from moegeom.tokens.merge import merge_recordings
+from moegeom.tokens.reader import open_recording
+from moegeom.tokens.stages import STAGE_TENSORS
+from moegeom.tokens.writer import RecordingWriter
+
+ROUTERS = ("text/0", "text/1")
+DOMAINS = ("prose", "code", "maths")
+
+
+def files(path):
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+@dataclass
+class Run:
+    """All tokens of a run, each with its own rows; any selection of them can be a part."""
+
+    stage: str = "router_input"
+    dtype: str = "float32"
+    experts: str = "uint8"
+    has_chosen: bool = True
+    outputs: tuple[str, ...] = ()
+    document: np.ndarray = field(default_factory=lambda: np.arange(60) // 13)
+    num_domains: int = 3
+
+    def __post_init__(self):
+        random = np.random.default_rng(0)
+        num_tokens = len(self.document)
+        float_dtype = np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
+        place = pd.Series(self.document).groupby(self.document).cumcount().to_numpy()
+        self.columns = TokenColumns(
+            document=self.document.astype(np.int64) * 10**12,
+            position=place.astype(np.int32),
+            token_id=random.integers(0, 9, num_tokens).astype(np.int32),
+            domain=(self.document % (self.num_domains + 1) - 1).astype(np.int16),
+        )
+        rows = lambda *row: random.standard_normal((num_tokens, *row)).astype(float_dtype)
+        numbers = lambda k: random.integers(0, 99, (num_tokens, k)).astype(self.experts)
+        width = {"shared_output": (3,), "routed_output": (3,), "expert_output": (4, 3)}
+        names = [tensor.name for tensor in STAGE_TENSORS[self.stage]]
+        self.rows = {
+            router: {
+                name: numbers(5) if name in ("expert", "chosen") else rows(5) for name in names
+            }
+            | ({"chosen": numbers(2)} if self.has_chosen else {})
+            | {kind: rows(*width[kind]) for kind in self.outputs}
+            for router in ROUTERS
+        }
+
+    def shard(self, index):
+        return (
+            TokenColumns(**{name: column[index] for name, column in vars(self.columns).items()}),
+            {r: {name: a[index] for name, a in arrays.items()} for r, arrays in self.rows.items()},
+            self.outputs,
+        )
+
+    def write(self, path, index, sizes=(), **options):
+        """A part that holds the tokens ``index``, in shards of ``sizes`` and what is left."""
+        options = {"dtype": self.dtype, "domains": DOMAINS, "fingerprint": "f", **options}
+        if self.stage == "ids" and not self.outputs:
+            options["dtype"] = None
+        with RecordingWriter(path, self.stage, ROUTERS, **options) as writer:
+            for piece in np.split(np.asarray(index), np.cumsum(sizes, dtype=int)):
+                if len(piece):
+                    writer.append_tensors(*self.shard(piece))
+        return path
+
+    def whole(self, tmp_path, shard_tokens=65_536):
+        """What one rank would have written, merged alone."""
+        part = self.write(tmp_path / "alone", np.arange(len(self.document)))
+        merge_recordings([part], tmp_path / "whole", shard_tokens)
+        return files(tmp_path / "whole")
+
+
+RUNS = {
+    "router_input": Run(),
+    "bfloat16": Run(dtype="bfloat16", has_chosen=False),
+    "float64": Run("pre_norm", "float64", "int16"),
+    "logits": Run("logits", "float16", "int32"),
+    "top_logits": Run("top_logits", "bfloat16"),
+    "ids": Run("ids"),
+    "outputs": Run("ids", "bfloat16", outputs=("shared_output", "routed_output", "expert_output")),
+}
+
+
+@st.composite
+def cuts(draw, num_tokens):
+    """1 to 4 parts that hold every token between them, some of them twice, in any order."""
+    num_parts = draw(st.integers(1, 4))
+    tokens = st.lists(st.integers(0, num_tokens - 1), max_size=20)
+    owner = draw(st.lists(st.integers(0, num_parts - 1), min_size=num_tokens, max_size=num_tokens))
+    parts = []
+    for part in range(num_parts):
+        own = {t for t in range(num_tokens) if owner[t] == part} | set(draw(tokens))
+        if own:
+            parts.append(draw(st.permutations(sorted(own))))
+    return parts, draw(st.lists(st.integers(1, 20), max_size=3))
+
+
+@pytest.mark.parametrize("name", RUNS)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_no_cut_of_a_run_changes_a_byte_of_it(tmp_path_factory, name, data):
+    run, tmp_path = RUNS[name], tmp_path_factory.mktemp("cut")
+    parts, sizes = data.draw(cuts(len(run.document)))
+    shard_tokens = data.draw(st.sampled_from([7, 59, 60, 61, 65_536]))
+    paths = [run.write(tmp_path / str(n), part, sizes) for n, part in enumerate(parts)]
+    merged = merge_recordings(paths, tmp_path / "merged", shard_tokens)
+    assert merged.path == tmp_path / "merged"
+    assert merged.num_tokens == len(run.document)
+    assert merged.num_duplicates == sum(map(len, parts)) - len(run.document)
+    assert files(tmp_path / "merged") == run.whole(tmp_path, shard_tokens)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_in_order_merges_to_the_recording_of_one_process(tmp_path, name):
+    """Written by one rank in one go, the files are the same as merged from three."""
+    run = RUNS[name]
+    used = ("prose", "code", "maths")
+    one = run.write(tmp_path / "one", np.arange(60), (25, 25), domains=used)
+    ranks = [np.flatnonzero(run.document % 3 == rank) for rank in range(3)]
+    parts = [run.write(tmp_path / f"{n}", rank, (4,)) for n, rank in enumerate(ranks)]
+    merge_recordings(parts, tmp_path / "merged", 25)
+    assert files(tmp_path / "merged") == files(one)
+
+
+def test_the_order_is_that_of_pandas(tmp_path):
+    run = RUNS["router_input"]
+    shuffled = np.random.default_rng(1).permutation(60)
+    parts = [
+        run.write(tmp_path / f"{n}", half, (7,)) for n, half in enumerate(np.split(shuffled, 2))
+    ]
+    merge_recordings(parts, tmp_path / "merged", 9)
+    source = open_recording(tmp_path / "merged")
+    frame = pd.DataFrame(vars(run.columns) | {"row": np.arange(60)})
+    expected = frame.sort_values(["document", "position"])["row"].to_numpy()
+    for router in ROUTERS:
+        np.testing.assert_array_equal(
+            source.read_values(router, 0, 60), run.rows[router]["router_input"][expected]
+        )
+        np.testing.assert_array_equal(
+            source.read_chosen(router, 0, 60), run.rows[router]["chosen"][expected]
+        )
+    found = source.read_columns(0, 60)
+    np.testing.assert_array_equal(found.token_id, run.columns.token_id[expected])
+
+
+def test_domains_are_numbered_by_their_first_token_and_only_where_used(tmp_path):
+    run = replace(RUNS["router_input"], document=np.array([2, 2, 1, 1, 0]), num_domains=3)
+    # domain numbers 1, 1, 0, 0, -1: in merged order unknown, then the first, then the second name
+    tokens = np.arange(5)
+    one = run.write(tmp_path / "one", tokens[:2], domains=("unused", "late", "more"))
+    other = run.write(tmp_path / "other", tokens[2:], domains=("early", "unused"))
+    for number, parts in enumerate(itertools.permutations([one, other])):
+        merge_recordings(parts, tmp_path / f"merged{number}")
+        source = open_recording(tmp_path / f"merged{number}")
+        assert source.facts.domains == ("early", "late")
+        np.testing.assert_array_equal(source.read_columns(0, 5).domain, [-1, 0, 0, 1, 1])
+
+
+def test_experts_of_several_widths_are_stored_in_one_that_fits_all(tmp_path):
+    stored = {}
+    for name, (one, other) in {"wide": ("uint8", "int32"), "narrow": ("uint8", "int8")}.items():
+        first, second = replace(RUNS["ids"], experts=one), replace(RUNS["ids"], experts=other)
+        parts = [
+            first.write(tmp_path / f"{name}1", np.arange(30)),
+            second.write(tmp_path / f"{name}2", np.arange(30, 60)),
+        ]
+        for number, order in enumerate((parts, parts[::-1])):
+            merge_recordings(order, tmp_path / f"{name}{number}merged")
+            stored[name, number] = files(tmp_path / f"{name}{number}merged")
+            chosen = open_recording(tmp_path / f"{name}{number}merged").read_chosen("text/0", 0, 60)
+            assert chosen is not None
+            np.testing.assert_array_equal(chosen, first.rows["text/0"]["chosen"])
+    assert stored["wide", 0] == stored["wide", 1]
+    assert b"I32" in stored["wide", 0]["chosen-text.0-00000.safetensors"]
+    assert b"I16" in stored["narrow", 0]["chosen-text.0-00000.safetensors"]
+
+
+def test_nan_and_signed_zero_keep_their_bits(tmp_path):
+    run = replace(RUNS["bfloat16"])
+    bits = run.rows["text/1"]["router_input"].view(np.uint16)
+    bits[:4, 0] = [0x7FC1, 0xFFC0, 0x8000, 0x7FA5]  # NaNs with payload, quiet and signalling; -0
+    parts = [run.write(tmp_path / f"{n}", np.arange(60)[n::2]) for n in range(2)]
+    merge_recordings(parts, tmp_path / "merged")
+    assert bits.tobytes() in files(tmp_path / "merged")["router_input-text.1-00000.safetensors"]
+    again = merge_recordings([*parts, parts[0]], tmp_path / "again")
+    assert again.num_duplicates == 30
+
+
+def test_a_shard_of_wide_rows_holds_fewer_tokens(tmp_path):
+    num_tokens, width = 3000, 1 << 15  # 64 KiB a row: 128 MiB hold 2048
+    values = np.zeros((num_tokens, width), np.float16)
+    columns = TokenColumns(
+        np.zeros(num_tokens, np.int64),
+        np.arange(num_tokens, dtype=np.int32),
+        *(np.full(num_tokens, -1, dtype) for dtype in (np.int32, np.int16)),
+    )
+    with RecordingWriter(tmp_path / "part", "router_input", ("a",)) as writer:
+        writer.append(columns, {"a": values})
+    merge_recordings([tmp_path / "part"], tmp_path / "merged")
+    sizes = [file.stat().st_size for file in sorted((tmp_path / "merged").glob("router_input*"))]
+    assert [size // (2 * width) for size in sizes] == [2048, 952]
+
+
+# ----------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("stage", {"run": Run("pre_norm")}),
+        ("dtype", {"run": Run(dtype="bfloat16")}),
+        ("has_chosen", {"run": Run(has_chosen=False)}),
+        ("outputs", {"run": Run(outputs=("shared_output",))}),
+        ("fingerprint", {"fingerprint": "g"}),
+        ("engine", {"engine": "other"}),
+        ("checkpoint_name", {"checkpoint_name": "other"}),
+        ("created_by", {"created_by": "other"}),
+    ],
+)
+def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(
+    tmp_path, refused, what, change
+):
+    run = RUNS["router_input"]
+    one = run.write(tmp_path / "one", np.arange(30))
+    other = change.pop("run", run).write(tmp_path / "other", np.arange(30, 60), **change)
+    message = refused(lambda: merge_recordings([one, other], tmp_path / "merged"))
+    assert f"other: {what} is " in message
+    assert "that of one is " in message
+    assert not (tmp_path / "merged").exists()
+
+
+def test_parts_with_other_routers_or_widths_are_refused(tmp_path, refused):
+    def part(name, routers, width):
+        columns = TokenColumns(
+            np.array([0]), np.zeros(1, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int16)
+        )
+        with RecordingWriter(tmp_path / name, "logits", routers) as writer:
+            writer.append(columns, {r: np.ones((1, width), np.float32) for r in routers})
+        return tmp_path / name
+
+    one, routers, width = part("one", ("a",), 4), part("routers", ("b",), 4), part("w", ("a",), 5)
+    assert "routers: routers is ('b',)" in refused(
+        lambda: merge_recordings([one, routers], tmp_path / "merged")
+    )
+    message = refused(lambda: merge_recordings([one, width], tmp_path / "merged"))
+    assert "w/logits-a-00000.safetensors: rows of shape (5,); those of one have (4,)" in message
+
+
+@pytest.mark.parametrize("column", ["document", "position"])
+def test_tokens_without_a_place_are_refused(tmp_path, refused, column):
+    run = replace(RUNS["ids"])
+    getattr(run.columns, column)[17] = -1
+    part = run.write(tmp_path / "part", np.arange(60))
+    assert "part: tokens without document or position" in refused(
+        lambda: merge_recordings([part], tmp_path / "merged")
+    )
+
+
+@pytest.mark.parametrize("name", ["logits", "expert", "chosen", "shared_output"])
+def test_two_rows_for_one_token_are_refused_with_the_token_the_router_and_the_parts(
+    tmp_path, refused, name
+):
+    run = replace(RUNS["top_logits"], outputs=("shared_output",))
+    one = run.write(tmp_path / "one", np.arange(40))
+    run.rows["text/1"][name][33, 1] += 1
+    other = run.write(tmp_path / "other", np.arange(30, 60))
+    message = refused(lambda: merge_recordings([one, other], tmp_path / "merged", 7))
+    document, position = run.columns.document[33], run.columns.position[33]
+    assert "one and other hold different rows of router text/1" in message
+    assert f"document {document}, position {position};" in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
+
+
+@pytest.mark.parametrize("name", ["token_id", "domain"])
+def test_two_values_of_a_column_for_one_token_are_refused(tmp_path, refused, name):
+    run = replace(RUNS["ids"])
+    one = run.write(tmp_path / "one", np.arange(40))
+    column = getattr(run.columns, name)
+    column[33] = 2 if column[33] != 2 else 1
+    other = run.write(tmp_path / "other", np.arange(30, 60))
+    message = refused(lambda: merge_recordings([other, one], tmp_path / "merged"))
+    assert f"other and one hold different values of {name} for document" in message
+
+
+def test_no_parts_and_no_tokens_a_shard_are_usage_errors(tmp_path):
+    part = RUNS["ids"].write(tmp_path / "part", np.arange(60))
+    for parts, shard_tokens in (([], 9), ([part], 0)):
+        with pytest.raises(UsageError, match="expected 1 or more"):
+            merge_recordings(parts, tmp_path / "merged", shard_tokens)
+    with pytest.raises(UsageError, match="exists already"):
+        merge_recordings([part], part)
+
+
+def test_an_unfinished_or_damaged_part_is_refused_by_its_name(tmp_path, refused):
+    part = RUNS["ids"].write(tmp_path / "part", np.arange(60))
+    assert "absent" in refused(lambda: merge_recordings([tmp_path / "absent"], tmp_path / "m"))
+    (part / "chosen-text.1-00000.safetensors").write_bytes(b"")
+    with pytest.raises(RecordingError, match="chosen-text.1-00000"):
+        merge_recordings([part], tmp_path / "m")
