@@ -14,7 +14,7 @@ _PANEL = "Unknown architectures"
 
 FamilyFile = Annotated[
     Path | None,
-    typer.Option("--family", help="TOML file about the family.", rich_help_panel=_PANEL),
+    typer.Option("--family", help="TOML file, or name of a family.", rich_help_panel=_PANEL),
 ]
 RouterPattern = Annotated[
     str | None,

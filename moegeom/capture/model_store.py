@@ -12,12 +12,7 @@ from jaxtyping import Shaped
 from moegeom.capture.arrays import STORED_NAMES, as_array
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
-
-#: What wrappers put into the names of parameters: FSDP, torch.compile, activation checkpoints.
-_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
-
-#: What adapters put in front.
-_ADAPTER = "base_model.model."
+from moegeom.router.plain_names import plain_name
 
 
 class ModelStore:
@@ -91,12 +86,6 @@ class ModelStore:
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         return self.read(name).tobytes()[start : start + size]
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers put into it."""
-    kept = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-    return kept.removeprefix("module.").removeprefix(_ADAPTER)
 
 
 def _config(model: torch.nn.Module) -> Mapping[str, Any]:

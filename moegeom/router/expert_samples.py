@@ -12,6 +12,7 @@ import xxhash
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.router import Router
+from moegeom.router.plain_names import plain_name, with_plain_names
 
 #: Bytes read of one tensor of each expert.
 SAMPLE_BYTES = 512
@@ -39,6 +40,7 @@ def read_expert_samples(store: TensorStore, routers: Sequence[Router]) -> Expert
     tells them all apart; None when none of the first three does.
     """
     before = store.bytes_read
+    store = with_plain_names(store)
     names = sorted(store.names())
     by_folder: dict[str, list[str]] = {}
     for name in names:
@@ -53,7 +55,7 @@ def _samples(
     store: TensorStore, router: Router, by_folder: Mapping[str, Sequence[str]]
 ) -> list[str] | None:
     # model.layers.3.mlp.gate.weight -> model.layers.3.mlp.
-    folder = router.provenance.tensors[0].rpartition(".")[0].rpartition(".")[0] + "."
+    folder = plain_name(router.provenance.tensors[0]).rpartition(".")[0].rpartition(".")[0] + "."
     names = by_folder.get(folder, ())
     try:
         return _numbered(store, router, folder, names) or _stacked(store, router, folder, names)

@@ -34,6 +34,16 @@ T = TypeVar("T")
 _PACKAGE = "moegeom.router.families"
 _SUFFIX = ".toml"
 
+#: Characters; the longest family here has 3700.
+_MOST_TEXT = 1 << 16
+
+#: Dots in a line; names of tensors have up to nine. The parser's time and memory grow with the
+#: square of the dots of one key.
+_MOST_DOTS = 100
+
+#: Names of one tensor; families here have up to five.
+_MOST_NAMES = 100
+
 #: How a router weight can lie in its tensor.
 LAYOUTS = ("rows", "transposed", "flat")
 
@@ -72,9 +82,10 @@ def family_of_text(name: str, text: str) -> Family:
 def parse_family(name: str, text: str, defaults: Mapping[str, Any] | None = None) -> Family:
     """The family that a TOML file describes; an unknown key or value is an error."""
     where = f"{name}{_SUFFIX}"
+    _check_size(text, where)
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # malformed TOML, or an integer of thousands of digits
         raise InternalError(f"{where}: is not TOML ({error}).") from None
     except RecursionError:
         raise InternalError(f"{where}: is nested too deeply.") from None
@@ -86,14 +97,29 @@ def parse_family(name: str, text: str, defaults: Mapping[str, Any] | None = None
     return family
 
 
+def _check_size(text: str, where: str) -> None:
+    if len(text) > _MOST_TEXT:
+        raise InternalError(f"{where}: has {len(text)} characters, more than {_MOST_TEXT}.")
+    dots, line = max((line.count("."), i) for i, line in enumerate(text.split("\n"), start=1))
+    if dots > _MOST_DOTS:
+        raise InternalError(f"{where}: line {line} has {dots} dots, more than {_MOST_DOTS}.")
+
+
+def _short(found: Any) -> str:
+    text = repr(found)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
 def _record(cls: type[T], table: Any, where: str) -> T:
     """A record from a TOML table; its fields say which keys there are and what they hold."""
     if not isinstance(table, dict):
-        raise InternalError(f"{where}: is {table!r}, expected a table.")
+        raise InternalError(f"{where}: is {_short(table)}, expected a table.")
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(table.keys() - known.keys())
     if unknown:
-        raise InternalError(f"{where}: unknown key '{unknown[0]}'.", f"Known: {', '.join(known)}.")
+        raise InternalError(
+            f"{where}: unknown key {_short(unknown[0])}.", f"Known: {', '.join(known)}."
+        )
     missing = [
         f.name
         for f in known.values()
@@ -110,37 +136,42 @@ def _record(cls: type[T], table: Any, where: str) -> T:
 
 def _text(found: Any, where: str) -> str:
     if not isinstance(found, str):
-        raise InternalError(f"{where} is {found!r}, expected a string.")
+        raise InternalError(f"{where} is {_short(found)}, expected a string.")
     return found
 
 
 def _texts(found: Any, where: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not found:
-        raise InternalError(f"{where} is {found!r}, expected a list of strings.")
+        raise InternalError(f"{where} is {_short(found)}, expected a list of strings.")
     return tuple(_text(entry, where) for entry in found)
 
 
+def _is_number(found: Any) -> bool:
+    """True for a float, a truth value, or an integer of 64 bits, which is what TOML promises."""
+    return isinstance(found, float) or (isinstance(found, int) and -(2**63) <= found < 2**63)
+
+
 def _number(found: Any, where: str) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise InternalError(f"{where} is {found!r}, expected a number.")
+    if isinstance(found, bool) or not _is_number(found):
+        raise InternalError(f"{where} is {_short(found)}, expected a number.")
     return float(found)
 
 
 def _integer(found: Any, where: str) -> int:
-    if type(found) is not int:
-        raise InternalError(f"{where} is {found!r}, expected an integer.")
+    if type(found) is not int or not _is_number(found):
+        raise InternalError(f"{where} is {_short(found)}, expected an integer.")
     return found
 
 
 def _flag(found: Any, where: str) -> bool:
     if not isinstance(found, bool):
-        raise InternalError(f"{where} is {found!r}, expected true or false.")
+        raise InternalError(f"{where} is {_short(found)}, expected true or false.")
     return found
 
 
 def _value(found: Any, where: str) -> Value:
-    if not isinstance(found, bool | int | float):
-        raise InternalError(f"{where} is {found!r}, expected a number, true or false.")
+    if not _is_number(found):
+        raise InternalError(f"{where} is {_short(found)}, expected a number, true or false.")
     return found
 
 
@@ -149,12 +180,12 @@ def _keys(found: Any, where: str) -> tuple[str, ...]:
 
 
 def _setting(found: Any, where: str) -> Setting:
-    if isinstance(found, bool | int | float):
+    if _is_number(found):
         return Setting(value=found)
     if isinstance(found, str | list):
         return Setting(keys=_keys(found, where))
     if not isinstance(found, dict):
-        raise InternalError(f"{where} is {found!r}, expected a config key, some, or a value.")
+        raise InternalError(f"{where} is {_short(found)}, expected a config key, some, or a value.")
     known: dict[str, Callable[[Any, str], Any]] = {
         "key": _keys, "default": _value, "plus": _text, "minus": _text, "over": _number,
         "zero": _number, "values": _meanings,
@@ -167,27 +198,27 @@ def _choice(found: Any, where: str) -> Choice:
     if isinstance(found, str):
         return Choice(step=found)
     if not isinstance(found, dict):
-        raise InternalError(f"{where} is {found!r}, expected a string or a table.")
+        raise InternalError(f"{where} is {_short(found)}, expected a string or a table.")
     made = _entries(found, {"key": _keys, "default": _text, "values": _names}, where)
     return Choice(keys=made.pop("key", ()), **made)
 
 
 def _meanings(found: Any, where: str) -> dict[str, Value]:
     if not isinstance(found, dict):
-        raise InternalError(f"{where} is {found!r}, expected a table.")
+        raise InternalError(f"{where} is {_short(found)}, expected a table.")
     return {key: _value(value, f"{where}.{key}") for key, value in found.items()}
 
 
 def _names(found: Any, where: str) -> dict[str, str]:
     if not isinstance(found, dict):
-        raise InternalError(f"{where} is {found!r}, expected a table.")
+        raise InternalError(f"{where} is {_short(found)}, expected a table.")
     return {key: _text(value, f"{where}.{key}") for key, value in found.items()}
 
 
 def _entries(found: Any, known: dict[str, Callable[[Any, str], Any]], where: str) -> dict[str, Any]:
     """The values of a small inline table."""
     if not isinstance(found, dict) or not found.keys() <= known.keys():
-        raise InternalError(f"{where} is {found!r}, expected a table of {', '.join(known)}.")
+        raise InternalError(f"{where} is {_short(found)}, expected a table of {', '.join(known)}.")
     return {key: known[key](value, f"{where}.{key}") for key, value in found.items()}
 
 
@@ -197,14 +228,16 @@ def _tensor_name(found: Any, where: str) -> TensorName:
     made = _entries(found, {"name": _text, "layout": _text, "row": _integer}, where)
     if made.get("layout", "rows") not in LAYOUTS:
         raise InternalError(
-            f"{where}: '{made['layout']}' is no layout.", f"Known: {', '.join(LAYOUTS)}."
+            f"{where}: {_short(made['layout'])} is no layout.", f"Known: {', '.join(LAYOUTS)}."
         )
     return TensorName(**made)
 
 
 def _tensor_names(found: Any, where: str) -> tuple[TensorName, ...]:
     if not isinstance(found, list) or not found:
-        raise InternalError(f"{where} is {found!r}, expected a list of names.")
+        raise InternalError(f"{where} is {_short(found)}, expected a list of names.")
+    if len(found) > _MOST_NAMES:
+        raise InternalError(f"{where} has {len(found)} names, more than {_MOST_NAMES}.")
     return tuple(_tensor_name(entry, where) for entry in found)
 
 
@@ -216,7 +249,7 @@ def _stacks(found: Any, where: str) -> tuple[StackSpec, ...]:
 
 def _requirements(found: Any, where: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(found, dict):
-        raise InternalError(f"{where} is {found!r}, expected a table.")
+        raise InternalError(f"{where} is {_short(found)}, expected a table.")
     return {key: _texts(value, f"{where}.{key}") for key, value in found.items()}
 
 
@@ -256,7 +289,7 @@ def _check_patterns(stack: StackSpec, where: str) -> None:
     names = [tensor.name for tensor in stack.weight + biases + norm + projection + others]
     for name in (*names, *stack.mtp_layers):
         if name.count("{layer}.") != 1 or name.count("{") != 1:
-            raise InternalError(f"{where}: pattern '{name}' must hold '{{layer}}.' once.")
+            raise InternalError(f"{where}: pattern {_short(name)} must hold '{{layer}}.' once.")
     if inner and not inner.largest_scale > 0.0:
         raise InternalError(
             f"{where}: largest_scale is {inner.largest_scale}, expected more than 0."
@@ -283,11 +316,11 @@ def _check_names(stack: StackSpec, where: str) -> None:
         named.append(("norm.kind", stack.norm.kind, _choices(core.Norm, "kind")))
     for key, dtype in vars(stack.keeps).items():
         if dtype and mantissa_bits(dtype) is None:
-            raise InternalError(f"{where}: keeps.{key} '{dtype}' is no float dtype.")
+            raise InternalError(f"{where}: keeps.{key} {_short(dtype)} is no float dtype.")
     for key, found, known in named:
         if found not in known:
             raise InternalError(
-                f"{where}: {key} '{found}' is no step.", f"Known: {', '.join(known)}."
+                f"{where}: {key} {_short(found)} is no step.", f"Known: {', '.join(known)}."
             )
 
 

@@ -16,11 +16,14 @@ from moegeom.core.layer_ranges import format_layers, parse_layers
 from moegeom.core.router import Projection, Provenance, Router, RouterSet
 from moegeom.geometry.projected_rows import composed_rows
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
+from moegeom.router.asked_notes import asked_notes
+from moegeom.router.choice_bias import check_choice_biases
 from moegeom.router.expected import count_expected
 from moegeom.router.fingerprint import router_fingerprint, tensor_digest
 from moegeom.router.match import Match, match_routers, without_absent_biases
 from moegeom.router.multi_token import with_mtp_modules
 from moegeom.router.notes import non_finite_notes
+from moegeom.router.plain_names import with_plain_names
 from moegeom.router.plan import RouterPlan, Vector, plan_router
 from moegeom.router.recognise import no_routers, recognise_family
 from moegeom.router.rule import check_required, rule_text
@@ -60,20 +63,24 @@ def load_routers(
     started = time.perf_counter()
     wanted = None if layers is None else parse_layers(layers)
     family = asked.family(store.names()) or recognise_family(store)
+    # patterns on the command line are for names as they stand
+    store = store if asked.pattern else with_plain_names(store)
     family = with_mtp_modules(without_absent_biases(family, store.names()))
     settings = Settings(store.config, family.config_roots)
     check_required(family, settings)
-    found = match_routers(store.names(), family, settings)
+    found = match_routers(asked.names(store.names()), family, settings)
     if not found.routers:
         raise no_routers(store, family, found.skipped if found.listed else ())
     matches = _select(found.routers, wanted)
     store.prepare(name for match in matches for name in match.names())
     plans = [plan_router(match, store, settings) for match in matches]
+    check_choice_biases(store, matches, [plan.num_experts for plan in plans])
     values, fingerprint = _read(store, plans)
     routers = tuple(_build(plan, values, family.name) for plan in plans)
 
     num_expected, notes = count_expected(family, matches, found.listed, settings, wanted)
     layer_notes = tuple(notes)
+    notes += asked_notes(store, routers) if asked.pattern else []
     notes += [note for router in routers for note in non_finite_notes(router)]
     first = routers[0]
     return RouterSet(

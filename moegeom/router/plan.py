@@ -25,6 +25,11 @@ _MOST_COMPOSED = 1 << 23
 
 _AGAIN = "Is the config from another revision, or the tensor a slice of a sharded save?"
 
+_ON_ITS_SIDE = (
+    'It may lie on its side: describe it in a --family FILE with layout = "transposed" (or '
+    "without it, where the family has it)."
+)
+
 
 @dataclass(frozen=True)
 class Vector:
@@ -220,7 +225,7 @@ def _rows_and_width(
         shared = f" and {num_shared} that always run" if num_shared else ""
         raise RouterError(
             f"{info.file}: {shape}; config.json says {claimed} experts{shared}.",
-            _AGAIN,
+            _ON_ITS_SIDE if hidden == claimed + num_shared else _AGAIN,
             code=CONFIG_CONTRADICTED,
         )
     if rows <= num_shared:

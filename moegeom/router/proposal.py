@@ -9,6 +9,11 @@ from typing import Any
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
+from moegeom.router.choice_bias import (
+    has_one_number_for_each,
+    name_regex,
+    sounds_like_choice_bias,
+)
 
 #: A path component that says gate or router. ``gate_proj``, ``gate_up_proj`` (half of an expert),
 #: ``shared_expert_gate`` (one row) and gates of attention are never routers.
@@ -26,7 +31,7 @@ _HIDDEN = re.compile(r"(?:^|\.)(?:hidden_size|d_model|dim|n_embd|embedding_lengt
 _TOP_K = re.compile(r"top_?k(?!_group)|experts_per_tok|(?:^|\.)moe_k$|expert_used_count")
 _DEEPEST = 6
 
-_MOST_SHOWN = 5
+_MOST_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,20 @@ class Candidate:
     evidence: tuple[str, ...]
 
     @property
+    def has_router_name(self) -> bool:
+        """True when the name says gate or router."""
+        return bool(_SOUNDS_LIKE.search(self.pattern))
+
+    @property
     def regex(self) -> str:
         """A regular expression for the names, the layer number in a group."""
-        parts = re.split(r"\{i\}", self.pattern)
-        return "([0-9]+)".join(re.escape(part) for part in parts)
+        return name_regex(self.names[0])
 
 
 def propose_routers(store: TensorStore) -> list[Candidate]:
     """Candidates, most evidence first; reads the headers of a first, a middle and a last layer."""
     said = _numbers(store.config)
-    experts = {value for key, value in said if _EXPERTS.search(key) and value > 1}
+    experts = expert_counts(store)
     widths = {value for key, value in said if _HIDDEN.search(key)}
     names = [name for name in store.names() if len(name) <= _LONGEST_NAME]
     owners = {name.partition("experts")[0] for name in names if "experts" in name}
@@ -61,14 +70,18 @@ def propose_routers(store: TensorStore) -> list[Candidate]:
         if shape is None:
             continue
         evidence = list(_evidence(pattern, group, shape, experts, widths, owners))
-        if len(evidence) >= 2:
+        # matrices of a hidden size, the same in many layers, are most of a model
+        speaks = _SOUNDS_LIKE.search(pattern) or min(shape) in experts
+        if speaks and len(evidence) >= 2:
             found.append(Candidate(pattern, tuple(group), shape, tuple(evidence)))
     return sorted(found, key=lambda c: -len(c.evidence))
 
 
 def describe_candidates(store: TensorStore) -> str:
     """A sentence on the tensors that look like routers."""
-    found = propose_routers(store)[:_MOST_SHOWN]
+    found = propose_routers(store)
+    named = [candidate for candidate in found if candidate.has_router_name]
+    found = (named or found)[:_MOST_SHOWN]
     if not found:
         return f"No tensor of {len(store.names())} looks like a router."
     shown = "; ".join(f"{c.pattern} {c.shape} ({', '.join(c.evidence)})" for c in found)
@@ -82,7 +95,25 @@ def suggested_options(store: TensorStore) -> str:
         return ""
     top_k = sorted({value for key, value in _numbers(store.config) if _TOP_K.search(key)})
     k = str(top_k[0]) if len(top_k) == 1 else "K"
-    return f"--router-pattern '{found[0].regex}' --top-k {k} --score NAME"
+    biases = "".join(f" {option} '{regex}'" for option, regex in _biases(store, found[0]))
+    return f"--router-pattern '{found[0].regex}' --top-k {k} --score NAME{biases}"
+
+
+def _biases(store: TensorStore, candidate: Candidate) -> Iterator[tuple[str, str]]:
+    """An option and its regular expression for each bias of the routers that the names show."""
+    stem = candidate.pattern.rpartition(".")[0] + "."
+    layer = candidate.pattern.partition("{i}.")[0] + "{i}."
+    for pattern, group in _by_pattern(store.names()).items():
+        is_own = pattern == f"{stem}bias"
+        if not pattern.startswith(layer) or not (is_own or sounds_like_choice_bias(pattern)):
+            continue
+        if has_one_number_for_each(store.info(group[0]), min(candidate.shape)):
+            yield "--logit-bias" if is_own else "--selection-bias", name_regex(group[0])
+
+
+def expert_counts(store: TensorStore) -> set[int]:
+    """Every number of the config that counts experts."""
+    return {v for key, v in _numbers(store.config) if _EXPERTS.search(key) and v > 1}
 
 
 def _by_pattern(names: Collection[str]) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from moegeom.core.errors import RouterError
+from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
 from moegeom.router.family import (
     Family,
@@ -25,6 +25,11 @@ from moegeom.router.settings import Settings
 def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: str) -> Rule:
     """The rule of one router with ``num_experts`` rows that compete."""
     top_k = settings.integer(stack.top_k, least=1)
+    if top_k > num_experts and stack.top_k.value is not None:
+        raise UsageError(
+            f"{router}: {top_k} experts are to be chosen, as --top-k or the family file says; "
+            f"the router has {num_experts}."
+        )
     if top_k > num_experts:
         raise RouterError(
             f"{router}: config.json says that {top_k} experts are chosen; "
@@ -153,6 +158,9 @@ def build_norm(
     )
 
 
+_A_FORK = "A fork with another rule? Describe it with --family FILE or --router-pattern."
+
+
 def check_required(family: Family, settings: Settings) -> None:
     """Raise if the config asks for another rule than the family's."""
     for key, allowed in family.require.items():
@@ -162,7 +170,8 @@ def check_required(family: Family, settings: Settings) -> None:
         if value not in allowed:
             raise RouterError(
                 f"config.json: {name} is {str(value)[:60]!r}; the rule of family {family.name} is "
-                f"known for {' or '.join(repr(a) for a in allowed)}."
+                f"known for {' or '.join(repr(a) for a in allowed)}.",
+                _A_FORK,
             )
     for stack in family.stacks:
         _check_score(family, stack, settings.under(stack.config_roots))
@@ -187,7 +196,7 @@ def _check_score(family: Family, stack: StackSpec, settings: Settings) -> None:
             raise RouterError(
                 f"config.json: {name} is {value!r}; the rule of family {family.name} scores by "
                 f"{fixed}.",
-                "A fork with another rule? Describe it with --family FILE or --router-pattern.",
+                _A_FORK,
             )
 
 

@@ -104,13 +104,21 @@ def refuse(info: TensorInfo, why: str, hint: str = "") -> RouterError:
     )
 
 
+_IF_A_BIAS = (
+    "If it is a bias, say which: --router-pattern with --selection-bias or --logit-bias, or a "
+    "--family FILE that names it."
+)
+
+
 def stands_beside(unknown: TensorInfo, weight: TensorInfo) -> RouterError:
     """The error for a tensor that nobody knows: it may change what the weight means."""
     return refuse(
         unknown,
         f"stands beside the router weight '{weight.name}' ({weight.dtype}), "
         "and what it means is not known.",
-        "It may be a scale of quantised storage; use the original weights.",
+        _IF_A_BIAS
+        if unknown.name.endswith("bias")
+        else "It may be a scale of quantised storage; use the original weights.",
     )
 
 

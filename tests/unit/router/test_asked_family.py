@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import UsageError
@@ -114,6 +115,108 @@ def test_a_file_that_is_not_understood_is_refused(text: str, sentence: str, tmp_
 def test_a_file_and_a_pattern_contradict_each_other(tmp_path: Path) -> None:
     asked = AskedFamily(file=tmp_path / "mine.toml", top_k=2)
     assert _refusal(asked).message == "--family FILE says everything: leave out the other options."
+
+
+def test_a_flag_is_never_dropped(tmp_path: Path) -> None:
+    both = AskedFamily(file=tmp_path / "mine.toml", renormalise=True)
+    assert _refusal(both).message == "--family FILE says everything: leave out the other options."
+    alone = _refusal(AskedFamily(renormalise=True)).message
+    assert alone.startswith("--router-pattern and --top-k and --score missing: ")
+
+
+def test_a_family_that_is_known_can_be_asked_for_by_name(make_olmoe: Any) -> None:
+    folder = make_olmoe(config={"model_type": "mystery"})
+    found = load_routers(open_checkpoint(folder), asked=AskedFamily(file=Path("olmoe")))
+    assert found.family == "olmoe"
+    assert found.fingerprint == load_routers(open_checkpoint(make_olmoe())).fingerprint
+
+
+def test_an_error_names_the_file_as_it_is_called(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    assert _refusal(AskedFamily(file=file)).message.startswith("config.json: is not TOML")
+
+
+def test_more_experts_than_there_are_is_an_error_of_the_option(make_olmoe: Any) -> None:
+    asked = AskedFamily(pattern=_PATTERN, top_k=99, score="softmax")
+    with pytest.raises(UsageError) as caught:
+        load_routers(open_checkpoint(make_olmoe()), asked=asked)
+    assert caught.value.message == (
+        "router text/0: 99 experts are to be chosen, as --top-k or the family file says; "
+        "the router has 6."
+    )
+
+
+def test_only_layers_that_the_pattern_fits_are_loaded(make_olmoe: Any) -> None:
+    pattern = r"model\.layers\.([12])\..*gate\.weight"
+    asked = AskedFamily(pattern=pattern, top_k=2, score="softmax")
+    found = load_routers(open_checkpoint(make_olmoe()), asked=asked)
+    assert [router.layer for router in found.routers] == [1, 2]
+    assert found.notes == (
+        "not loaded: 1 tensor like 'model.layers.0.mlp.gate.weight', which may be routers too",
+    )
+
+
+def test_what_a_pattern_leaves_out_need_not_be_whole(make_olmoe: Any) -> None:
+    spoilt = {
+        "model.layers.0.mlp.gate.weight": None,
+        "model.layers.0.mlp.gate.weight_packed": torch.ones(3),
+    }
+    pattern = r"model\.layers\.([12])\..*gate\.weight"
+    for change in (spoilt, {"model.layers.0.mlp.gate.scale": torch.ones(3)}):
+        asked = AskedFamily(pattern=pattern, top_k=2, score="softmax")
+        found = load_routers(open_checkpoint(make_olmoe(change)), asked=asked)
+        assert [router.layer for router in found.routers] == [1, 2]
+
+
+def test_a_bias_is_used_in_every_layer_or_in_none(make_olmoe: Any) -> None:
+    biases = {f"model.layers.{i}.mlp.gate.bias": torch.ones(6) for i in range(3)}
+    folder = make_olmoe(biases)
+    pattern = r"model\.layers\.([01])\.mlp\.gate\.bias"
+    asked = AskedFamily(pattern=_PATTERN, top_k=2, score="softmax", logit_bias=pattern)
+    with pytest.raises(UsageError) as caught:
+        load_routers(open_checkpoint(folder), asked=asked)
+    assert caught.value.message == (
+        f"--logit-bias '{pattern}': does not fit 'model.layers.2.mlp.gate.bias', the bias of a "
+        "router that is loaded."
+    )
+
+
+def test_two_routers_of_one_layer_are_an_error_of_the_pattern() -> None:
+    names = [f"{end}.block.{i}.router.weight" for end in ("encoder", "decoder") for i in (1, 3)]
+    asked = AskedFamily(pattern=r".*block\.([0-9]+)\.router\.weight", top_k=1, score="softmax")
+    error = _refusal(asked, names)
+    assert error.message == (
+        "--router-pattern: fits 'encoder.block.1.router.weight' and "
+        "'decoder.block.1.router.weight', two routers of layer 1."
+    )
+    assert error.exit_code == 2
+
+
+def test_routers_of_another_stack_are_named(make_olmoe: Any) -> None:
+    others = {f"model.vision.blocks.{i}.mlp.gate.weight": torch.rand(6, 16) for i in range(2)}
+    asked = AskedFamily(pattern=_PATTERN, top_k=2, score="softmax")
+    assert load_routers(open_checkpoint(make_olmoe()), asked=asked).notes == ()
+    found = load_routers(open_checkpoint(make_olmoe(others)), asked=asked)
+    (note,) = found.notes
+    assert note.startswith("not loaded: 2 tensors like 'model.vision.blocks.0.mlp.gate.weight'")
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((16, 16), "16 rows count as experts, where config.json says 6"),
+        ((16, 6), "16 rows count as experts, where config.json says 6 (stored transposed?)"),
+    ],
+)
+def test_a_number_of_experts_that_the_config_does_not_know_is_noted(
+    shape: tuple[int, int], said: str, make_olmoe: Any
+) -> None:
+    odd = {f"model.layers.{i}.self_attn.o_proj.weight": torch.rand(shape) for i in range(3)}
+    pattern = r"model\.layers\.([0-9]+)\.self_attn\.o_proj\.weight"
+    asked = AskedFamily(pattern=pattern, top_k=2, score="softmax")
+    found = load_routers(open_checkpoint(make_olmoe(odd)), asked=asked)
+    assert found.notes[0] == f"text/0: {said}"
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

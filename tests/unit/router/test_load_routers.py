@@ -39,6 +39,13 @@ def test_config_and_tensor_that_disagree_on_experts_are_both_named(make_olmoe: A
     assert error.exit_code == 3
 
 
+def test_a_router_on_its_side_is_told_from_another_revision(make_olmoe: Any) -> None:
+    sides = {f"model.layers.{i}.mlp.gate.weight": torch.ones(16, 6) for i in range(3)}
+    error = _refusal(make_olmoe(sides))
+    assert error.message.endswith("has shape (16, 6); config.json says 6 experts.")
+    assert 'layout = "transposed"' in error.hint
+
+
 @pytest.mark.parametrize("shape", [(6,), (6, 16, 1), (0, 16), (6, 0)])
 def test_a_router_is_a_matrix(shape: tuple[int, ...], make_olmoe: Any) -> None:
     assert _refusal(make_olmoe({_GATE: torch.ones(shape)})).message == (
@@ -173,7 +180,8 @@ def test_the_set_says_what_was_read_without_a_path(make_olmoe: Any) -> None:
     folder = make_olmoe()
     found = load_routers(open_checkpoint(folder))
     assert found.checkpoint == folder.name
-    assert found.bytes_total == (folder / "model.safetensors").stat().st_size
+    files = ("model.safetensors", "config.json")
+    assert found.bytes_total == sum((folder / file).stat().st_size for file in files)
     assert 0 < found.bytes_read < found.bytes_total + 10_000
     assert found.seconds > 0
 

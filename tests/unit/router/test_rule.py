@@ -112,6 +112,18 @@ def test_another_rule_under_the_same_model_type_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_ocr2", "unlimited_ocr"])
+def test_a_way_to_choose_that_transformers_does_not_have_is_refused(family: str) -> None:
+    for known in ("greedy", "group_limited_greedy"):
+        check_required(load_family(family), Settings({"topk_method": known}))
+    with pytest.raises(RouterError) as caught:
+        check_required(load_family(family), Settings({"topk_method": "noaux_tc"}))
+    assert caught.value.message == (
+        f"config.json: 'topk_method' is 'noaux_tc'; the rule of family {family} is known for "
+        "'greedy' or 'group_limited_greedy'."
+    )
+
+
 def test_expected_layers_follow_first_step_and_dense() -> None:
     layers = load_family("qwen3_moe").stacks[0].layers
     config = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}

@@ -1,0 +1,99 @@
+"""Names of tensors without what wrappers of a model put into them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from moegeom.checkpoint.store import TensorInfo, TensorStore
+
+#: What FSDP, torch.compile and activation checkpoints put into a name, anywhere.
+_INSIDE = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+
+#: What data parallelism, adapters and dictionaries around a state put in front.
+_IN_FRONT = ("module.", "base_model.model.", "state_dict.", "model_state_dict.")
+
+
+def plain_name(name: str) -> str:
+    """The name without wrappers; a plain name stays as it is."""
+    if any(part in name for part in _INSIDE):
+        name = ".".join(part for part in name.split(".") if part not in _INSIDE)
+    while name.startswith(_IN_FRONT):
+        name = next(name.removeprefix(p) for p in _IN_FRONT if name.startswith(p))
+    return name
+
+
+def with_plain_names(store: TensorStore) -> TensorStore:
+    """The same tensors by their plain names.
+
+    Tensors that would share a name, such as a model and its average, keep their own.
+    """
+    raw: dict[str, str] = {}
+    shared: set[str] = set()
+    changes = False
+    for name in store.names():
+        plain = plain_name(name)
+        changes = changes or plain != name
+        shared |= {plain} if plain in raw else set()
+        raw[plain] = name
+    if not changes:
+        return store
+    if shared:
+        kept = ((plain_name(name), name) for name in store.names())
+        raw = {name if plain in shared else plain: name for plain, name in kept}
+    return _Renamed(store, raw)
+
+
+@dataclass(frozen=True)
+class _Renamed:
+    """A ``TensorStore`` by other names; ``raw`` gives the names in the files."""
+
+    store: TensorStore
+    raw: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        return self.store.label
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.store.config
+
+    @property
+    def bytes_read(self) -> int:
+        return self.store.bytes_read
+
+    @property
+    def bytes_total(self) -> int:
+        return self.store.bytes_total
+
+    @property
+    def revision(self) -> str:
+        return self.store.revision
+
+    def names(self) -> Collection[str]:
+        return self.raw.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        found = self.store.info(self.raw.get(name, name))
+        return TensorInfo(
+            name, found.dtype, found.shape, found.file, found.offset, found.size_bytes
+        )
+
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
+        return self.store.read(self.raw.get(name, name))
+
+    def prepare(self, names: Iterable[str]) -> None:
+        self.store.prepare([self.raw.get(name, name) for name in names])
+
+    def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, Shaped[np.ndarray, "*shape"]]]:
+        asked = {self.raw.get(name, name): name for name in names}
+        for name, values in self.store.read_many(asked):
+            yield asked[name], values
+
+    def read_bytes(self, name: str, start: int, size: int) -> bytes:
+        return self.store.read_bytes(self.raw.get(name, name), start, size)

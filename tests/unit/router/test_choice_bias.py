@@ -1,0 +1,98 @@
+"""A bias of the choice is loaded, known to change nothing, or refused; it is never passed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RouterError
+from moegeom.router.asked_family import AskedFamily
+from moegeom.router.load import load_routers
+
+_PATTERN = r"model\.layers\.([0-9]+)\.mlp\.gate\.weight"
+
+
+def _refusal(folder: Path, asked: AskedFamily) -> RouterError:
+    with pytest.raises(RouterError) as caught:
+        load_routers(open_checkpoint(folder), asked=asked)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        "mlp.e_score_correction_bias",
+        "mlp.expert_bias",
+        "mlp.expert_bias_E",
+        "mlp.experts.e_score_correction_bias",
+        "mlp.moe_statics.e_score_correction_bias",
+        "mlp.router.balancing_bias",
+        "mlp.routing.bias",
+        "exp_probs_b.bias",
+    ],
+)
+@pytest.mark.parametrize("shape", [(6,), (1, 6)])
+def test_a_bias_of_the_choice_that_the_family_lacks_is_refused(
+    leaf: str, shape: tuple[int, ...], make_olmoe: Any
+) -> None:
+    name = f"model.layers.1.{leaf}"
+    error = _refusal(make_olmoe({name: torch.ones(shape)}), AskedFamily())
+    assert error.message == (
+        f"model.safetensors: tensor '{name}' has one number for each expert and may change which "
+        "are chosen, but the rule does not name it."
+    )
+    assert "--selection-bias 'model\\.layers\\.([0-9]+)\\." in error.hint
+
+
+def test_the_same_holds_for_routers_that_options_describe(make_olmoe: Any) -> None:
+    biases = {f"model.layers.{i}.mlp.expert_bias": torch.arange(6.0) for i in range(3)}
+    folder = make_olmoe(biases)
+    asked = AskedFamily(pattern=_PATTERN, top_k=2, score="sigmoid")
+    hint = _refusal(folder, asked).hint
+    said = hint.partition("--selection-bias '")[2].partition("'")[0]
+    named = AskedFamily(pattern=_PATTERN, top_k=2, score="sigmoid", selection_bias=said)
+    found = load_routers(open_checkpoint(folder), asked=named)
+    assert all(router.rule.has_selection_bias for router in found.routers)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("model.layers.1.mlp.expert_bias", torch.ones(7)),
+        ("model.layers.1.mlp.expert_bias", torch.ones(6, dtype=torch.int64)),
+        ("model.layers.1.mlp.experts.0.router_bias", torch.ones(6)),
+        ("model.layers.1.mlp.shared_expert_gate.bias", torch.ones(6)),
+        ("model.layers.1.self_attn.q_proj.bias", torch.ones(6)),
+        ("model.layers.7.mlp.expert_bias", torch.ones(6)),
+        ("model.expert_bias", torch.ones(6)),
+    ],
+)
+def test_other_tensors_do_not_stand_in_the_way(
+    name: str, values: torch.Tensor, make_olmoe: Any
+) -> None:
+    assert len(load_routers(open_checkpoint(make_olmoe({name: values}))).routers) == 3
+
+
+def test_a_bias_that_a_family_file_calls_harmless_is_passed_over(
+    make_olmoe: Any, tmp_path: Path
+) -> None:
+    folder = make_olmoe({f"model.layers.{i}.mlp.expert_bias": torch.ones(6) for i in range(3)})
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        "text = 'softmax over {num_experts}, keep {top_k}'\n"
+        "[[stacks]]\nname = 'text'\nweight = ['layers.{layer}.mlp.gate.weight']\n"
+        "beside = ['layers.{layer}.mlp.expert_bias']\n"
+        "top_k = 1\nscore = 'softmax'\nweights.source = 'scores'\n"
+    )
+    assert len(load_routers(open_checkpoint(folder), asked=AskedFamily(file=file)).routers) == 3
+
+
+def test_a_bias_inside_the_router_says_how_to_name_it(make_olmoe: Any) -> None:
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    error = _refusal(make_olmoe({name: torch.ones(6)}), AskedFamily())
+    assert error.message.startswith(f"model.safetensors: tensor '{name}' stands beside")
+    assert "--selection-bias or --logit-bias" in error.hint
