@@ -12,7 +12,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from jaxtyping import Float32, Int16, Int32, Int64, Integer, Shaped
 
-Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids"]
+Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids", "counts"]
 
 #: Outputs of experts that may be recorded beside any stage.
 OutputKind = Literal["shared_output", "routed_output", "expert_output"]

@@ -121,6 +121,18 @@ def boundary_distance(case: Case) -> list[tuple]:
     return [*full, (logits, chosen, gap, rows[0], False)]
 
 
+def distance_bracket(case: Case) -> list[tuple]:
+    found = []
+    for m in dict.fromkeys((min(case.k + 1, case.experts), (case.k + case.experts) // 2 + 1)):
+        for _, chosen, gap, rows, _ in boundary_distance(case)[:-1]:
+            order = np.argsort(-case.logits(), axis=1, kind="stable")[:, :m].astype(np.int32)
+            order = case.random.permuted(order, axis=1)  # known in any order
+            logits = np.take_along_axis(case.logits(), order, axis=1)
+            found += [(logits, order, chosen, gap, rows)]
+            found += [(np.asfortranarray(logits), np.asfortranarray(order), chosen, gap, rows)]
+    return found
+
+
 def routing_weights(case: Case) -> list[tuple]:
     weights = [
         Weights("scores"),
@@ -226,6 +238,7 @@ ARGUMENTS = {
         group_mask,
         top_k,
         boundary_distance,
+        distance_bracket,
         routing_weights,
         coalition_key,
         same_set,

@@ -81,17 +81,111 @@ def test_ids_give_the_same_load_and_coalitions_and_nothing_about_margins(
     assert "expert ids only" in reasons["margins"]
 
 
+def largest(logits, m):
+    """The m largest logits of each token, as a recording holds them."""
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :m].astype(np.int32)
+    return TopLogits(np.take_along_axis(logits, order, axis=1), order)
+
+
 def test_the_largest_logits_give_the_same_load_and_margins(made, values):
     router = made.router()
     full = made.layer(made.source("router_input", made.columns(TOKENS), values), router)
-    logits = logits_of(router, values)
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :5].astype(np.int32)
-    top = TopLogits(np.take_along_axis(logits, order, axis=1), order)
+    top = largest(logits_of(router, values), 5)
     source = made.source("top_logits", made.columns(TOKENS), top)
     same = ["tokens", "load", "margins", "coalitions"]
     np.testing.assert_equal(only(made.layer(source, router), same), only(full, same))
     reasons = measure_router(made.run(source, router)).facts["reasons"]
-    assert "the largest ones" in reasons["boundary_distance"]
+    assert "the largest ones" in reasons["routing_entropy"]
+    assert {"boundary_distance", "walls", "distance_bracket"}.isdisjoint(reasons)
+
+
+def file_of_tokens(made, folder, source, router):
+    """What ``--per-token`` writes, from a scan without the costlier metrics."""
+    path = folder / f"{source.facts.stage}.parquet"
+    measure_router(
+        made.run(
+            source,
+            router,
+            per_token=path,
+            metrics=[METRICS["tokens"]],
+            skip_non_finite=True,
+        )
+    )
+    return pq.read_table(path)
+
+
+def brackets_of(made, folder, source, router) -> dict[str, np.ndarray]:
+    """Columns about distances from the file of tokens."""
+    table = file_of_tokens(made, folder, source, router)
+    columns = ("token", "boundary_distance", "boundary_distance_upper", "expert_out", "expert_in")
+    return {column: table[column].to_numpy() for column in columns}
+
+
+@pytest.mark.parametrize("m", [4, 5, 8])
+def test_the_largest_logits_bracket_every_distance(made, values, tmp_path, m):
+    router = made.router()
+    logits = logits_of(router, values)
+    columns = made.columns(TOKENS)
+    full = brackets_of(made, tmp_path, made.source("logits", columns, logits), router)
+    source = made.source("top_logits", columns, largest(logits, m))
+    found = brackets_of(made, tmp_path, source, router)
+    distance = full["boundary_distance"]
+    lower, upper = found["boundary_distance"], found["boundary_distance_upper"]
+    np.testing.assert_array_equal(full["boundary_distance_upper"], distance)
+    np.testing.assert_array_equal(np.minimum(lower, distance), lower)
+    np.testing.assert_array_equal(np.maximum(upper, distance), upper)
+    exact = lower == upper
+    assert 0 < exact.sum() < TOKENS
+    np.testing.assert_array_equal(lower[exact], distance[exact])
+    for column in ("expert_out", "expert_in"):
+        np.testing.assert_array_equal(found[column][exact], full[column][exact])
+        np.testing.assert_array_equal(found[column][~exact], np.full((~exact).sum(), -1))
+    layer = made.layer(source, router)
+    np.testing.assert_allclose(layer["distance_exact_share"], exact.mean(), rtol=1e-12)
+    ratio = (upper / np.where(exact, 1.0, lower))[~exact]
+    assert ratio.max() <= layer["distance_bracket_max"] <= 1.0 + 1.0625 * (ratio.max() - 1.0)
+    middle = np.median(ratio) - 1.0
+    np.testing.assert_allclose(layer["distance_bracket_p50"] - 1.0, middle, rtol=0.08)
+
+
+def test_all_logits_as_the_largest_ones_give_what_all_logits_give(made, values):
+    router = made.router()
+    logits = logits_of(router, values)
+    columns = made.columns(TOKENS)
+    full = made.measured(made.source("logits", columns, logits), router)
+    found = made.measured(made.source("top_logits", columns, largest(logits, 12)), router)
+    metrics = ["tokens", "load", "margins", "boundary_distance", "distance_bracket", "coalitions"]
+    for one, other in zip(found["layers"], full["layers"], strict=True):
+        np.testing.assert_equal(only(one, metrics), only(other, metrics))
+        np.testing.assert_equal(one["distance_exact_share"], 1.0)
+        np.testing.assert_equal(
+            [one["distance_bracket_p50"], one["distance_bracket_max"]], [None, 1.0]
+        )
+    for table in ("pairs", "margins"):
+        np.testing.assert_equal(found[table], full[table])
+
+
+def test_tokens_that_are_not_finite_leave_the_brackets_of_the_others_alone(made, values, tmp_path):
+    router = made.router()
+    columns, top = made.columns(TOKENS), largest(logits_of(router, values), 5)
+    source = made.source("top_logits", columns, top)
+    clean = brackets_of(made, tmp_path, source, router)
+    top.logits[7, 2], top.logits[TILE + 1, 0] = np.nan, np.inf
+    top.logits[9, 4] = np.finfo(np.float32).min  # nothing is below it
+    found = brackets_of(made, tmp_path, source, router)
+    kept = np.delete(np.arange(TOKENS), [7, 9, TILE + 1])
+    for column, expected in clean.items():
+        np.testing.assert_array_equal(found[column], expected[kept])
+
+
+@pytest.mark.parametrize(("slot", "expert", "words"), [(4, 12, "expert 12"), (1, None, "twice")])
+def test_impossible_experts_of_the_largest_logits_are_refused_by_token(
+    made, values, slot, expert, words
+):
+    top = largest(logits_of(made.router(), values), 5)
+    top.expert[TILE + 5, slot] = top.expert[TILE + 5, 0] if expert is None else expert
+    with pytest.raises(RecordingError, match=f"token {TILE + 5} .*{words}"):
+        made.measured(made.source("top_logits", made.columns(TOKENS), top))
 
 
 def test_too_few_logits_are_refused(made, values):
@@ -182,16 +276,51 @@ def test_weights_do_not_hold_a_bias_that_only_selects(made, values, tmp_path):
         np.testing.assert_allclose(weights, expected.weights[clear], rtol=1e-5)
 
 
-def test_the_largest_logits_do_not_give_weights(made, values, tmp_path):
-    """A softmax over all experts needs all logits: null, not a guess."""
-    router = made.router()
+#: Routing weights, the score they are of, and whether the largest logits decide them.
+WEIGHTS = [
+    (Weights("scores", True), "softmax", True),
+    (Weights("scores", True, 1e-20, 2.5), "softmax", True),
+    (Weights("scores", True, floor=6e-5), "softmax", True),
+    (Weights("scores", True, power=2.0), "softmax", True),
+    (Weights("softmax_of_selected_logits"), "identity", True),
+    (Weights("sigmoid_of_selected_logits"), "identity", True),
+    (Weights("scores"), "sigmoid", True),
+    (Weights("scores", True, 1e-6), "sigmoid", True),
+    (Weights("scores"), "softmax", False),
+    (Weights("scores", True, 0.25), "softmax", False),
+    (Weights("scores", True, floor=0.5), "softmax", False),
+    (Weights("sparsemixer", jitter=0.1), "softmax", False),
+]
+
+
+@pytest.mark.parametrize(("weights", "score", "decided"), WEIGHTS)
+def test_the_largest_logits_give_weights_where_they_decide_them(
+    made, values, tmp_path, weights, score, decided
+):
+    """Null, not a guess, where a sum over all experts counts."""
+    router = dataclasses.replace(made.router(), rule=Rule(3, score, weights))
     logits = logits_of(router, values)
-    order = np.argsort(-logits, axis=1, kind="stable")[:, :5].astype(np.int32)
-    top = TopLogits(np.take_along_axis(logits, order, axis=1), order)
-    path = tmp_path / "tokens.parquet"
-    made.measured(made.source("top_logits", made.columns(TOKENS), top), router, per_token=path)
-    for column in ("weights", "boundary_distance", "expert_out", "expert_in"):
-        np.testing.assert_array_equal(pq.read_table(path)[column].null_count, TOKENS)
+    columns = made.columns(TOKENS)
+    sources = {"logits": logits, "top_logits": largest(logits, 5)}
+    found = {
+        stage: file_of_tokens(made, tmp_path, made.source(stage, columns, given), router)["weights"]
+        for stage, given in sources.items()
+    }
+    if decided:
+        expected = np.array(found["logits"].to_pylist())
+        np.testing.assert_allclose(np.array(found["top_logits"].to_pylist()), expected, rtol=2e-7)
+    else:
+        np.testing.assert_equal([found[stage].null_count for stage in sources], [0, TOKENS])
+
+
+def test_logits_do_not_give_weights_that_count_shared_experts(made, values, tmp_path):
+    """The logits of experts that always run are not among those of a recording."""
+    router = dataclasses.replace(made.router(), shared_rows=np.ones((1, 8), np.float32))
+    logits = logits_of(router, values)
+    for stage, given in {"logits": logits, "top_logits": largest(logits, 5)}.items():
+        source = made.source(stage, made.columns(TOKENS), given)
+        table = file_of_tokens(made, tmp_path, source, router)
+        np.testing.assert_equal(table["weights"].null_count, TOKENS)
 
 
 def test_recorded_choices_are_compared_with_the_recomputed(made, values):
