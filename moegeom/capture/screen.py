@@ -9,7 +9,9 @@ from rich.text import Text
 from moegeom.capture.run import Captured, CapturePlan, CaptureRequest
 from moegeom.report import View
 from moegeom.report.header import size
+from moegeom.report.rule_brief import rule_brief
 from moegeom.report.screen import labelled, titled, to_text
+from moegeom.scan.run_facts import router_facts
 
 _KEPT = {
     "router_input": "what each router reads",
@@ -26,7 +28,8 @@ def render_plan(plan: CapturePlan, request: CaptureRequest, view: View) -> str:
 
 def _plan_lines(plan: CapturePlan, request: CaptureRequest, width: int) -> Iterator[Text]:
     routers = plan.routers
-    yield from titled(routers.checkpoint, f"{routers.family}: {routers.family_text}.", width)
+    brief = rule_brief(routers.family_text, [router_facts(r) for r in routers.routers])
+    yield from titled(routers.checkpoint, f"{routers.family}: {brief}.", width)
     tokens = f"at most {plan.num_tokens:,} tokens, {plan.length:,} at a time"
     if request.fold:
         yield from labelled("keeps", f"nothing: {tokens} are measured as they come", width)

@@ -33,7 +33,7 @@ class KnownRule:
 
     @property
     def sentence(self) -> str:
-        return f"verified before by {self.recording} ({self.num_tokens:,} tokens)"
+        return f"verified before by recording {self.recording} ({self.num_tokens:,} tokens)"
 
 
 def rule_digest(routers: RouterSet) -> str:

@@ -40,8 +40,10 @@ def non_finite_notes(router: Router) -> Iterator[str]:
 def layer_notes(stack: str, found: Set[int], expected: Set[int]) -> Iterator[str]:
     """Sentences about layers where names and config disagree on whether there is a router."""
     if missing := set(expected - found):
-        layers = format_layers(missing)
-        yield f"{stack}: no router in layers {layers}, where config.json implies one"
+        yield f"{stack}: no router in {_layers(missing)}, where config.json implies one"
     if surplus := set(found - expected):
-        layers = format_layers(surplus)
-        yield f"{stack}: routers in layers {layers}, where config.json implies none"
+        yield f"{stack}: routers in {_layers(surplus)}, where config.json implies none"
+
+
+def _layers(layers: Set[int]) -> str:
+    return f"layer{'s' if len(layers) > 1 else ''} {format_layers(set(layers))}"

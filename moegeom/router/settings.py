@@ -47,7 +47,7 @@ class Settings:
         if not found and setting.default is not None:
             return "the family's default", setting.default
         if not found:
-            aliases = " (nor " + ", ".join(f"'{k}'" for k in setting.keys[1:]) + ")"
+            aliases = " (also looked for: " + ", ".join(f"'{k}'" for k in setting.keys[1:]) + ")"
             raise RouterError(
                 f"config.json: key '{setting.keys[0]}' is missing or null"
                 f"{aliases if len(setting.keys) > 1 else ''}.",

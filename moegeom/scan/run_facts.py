@@ -17,6 +17,7 @@ from moegeom.core.errors import RouterError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts
+from moegeom.router.describe import rule_origin
 from moegeom.scan.trust import Trust
 
 #: Libraries whose version can change a bit of the results.
@@ -67,6 +68,7 @@ def run_facts(
             "layer_notes": list(routers.layer_notes),
             "skipped": [dataclasses.asdict(skipped) for skipped in routers.skipped],
             "verified_by": routers.verified_by,
+            "rule_origin": rule_origin(routers.family),
             "revision": routers.revision,
         },
         "routers": [router_facts(router) for router in measured],

@@ -17,6 +17,7 @@ _NAMES = {
     "has_logit_bias": "logit bias",
     "groups": "groups",
     "logit_map": "map of the logits",
+    "capacity": "expert capacity",
     "source": "weights from",
     "renormalise": "weights divided by their sum",
     "epsilon": "added to that sum",

@@ -77,7 +77,7 @@ def _verdict(lines: list[Text], summary: Summary, results: Results, width: int) 
     of = f" for {next(iter(shape))[0]}/{next(iter(shape))[1]}" if len(shape) == 1 else ""
     text = (
         f"{', '.join(counted)}. {summary.num_normal} of {len(summary.layers)} "
-        f"layer{'s' if len(summary.layers) > 1 else ''} look normal{of}."
+        f"{'layers look' if len(summary.layers) > 1 else 'layer looks'} normal{of}."
     )
     where = str(results.path)
     style = STYLES["error" if errors else "warning" if warnings else "good"]

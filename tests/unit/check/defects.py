@@ -91,6 +91,7 @@ WEIGHTS: dict[str, Case] = {
         tensor("model.layers.{}.mlp.gate.weight_scale", lambda none: np.ones(16, np.float32))
     ),
     "MGI107": Case(tensor(BIAS, lambda bias: None), "deepseek_v3"),
+    "MGI109": Case(setting(num_experts_per_tok=16)),
     "MGI110": biases(_set(0.02 * _random(16), 3, -3.0)),
     "MGN111": biases(OFFSET.astype(BF16)),
     "MGN112": biases(OFFSET),

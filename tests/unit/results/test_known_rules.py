@@ -23,7 +23,7 @@ def test_a_rule_is_recalled_for_the_same_routers_and_no_others(tmp_path: Path) -
     remember_rule(tmp_path / "new", _routers(), "rec", 256, 1.0)
     found = recall_rule(tmp_path / "new", _routers())
     assert found is not None
-    assert found.sentence == "verified before by rec (256 tokens)"
+    assert found.sentence == "verified before by recording rec (256 tokens)"
     assert recall_rule(tmp_path / "new", _routers(top_k=3)) is None
     assert recall_rule(tmp_path / "new", _routers(fingerprint="xxh128:cd")) is None
 
@@ -49,9 +49,9 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_verified_routers_differ_in_nothing_but_the_trust() -> None:
-    found = _routers().verified("verified before by rec (256 tokens)")
+    found = _routers().verified("verified before by recording rec (256 tokens)")
     (router,) = found.routers
     assert router.provenance == dataclasses.replace(
         _routers().routers[0].provenance, trust="verified"
     )
-    assert found.verified_by == "verified before by rec (256 tokens)"
+    assert found.verified_by == "verified before by recording rec (256 tokens)"

@@ -138,7 +138,7 @@ def test_missing_and_surplus_layers_are_noted(make_olmoe: Any) -> None:
     assert (len(found.routers), found.num_expected) == (3, 5)
     assert found.notes == ("text: no router in layers 3-4, where config.json implies one",)
     found = load_routers(open_checkpoint(make_olmoe(config={"num_hidden_layers": 2})))
-    assert found.notes == ("text: routers in layers 2, where config.json implies none",)
+    assert found.notes == ("text: routers in layer 2, where config.json implies none",)
 
 
 def test_without_a_layer_count_nothing_is_expected(make_olmoe: Any) -> None:

@@ -25,6 +25,7 @@ OTHERS = {
         LogitMap(0.5, 30.0),
         "map of the logits none in A, logits x 0.5, soft cap 30 in B",
     ),
+    "capacity": (64, "expert capacity none in A, 64 in B"),
 }
 OTHER_WEIGHTS = {
     "source": (
