@@ -24,7 +24,14 @@ from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, Stage, TokenSource
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics import METRICS, MeasuredRouter, RouterRun, measure_router, measure_weights
+from moegeom.metrics import (
+    METRICS,
+    MeasuredRouter,
+    RouterRun,
+    measure_counts,
+    measure_router,
+    measure_weights,
+)
 from moegeom.results.known_rules import recall_rule, remember_rule
 from moegeom.results.memory import MemoryResults
 from moegeom.results.side_tables import domain_rows, variant_rows
@@ -42,6 +49,7 @@ from moegeom.scan.run_facts import (
     run_facts,
 )
 from moegeom.scan.trust import FIRST_TOKENS, Trust, examine
+from moegeom.tokens.counted import CountedSource
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.source import KnownRouter
@@ -322,6 +330,8 @@ def measure(
     if source is None or router.name not in source.facts.routers:
         reason = "no tokens" if source is None else f"{source.facts.name} does not record it"
         finished = measure_weights(router, metrics, reason)
+    elif isinstance(source, CountedSource):
+        finished = measure_counts(router, source.counts(router.name), metrics)
     else:
         if watch:
             watch.begin(router.name)

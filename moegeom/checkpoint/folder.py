@@ -98,6 +98,10 @@ class LocalFolder:
     def held(self, name: str, offset: int, size: int) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def beside(self, name: str) -> LocalFolder:
+        """Another folder, by its path from this one; its reads are counted here too."""
+        return LocalFolder(self.path.resolve() / name, self.log)
+
 
 def local(path: Path) -> Location:
     """The location of a path that exists."""

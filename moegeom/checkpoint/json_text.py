@@ -6,7 +6,19 @@ import json
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from moegeom.checkpoint import limits
+from moegeom.checkpoint.collection import no_collection
 from moegeom.core.errors import CheckpointError
+
+#: Most bytes of Python objects that each of these characters can begin: a dict, a list, a key
+#: with its entry, and a value.
+_COSTS = {b"{": 72, b"[": 96, b":": 164, b",": 64}
+
+#: Copies of a text, by bytes: as read, as decoded, and as parsed.
+_PLAIN_COPIES = 3
+
+#: One character of four bytes makes all others of its text as wide, and the parser's buffer too.
+_WIDE_COPIES = 12
 
 
 class _Refused(ValueError):
@@ -23,13 +35,25 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         seen: set[str] = set()
         twice = next(k for k, _ in pairs if k in seen or seen.add(k))
-        raise _Refused(f"holds the key {twice!r} twice")
+        raise _Refused(f"holds the key {twice[:100]!r} twice")
     return table
 
 
-def _has_unique_keys(text: str, found: Any) -> bool:
-    """True when no key came twice: without escapes, each string that is left has two quotes."""
-    return "\\" not in text and 2 * _num_strings(found) == text.count('"')
+def most_memory(raw: bytes) -> int:
+    """Bytes that a JSON text and what it describes take at most, without parsing it."""
+    is_plain = raw.isascii() and b"\\u" not in raw
+    copies = _PLAIN_COPIES if is_plain else _WIDE_COPIES
+    return copies * len(raw) + sum(cost * raw.count(begin) for begin, cost in _COSTS.items())
+
+
+def num_quotes(raw: bytes) -> int:
+    """Quotes that begin or end a string of a JSON text; two for each string.
+
+    Where a key stands twice, one string fewer is left in the parsed value.
+    """
+    if b"\\" in raw:
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return raw.count(b'"')
 
 
 def _num_strings(value: Any) -> int:
@@ -52,13 +76,27 @@ def parse_object(
     """The JSON object that ``raw`` spells in UTF-8.
 
     ``allow_constants`` admits NaN and Infinity, which transformers writes into ``config.json``.
+
+    Raises
+    ------
+    CheckpointError
+        If it is anything else, or would take more than ``limits.JSON_MEMORY``.
     """
+    memory = most_memory(raw)
+    if memory > limits.JSON_MEMORY:
+        raise CheckpointError(
+            f"{where}: has {len(raw)} bytes that describe up to {memory} bytes of objects, more "
+            f"than the {limits.JSON_MEMORY} allowed."
+        )
     constant = None if allow_constants else _refuse_constant
     try:
-        text = str(raw, "utf-8")
-        found = json.loads(text, parse_constant=constant)
-        if pairs_hook is not None and not _has_unique_keys(text, found):
-            found = json.loads(text, object_pairs_hook=pairs_hook, parse_constant=constant)
+        with no_collection():
+            text = str(raw, "utf-8")
+            found = json.loads(text, parse_constant=constant)
+            # A hook doubles the time: only a text of which a string got lost is parsed with it.
+            if pairs_hook is not None and 2 * _num_strings(found) != num_quotes(raw):
+                del found
+                found = json.loads(text, object_pairs_hook=pairs_hook, parse_constant=constant)
     except _Refused as error:
         raise CheckpointError(f"{where}: {error}.") from None
     except RecursionError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from moegeom.checkpoint.folder import Location, local
+from moegeom.checkpoint.inner import inner_hint
 from moegeom.checkpoint.remote_options import RemoteOptions
 from moegeom.checkpoint.remote_url import scheme_of, shown
 from moegeom.checkpoint.store import Format, TensorStore
-from moegeom.core.errors import CheckpointError
+from moegeom.core.errors import CheckpointError, UsageError
 from moegeom.core.registry import Registry
 
 FORMATS: Registry[Format] = Registry("format", "moegeom.checkpoint.formats", "FORMAT", Format)
@@ -36,7 +37,11 @@ def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> Te
     ------
     CheckpointError
         If nothing readable is there.
+    UsageError
+        If the path is empty.
     """
+    if path == "":
+        raise UsageError("The path of the checkpoint is empty.", "The folder you are in is '.'.")
     url = path if isinstance(path, str) and scheme_of(path) else ""
     try:
         location = _remote(url, remote) if url else _local(Path(path))
@@ -76,5 +81,6 @@ def _not_recognised(location: Location) -> tuple[str, str]:
             )
     found = ", ".join(files[:5]) or "nothing"
     return f"{location.label}: found {found}, expected a checkpoint of {known}.", (
-        "Pass the folder with config.json and *.safetensors."
+        (inner_hint(location.folder) if location.file is None else "")
+        or "Pass the folder with config.json and *.safetensors."
     )

@@ -13,8 +13,13 @@ from typing import Any
 
 from moegeom.core.errors import CheckpointError
 
-#: Memory for the objects of one pickle; each opcode is counted with the most that it can take.
+#: Memory for the objects of one pickle, each counted with the most that it can take. The metadata
+#: of a distributed checkpoint of 100 000 tensors needs five sixths of it.
 OBJECT_BYTES = 300_000_000
+
+#: Bytes of an entry of the stack or the memo with the room to grow, and those of a mark.
+_SLOT = 9
+_MARK = 41
 
 #: Longest dict key and longest name of a global: each may be compared once per opcode.
 _NAME_LENGTH = 4096
@@ -25,8 +30,24 @@ _ARGUMENTS = 255
 #: Integers from here on share their hash with smaller ones.
 _LARGE_KEY = 2**60
 
-#: Memory that an entry of a dict takes, with the room to grow.
-_ENTRY = 150
+#: Entries that a dict has room for from its first on, the bytes of that room, and those of each
+#: entry of a larger dict while it grows.
+_FEW = 5
+_ROOM = 176
+_ENTRY = 120
+
+#: Bytes of an item of a list, with the room to grow.
+_ITEM = 10
+
+#: Items that are taken off the stack without being paid for, since they are copied once at a time.
+_SHORT = 1000
+
+#: What the allocator adds to the size that Python gives, and the size of an ``OddKey``.
+_ROUNDED = 16
+_ODD_KEY = 48
+
+#: A ``Global`` and its place in the table of those that were found.
+_FOUND = 400
 
 #: What a stand-in raises when it is given anything but what it expects.
 _WRONG_VALUES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -49,11 +70,16 @@ class OddKey:
     Hashing a value takes as long as the value is large, and a file can give many values one hash.
     """
 
+    __slots__ = ("value",)
+
     value: Any
 
 
 class Machine:
-    """The stack, the memo and what is left of the memory; most methods are one opcode each."""
+    """The stack, the memo and what is left of the memory; most methods are one opcode each.
+
+    ``stack``, ``marks`` and ``memo`` stay the same lists: the interpreter holds on to them.
+    """
 
     def __init__(
         self, where: str, allowed: Mapping[str, Any], persistent: Callable[[Any], Any] | None
@@ -62,9 +88,11 @@ class Machine:
         self.allowed = allowed
         self.persistent = persistent
         self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
+        self.marks: list[int] = []
         self.memo: list[Any] = []
+        self.found: dict[tuple[str, str], Any] = {}
         self.left = OBJECT_BYTES
+        self.paid_slots = 0
 
     def refusal(self, found: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: the pickle {found}.", _HINT)
@@ -73,6 +101,13 @@ class Machine:
         self.left -= cost
         if self.left < 0:
             raise self.refusal(f"describes more than {OBJECT_BYTES} bytes of objects")
+
+    def pay_for_slots(self) -> None:
+        """Pay for what stack, memo and marks have grown to, beyond where they ever were."""
+        slots = _SLOT * (len(self.stack) + len(self.memo)) + _MARK * len(self.marks)
+        if slots > self.paid_slots:
+            self.pay(slots - self.paid_slots)
+            self.paid_slots = slots
 
     def ignore(self, _: Any) -> None: ...
 
@@ -83,16 +118,18 @@ class Machine:
         self.stack.append(make())
 
     def push_bytes(self, value: bytes) -> None:
-        self.pay(sys.getsizeof(value))
+        self.pay(sys.getsizeof(value) + _ROUNDED)
         self.stack.append(value)
 
     def push_text(self, raw: bytes) -> None:
         text = str(raw, "utf-8", "surrogatepass")
-        self.pay(sys.getsizeof(text))
+        self.pay(sys.getsizeof(text) + _ROUNDED)
         self.stack.append(text)
 
     def push_integer(self, raw: bytes) -> None:
-        self.stack.append(int.from_bytes(raw, "little", signed=True))
+        value = int.from_bytes(raw, "little", signed=True)
+        self.pay(sys.getsizeof(value) + _ROUNDED)
+        self.stack.append(value)
 
     def pop(self, _: Any) -> None:
         self.stack.pop()
@@ -101,12 +138,16 @@ class Machine:
         self.stack.append(self.stack[-1])
 
     def mark(self, _: Any) -> None:
-        self.below.append(self.stack)
-        self.stack = []
+        self.marks.append(len(self.stack))
 
     def since_mark(self) -> list[Any]:
-        items = self.stack
-        self.stack = self.below.pop()
+        start = self.marks.pop()
+        if start > len(self.stack):
+            raise IndexError
+        items = self.stack[start:]
+        del self.stack[start:]
+        if len(items) > _SHORT:
+            self.pay(8 * len(items))
         return items
 
     def drop_marked(self, _: Any) -> None:
@@ -121,6 +162,7 @@ class Machine:
 
     def push_marked(self, _: Any) -> None:
         items = tuple(self.since_mark())
+        self.pay(8 * len(items))
         self.stack.append(items)
 
     def memoize(self, index: int | None) -> None:
@@ -145,6 +187,7 @@ class Machine:
         target = self.stack[-1]
         if type(target) is not list:
             raise self.refusal(f"appends to {_kind(target)}")
+        self.pay(_ITEM * len(items))
         target.extend(items)
 
     def set_item(self, _: Any) -> None:
@@ -158,24 +201,35 @@ class Machine:
         target = self.stack[-1]
         if type(target) is not dict or len(items) % 2:
             raise self.refusal(f"gives {len(items)} keys and values to {_kind(target)}")
-        self.pay(_ENTRY * len(items) // 2)
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            target[self._key(key)] = value
+        num = len(items) // 2
+        is_small = len(target) + num <= _FEW
+        self.pay((0 if target else _ROOM) + (0 if is_small else _ENTRY * num))
+        for index in range(0, len(items), 2):
+            key = items[index]
+            if type(key) is not str or len(key) > _NAME_LENGTH:
+                key = self._key(key)
+            target[key] = items[index + 1]
 
     def _key(self, found: Any) -> Any:
+        """What stands for a key that is no short text."""
         if type(found) is str:
-            if len(found) > _NAME_LENGTH:
-                raise self.refusal(f"has a key of {len(found)} characters")
-            return found
+            raise self.refusal(f"has a key of {len(found)} characters")
         is_small = isinstance(found, int) and -_LARGE_KEY < found < _LARGE_KEY
         if is_small or found is None or type(found).__hash__ is object.__hash__:
             return found
+        self.pay(_ODD_KEY)
         return OddKey(found)
 
     def find(self, names: tuple[Any, Any]) -> None:
         module, name = names
         if type(module) is not str or type(name) is not str:
             raise self.refusal(f"names a global by {_kind(module)} and {_kind(name)}")
+        # One object for each name: the memo may repeat a long one a million times.
+        if (module, name) not in self.found:
+            self.found[module, name] = self._look_up(module, name)
+        self.stack.append(self.found[module, name])
+
+    def _look_up(self, module: str, name: str) -> Any:
         if len(module) + len(name) > _NAME_LENGTH:
             raise self.refusal(f"names a global of {len(module) + len(name)} characters")
         full = f"{module}.{name}"
@@ -183,8 +237,9 @@ class Machine:
             raise self.refusal(
                 f"names {_printable(full)}, which is not among what a checkpoint holds"
             )
+        self.pay(_FOUND + sys.getsizeof(full))
         found = self.allowed[full]
-        self.stack.append(Global(full, found) if callable(found) else found)
+        return Global(full, found) if callable(found) else found
 
     def find_stacked(self, _: Any) -> None:
         name = self.stack.pop()
@@ -198,11 +253,14 @@ class Machine:
         if len(arguments) > _ARGUMENTS:
             raise self.refusal(f"calls {function.name} with {len(arguments)} arguments")
         try:
-            self.stack.append(function.stand_in(*arguments))
+            made = function.stand_in(*arguments)
         except _WRONG_VALUES:
             raise self.refusal(
                 f"calls {function.name} with {len(arguments)} arguments that it does not take"
             ) from None
+        if not arguments or made is not arguments[0]:
+            self.pay(sys.getsizeof(made) + _ROUNDED)
+        self.stack.append(made)
 
     def build(self, _: Any) -> None:
         state = self.stack.pop()

@@ -11,11 +11,18 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from moegeom.checkpoint.collection import no_collection
 from moegeom.checkpoint.pickle_machine import Machine
 
-#: The metadata of a distributed checkpoint has 140 bytes for each piece of a tensor on a rank: 7 MB
-#: for fifty thousand.
-PICKLE_BYTES = 50_000_000
+#: The metadata of a distributed checkpoint has 220 bytes for each piece of a tensor on a rank: 22 MB
+#: for a hundred thousand.
+PICKLE_BYTES = 30_000_000
+
+#: The same metadata has 106 opcodes for each piece.
+OPCODES = 12_000_000
+
+#: Opcodes between two looks at the lengths of stack and memo; each adds one entry at most.
+_BATCH = 1000
 
 
 def unpickle(
@@ -56,20 +63,51 @@ def unpickle(
     if len(raw) > PICKLE_BYTES:
         raise machine.refusal(f"has {len(raw)} bytes, more than the {PICKLE_BYTES} allowed")
     at = 0
+    stack, memo, marks = machine.stack, machine.memo, machine.marks
+    push, remember = stack.append, memo.append
     try:
-        while (code := raw[at]) != _STOP:
-            if code not in _OPCODES:
-                raise machine.refusal(_unknown(code, at))
-            read, argument, act, cost = _OPCODES[code]
-            behind = at + 1
-            if read is not None:
-                argument, behind = read(raw, behind)
-            machine.left -= cost
-            if machine.left < 0:
-                machine.pay(0)
-            act(machine, argument)
-            at = behind
-        return machine.stack.pop()
+        with no_collection():
+            for _ in range(0, OPCODES, _BATCH):
+                machine.pay_for_slots()
+                for _ in range(_BATCH):
+                    code = raw[at]
+                    # A large checkpoint has ten million opcodes, and most are one of these.
+                    if code == _MEMOIZE:
+                        remember(stack[-1])
+                        at += 1
+                    elif code == _BINGET:
+                        push(memo[raw[at + 1]])
+                        at += 2
+                    elif code == _LONG_BINGET:
+                        push(memo[_FOUR_BYTES(raw, at + 1)[0]])
+                        at += 5
+                    elif code == _BININT1:
+                        push(raw[at + 1])
+                        at += 2
+                    elif code == _EMPTY_TUPLE:
+                        push(())
+                        at += 1
+                    elif code == _MARK:
+                        marks.append(len(stack))
+                        at += 1
+                    elif code == _LONG_BINPUT and _FOUR_BYTES(raw, at + 1)[0] == len(memo):
+                        remember(stack[-1])
+                        at += 5
+                    elif code == _STOP:
+                        return stack.pop()
+                    else:
+                        row = _OPCODES.get(code)
+                        if row is None:
+                            raise machine.refusal(_unknown(code, at))
+                        read, argument, act, cost = row
+                        behind = at + 1
+                        if read is not None:
+                            argument, behind = read(raw, behind)
+                        if cost:
+                            machine.pay(cost)
+                        act(machine, argument)
+                        at = behind
+        raise machine.refusal(f"has more than {OPCODES} opcodes")
     except (IndexError, struct.error):
         raise machine.refusal(f"is malformed or breaks off at byte {at} of {len(raw)}") from None
     except UnicodeDecodeError:
@@ -77,9 +115,8 @@ def unpickle(
 
 
 def _unknown(code: int, at: int) -> str:
-    names = {ord(known.code): known.name for known in pickletools.opcodes}
-    if code in names:
-        return f"uses the opcode {names[code]} at byte {at}, which no checkpoint needs"
+    if code in _NAMES:
+        return f"uses the opcode {_NAMES[code]} at byte {at}, which no checkpoint needs"
     return f"is malformed: byte {at} is {code:#04x}, which is no opcode"
 
 
@@ -141,64 +178,73 @@ def _has(argument: Any, act: Callable[[Machine, Any], None], cost: int) -> _Opco
     return _Opcode(None, argument, act, cost)
 
 
-_SLOT = 10  # on the stack or in the memo
-_NUMBER = 45
-_INTEGER = 300
-_TUPLE = 60
-_LIST = 120
-_DICT = 100
-_OBJECT = 400
-_MADE = 250
+_NUMBER = 32
+_TUPLE = 48
+_PAIR = 64  # or a triple
+_LONG = 64  # beside its bytes: it is the slowest opcode
+_LIST = 96  # with room for four items
+_DICT = 64
+_STORAGE = 128
 
 _TABLE: Mapping[str, _Opcode] = {
-    "PROTO": _reads(_byte, Machine.ignore, _SLOT),
-    "FRAME": _reads(_number("<Q"), Machine.ignore, _SLOT),
-    "NONE": _has(None, Machine.push, _SLOT),
-    "NEWTRUE": _has(True, Machine.push, _SLOT),
-    "NEWFALSE": _has(False, Machine.push, _SLOT),
+    "PROTO": _reads(_byte, Machine.ignore, 0),
+    "FRAME": _reads(_number("<Q"), Machine.ignore, 0),
+    "NONE": _has(None, Machine.push, 0),
+    "NEWTRUE": _has(True, Machine.push, 0),
+    "NEWFALSE": _has(False, Machine.push, 0),
     "BININT": _reads(_number("<i"), Machine.push, _NUMBER),
-    "BININT1": _reads(_byte, Machine.push, _SLOT),
+    "BININT1": _reads(_byte, Machine.push, 0),
     "BININT2": _reads(_number("<H"), Machine.push, _NUMBER),
-    "LONG1": _reads(_counted("<B"), Machine.push_integer, _INTEGER),
+    "LONG1": _reads(_counted("<B"), Machine.push_integer, _LONG),
     "BINFLOAT": _reads(_number(">d"), Machine.push, _NUMBER),
-    "BINUNICODE": _reads(_counted("<I"), Machine.push_text, _SLOT),
-    "SHORT_BINUNICODE": _reads(_counted("<B"), Machine.push_text, _SLOT),
-    "BINUNICODE8": _reads(_counted("<Q"), Machine.push_text, _SLOT),
-    "BINBYTES": _reads(_counted("<I"), Machine.push_bytes, _SLOT),
-    "SHORT_BINBYTES": _reads(_counted("<B"), Machine.push_bytes, _SLOT),
-    "BINBYTES8": _reads(_counted("<Q"), Machine.push_bytes, _SLOT),
-    "BYTEARRAY8": _reads(_counted("<Q"), Machine.push_bytes, _SLOT),
-    "EMPTY_TUPLE": _has((), Machine.push, _SLOT),
+    "BINUNICODE": _reads(_counted("<I"), Machine.push_text, 0),
+    "SHORT_BINUNICODE": _reads(_counted("<B"), Machine.push_text, 0),
+    "BINUNICODE8": _reads(_counted("<Q"), Machine.push_text, 0),
+    "BINBYTES": _reads(_counted("<I"), Machine.push_bytes, 0),
+    "SHORT_BINBYTES": _reads(_counted("<B"), Machine.push_bytes, 0),
+    "BINBYTES8": _reads(_counted("<Q"), Machine.push_bytes, 0),
+    "BYTEARRAY8": _reads(_counted("<Q"), Machine.push_bytes, 0),
+    "EMPTY_TUPLE": _has((), Machine.push, 0),
     "TUPLE1": _has(1, Machine.push_tuple, _TUPLE),
-    "TUPLE2": _has(2, Machine.push_tuple, _TUPLE),
-    "TUPLE3": _has(3, Machine.push_tuple, _TUPLE),
+    "TUPLE2": _has(2, Machine.push_tuple, _PAIR),
+    "TUPLE3": _has(3, Machine.push_tuple, _PAIR),
     "TUPLE": _has(None, Machine.push_marked, _TUPLE),
     "FROZENSET": _has(None, Machine.push_marked, _TUPLE),
     "EMPTY_LIST": _has(list, Machine.push_new, _LIST),
     "EMPTY_SET": _has(list, Machine.push_new, _LIST),
     "EMPTY_DICT": _has(dict, Machine.push_new, _DICT),
-    "APPEND": _has(None, Machine.append, _SLOT),
-    "APPENDS": _has(None, Machine.append_marked, _SLOT),
-    "ADDITEMS": _has(None, Machine.append_marked, _SLOT),
-    "SETITEM": _has(None, Machine.set_item, _SLOT),
-    "SETITEMS": _has(None, Machine.set_marked, _SLOT),
-    "MARK": _has(None, Machine.mark, _LIST),
-    "POP": _has(None, Machine.pop, _SLOT),
-    "POP_MARK": _has(None, Machine.drop_marked, _SLOT),
-    "DUP": _has(None, Machine.duplicate, _SLOT),
-    "MEMOIZE": _has(None, Machine.memoize, _SLOT),
-    "BINPUT": _reads(_byte, Machine.memoize, _SLOT),
-    "LONG_BINPUT": _reads(_number("<I"), Machine.memoize, _SLOT),
-    "BINGET": _reads(_byte, Machine.recall, _SLOT),
-    "LONG_BINGET": _reads(_number("<I"), Machine.recall, _SLOT),
-    "GLOBAL": _reads(_two_lines, Machine.find, _OBJECT),
-    "STACK_GLOBAL": _has(None, Machine.find_stacked, _OBJECT),
-    "REDUCE": _has(None, Machine.call, _MADE),
-    "NEWOBJ": _has(None, Machine.call, _MADE),
-    "BUILD": _has(None, Machine.build, _SLOT),
-    "BINPERSID": _has(None, Machine.push_persistent, _OBJECT),
+    "APPEND": _has(None, Machine.append, 0),
+    "APPENDS": _has(None, Machine.append_marked, 0),
+    "ADDITEMS": _has(None, Machine.append_marked, 0),
+    "SETITEM": _has(None, Machine.set_item, 0),
+    "SETITEMS": _has(None, Machine.set_marked, 0),
+    "MARK": _has(None, Machine.mark, 0),
+    "POP": _has(None, Machine.pop, 0),
+    "POP_MARK": _has(None, Machine.drop_marked, 0),
+    "DUP": _has(None, Machine.duplicate, 0),
+    "MEMOIZE": _has(None, Machine.memoize, 0),
+    "BINPUT": _reads(_byte, Machine.memoize, 0),
+    "LONG_BINPUT": _reads(_number("<I"), Machine.memoize, 0),
+    "BINGET": _reads(_byte, Machine.recall, 0),
+    "LONG_BINGET": _reads(_number("<I"), Machine.recall, 0),
+    "GLOBAL": _reads(_two_lines, Machine.find, 0),
+    "STACK_GLOBAL": _has(None, Machine.find_stacked, 0),
+    "REDUCE": _has(None, Machine.call, 0),
+    "NEWOBJ": _has(None, Machine.call, 0),
+    "BUILD": _has(None, Machine.build, 0),
+    "BINPERSID": _has(None, Machine.push_persistent, _STORAGE),
 }
 
 _CODES = {known.name: ord(known.code) for known in pickletools.opcodes}
+_NAMES = {code: name for name, code in _CODES.items()}
 _OPCODES = {_CODES[name]: row for name, row in _TABLE.items()}
+
 _STOP = _CODES["STOP"]
+_MEMOIZE = _CODES["MEMOIZE"]
+_BINGET = _CODES["BINGET"]
+_LONG_BINGET = _CODES["LONG_BINGET"]
+_BININT1 = _CODES["BININT1"]
+_EMPTY_TUPLE = _CODES["EMPTY_TUPLE"]
+_MARK = _CODES["MARK"]
+_LONG_BINPUT = _CODES["LONG_BINPUT"]
+_FOUR_BYTES = struct.Struct("<I").unpack_from

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from jaxtyping import Shaped
@@ -14,15 +14,13 @@ from jaxtyping import Shaped
 from moegeom.checkpoint import limits
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
+from moegeom.checkpoint.names import check_names, is_inside
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote_reads import Span, in_file_order, in_parallel, join_neighbours
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
 
 _CONFIGS = ("config.json", "params.json")
-
-#: Each may cost a request. The largest public checkpoints have a few hundred shards.
-_MOST_REMOTE_FILES = 10_000
 
 
 class Shard(Protocol):
@@ -46,8 +44,10 @@ class ShardedStore:
         folder: Folder,
         shards: Mapping[str, Shard],
         shard_of: Mapping[str, str],
+        index_bytes: int = 0,
     ) -> None:
         self.folder = folder
+        self._index_bytes = index_bytes
         self.log = folder.log
         self._shards = shards
         self._shard_of = shard_of
@@ -75,7 +75,9 @@ class ShardedStore:
 
     @cached_property
     def _total(self) -> int:
-        return sum(shard.size_bytes for shard in self._shards.values())
+        config = config_file(self.folder)
+        described = self._index_bytes + (self.folder.file(config).size_bytes() if config else 0)
+        return described + sum(shard.size_bytes for shard in self._shards.values())
 
     @cached_property
     def _config(self) -> Mapping[str, Any]:
@@ -126,55 +128,85 @@ class ShardedStore:
         return shard
 
 
+def config_file(folder: Folder) -> str | None:
+    """The name of the file that describes the model, None without one."""
+    return next((name for name in _CONFIGS if folder.has(name)), None)
+
+
 def read_config(folder: Folder) -> Mapping[str, Any]:
     """``config.json`` of a folder, else ``params.json`` (original files); empty without either."""
-    name = next((name for name in _CONFIGS if folder.has(name)), None)
+    name = config_file(folder)
     if name is None:
         return {}
-    raw = folder.file(name).read_all(limits.JSON_BYTES)
+    raw = folder.file(name).read_all(limits.CONFIG_BYTES)
     return parse_object(raw, name, allow_constants=True)
 
 
 def parse_index(file: RangeFile) -> dict[str, str]:
     """File name by tensor name, from an index json; every file name stays inside the folder."""
-    index = parse_object(file.read_all(limits.JSON_BYTES), file.label)
+    index = parse_object(file.read_all(limits.INDEX_BYTES), file.label)
     shard_of = index.get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f"{file.label}: has no 'weight_map' from tensor to file.")
-    if len(shard_of) > limits.TENSORS:
-        raise CheckpointError(f"{file.label}: lists more than {limits.TENSORS} tensors.")
+    check_names(shard_of, f"{file.label}:")
     if set(map(type, shard_of.values())) != {str}:
         raise CheckpointError(f"{file.label}: 'weight_map' holds a value that is no file name.")
-    for name in sorted(set(shard_of.values())):
-        _check_inside(file, name)
+    files = sorted(set(shard_of.values()))
+    outside = next((name for name in files[: limits.FILES] if not is_inside(name)), None)
+    if outside is not None:
+        raise CheckpointError(
+            f"{file.label}: names the file {outside[:200]!r}, which is outside the checkpoint's "
+            "folder."
+        )
     return shard_of
 
 
-def _check_inside(index: RangeFile, name: str) -> None:
-    path = PurePosixPath(name)
-    is_inside = path.parts and not path.is_absolute() and ".." not in path.parts
-    if not is_inside or any(c in name for c in "\\:\0"):
-        raise CheckpointError(
-            f"{index.label}: names the file {name!r}, which is outside the checkpoint's folder."
-        )
+def missing_shards(
+    folder: Folder, index: str, names: Collection[str]
+) -> Mapping[str, MissingShard]:
+    """Of the files that an index names, those that the folder does not hold.
 
-
-def check_present(folder: Folder, index: str, names: Collection[str]) -> None:
-    """Raise if the index names files that the folder does not hold."""
-    if folder.num_parallel > 1 and len(names) > _MOST_REMOTE_FILES:
+    Raises ``CheckpointError`` if there are more than may be looked for.
+    """
+    if len(names) > limits.FILES:
         raise CheckpointError(
-            f"{index}: names {len(names)} files, more than the {_MOST_REMOTE_FILES} that are "
-            "looked for on a server."
+            f"{index}: names {len(names)} files, more than the {limits.FILES} allowed."
         )
     listed = sorted(names)
     is_there = in_parallel(folder.has, listed, folder.num_parallel)
     missing = [name for name, there in zip(listed, is_there, strict=True) if not there]
-    if missing:
-        raise CheckpointError(
-            f"{index}: names {missing[0]!r}, which does not exist "
-            f"({len(missing)} of {len(names)} files are missing).",
+    return {name: MissingShard(name, index, len(missing), len(names)) for name in missing}
+
+
+@dataclass(frozen=True)
+class MissingShard:
+    """A shard that is not there, which only matters to who needs a tensor of it."""
+
+    label: str
+    index: str
+    num_missing: int
+    num_files: int
+    size_bytes: int = 0
+
+    def error(self) -> CheckpointError:
+        verb = "is" if self.num_missing == 1 else "are"
+        return CheckpointError(
+            f"{self.index}: names {self.label!r}, which does not exist "
+            f"({self.num_missing} of {self.num_files} files {verb} missing).",
             "Download the missing files.",
         )
+
+    def names(self) -> NoReturn:
+        raise self.error()
+
+    def info(self, name: str) -> NoReturn:
+        raise self.error()
+
+    def read(self, name: str) -> NoReturn:
+        raise self.error()
+
+    def read_bytes(self, name: str, start: int, size: int) -> NoReturn:
+        raise self.error()
 
 
 def join_shards(shards: Mapping[str, Shard], num_parallel: int = 1) -> dict[str, str]:
@@ -189,4 +221,9 @@ def join_shards(shards: Mapping[str, Shard], num_parallel: int = 1) -> dict[str,
                     "Row slices would say so in their headers (DCP_SHARDING_INFO); pass one file.",
                 )
             shard_of[name] = file
+        if len(shard_of) > limits.TENSORS:
+            raise CheckpointError(
+                f"{file}: with this file there are {len(shard_of)} tensors, more than the "
+                f"{limits.TENSORS} allowed."
+            )
     return shard_of

@@ -47,7 +47,7 @@ class TensorStore(Protocol):
 
     @property
     def bytes_total(self) -> int:
-        """Size of all weight files together."""
+        """Size of all that there is to read: the weight files, their index and the config."""
         ...
 
     @property

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from moegeom.checkpoint.collection import no_collection
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.core.errors import CheckpointError
 
 #: An entry is a tensor; the largest public file of this format has tens of thousands.
-ENTRIES = 500_000
+ENTRIES = 150_000
 
-#: The directory of as many entries whose names have 50 characters.
-DIRECTORY_BYTES = 50_000_000
+#: The directory of as many entries whose names have 80 characters.
+DIRECTORY_BYTES = 20_000_000
 
 _LOCAL = struct.Struct("<4s2xHH16xHH")  # flags, method, lengths of name and extra
 _CENTRAL = struct.Struct("<4s4xHH8xIIHHHH6xI")  # the same, sizes in between; the header's offset
@@ -41,7 +42,7 @@ _AGAIN = "Download or copy this file again."
 class Entry(NamedTuple):
     """One entry: its header begins at ``header``, its ``size`` bytes of data end by ``behind``.
 
-    A tuple, since there may be half a million.
+    A tuple, since there may be many.
     """
 
     name: str
@@ -113,7 +114,13 @@ def read_archive(file: RangeFile) -> Archive:
         )
     if size < count * _CENTRAL.size:
         raise _contradiction(file, f"{count} entries do not fit into its {size} bytes")
-    found = sorted(_parse(file, file.read(start, size), count), key=lambda entry: entry.header)
+    with no_collection():
+        return Archive(file, _read_entries(file, file.read(start, size), count, start))
+
+
+def _read_entries(file: RangeFile, raw: bytes, count: int, start: int) -> Mapping[str, Entry]:
+    """Entries by name from the directory ``raw``, which begins at ``start``."""
+    found = sorted(_parse(file, raw, count), key=lambda entry: entry.header)
     entries: dict[str, Entry] = {}
     ends = [*(entry.header for entry in found[1:]), start]
     for entry, behind in zip(found, ends, strict=False):  # an empty directory has one end
@@ -123,7 +130,7 @@ def read_archive(file: RangeFile) -> Archive:
         if name in entries:
             raise _contradiction(file, f"{name!r} is in it twice")
         entries[name] = entry._replace(behind=behind)
-    return Archive(file, entries)
+    return entries
 
 
 def _find_directory(file: RangeFile) -> tuple[int, int, int]:

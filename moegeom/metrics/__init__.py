@@ -2,6 +2,7 @@
 
 from moegeom.core.metric import Metric
 from moegeom.core.registry import Registry
+from moegeom.metrics._counted import measure_counts
 from moegeom.metrics._finish import Finished, finish_router
 from moegeom.metrics._measure import (
     MAIN,
@@ -23,6 +24,7 @@ __all__ = [
     "RouterRun",
     "finish_passes",
     "finish_router",
+    "measure_counts",
     "measure_router",
     "measure_weights",
     "plan_passes",

@@ -8,7 +8,8 @@ from pathlib import Path
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
-from moegeom.tokens.source import SOURCES, Request, Source
+from moegeom.tokens.dialect import DIALECTS, find_dialect
+from moegeom.tokens.source import SOURCES, KnownRouter, Request, Source
 from moegeom.tokens.stages import STAGE_TENSORS
 
 #: What else people store hidden states in.
@@ -20,8 +21,10 @@ def open_tokens(
     stage: str | None = None,
     router_map: Mapping[str, str] | None = None,
     routers: tuple[str, ...] = (),
+    known: tuple[KnownRouter, ...] = (),
+    dialect: str | None = None,
 ) -> TokenSource:
-    """The token source at ``path``: a recording, or a foreign file whose stage is given.
+    """The token source at ``path``: a recording, a trace, or a foreign file whose stage is given.
 
     Parameters
     ----------
@@ -31,7 +34,11 @@ def open_tokens(
         Foreign key to router name. A key that is a router name (``text/0``) or its file form
         (``text.0``) needs no entry, nor does the only array when there is only one router.
     routers
-        The routers of the checkpoint, in its order.
+        The routers of the checkpoint that are wanted, in its order.
+    known
+        All routers of the checkpoint, which a trace of an engine is held against.
+    dialect
+        The dialect of a trace, where the file does not show it.
 
     Raises
     ------
@@ -42,7 +49,7 @@ def open_tokens(
     """
     path = Path(path)
     asked = _parse_stage(stage)
-    source = _recognise(path)
+    source = _recognise(path, asked, dialect)
     if source.needs_stage and asked is None:
         raise UsageError(
             f"{path.name}: {source.name} files do not say what their numbers are.",
@@ -50,7 +57,8 @@ def open_tokens(
         )
     if router_map and not source.needs_stage:
         raise UsageError(f"{path.name} names its routers itself; a router map does not apply.")
-    opened = source.open(path, Request(asked, dict(router_map or {}), tuple(routers)))
+    request = Request(asked, dict(router_map or {}), tuple(routers), tuple(known), dialect)
+    opened = source.open(path, request)
     _check_expectations(opened, asked, routers)
     return opened
 
@@ -64,16 +72,22 @@ def _parse_stage(text: str | None) -> Stage | None:
     raise unknown_name("stage", text, STAGE_TENSORS)
 
 
-def _recognise(path: Path) -> Source:
+def _recognise(path: Path, stage: Stage | None, dialect: str | None) -> Source:
     if not path.exists():
         partial = path.with_name(f"{path.name}.partial")
         hint = f"{partial.name} exists: it was never finished." if partial.exists() else ""
         raise RecordingError(f"{path.name}: no such file or directory.", hint)
+    # first of all, since a folder may be a recording and an array may be one router's
+    if stage in (None, "ids") and find_dialect(path, dialect) is not None:
+        return SOURCES["trace"]
+    if dialect is not None:
+        raise UsageError(f"A trace ({dialect}) holds ids of experts, not stage {stage}.")
     for source in SOURCES.all():
         if source.recognises(path):
             return source
     raise RecordingError(
-        f"{path.name}: not a kind of token file that moegeom knows ({', '.join(SOURCES.names())}).",
+        f"{path.name}: not a kind of token file that moegeom knows ({', '.join(SOURCES.names())}), "
+        f"nor a trace that it can tell ({', '.join(DIALECTS.names())}).",
         "A pickle is never opened, because it can run code: save with np.savez or safetensors."
         if path.suffix.lower() in _PICKLES
         else "",

@@ -11,15 +11,30 @@ from moegeom.core.tokens import Stage, TokenSource
 
 
 @dataclass(frozen=True)
+class KnownRouter:
+    """What a trace is held against: where a router of the checkpoint is, and how it chooses."""
+
+    name: str
+    stack: str
+    layer: int
+    num_experts: int
+    top_k: int
+
+
+@dataclass(frozen=True)
 class Request:
     """What the caller says about a file that cannot say it itself.
 
     ``routers`` are the names known from the checkpoint, in its order; empty when not known.
+    ``known`` are all routers of the checkpoint, wanted or not; empty when not known. ``dialect`` is
+    the name of a dialect of traces.
     """
 
     stage: Stage | None = None
     router_map: Mapping[str, str] = field(default_factory=dict)
     routers: tuple[str, ...] = ()
+    known: tuple[KnownRouter, ...] = ()
+    dialect: str | None = None
 
 
 @dataclass(frozen=True)

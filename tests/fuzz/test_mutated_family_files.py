@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import tracemalloc
 from importlib import resources
 from pathlib import Path
 
@@ -64,3 +65,54 @@ def test_a_long_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (2 << 20))
     with pytest.raises(UsageError, match="has more than 1048576 bytes"):
         read_family_file(path)
+
+
+_STACK = """text = "x"
+[[stacks]]
+name = "s"
+weight = [{names}]
+top_k = {top_k}
+score = "softmax"
+[stacks.weights]
+source = "scores"
+renormalise = true
+"""
+
+#: Texts that ask for as much as they can; what the sentence about each begins with.
+_GREEDY = {
+    "dots of a key": ("a." * 32_000 + "b = 1", "mine.toml: line 1 has 32000 dots, more than 100."),
+    "long keys": ("\n".join("a." * 99 + f"b{i}=1" for i in range(300)), "mine.toml: unknown key 'a'."),
+    "tables": ("\n".join(f"[{i}{'.a' * 90}]" for i in range(300)), "mine.toml: unknown key '0'."),
+    "brackets": ("a = " + "[" * 60_000, "mine.toml: is nested too deeply."),
+    "digits": ("a = " + "1" * 60_000, "mine.toml: is not TOML (Exceeds the limit"),
+    "names": (
+        _STACK.format(names=",\n".join(f'"{{layer}}.{i}"' for i in range(3000)), top_k=2),
+        "mine.toml: stacks[0]: weight has 3000 names, more than 100.",
+    ),
+    "a long value": ("text = [" + "1," * 30_000 + "]\nstacks = []", "mine.toml: text is [1, 1, 1,"),
+    "a long pattern": (
+        _STACK.format(names=f'"{"x" * 60_000}"', top_k=2), "mine.toml: pattern 'xxxxx",
+    ),
+    "an integer of no machine": (
+        _STACK.format(names='"{layer}.x"', top_k=10**400), "mine.toml: stacks[0]: top_k is 1000",
+    ),
+    "characters": ("#" * 70_000, "mine.toml: has 70000 characters, more than 65536."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _GREEDY)
+def test_a_greedy_family_file_is_refused_in_a_short_sentence(case: str, tmp_path: Path) -> None:
+    text, sentence = _GREEDY[case]
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    tracemalloc.start()
+    started = time.process_time()
+    with pytest.raises(UsageError) as caught:
+        read_family_file(path)
+    seconds = time.process_time() - started
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert caught.value.message.startswith(sentence)
+    assert len(str(caught.value)) < 500
+    assert seconds < _SECONDS
+    assert peak < 100_000_000

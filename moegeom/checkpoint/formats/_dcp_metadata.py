@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from moegeom.checkpoint import limits
 from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped, TorchDtype
+from moegeom.checkpoint.names import check_names, is_inside
 from moegeom.checkpoint.pickled import unpickle
 from moegeom.core.errors import CheckpointError
 
@@ -21,7 +21,9 @@ Offsets = tuple[int, ...]
 
 
 class _Record:
-    """In place of an object: the state it was given."""
+    """In place of an object: the state it was given. Slots, since there may be half a million."""
+
+    __slots__ = ("state",)
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None
@@ -31,27 +33,27 @@ class _Record:
 
 
 class _Metadata(_Record):
-    pass
+    __slots__ = ()
 
 
 class _Tensor(_Record):
-    pass
+    __slots__ = ()
 
 
 class _Properties(_Record):
-    pass
+    __slots__ = ()
 
 
 class _Chunk(_Record):
-    pass
+    __slots__ = ()
 
 
 class _Index(_Record):
-    pass
+    __slots__ = ()
 
 
 class _Storage(_Record):
-    pass
+    __slots__ = ()
 
 
 def _size(values: Any = ()) -> Any:
@@ -99,9 +101,8 @@ class Chunk:
     sizes: Offsets
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the ``torch.save`` archive of one chunk lies."""
+class Place(NamedTuple):
+    """Where the ``torch.save`` archive of one chunk lies; a tuple, since there may be many."""
 
     file: str
     offset: int
@@ -164,26 +165,26 @@ def parse_metadata(raw: bytes, where: str) -> Metadata:
         raise CheckpointError(f"{where}: holds {_kind(found)}, expected a Metadata of torch.")
     described = _field(found, "state_dict_metadata", dict, where)
     stored = _field(found, "storage_data", dict, where)
-    if max(len(described), len(stored)) > limits.TENSORS:
-        raise CheckpointError(f"{where}: describes more than {limits.TENSORS} tensors.")
     tensors = {}
     for name, entry in described.items():
         if not isinstance(name, str) or not isinstance(entry, (_Tensor, Dropped)):
             raise CheckpointError(f"{where}: describes {_kind(name)} by {_kind(entry)}.")
         if isinstance(entry, _Tensor):
             tensors[name] = entry
+    check_names(tensors, f"{where}:")
     places = {}
     files: set[str] = set()
     for index, storage in stored.items():
         if not isinstance(index, _Index) or not isinstance(storage, _Storage):
             raise CheckpointError(f"{where}: places {_kind(index)} by {_kind(storage)}.")
         name = _field(index, "fqn", str, where)
-        place = _place(storage, f"{where}: {name!r}")
+        what = f"{where}: {name[: limits.NAME_LENGTH]!r}"
+        place = _place(storage, what)
         if place.file not in files:
-            _check_inside(place.file, f"{where}: {name!r}")
+            _check_inside(place.file, what)
             files.add(place.file)
         is_tensor = isinstance(index.state.get("offset"), tuple)
-        at = _counts(index, "offset", f"{where}: {name!r}") if is_tensor else (-1,)
+        at = _counts(index, "offset", what) if is_tensor else (-1,)
         if (name, at) in places:
             raise CheckpointError(f"{where}: places the piece of {name!r} at {at} twice.")
         places[name, at] = place
@@ -192,17 +193,18 @@ def parse_metadata(raw: bytes, where: str) -> Metadata:
 
 def _place(storage: _Storage, what: str) -> Place:
     file = _field(storage, "relative_path", str, what)
-    offset, length = (_field(storage, key, int, what) for key in ("offset", "length"))
+    offset = _field(storage, "offset", int, what)
+    length = _field(storage, "length", int, what)
     if not 0 <= offset <= limits.LARGEST_COUNT or not 0 <= length <= limits.LARGEST_COUNT:
         raise CheckpointError(f"{what} lies at byte {offset} and has {length}, which cannot be.")
     return Place(file, offset, length, bool(storage.state.get("transform_descriptors")))
 
 
 def _check_inside(file: str, what: str) -> None:
-    path = PurePosixPath(file)
-    is_inside = path.parts and not path.is_absolute() and ".." not in path.parts
-    if not is_inside or any(c in file for c in "\\:\0"):
-        raise CheckpointError(f"{what} lies in {file!r}, which is outside the checkpoint's folder.")
+    if not is_inside(file):
+        raise CheckpointError(
+            f"{what} lies in {file[:200]!r}, which is outside the checkpoint's folder."
+        )
 
 
 def _field(record: _Record, key: str, kind: type, what: str) -> Any:

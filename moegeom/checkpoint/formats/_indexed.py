@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moegeom.checkpoint.folder import Folder, Location
-from moegeom.checkpoint.shards import Shard, ShardedStore, check_present, parse_index
+from moegeom.checkpoint.shards import Shard, ShardedStore, missing_shards, parse_index
 from moegeom.core.errors import CheckpointError
 
 
@@ -58,9 +58,11 @@ def open_index(folder: Folder, chosen: Chosen, open_file: Callable[[str], Shard]
     Raises
     ------
     CheckpointError
-        If it names files that are not there, or not the single file beside it.
+        If none of the files that it names is there, or it does not name the single file beside
+        it. A file that is missing is an error for who needs it.
     """
-    shard_of = parse_index(folder.file(chosen.index))
+    index = folder.file(chosen.index)
+    shard_of = parse_index(index)
     used = sorted(set(shard_of.values()))
     if chosen.rival and chosen.rival not in used:
         # transformers would load the single file, others the shards: do not guess.
@@ -69,5 +71,8 @@ def open_index(folder: Folder, chosen: Chosen, open_file: Callable[[str], Shard]
             "which does not name it.",
             "Pass the file or the index to read.",
         )
-    check_present(folder, chosen.index, used)
-    return ShardedStore(folder, {name: open_file(name) for name in used}, shard_of)
+    missing = missing_shards(folder, chosen.index, used)
+    if len(missing) == len(used):
+        raise missing[used[0]].error()
+    shards = {name: missing.get(name) or open_file(name) for name in used}
+    return ShardedStore(folder, shards, shard_of, index.size_bytes())

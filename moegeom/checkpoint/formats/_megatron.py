@@ -104,8 +104,9 @@ def megatron_config(folder: Folder) -> Mapping[str, Any]:
     raw = archive.read(pickles[0], _ARGUMENT_BYTES)
     root = unpickle(raw, COMMON, _Anything(), lambda _: None)
     found = root.get("args") if isinstance(root, dict) else None
-    arguments = found.values if isinstance(found, _Arguments) else {}
-    plain = {key: value for key, value in arguments.items() if _is_plain(value)}
+    arguments = found.values if isinstance(found, _Arguments) else None
+    pairs = arguments.items() if isinstance(arguments, dict) else ()
+    plain = {key: value for key, value in pairs if isinstance(key, str) and _is_plain(value)}
     if not plain:
         raise CheckpointError(
             f"{COMMON}: holds no arguments of the run.",
@@ -123,12 +124,13 @@ def megatron_config(folder: Folder) -> Mapping[str, Any]:
 class _Arguments:
     """What stands in for ``argparse.Namespace``."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.values: dict[str, Any] = {}
+    __slots__ = ("values",)
+
+    def __init__(self, *_: Any) -> None:
+        self.values: Any = None
 
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.values = {key: value for key, value in state.items() if isinstance(key, str)}
+        self.values = state
 
 
 class _Anything(Mapping[str, Any]):

@@ -32,6 +32,8 @@ class StorageType:
 class Storage:
     """A persistent id: the entry of the archive, and how many elements it says that this has."""
 
+    __slots__ = ("key", "length", "type")
+
     type: Any
     key: Any
     length: Any
@@ -41,23 +43,30 @@ class Storage:
 class StoredTensor:
     """A tensor as the pickle describes it; nothing is checked before it is asked for."""
 
+    # Not ``slots=True``: that would add a ``__setstate__``, which a pickle may call.
+    __slots__ = ("dtype", "flags", "offset", "shape", "storage", "stride")
+
     storage: Any
     offset: Any
     shape: Any
     stride: Any
-    dtype: Any = None
-    flags: Any = None
+    dtype: Any
+    flags: Any
 
 
 @dataclass(frozen=True, eq=False)
 class UnreadableTensor:
     """A tensor that is no array of numbers in a storage."""
 
+    __slots__ = ("kind",)
+
     kind: str
 
 
 class Dropped:
     """An object that no tensor needs; keeps nothing of what it is given."""
+
+    __slots__ = ()
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

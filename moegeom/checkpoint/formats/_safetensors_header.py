@@ -8,13 +8,17 @@ from typing import Any
 
 from moegeom.checkpoint import limits
 from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.checkpoint.json_text import parse_object, unique_keys
+from moegeom.checkpoint.json_text import num_quotes, parse_object, unique_keys
+from moegeom.checkpoint.names import check_names
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
 
 #: What ``HuggingFaceStorageWriter(save_distributed=True)`` of torch writes: row slices.
 _ROW_SLICES = "DCP_SHARDING_INFO"
+
+#: Characters; a dtype of a later version may have any name.
+_DTYPE_LENGTH = 64
 
 _AGAIN = "Download or copy this file again."
 
@@ -47,7 +51,7 @@ class Header:
                 f"{where} is described by a {type(entry).__name__}, not an object."
             )
         dtype = entry.get("dtype")
-        if not isinstance(dtype, str):
+        if not isinstance(dtype, str) or len(dtype) > _DTYPE_LENGTH:
             raise CheckpointError(f"{where} has dtype {_short(dtype)}, expected a name.")
         shape = _counts(entry.get("shape"), f"{where} has shape", limits.DIMENSIONS)
         offsets = _counts(entry.get("data_offsets"), f"{where} has data_offsets", 2)
@@ -74,8 +78,16 @@ def read_header(file: RangeFile) -> Header:
     header = Header(file.label, 8 + len(raw), entries, slices)
     if largest_end is None:
         largest_end = _check_every_entry(header)
-    if header.data_start + largest_end > file_size:
-        raise _truncated(file.label, header.data_start + largest_end, file_size)
+    end = header.data_start + largest_end
+    if end > file_size:
+        raise _truncated(file.label, end, file_size)
+    if end < file_size:
+        _check_every_entry(header)  # a range that is turned round says more
+        raise CheckpointError(
+            f"{file.label}: has {file_size} bytes, and its last tensor ends at {end}: the header "
+            "may be that of another file.",
+            _AGAIN,
+        )
     return header
 
 
@@ -98,18 +110,15 @@ def _read_text(file: RangeFile, file_size: int) -> bytes:
 def _parse_entries(raw: bytes, where: str) -> tuple[dict[str, Any], int | None]:
     """The header as a dict, and the largest end of a tensor (None if the header is odd).
 
-    Refusing duplicate keys with a hook would double the parsing time. A duplicate is a string
-    more in the text than in the parsed value, and without backslashes the strings of a text are
-    counted by its quotes; only a header whose count differs is parsed a second time.
+    Refusing duplicate keys with a hook would double the parsing time: only a header whose strings
+    are not those of its text, or are not where they belong, is parsed a second time.
     """
-    brackets = raw.count(b"{") + raw.count(b"[") if len(raw) > limits.TENSORS else 0
-    if brackets > 3 * limits.TENSORS + 2:  # one object and two lists each
-        raise CheckpointError(f"{where} describes more than {limits.TENSORS} tensors.")
     entries = parse_object(raw, where, pairs_hook=None)
-    if b"\\" not in raw:
-        strings, largest_end = _count_strings(entries)
-        if 2 * strings == raw.count(b'"'):
-            return entries, largest_end
+    check_names(entries, where)
+    strings, largest_end = _count_strings(entries)
+    if 2 * strings == num_quotes(raw):
+        return entries, largest_end
+    del entries
     return parse_object(raw, where, pairs_hook=unique_keys), None
 
 

@@ -8,12 +8,12 @@ from functools import cached_property
 from math import prod
 
 from moegeom.checkpoint import pickled
-from moegeom.checkpoint.folder import Folder, Location
+from moegeom.checkpoint.folder import Folder, LocalFolder, Location
 from moegeom.checkpoint.formats._dcp_archive import PieceArchive
 from moegeom.checkpoint.formats._dcp_metadata import Chunk, Layout, Metadata, Place, parse_metadata
 from moegeom.checkpoint.formats._megatron import COMMON, MegatronStore
 from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.shards import ShardedStore, check_present
+from moegeom.checkpoint.shards import ShardedStore, missing_shards
 from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
@@ -21,23 +21,31 @@ from moegeom.core.errors import CheckpointError
 _METADATA = ".metadata"
 _UNFINISHED = ".metadata.tmp"
 _SUFFIX = ".distcp"
+_CONFIG = "config.json"
+
+#: The folder of the weights in a checkpoint of OLMo-core, beside the config.
+_INNER = "model_and_optim"
+
 _OTHER_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
 _EARLIER = "Pass an earlier checkpoint of the run."
 
 
 def recognises(location: Location) -> bool:
-    """True for ``.metadata``, a ``.distcp`` file, or a folder that holds either."""
+    """True for ``.metadata``, a ``.distcp`` file, or a folder that holds either.
+
+    Or a folder of OLMo-core, which holds them in another one.
+    """
     files = location.files
     if any(name.endswith(_SUFFIX) for name in files):
         return True
     is_of_others = any(name.endswith(_OTHER_WEIGHTS) for name in files)
-    return not is_of_others and any(name in (_METADATA, _UNFINISHED) for name in files)
+    return not is_of_others and any(name in (_METADATA, _UNFINISHED, _INNER) for name in files)
 
 
 def open_dcp(location: Location) -> ShardedStore:
     """The checkpoint at a location that ``recognises`` accepts; reads ``.metadata`` alone."""
-    folder = location.folder
+    whole, folder = _folders(location)
     if location.file is None:
         _check_alone(folder)
     elif location.file.endswith(_SUFFIX):
@@ -53,12 +61,26 @@ def open_dcp(location: Location) -> ShardedStore:
             _EARLIER,
         )
     metadata = parse_metadata(raw, _METADATA)
-    check_present(folder, _METADATA, metadata.file_ends.keys())
+    # Unlike a shard, the file of a rank has a part of most tensors: without it, all is in doubt.
+    for missing in missing_shards(folder, _METADATA, metadata.file_ends.keys()).values():
+        raise missing.error()
     pieces = _Pieces(folder, metadata)
     shard = SlicedShard(_METADATA, metadata.names, pieces.tensor, pieces.sizes)
-    is_megatron = folder.has(COMMON) and not folder.has("config.json")
+    is_megatron = whole.has(COMMON) and not whole.has(_CONFIG)
     store = MegatronStore if is_megatron else ShardedStore
-    return store(folder, {_METADATA: shard}, dict.fromkeys(metadata.names, _METADATA))
+    return store(whole, {_METADATA: shard}, dict.fromkeys(metadata.names, _METADATA), len(raw))
+
+
+def _folders(location: Location) -> tuple[Folder, Folder]:
+    """The folder of the config and that of the weights: the same, or one in the other."""
+    folder = location.folder
+    if not isinstance(folder, LocalFolder):
+        return folder, folder
+    if location.file is None and not folder.has(_METADATA) and folder.has(_INNER):
+        return folder, folder.beside(_INNER)
+    parent = folder.beside("..")
+    is_inner = folder.label == _INNER and not folder.has(_CONFIG) and parent.has(_CONFIG)
+    return parent if is_inner else folder, folder
 
 
 def _check_alone(folder: Folder) -> None:

@@ -134,7 +134,7 @@ def test_only_metadata_and_the_pieces_asked_for_are_read(of_two_ranks: Path) -> 
     expected = sorted((place.relative_path, place.offset, place.length) for place in pieces)
     assert [(r.file, r.offset, r.size) for r in store.log.ranges[1:]] == expected
     files = [of_two_ranks / name for name in _FILES]
-    assert store.bytes_total == sum(f.stat().st_size for f in files)
+    assert store.bytes_total == size + sum(f.stat().st_size for f in files)
 
 
 def test_of_a_large_piece_only_the_bytes_asked_for_are_read(tmp_path: Path) -> None:
@@ -166,6 +166,21 @@ def test_a_config_beside_it_is_read_and_none_is_empty(saved: Path) -> None:
     (saved / "config.json").write_text('{"num_experts": 12}')
     assert open_checkpoint(saved).config == {"num_experts": 12}
     assert open_checkpoint(saved).label == "step-100"
+
+
+def test_a_folder_of_olmo_core_is_its_config_and_the_weights_in_it(tmp_path: Path) -> None:
+    inner = _save(tmp_path / "step100" / "model_and_optim", {"model": {"t": torch.arange(4)}})
+    (tmp_path / "step100" / "config.json").write_text('{"model": {"d_model": 64}}')
+    for path in (inner.parent, inner):
+        store = open_checkpoint(path)
+        assert store.label == "step100"
+        assert store.config == {"model": {"d_model": 64}}
+        assert store.read("model.t").tolist() == [0, 1, 2, 3]
+        assert store.bytes_total == sum(
+            f.stat().st_size for f in tmp_path.rglob("*") if f.is_file()
+        )
+    (inner / "config.json").write_text('{"of": "itself"}')
+    assert open_checkpoint(inner).config == {"of": "itself"}
 
 
 # ---------------------------------------------------------------------------- interrupted saves
@@ -212,7 +227,7 @@ def test_a_short_file_is_refused_with_its_length(kept: int, saved: Path) -> None
 def test_a_missing_file_is_named(saved: Path) -> None:
     (saved / _FILES[0]).unlink()
     assert _refusal(saved).message == (
-        f".metadata: names '{_FILES[0]}', which does not exist (1 of 2 files are missing)."
+        f".metadata: names '{_FILES[0]}', which does not exist (1 of 2 files is missing)."
     )
 
 

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from moegeom.checkpoint import reading
 from moegeom.checkpoint.open import FORMATS, open_checkpoint
-from moegeom.core.errors import CheckpointError
+from moegeom.core.errors import CheckpointError, UsageError
 
 
 def _refusal(path: str | Path) -> CheckpointError:
@@ -112,3 +112,54 @@ def test_a_malformed_config_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"^config\.json: "):
         assert open_checkpoint(tmp_path).config
+
+
+def test_an_empty_path_is_not_the_folder_one_is_in() -> None:
+    with pytest.raises(UsageError, match="The path of the checkpoint is empty"):
+        open_checkpoint("")
+
+
+def _saves(folder: Path, *names: str, mark: str = ".metadata") -> Path:
+    for name in names:
+        (folder / name / mark).parent.mkdir(parents=True)
+        (folder / name / mark).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pointer", "text", "newest"),
+    [
+        ("latest_checkpointed_iteration.txt", "20\n", "iter_0000020"),
+        ("latest_checkpointed_iteration.txt", "release", "release"),
+        ("latest", "global_step7", "global_step7"),
+    ],
+)
+def test_a_folder_of_a_trainer_names_its_newest_save(
+    pointer: str, text: str, newest: str, tmp_path: Path
+) -> None:
+    _saves(tmp_path, "iter_0000010", "iter_0000020", "iter_0000030", "global_step7", "release")
+    (tmp_path / pointer).write_text(text)
+    assert _refusal(tmp_path).hint == f"Pass the folder {newest!r} in it, which is the newest save."
+
+
+@pytest.mark.parametrize("text", ["99", "../x", "\xff", "1" * 300, ""])
+def test_a_pointer_to_nowhere_is_ignored(text: str, tmp_path: Path) -> None:
+    _saves(tmp_path, "iter_0000010")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(text, "latin-1")
+    (tmp_path / "latest").mkdir()
+    assert _refusal(tmp_path).hint == (
+        "Pass the folder 'iter_0000010' in it, which holds a checkpoint."
+    )
+
+
+def test_of_many_saves_the_last_in_natural_order_is_the_example(tmp_path: Path) -> None:
+    _saves(tmp_path, "step9", "step10", mark="model_and_optim/.metadata")
+    (tmp_path / "logs").mkdir()
+    assert _refusal(tmp_path).hint == (
+        "Pass one of the 2 folders in it that hold a checkpoint, such as 'step10'."
+    )
+
+
+def test_a_folder_without_any_save_gets_the_usual_hint(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    assert "Pass the folder with config.json" in _refusal(tmp_path).hint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import copyreg
+import gc
 import os
 import pickle
 import pickletools
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.checkpoint import pickle_machine, pickled
+from moegeom.checkpoint.formats._pytorch_globals import Storage, StoredTensor, UnreadableTensor
 from moegeom.checkpoint.pickle_machine import Global, OddKey
 from moegeom.checkpoint.pickled import unpickle
 from moegeom.core.errors import CheckpointError
@@ -285,6 +287,10 @@ _BOMBS = {
     "dicts of one": b"}NNs", "lists of one": b"]Na", "large integers": b"\x8a\xff" + b"\x7f" * 255,
     "calls": b"cmake\nlist\n)R", "bytes": b"B\x03\0\0\0abc", "names": b"cmake\nlist\n",
     "a long dict": b"}(" + b"".join(b"J" + i.to_bytes(4, "little") + b"N" for i in range(3000)) + b"u",
+    "pairs": b"NN\x86", "triples": b"NNN\x87", "small integers": b"\x8a\x03\x7f\x7f\x7f",
+    "two bytes": b"M\xff\xff", "a dict of odd keys": b"}(" + b"]N" * 3000 + b"u",
+    "a dict of six": b"}" + b"".join(b"K" + bytes([i]) + b"Ns" for i in range(6)),
+    "a list of five": b"]" + b"Na" * 5,
     "a long list": b"](" + b"N" * 3000 + b"e", "a long tuple": b"(" + b"N" * 3000 + b"t",
 }  # fmt: skip
 
@@ -293,7 +299,7 @@ _BOMBS = {
 def test_no_pickle_takes_more_memory_than_is_allowed(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget = 200_000
+    budget = 400_000
     monkeypatch.setattr(pickle_machine, "OBJECT_BYTES", budget)
     raw = _BOMBS[case] * (2 * budget // len(_BOMBS[case]))
     tracemalloc.start()
@@ -302,3 +308,38 @@ def test_no_pickle_takes_more_memory_than_is_allowed(
     tracemalloc.stop()
     assert message == f"describes more than {budget} bytes of objects."
     assert peak < 1.2 * budget
+
+
+def test_a_pickle_of_too_many_opcodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickled, "OPCODES", 2000)
+    assert unpickle(b"N0" * 999 + b"N.", "f", {}) is None
+    assert _refusal(b"N0" * 1000 + b"N.") == "has more than 2000 opcodes."
+
+
+def test_a_long_name_that_is_repeated_is_kept_once() -> None:
+    names = _text("m" * 2000) + b"\x94" + _text("n" * 2000) + b"\x94"
+    raw = b"\x80\x04](" + names + b"h\x00h\x01\x93" * 3000 + b"e."
+    tracemalloc.start()
+    found = unpickle(raw, "f", {f"{'m' * 2000}.{'n' * 2000}": _Namespace})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(set(map(id, found[2:]))) == 1
+    assert peak < 500_000
+
+
+@pytest.mark.parametrize("record", [Global, OddKey, StoredTensor, UnreadableTensor, Storage])
+def test_no_pickle_can_change_a_record(record: type) -> None:
+    # a dataclass with slots=True would let it: it has a __setstate__
+    assert not hasattr(record, "__setstate__")
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_search_for_garbage_is_as_before(was_enabled: bool) -> None:
+    enabled = gc.isenabled()
+    try:
+        (gc.enable if was_enabled else gc.disable)()
+        unpickle(b"N.", "f", {})
+        _refusal(b"\xff")
+        assert gc.isenabled() is was_enabled
+    finally:
+        (gc.enable if enabled else gc.disable)()

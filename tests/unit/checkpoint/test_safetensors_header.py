@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from moegeom.checkpoint import limits
 from moegeom.checkpoint.open import open_checkpoint
@@ -133,13 +135,49 @@ def test_truncation_behind_the_wanted_tensor_is_noticed(write_raw: Any, entry: A
 def test_a_header_longer_than_the_limit_is_not_read(write_raw: Any) -> None:
     message = _refusal(write_raw(b"{}", length=limits.HEADER_BYTES + 1))
     assert message == (
-        f"{_FILE}: the header claims 100000001 bytes, more than the 100000000 allowed."
+        f"{_FILE}: the header claims 40000001 bytes, more than the 40000000 allowed."
     )
 
 
 def test_a_header_of_brackets_is_refused_before_it_is_parsed(
     write_raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "TENSORS", 10)
+    monkeypatch.setattr(limits, "JSON_MEMORY", 10_000)
     raw = json.dumps({"t": [[]] * 100}).encode()
-    assert "describes more than 10 tensors" in _refusal(write_raw(raw))
+    monkeypatch.setattr(json, "loads", None)
+    assert _refusal(write_raw(raw)) == (
+        f"{_FILE}: the header: has 407 bytes that describe up to 17489 bytes of objects, more than "
+        "the 10000 allowed."
+    )
+
+
+def test_a_header_of_more_tensors_than_the_limit_is_refused(
+    write_raw: Any, entry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TENSORS", 2)
+    header = {name: entry() for name in "abc"}
+    assert _refusal(write_raw(header, num_data=8)) == (
+        f"{_FILE}: the header describes 3 tensors, more than the 2 allowed."
+    )
+
+
+def test_a_name_too_long_for_a_sentence_is_refused_by_its_length(
+    write_raw: Any, entry: Any
+) -> None:
+    assert _refusal(write_raw({"n" * 1025: entry()}, num_data=8)) == (
+        f"{_FILE}: the header has a name of 1025 characters, more than the 1024 allowed."
+    )
+    assert open_checkpoint(write_raw({"n" * 1024: entry()}, num_data=8)).read("n" * 1024).size == 2
+
+
+def test_bytes_behind_the_last_tensor_are_refused_as_the_library_does(
+    write_raw: Any, entry: Any
+) -> None:
+    path = write_raw({"t": entry()}, num_data=9)
+    with pytest.raises(SafetensorError, match="file not fully covered"):
+        load_file(path)
+    size = path.stat().st_size
+    assert _refusal(path) == (
+        f"{_FILE}: has {size} bytes, and its last tensor ends at {size - 1}: the header may be that "
+        "of another file."
+    )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from moegeom.checkpoint import limits
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
 
@@ -62,13 +63,71 @@ def test_every_byte_read_is_counted(tmp_path: Path) -> None:
         header = 8 + int.from_bytes(shard.read(8), "little")
     assert store.bytes_read - before == header + 16
     assert store.log.ranges[-1].size == 16
-    assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.glob("*.safetensors"))
+    assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.iterdir())
+
+
+def test_what_is_read_of_everything_is_all_there_is(tmp_path: Path) -> None:
+    (_sharded(tmp_path) / "config.json").write_text('{"a": 1}')
+    store = open_checkpoint(tmp_path)
+    assert store.config == {"a": 1}
+    assert [name for name, _ in store.read_many("abc")] == ["a", "b", "c"]
+    assert store.bytes_read == store.bytes_total
 
 
 def test_an_index_that_names_a_missing_file_says_which_and_how_many(tmp_path: Path) -> None:
     folder = _sharded(tmp_path, {"d": "m-3.safetensors", "e": "m-4.safetensors"})
+    assert _refusal(folder, "e") == (
+        f"{_INDEX}: names 'm-4.safetensors', which does not exist (2 of 4 files are missing)."
+    )
+
+
+def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path: Path) -> None:
+    folder = _sharded(tmp_path)
+    (folder / "m-2.safetensors").unlink()
+    store = open_checkpoint(folder)
+    assert store.read("a").tolist() == [0, 1, 2, 3]
+    assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.iterdir())
+    for ask in (store.info, store.read, lambda name: store.read_bytes(name, 0, 1)):
+        with pytest.raises(CheckpointError) as caught:
+            ask("c")
+        assert caught.value.message == (
+            f"{_INDEX}: names 'm-2.safetensors', which does not exist (1 of 2 files is missing)."
+        )
+
+
+def test_an_index_without_any_of_its_files_is_refused_at_once(tmp_path: Path) -> None:
+    folder = _sharded(tmp_path)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
     assert _refusal(folder) == (
-        f"{_INDEX}: names 'm-3.safetensors', which does not exist (2 of 4 files are missing)."
+        f"{_INDEX}: names 'm-1.safetensors', which does not exist (2 of 2 files are missing)."
+    )
+
+
+def test_an_index_of_more_files_than_may_be_looked_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FILES", 1)
+    assert _refusal(_sharded(tmp_path)) == f"{_INDEX}: names 2 files, more than the 1 allowed."
+
+
+def test_an_index_of_too_many_or_too_long_names_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = _refusal(_sharded(tmp_path, {"n" * 1025: "m-1.safetensors"}))
+    assert message == f"{_INDEX}: has a name of 1025 characters, more than the 1024 allowed."
+    monkeypatch.setattr(limits, "TENSORS", 2)
+    message = _refusal(_sharded(tmp_path))
+    assert message == f"{_INDEX}: describes 3 tensors, more than the 2 allowed."
+
+
+def test_files_of_too_many_tensors_together_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_sharded(tmp_path) / _INDEX).unlink()
+    monkeypatch.setattr(limits, "TENSORS", 2)
+    assert _refusal(tmp_path) == (
+        "m-2.safetensors: with this file there are 3 tensors, more than the 2 allowed."
     )
 
 

@@ -1,0 +1,1 @@
+"""One file per engine or trainer whose traces are read, listed by file name."""
