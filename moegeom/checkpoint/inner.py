@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from moegeom.checkpoint.folder import Folder
 from moegeom.core.errors import CheckpointError
@@ -64,6 +64,6 @@ def _pointed(folder: Folder) -> Callable[[str], str | None]:
     return read
 
 
-def _natural(name: str) -> Sequence[tuple[int, str]]:
+def _natural(name: str) -> list[tuple[str, int]]:
     """Sorts step10 behind step9."""
-    return [(int(n or 0), text) for text, n in re.findall(r"(\D*)(\d{0,18})", name)]
+    return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d{0,18})", name)]

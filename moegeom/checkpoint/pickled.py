@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from moegeom.checkpoint.collection import no_collection
 from moegeom.checkpoint.pickle_machine import Machine
 
-#: The metadata of a distributed checkpoint has 220 bytes for each piece of a tensor on a rank: 22 MB
-#: for a hundred thousand.
+#: The metadata of a distributed checkpoint has 220 bytes for each piece of a tensor on a rank:
+#: 22 MB for a hundred thousand.
 PICKLE_BYTES = 30_000_000
 
 #: The same metadata has 106 opcodes for each piece.

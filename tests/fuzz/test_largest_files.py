@@ -1,7 +1,7 @@
 """Files that ask for as much work and memory as the limits let them, or a little more.
 
-Two seconds on a quiet core are the aim. Seconds are counted in units of a loop that takes
-such a core 12 ms: the machines that run tests are up to four times slower.
+The bounds are CPU seconds of a shared machine, about twice what was measured on one. A pickle is
+interpreted, half a microsecond for each of its at most twelve million opcodes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from safetensors.numpy import save_file
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -30,8 +31,8 @@ from torch.distributed.checkpoint.metadata import (
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-_SECONDS = 3.0
-_LOOP_SECONDS = 0.012
+_JSON_SECONDS = 4.0
+_PICKLE_SECONDS = 14.0
 _MEGABYTES = 512
 
 _CONFIG = {
@@ -127,7 +128,7 @@ def _metadata(count: int) -> bytes:
     """What torch writes for tensors that lie in one piece each."""
     shape, corner = torch.Size([2048, 7168]), torch.Size([0, 0])
     names = [_expert(i) for i in range(count)]
-    described = {
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
         name: TensorStorageMetadata(
             TensorProperties(torch.float32), shape, [ChunkStorageMetadata(corner, shape)]
         )
@@ -175,14 +176,7 @@ import pathlib, re, sys, time
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import MoeGeomError
 from moegeom.router.load import load_routers
-
-def loop():
-    started = time.process_time()
-    for _ in range(1_000_000):
-        pass
-    return time.process_time() - started
-
-before, started = loop(), time.process_time()
+started = time.process_time()
 try:
     answer = f"{len(load_routers(open_checkpoint(sys.argv[1])).routers)} routers"
 except MoeGeomError as error:
@@ -190,17 +184,17 @@ except MoeGeomError as error:
 seconds = time.process_time() - started
 # ru_maxrss would be that of the process which started this one, if it was larger
 peak = re.search(r"VmHWM:\s+([0-9]+) kB", pathlib.Path("/proc/self/status").read_text())[1]
-print(seconds, max(before, loop()), int(peak) / 1024, answer.replace("\n", " "))
+print(seconds, int(peak) / 1024, answer.replace("\n", " "))
 """
 
 
-def _check(folder: Path, answer: str) -> None:
+def _check(folder: Path, answer: str, most_seconds: float) -> None:
     command = [sys.executable, "-c", _LOAD, str(folder)]
     found = subprocess.check_output(command, cwd=_ROOT, text=True)
-    seconds, loop, megabytes, said = found.split(maxsplit=3)
+    seconds, megabytes, said = found.split(maxsplit=2)
     assert answer in said
     assert len(said) < 2000
-    assert float(seconds) < _SECONDS * max(float(loop) / _LOOP_SECONDS, 1)
+    assert float(seconds) < most_seconds
     assert float(megabytes) < _MEGABYTES
 
 
@@ -222,7 +216,7 @@ def test_the_largest_json_ends_soon_and_in_little_memory(case: str, tmp_path: Pa
     write, answer = _JSON[case]
     (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
     write(tmp_path)
-    _check(tmp_path, answer)
+    _check(tmp_path, answer, _JSON_SECONDS)
 
 
 @pytest.mark.parametrize("case", _of_minutes(_PICKLES, _QUICK))
@@ -231,7 +225,7 @@ def test_the_largest_pickle_ends_soon_and_in_little_memory(case: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
     (tmp_path / ".metadata").write_bytes(make())
     (tmp_path / "__0_0.distcp").write_bytes(bytes(200))
-    _check(tmp_path, answer)
+    _check(tmp_path, answer, _PICKLE_SECONDS)
 
 
 @pytest.mark.nightly
@@ -241,4 +235,4 @@ def test_the_largest_archive_ends_soon_and_in_little_memory(tmp_path: Path) -> N
         archive.writestr("archive/data.pkl", b"}.")
         for i in range(149_000):
             archive.writestr(f"archive/data/{i}", b"")
-    _check(tmp_path, "is a router of family olmoe")
+    _check(tmp_path, "is a router of family olmoe", _PICKLE_SECONDS)
