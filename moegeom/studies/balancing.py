@@ -70,7 +70,7 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     store = open_checkpoint(request.checkpoint, request.remote)
     routers = load_routers(store, asked=request.asked)
     chosen = select_layers(routers, request.layers)
-    source = open_source(asked, chosen)
+    source = open_source(asked, chosen, routers.routers)
     if source is None:
         raise UsageError(
             "balance needs recorded tokens: weights alone do not say which experts they choose.",

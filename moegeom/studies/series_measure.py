@@ -101,7 +101,7 @@ def _measured(
         _measure_again(request, candidate, recording, out, watch)
     if recording is not None and not is_gone and (not is_same or not kept.exists()):
         asked = _scan_request(request, candidate, recording, out)
-        source = open_source(asked, chosen_routers)
+        source = open_source(asked, chosen_routers, routers.routers)
         assert source is not None, "there is a recording"
         found = choices(chosen_routers, source, request.seed, request.exclude_first)
         write_choices(kept, found)

@@ -17,7 +17,7 @@ from moegeom.tokens.journal import (
     Noted,
     shard_file_names,
 )
-from moegeom.tokens.lock import LOCK_FILE, FolderLock
+from moegeom.tokens.lock import LOCK_FILE, LOCK_FILES, FolderLock
 from moegeom.tokens.shard_arrays import ShapeBook
 
 
@@ -100,7 +100,7 @@ class JournalledDraft:
         self._lock.take()
         try:
             refuse_existing(self._path)  # another process may have finished in between
-            if self._restart or not self.files.is_dir():
+            if self._restart:
                 self._clear()
             noted = self._journal.open(book)
             self.files.mkdir(exist_ok=True)
@@ -121,25 +121,24 @@ class JournalledDraft:
                 new.rename(self._partial)
             except OSError:
                 shutil.rmtree(new)
-        if not (self._partial / LOCK_FILE).exists():
+        if not any((self._partial / name).exists() for name in (LOCK_FILE, JOURNAL_FILE)):
             raise _cut_off(self._partial)
+        (self._partial / LOCK_FILE).touch()
 
     def _clear(self) -> None:
         # the journal first: what is left of the files is then never gone on from
         (self._partial / JOURNAL_FILE).unlink(missing_ok=True)
-        shutil.rmtree(self.files, ignore_errors=True)
+        for path in self._partial.iterdir():
+            if path.name not in LOCK_FILES:
+                _remove(path)
 
     def _remove_strays(self, noted: Sequence[Noted]) -> None:
         """Removes what the unfinished shard, or an unfinished end, left."""
         books = enumerate(shard.book for shard in noted)
         known = {name for number, book in books for name in shard_file_names(book, number)}
         for path in self.files.iterdir():
-            if path.name in known:
-                continue
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            if path.name not in known:
+                _remove(path)
 
     def note(self, num_tokens: int, domains: tuple[str, ...], book: ShapeBook) -> None:
         files = [self.files / name for name in shard_file_names(book, self._num_shards)]
@@ -182,6 +181,13 @@ def _cut_off(partial: Path) -> UsageError:
         f"{partial.name} exists: another recording is being written or was cut off.",
         "When nothing writes to it, delete it.",
     )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _rename(folder: Path, path: Path) -> None:

@@ -92,6 +92,7 @@ class Journal:
         except RecursionError:
             raise RecordingError(f"{self._where} is nested too deeply.", BEGIN_AGAIN) from None
         self._file = FileIO(self._path, "r+")
+        self._file.truncate(self._end)
         if not self._end:
             self._write(self._plan)
         self._has_book = bool(noted)
@@ -102,6 +103,8 @@ class Journal:
         for number, (line, end) in enumerate(_complete_lines(self._path, self._where), start=1):
             if number == 1:
                 self._agree(line)
+            elif not self._files.is_dir():
+                break  # they have become the recording, which is not there any more either
             else:
                 found = _parse_noted(line, book, f"{self._where}, line {number}")
                 self._check_files(found, len(noted))

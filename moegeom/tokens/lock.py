@@ -15,6 +15,8 @@ LOCK_FILE = "lock"
 #: Where files cannot be locked, this one says who writes; it outlives a killed process.
 _OWNER_FILE = "owner"
 
+LOCK_FILES = frozenset({LOCK_FILE, _OWNER_FILE})
+
 
 class FolderLock:
     """The lock of ``folder``, which must hold a file ``lock`` (``LOCK_FILE``).

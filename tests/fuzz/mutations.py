@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+
+def rounds(counts: Mapping[Any, tuple[int, int]]) -> list[Any]:
+    """What is mutated how often: the first number in every run, the second at night.
+
+    At night, all fuzz tests together try 20 000 mutations.
+    """
+    always = [(what, count) for what, (count, _) in counts.items()]
+    night = pytest.mark.nightly
+    return always + [pytest.param(what, most, marks=night) for what, (_, most) in counts.items()]
 
 
 def mutate(raw: bytes, draw: random.Random, words: Sequence[bytes], spans: Sequence[int]) -> bytes:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import MoeGeomError
-from tests.fuzz.mutations import mutate
+from tests.fuzz.mutations import mutate, rounds
 
 _SECONDS = 2.0
 _MEGABYTES = 512
@@ -91,7 +91,9 @@ def _is_answered(folder: Path) -> bool:
     return answer
 
 
-@pytest.mark.parametrize(("file", "count"), [(".metadata", 400), ("__1_0.distcp", 300)])
+@pytest.mark.parametrize(
+    ("file", "count"), rounds({".metadata": (400, 2500), "__1_0.distcp": (300, 1300)})
+)
 def test_mutated_files_end_in_values_or_in_errors_on_purpose(
     file: str, count: int, checkpoint: Path
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import MoeGeomError
+from tests.fuzz.mutations import rounds
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,7 +106,7 @@ def _errors(folder: Path) -> Iterator[MoeGeomError]:
             yield error
 
 
-@pytest.mark.parametrize(("part", "count"), [(1, 700), (2, 200)])
+@pytest.mark.parametrize(("part", "count"), rounds({1: (700, 3500), 2: (200, 1000)}))
 def test_mutated_files_end_in_values_or_in_errors_on_purpose(
     part: int, count: int, checkpoint: Path
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 from moegeom.checkpoint.folder import local
 from moegeom.checkpoint.formats.pytorch import FORMAT
 from moegeom.core.errors import MoeGeomError
-from tests.fuzz.mutations import mutate
+from tests.fuzz.mutations import mutate, rounds
 
 _SECONDS = 2.0
 _MEGABYTES = 512
@@ -94,7 +94,10 @@ def _answers(folder: Path) -> list[bool]:
     return answers
 
 
-@pytest.mark.parametrize(("part", "count"), [("pickle", 350), ("directory", 200), ("file", 150)])
+@pytest.mark.parametrize(
+    ("part", "count"),
+    rounds({"pickle": (350, 1700), "directory": (200, 900), "file": (150, 600)}),
+)
 def test_mutated_archives_end_in_a_value_or_an_error_on_purpose(
     part: str, count: int, checkpoint: Path
 ) -> None:

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import MoeGeomError
 from moegeom.router.load import load_routers
-from tests.fuzz.mutations import mutate
+from tests.fuzz.mutations import mutate, rounds
 
 _SECONDS = 2.0
 _MEGABYTES = 200
@@ -67,7 +67,13 @@ def _is_answered(folder: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("file", "count"),
-    [("a.safetensors", 1200), ("model.safetensors.index.json", 400), ("config.json", 400)],
+    rounds(
+        {
+            "a.safetensors": (1200, 4000),
+            "model.safetensors.index.json": (400, 1500),
+            "config.json": (400, 1500),
+        }
+    ),
 )
 def test_mutated_files_end_in_a_value_or_an_error_on_purpose(
     file: str, count: int, checkpoint: Path

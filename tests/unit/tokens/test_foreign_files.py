@@ -303,7 +303,7 @@ def test_what_is_not_there_or_not_known_is_refused(tmp_path, refused):
 
 
 def test_every_source_is_named_as_its_file():
-    assert SOURCES.names() == ["npy", "npz", "parquet", "recording", "safetensors"]
+    assert SOURCES.names() == ["npy", "npz", "parquet", "recording", "safetensors", "trace"]
     assert [source.name for source in SOURCES.all()] == SOURCES.names()
 
 

@@ -292,6 +292,7 @@ PIECES = [
 )
 def test_another_plan_is_refused_with_the_first_key_and_both_values(tmp_path, change, expected):
     partial = cut_off(tmp_path / "rec", 2)
+    (partial / "lock").unlink()  # a folder with a journal is one of ours, wherever it was copied to
     before = tree(partial)
     with pytest.raises(UsageError) as caught, writer_of(tmp_path / "rec", **change):
         pass
@@ -315,8 +316,31 @@ def test_other_routers_are_refused(tmp_path):
 def test_restart_discards_what_was_there(tmp_path, uninterrupted):
     partial = cut_off(tmp_path / "rec", 3, journal={"another": "plan"})
     (partial / "whole" / "tokens-00001.parquet").write_bytes(b"damaged")
+    (partial / "lock").unlink()
+    (partial / "copy").mkdir()
+    (partial / "copy" / "file").write_bytes(b"")
     with writer_of(tmp_path / "rec", restart=True) as writer:
         assert (writer.num_shards, writer.num_tokens) == (0, 0)
+        go_on(writer)
+    assert files(tmp_path / "rec") == uninterrupted
+    assert not partial.exists()
+
+
+def test_a_restart_that_was_ended_while_it_discarded_is_never_gone_on_from(
+    tmp_path, uninterrupted, monkeypatch
+):
+    cut_off(tmp_path / "rec", 3)
+
+    def end(path):
+        (path / "tokens-00001.parquet").unlink()
+        raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", end)
+        with pytest.raises(Stopped), writer_of(tmp_path / "rec", restart=True):
+            pass
+    with writer_of(tmp_path / "rec") as writer:
+        assert writer.num_shards == 0
         go_on(writer)
     assert files(tmp_path / "rec") == uninterrupted
 
@@ -396,8 +420,14 @@ def test_what_an_end_between_the_rename_and_its_tidying_left_is_begun_again(
     partial = cut_off(tmp_path / "rec", 4)
     shutil.rmtree(partial / "whole")  # it was moved to its name, and removed there by its owner
     assert recorded_tokens(tmp_path / "rec", JOURNAL) == 0
+    with (
+        pytest.raises(UsageError, match="of something else: journal.texts"),
+        writer_of(tmp_path / "rec", journal={}),
+    ):
+        pass
     with writer_of(tmp_path / "rec") as writer:
         assert writer.num_shards == 0
+        assert (partial / "journal.jsonl").read_bytes().count(b"\n") == 1
         go_on(writer)
     assert files(tmp_path / "rec") == uninterrupted
 
