@@ -14,7 +14,7 @@ import torch
 from moegeom.capture.identity import Identity, identify
 from moegeom.capture.keep import Keep, parse_keep
 from moegeom.capture.reading import Kept, KeptParts
-from moegeom.capture.sinks import Sink, SinkFacts, num_recorded, open_sink
+from moegeom.capture.sinks import Sink, SinkFacts, num_recorded, open_sink, refuse_unfoldable
 from moegeom.capture.staging import Staged, Staging
 from moegeom.capture.steps import Step, make_step
 from moegeom.capture.taps import Place, Tap
@@ -102,6 +102,7 @@ class RouterRecorder:
             rank=self._rank,
             num_ranks=self._num_ranks,
         )
+        refuse_unfoldable(self._facts, self.keep)
         self._domains = list(domains)
         self._parts = {p.router.name: KeptParts(p, self.keep) for p in self._identity.places}
         self._staging: Staging | None = None

@@ -48,23 +48,13 @@ class SinkFacts:
     num_ranks: int
 
 
-def open_sink(
-    facts: SinkFacts,
-    identity: Identity,
-    places: Sequence[Place],
-    keep: Keep,
-    has_chosen: bool,
-) -> AbstractContextManager[Sink]:
-    """The sink that was asked for; what it makes is in place when it is left without error.
+def refuse_unfoldable(facts: SinkFacts, keep: Keep) -> None:
+    """Raises UsageError when folding is asked for and cannot be done.
 
-    Raises
-    ------
-    UsageError
-        When folding is asked for without the number of tokens, for several ranks, or for anything
-        but router inputs.
+    It needs the number of tokens, one process, and router inputs.
     """
     if not facts.fold:
-        return _recording(facts, identity, places, keep)
+        return
     if facts.num_tokens is None:
         raise UsageError(
             "fold=True needs num_tokens: the sample of the null is drawn before tokens come.",
@@ -77,6 +67,19 @@ def open_sink(
         )
     if keep.stage != "router_input":
         raise UsageError(f"fold=True measures router inputs; it keeps no {keep.stage}.")
+
+
+def open_sink(
+    facts: SinkFacts,
+    identity: Identity,
+    places: Sequence[Place],
+    keep: Keep,
+    has_chosen: bool,
+) -> AbstractContextManager[Sink]:
+    """The sink that was asked for; what it makes is in place when it is left without error."""
+    if not facts.fold:
+        return _recording(facts, identity, places, keep)
+    assert facts.num_tokens is not None, "refuse_unfoldable has seen it"
     return FoldSink(
         facts.out, identity, places, facts.num_tokens, facts.domains, facts.engine, has_chosen
     )

@@ -60,10 +60,3 @@ def write_columns(
         }
     )
     pq.write_table(table, path, row_group_size=ROW_GROUP_TOKENS, compression="zstd")
-
-
-def read_column(path: Path, name: str) -> np.ndarray:
-    """One integer column of a shard, whole."""
-    import pyarrow.parquet as pq
-
-    return pq.read_table(path, columns=[name])[name].to_numpy().astype(DTYPES[name])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moegeom.capture import RouterRecorder
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import open_results
 from tests.unit.capture.conftest import Sample
@@ -65,10 +65,14 @@ def test_how_the_passes_are_cut_changes_nothing(balanced: Sample, tmp_path: Path
         with RouterRecorder(
             balanced.model, tmp_path / name, fold=True, num_tokens=5000
         ) as recorder:
-            # without the norm these are no router inputs: the gain makes them pass for some
             for start, stop in itertools.pairwise(cuts):
-                document = torch.arange(start, stop)[None] // 100
-                recorder.tokens(torch.zeros(1, stop - start, dtype=torch.long), documents=document)
+                token = torch.arange(start, stop)[None]
+                document, position = token // 100, token % 100
+                recorder.tokens(
+                    torch.zeros(1, stop - start, dtype=torch.long),
+                    documents=document,
+                    positions=position,
+                )
                 for layer, gate in zip(balanced.model.model.layers, gates, strict=True):
                     norm = layer.post_attention_layernorm
                     gate(norm(inputs)[start:stop])
@@ -106,14 +110,14 @@ def test_what_cannot_be_folded_is_refused(
 
 
 def test_a_token_that_is_not_finite_stops_the_fold(balanced: Sample, tmp_path: Path) -> None:
-    gates = [layer.mlp.gate for layer in balanced.model.model.layers]
-    inputs = balanced.recording.read_values("text/0", 0, 64).copy()
-    inputs[7, 3] = np.nan
+    names = balanced.recording.facts.routers
+    inputs = {name: balanced.recording.read_values(name, 0, 64).copy() for name in names}
+    inputs["text/1"][7, 3] = np.nan
     with (
-        pytest.raises(RecordingError, match="not finite"),
+        pytest.raises(NonFiniteError, match="text/1"),
         RouterRecorder(balanced.model, tmp_path / "out", fold=True, num_tokens=64) as recorder,
     ):
         recorder.tokens(torch.zeros(1, 64, dtype=torch.long))
-        for gate in gates:
-            gate(torch.from_numpy(inputs))
+        for layer, name in zip(balanced.model.model.layers, names, strict=True):
+            layer.mlp.gate(torch.from_numpy(inputs[name]))
     assert not (tmp_path / "out").exists()
