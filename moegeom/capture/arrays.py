@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from jaxtyping import Shaped
 
-from moegeom.core.errors import RecordingError
-
 #: Dtypes of torch in the spelling of safetensors.
 STORED_NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -40,14 +38,3 @@ def as_array(tensor: torch.Tensor) -> Shaped[np.ndarray, "*shape"]:
         integers, scalar = _AS_INTEGERS[host.dtype]
         return np.from_dlpack(host.contiguous().view(integers)).view(scalar)
     return np.from_dlpack(host)
-
-
-def float_name(dtype: torch.dtype) -> str:
-    """How a recording names a float dtype; RecordingError for one that it cannot hold."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in ("float16", "bfloat16", "float32", "float64"):
-        raise RecordingError(
-            f"router inputs are {name}; a recording holds float16, bfloat16, float32 or float64.",
-            "Record what is computed from them: keep='logits'.",
-        )
-    return name

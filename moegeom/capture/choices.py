@@ -47,11 +47,9 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(tuple(result.values()))
 
 
-def _dbrx(
-    module: torch.nn.Module, block: torch.nn.Module, result: Any, router: Router
-) -> torch.Tensor | None:
+def _dbrx(module: torch.nn.Module, block: Any, result: Any, router: Router) -> torch.Tensor | None:
     """The router gives logits; the choice is a method of its block."""
-    _, chosen = block.route_tokens_to_experts(result.flatten(0, -2))  # type: ignore[operator]
+    _, chosen = block.route_tokens_to_experts(result.flatten(0, -2))
     return chosen.reshape(-1, router.rule.top_k)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +14,11 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.capture.identity import Identity
 from moegeom.capture.live_source import LiveSource
+from moegeom.capture.shard import InputRows, Shard
 from moegeom.capture.taps import Place
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
-from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
+from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, MeasuredRouter, Pass, RouterRun, finish_passes, plan_passes
 from moegeom.pipeline import ScanRequest, write_folded
@@ -89,7 +90,7 @@ class FoldSink:
         self._folds = {r.name: _RouterFold(r, self._source) for r in self._routers}
         self._trust: Trust | None = None
         self._documents: set[int] = set()
-        self._left: tuple[TokenColumns, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
+        self._left: InputRows | None = None
         self._num_folded = 0
 
     def __enter__(self) -> FoldSink:
@@ -97,53 +98,27 @@ class FoldSink:
         self._pool = ThreadPoolExecutor(num_workers(), thread_name_prefix="moegeom-fold")
         return self
 
-    def append(
-        self,
-        columns: TokenColumns,
-        values: Mapping[str, np.ndarray] | Mapping[str, TopLogits] | None,
-        chosen: Mapping[str, np.ndarray] | None,
-        domains: Sequence[str],
-    ) -> None:
+    def append(self, shard: Shard) -> None:
         """Folds the tiles that are complete now; what is left waits for more tokens."""
-        assert values is not None, "open_sink keeps router inputs"
-        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-        self._documents.update(np.unique(columns.document).tolist())
-        columns, arrays, own = self._with_left(columns, arrays, dict(chosen or {}))
-        num_tokens = len(columns.document)
-        if self._num_folded + num_tokens > self._source.facts.num_tokens:
+        rows = InputRows.of(shard)
+        self._documents.update(np.unique(rows.columns.document).tolist())
+        if self._left is not None:
+            rows = self._left.then(rows)
+        num_tokens = self._num_folded + len(rows)
+        if num_tokens > self._source.facts.num_tokens:
             raise RecordingError(
-                f"{self._num_folded + num_tokens} tokens have come; num_tokens said "
-                f"{self._source.facts.num_tokens}.",
+                f"{num_tokens} tokens have come; num_tokens said {self._source.facts.num_tokens}.",
                 "Say how many tokens the passes hold, padding left out.",
             )
-        whole = num_tokens // TILE * TILE
-        self._left = _cut(columns, arrays, own, slice(whole, None))
-        self._fold(*_cut(columns, arrays, own, slice(0, whole)))
+        whole = len(rows) // TILE * TILE
+        self._left = rows.at(slice(whole, None))
+        self._fold(rows.at(slice(0, whole)))
 
-    def _with_left(
-        self, columns: TokenColumns, values: dict[str, np.ndarray], chosen: dict[str, np.ndarray]
-    ) -> tuple[TokenColumns, dict[str, np.ndarray], dict[str, np.ndarray]]:
-        if self._left is None:
-            return columns, values, chosen
-        before, values_before, chosen_before = self._left
-        joined = {
-            name: np.concatenate([getattr(before, name), column])
-            for name, column in vars(columns).items()
-        }
-        return (
-            TokenColumns(**joined),
-            {name: np.concatenate([values_before[name], rows]) for name, rows in values.items()},
-            {name: np.concatenate([chosen_before[name], rows]) for name, rows in chosen.items()},
-        )
-
-    def _fold(
-        self, columns: TokenColumns, values: dict[str, np.ndarray], chosen: dict[str, np.ndarray]
-    ) -> None:
-        count = len(columns.document)
-        if not count:
+    def _fold(self, rows: InputRows) -> None:
+        if not len(rows):
             return
-        start, self._num_folded = self._num_folded, self._num_folded + count
-        self._source.show(start, columns, values, chosen)
+        start, self._num_folded = self._num_folded, self._num_folded + len(rows)
+        self._source.show(start, rows)
         with threadpool_limits(1, user_api="blas"):
             if self._trust is None:
                 self._trust = self._examine()
@@ -177,22 +152,9 @@ class FoldSink:
 
     def _finish(self) -> None:
         if self._left is not None:
-            self._source.ends_at(self._num_folded + len(self._left[0].document))
-            self._fold(*self._left)
+            self._source.ends_at(self._num_folded + len(self._left))
+            self._fold(self._left)
         measured = {name: fold.finish() for name, fold in self._folds.items()}
         facts = dataclasses.replace(self._source.facts, num_documents=len(self._documents))
         request = ScanRequest(checkpoint=self._identity.checkpoint, out=self._out)
         write_folded(request, self._identity.routers, facts, self._trust, measured, self._started)
-
-
-def _cut(
-    columns: TokenColumns,
-    values: Mapping[str, np.ndarray],
-    chosen: Mapping[str, np.ndarray],
-    rows: slice,
-) -> tuple[TokenColumns, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    return (
-        TokenColumns(**{name: column[rows] for name, column in vars(columns).items()}),
-        {name: array[rows] for name, array in values.items()},
-        {name: array[rows] for name, array in chosen.items()},
-    )

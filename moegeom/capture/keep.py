@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moegeom.core.errors import UsageError
-from moegeom.core.footprint import best_stage, bytes_per_token, enough_logits
+from moegeom.core.footprint import best_stage, bytes_per_token, common_stage, enough_logits
 from moegeom.core.router import Router
 from moegeom.core.tokens import Stage
 
@@ -75,7 +75,7 @@ def parse_keep(text: str | None, routers: Sequence[Router]) -> Keep:
 
 
 def _default(routers: Sequence[Router]) -> Keep:
-    stages = {
+    stages: set[Stage] = {
         best_stage(
             router.rule.is_affine,
             router.rule.has_selection_bias,
@@ -84,7 +84,9 @@ def _default(routers: Sequence[Router]) -> Keep:
         )
         for router in routers
     }
-    return Keep("logits") if "logits" in stages else _capped(_enough(routers), routers)
+    if common_stage(stages) == "logits":
+        return Keep("logits")
+    return _capped(_enough(routers), routers)
 
 
 def _enough(routers: Sequence[Router]) -> int:

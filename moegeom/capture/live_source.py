@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from moegeom.capture.shard import NO_ROWS, InputRows
 from moegeom.core.errors import InternalError
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
 
@@ -17,10 +17,7 @@ class LiveSource:
 
     def __init__(self, facts: SourceFacts) -> None:
         self._facts = facts
-        self._start = 0
-        self._columns = _no_columns()
-        self._values: Mapping[str, np.ndarray] = {}
-        self._chosen: Mapping[str, np.ndarray] = {}
+        self._start, self._rows = 0, NO_ROWS
 
     @property
     def facts(self) -> SourceFacts:
@@ -29,17 +26,11 @@ class LiveSource:
     @property
     def window(self) -> tuple[int, int]:
         """The tokens that can be read now."""
-        return self._start, self._start + len(self._columns.document)
+        return self._start, self._start + len(self._rows)
 
-    def show(
-        self,
-        start: int,
-        columns: TokenColumns,
-        values: Mapping[str, np.ndarray],
-        chosen: Mapping[str, np.ndarray],
-    ) -> None:
+    def show(self, start: int, rows: InputRows) -> None:
         """Moves the window to tokens that begin at ``start``."""
-        self._start, self._columns, self._values, self._chosen = start, columns, values, chosen
+        self._start, self._rows = start, rows
 
     def ends_at(self, num_tokens: int) -> None:
         """Says that no more tokens will come."""
@@ -48,24 +39,23 @@ class LiveSource:
     def seen(self) -> LiveSource:
         """The window alone, as a stream that ends with it."""
         part = LiveSource(dataclasses.replace(self._facts, num_tokens=self.window[1]))
-        part.show(self._start, self._columns, self._values, self._chosen)
+        part.show(self._start, self._rows)
         return part
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
-        rows = self._rows(start, stop)
-        return TokenColumns(**{name: column[rows] for name, column in vars(self._columns).items()})
+        return self._rows.columns.at(self._places(start, stop))
 
     def read_values(
         self, router: str, start: int, stop: int
     ) -> Float32[np.ndarray, "tokens width"]:
-        return self._values[router][self._rows(start, stop)].astype(np.float32, copy=False)
+        return self._rows.values[router][self._places(start, stop)].astype(np.float32, copy=False)
 
     def read_chosen(
         self, router: str, start: int, stop: int
     ) -> Int32[np.ndarray, "tokens top_k"] | None:
         if not self._facts.has_chosen:
             return None
-        return self._chosen[router][self._rows(start, stop)].astype(np.int32, copy=False)
+        return self._rows.chosen[router][self._places(start, stop)].astype(np.int32, copy=False)
 
     def read_output(
         self, router: str, kind: str, start: int, stop: int
@@ -75,17 +65,8 @@ class LiveSource:
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         raise InternalError("a running model gives router inputs")
 
-    def _rows(self, start: int, stop: int) -> slice:
+    def _places(self, start: int, stop: int) -> slice:
         first, last = self.window
         if not first <= start <= stop <= last:
             raise InternalError(f"tokens {start} to {stop} of a window {first} to {last}")
         return slice(start - first, stop - first)
-
-
-def _no_columns() -> TokenColumns:
-    return TokenColumns(
-        document=np.empty(0, np.int64),
-        position=np.empty(0, np.int32),
-        token_id=np.empty(0, np.int32),
-        domain=np.empty(0, np.int16),
-    )

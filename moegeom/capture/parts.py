@@ -58,7 +58,7 @@ def merge_parts(out: Path) -> Path:
     """
     folder = parts_folder(out)
     parts = _parts(folder)
-    counts = {int(_PART.fullmatch(part.name)[2]) for part in parts}  # type: ignore[index]
+    counts = {int(part.name[-5:]) for part in parts}
     if len(counts) != 1:
         found = "no parts" if not counts else f"parts of runs of {sorted(counts)} ranks"
         raise RecordingError(

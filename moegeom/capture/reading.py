@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from moegeom.capture.keep import Keep
@@ -31,9 +32,7 @@ class KeptParts:
 
     place: Place
     keep: Keep
-    _on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor | None]] = field(
-        default_factory=dict
-    )
+    _on_device: dict[torch.device, _Held] = field(default_factory=dict)
 
     def of(self, inputs: torch.Tensor, chosen: torch.Tensor | None) -> Kept:
         """What is kept of these tokens; nothing is waited for."""
@@ -57,38 +56,54 @@ class KeptParts:
 
     def _logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """W y + b in float32, whatever precision the model runs in."""
-        rows, bias = self._arrays(inputs.device)
+        held = self._held_on(inputs.device)
         # autocast would take the product back to 16 bits
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
-            y = inputs.to(rows.dtype)
-            logits = y @ rows.T
-            if bias is not None:
-                logits = logits + bias
-            return (logits * self._cosine_scale(y)).float()
+            y = inputs.to(held.rows.dtype)
+            return (held.logits(y) * held.cosine_scale(y)).float()
 
-    def _cosine_scale(self, y: torch.Tensor) -> torch.Tensor | float:
-        """What turns ``W y + b`` into scaled cosines: 1 for routers that compare no directions."""
-        projection = self.place.router.projection
-        if projection is None or projection.scale is None:
-            return 1.0
-        projected = y @ torch.from_numpy(projection.weight).to(y).T
-        if projection.bias is not None:
-            projected = projected + torch.from_numpy(projection.bias).to(y)
-        # a zero vector has no direction: every cosine is 0, as where it is divided by 1e-12
-        length = projected.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-        return projection.scale / length
-
-    def _arrays(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _held_on(self, device: torch.device) -> _Held:
         if device not in self._on_device:
-            router = self.place.router
-            bias = router.logit_bias
-            self._on_device[device] = (
-                torch.from_numpy(router.weight).to(device),
-                None
-                if bias is None
-                else torch.from_numpy(bias.astype(router.weight.dtype)).to(device),
-            )
+            self._on_device[device] = _Held.on(device, self.place.router)
         return self._on_device[device]
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A router's arrays on one device, in the dtype of its rows."""
+
+    rows: torch.Tensor
+    bias: torch.Tensor | None
+    projection: torch.Tensor | None
+    projection_bias: torch.Tensor | None
+    scale: float | None
+
+    @classmethod
+    def on(cls, device: torch.device, router: Router) -> _Held:
+        def moved(array: np.ndarray | None) -> torch.Tensor | None:
+            if array is None:
+                return None
+            return torch.from_numpy(array.astype(router.weight.dtype, copy=False)).to(device)
+
+        rows = torch.from_numpy(router.weight).to(device)
+        bias, projection = moved(router.logit_bias), router.projection
+        if projection is None or projection.scale is None:
+            return cls(rows, bias, None, None, None)
+        return cls(rows, bias, moved(projection.weight), moved(projection.bias), projection.scale)
+
+    def logits(self, y: torch.Tensor) -> torch.Tensor:
+        logits = y @ self.rows.T
+        return logits if self.bias is None else logits + self.bias
+
+    def cosine_scale(self, y: torch.Tensor) -> torch.Tensor | float:
+        """What turns ``W y + b`` into scaled cosines: 1 for routers that compare no directions."""
+        if self.projection is None or self.scale is None:
+            return 1.0
+        projected = y @ self.projection.T
+        if self.projection_bias is not None:
+            projected = projected + self.projection_bias
+        # a zero vector has no direction: every cosine is 0, as where it is divided by 1e-12
+        return self.scale / projected.norm(dim=-1, keepdim=True).clamp(min=1e-12)
 
 
 def _numbers(experts: torch.Tensor, router: Router) -> torch.Tensor:

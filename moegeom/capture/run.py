@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,22 +131,15 @@ def capture(request: CaptureRequest, plan: CapturePlan, watch: Watch | None = No
         When transformers cannot load the model, or the recording cannot be made.
     """
     tokenize = tokenizer_of(request.model, request.tokenizer)
-    digest = files_digest(request.texts)
     model = _load(request)
     engine = _engine(request, model)
-    journal = {
-        "checkpoint": plan.routers.fingerprint,
-        "texts": digest,
-        "tokenizer": request.tokenizer or "",
-        "keep": request.keep or "",
-        "num_tokens": request.num_tokens,
-        "length": plan.length,
-        "engine": engine,
-    }
+    pieces: Iterable[Piece] = cut(
+        read_documents(request.texts, tokenize), plan.length, request.num_tokens
+    )
     domains: tuple[str, ...] = ()
     num_tokens = None
     if request.fold:  # the reductions are laid out by domain, and the sample by the total
-        pieces = list(cut(read_documents(request.texts, tokenize), plan.length, request.num_tokens))
+        pieces = list(pieces)
         domains = tuple(dict.fromkeys(p.domain for p in pieces if p.domain is not None))
         num_tokens = sum(len(piece.token_ids) for piece in pieces)
     recorder = RouterRecorder(
@@ -159,10 +152,9 @@ def capture(request: CaptureRequest, plan: CapturePlan, watch: Watch | None = No
         num_tokens=num_tokens,
         family=request.asked,
         engine=engine,
-        journal=None if request.fold else journal,
+        journal=None if request.fold else _journal(request, plan, engine),
         restart=request.restart,
     )
-    pieces = cut(read_documents(request.texts, tokenize), plan.length, request.num_tokens)
     if watch:
         watch.start(request.num_tokens)
         watch.begin("tokens")
@@ -181,6 +173,19 @@ def capture(request: CaptureRequest, plan: CapturePlan, watch: Watch | None = No
                 watch.advance(len(piece.token_ids))
     size = sum(file.stat().st_size for file in request.out.iterdir() if file.is_file())
     return Captured(request.out, done, resumed, len(documents), recorder.has_chosen, size)
+
+
+def _journal(request: CaptureRequest, plan: CapturePlan, engine: str) -> dict[str, Any]:
+    """What an interrupted capture must have in common with the one that goes on."""
+    return {
+        "checkpoint": plan.routers.fingerprint,
+        "texts": files_digest(request.texts),
+        "tokenizer": request.tokenizer or "",
+        "keep": request.keep or "",
+        "num_tokens": request.num_tokens,
+        "length": plan.length,
+        "engine": engine,
+    }
 
 
 def _run(model: torch.nn.Module, piece: Piece, recorder: RouterRecorder) -> None:

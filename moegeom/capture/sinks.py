@@ -8,29 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from moegeom.capture.fold import FoldSink
 from moegeom.capture.identity import Identity
 from moegeom.capture.keep import Keep
 from moegeom.capture.parts import merge_when_complete, part_path
+from moegeom.capture.shard import Shard
 from moegeom.capture.taps import Place
 from moegeom.core.errors import UsageError
-from moegeom.core.tokens import TokenColumns, TopLogits
 from moegeom.tokens.journal import recorded_tokens
 from moegeom.tokens.writer import RecordingWriter
 
 
 class Sink(Protocol):
-    """Takes shards; ``domains`` are the names known so far."""
+    """Takes shards."""
 
-    def append(
-        self,
-        columns: TokenColumns,
-        values: Mapping[str, np.ndarray] | Mapping[str, TopLogits] | None,
-        chosen: Mapping[str, np.ndarray] | None,
-        domains: Sequence[str],
-    ) -> None: ...
+    def append(self, shard: Shard) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -88,18 +80,11 @@ def open_sink(
 class _RecordingSink:
     def __init__(self, writer: RecordingWriter) -> None:
         self._writer = writer
-        self._num_domains = 0
 
-    def append(
-        self,
-        columns: TokenColumns,
-        values: Mapping[str, np.ndarray] | Mapping[str, TopLogits] | None,
-        chosen: Mapping[str, np.ndarray] | None,
-        domains: Sequence[str],
-    ) -> None:
-        for name in domains:
+    def append(self, shard: Shard) -> None:
+        for name in shard.domains:
             self._writer.add_domain(name)
-        self._writer.append(columns, values, chosen)
+        self._writer.append(shard.columns, shard.values, shard.chosen)
 
 
 def num_recorded(facts: SinkFacts) -> int:

@@ -12,9 +12,10 @@ import torch
 
 from moegeom.capture.arrays import as_array
 from moegeom.capture.reading import Kept
+from moegeom.capture.shard import Shard
 from moegeom.capture.sinks import Sink
 from moegeom.capture.steps import Step
-from moegeom.core.tokens import TokenColumns, TopLogits
+from moegeom.core.tokens import TopLogits
 
 #: Shards that may wait for the thread: the model runs on while one is written.
 _WAITING = 2
@@ -80,12 +81,8 @@ class Staging:
     ) -> None:
         arrived()
         found = [one.step.columns() for one in staged]
-        columns = TokenColumns(
-            **{
-                name: np.concatenate([getattr(columns, name) for columns, _ in found])
-                for name in ("document", "position", "token_id", "domain")
-            }
-        )
+        first, *others = [columns for columns, _ in found]
+        columns = first.then(*others)
         if not len(columns.document):
             return
         rows = [kept for _, kept in found]
@@ -97,7 +94,12 @@ class Staging:
                 chosen[name] = _joined([part.chosen for part in parts], rows)
         has_values = all(value is not None for value in values.values())
         self._sink.append(
-            columns, values if has_values else None, chosen if self._has_chosen else None, domains
+            Shard(
+                columns,
+                values if has_values else None,
+                chosen if self._has_chosen else None,
+                domains,
+            )
         )
 
 

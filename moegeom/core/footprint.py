@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from moegeom.core.tokens import Stage
 
 #: Logits kept beyond the chosen ones, and at least in all: the boundary distance of 99.9 % of the
@@ -27,6 +29,11 @@ def best_stage(is_affine: bool, has_selection_bias: bool, num_experts: int, top_
     """
     decide = is_affine and not has_selection_bias and enough_logits(top_k) < num_experts
     return "top_logits" if decide else "logits"
+
+
+def common_stage(stages: AbstractSet[Stage]) -> Stage:
+    """The stage of a recording of several routers, from the best of each: it has only one."""
+    return "logits" if "logits" in stages else "top_logits"
 
 
 def bytes_per_token(

@@ -37,6 +37,17 @@ class TokenColumns:
     token_id: Int32[np.ndarray, "tokens"]
     domain: Int16[np.ndarray, "tokens"]
 
+    def at(self, rows: slice | np.ndarray) -> TokenColumns:
+        """Those of some of the tokens."""
+        return TokenColumns(**{name: column[rows] for name, column in vars(self).items()})
+
+    def then(self, *more: TokenColumns) -> TokenColumns:
+        """These and those of the tokens that follow."""
+        parts = (self, *more)
+        return TokenColumns(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(self)}
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class TopLogits:

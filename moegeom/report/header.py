@@ -31,12 +31,26 @@ def rule_line(summary: Summary) -> str:
     checkpoint, routers = summary.run["checkpoint"], summary.run["routers"]
     affine = sum(router["is_affine"] for router in routers)
     if affine == len(routers):
-        walls = "Walls are straight: distances are exact."
+        walls = f"Walls are straight: {_exactness(summary)}."
     elif affine == 0:
         walls = "Walls are curved or grouped: margins only."
     else:
         walls = f"Walls are straight in {affine} of {len(routers)} routers."
     return f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}. {walls}"
+
+
+def _exactness(summary: Summary) -> str:
+    """How far the distances to straight walls can be trusted, given what was recorded."""
+    tokens = summary.run["tokens"]
+    if tokens is not None and tokens["stage"] in ("ids", "counts"):
+        return "but there are no logits, hence no distances"
+    shares = [row.get("distance_exact_share") for row in summary.layers]
+    known = [share for share in shares if share is not None]
+    if not known or min(known) == 1:
+        return "distances are exact"
+    # rounded down, so that 100 % means all of them
+    percent = f"{math.floor(1e4 * min(known)) / 100:.4g} %"
+    return f"distances are exact for at least {percent} of tokens, lower bounds for others"
 
 
 def routers_line(summary: Summary) -> str:
@@ -74,10 +88,12 @@ def tokens_line(summary: Summary) -> str:
         "differs": "RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)",
         "unknown": "from a file that does not name its checkpoint",
     }[trust.get("fingerprint", "unknown")]
-    return (
-        f"{tokens['num_tokens']:,}{where}, {origin}. {size(tokens['size_bytes'])}, "
-        f"{duration(summary.run['seconds'])}{_left_out(summary)}{_decided(tokens)}"
-    )
+    took = duration(summary.run["seconds"])
+    if tokens["size_bytes"]:
+        told = f"{origin}. {size(tokens['size_bytes'])}, {took}"
+    else:  # folded: no recording was written
+        told = f"taken from the running model, nothing stored. {took}"
+    return f"{tokens['num_tokens']:,}{where}, {told}{_left_out(summary)}{_decided(tokens)}"
 
 
 def _decided(tokens: Mapping[str, Any]) -> str:

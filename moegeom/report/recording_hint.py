@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moegeom.core.footprint import best_stage, bytes_per_token, enough_logits
+from moegeom.core.footprint import best_stage, bytes_per_token, common_stage, enough_logits
+from moegeom.core.tokens import Stage
 from moegeom.report.header import size
 
 #: Tokens that give usable errors for most layers.
@@ -14,11 +15,11 @@ _TOKENS = 16_384
 
 def recording_hint(routers: Sequence[Mapping[str, Any]]) -> str:
     """What to type for these routers of ``run.json``; there is at least one."""
-    stages = {
+    stages: set[Stage] = {
         best_stage(r["is_affine"], r["has_selection_bias"], r["num_experts"], r["top_k"])
         for r in routers
     }
-    stage = "logits" if "logits" in stages else "top_logits"
+    stage = common_stage(stages)
     per_token = sum(
         bytes_per_token(
             stage, r["num_experts"], r["top_k"], r["hidden_size"], enough_logits(r["top_k"])

@@ -88,8 +88,10 @@ def placed_rows(
     _count_stale(chosen, routers, cut)
     at = np.flatnonzero(kept) - first
     position = np.full(len(at), -1, np.int32) if offset is None else (at + offset).astype(np.int32)
-    known = rows.token_ids is not None and offset is not None
-    token_id = rows.token_ids[position] if known else np.full(len(at), -1)  # type: ignore[index]
+    if rows.token_ids is None or offset is None:
+        token_id = np.full(len(at), -1)
+    else:
+        token_id = rows.token_ids[position]
     return PlacedRows(
         request.name,
         chosen,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,20 @@ def json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _lines(path.name, stream.readline)
         else:
             yield from _document(path.name, stream.read(RECORD_BYTES + 1))
+
+
+def whole_number(record: Mapping[str, Any], key: str, where: str) -> int:
+    """The number from 0 to 2^31 - 1 that a record holds under ``key``.
+
+    Raises
+    ------
+    RecordingError
+        When there is none.
+    """
+    value = record.get(key)
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise RecordingError(f"{where}: '{key}' is {value!r:.40}; expected a whole number.")
+    return value
 
 
 def _lines(name: str, read: Callable[[int], bytes]) -> Iterator[tuple[str, dict[str, Any]]]:

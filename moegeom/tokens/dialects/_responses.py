@@ -2,16 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from moegeom.core.errors import RecordingError
+from moegeom.tokens.dialects._json_records import json_records
+from moegeom.tokens.trace import RequestTrace, Trace
 
 #: No sequence is longer.
 _MOST_TOKENS = 2**31
+
+
+def replies_trace(
+    path: Path,
+    engine: str,
+    requests_of: Callable[[Mapping[str, Any], str], Iterable[RequestTrace]],
+) -> Trace:
+    """Every request of a file of replies; those without routed experts are counted.
+
+    ``requests_of`` takes a reply and its place in the file.
+    """
+    requests, num_without = [], 0
+    for where, reply in json_records(path):
+        found = list(requests_of(reply, where))
+        requests += found
+        num_without += not found
+    notes = (f"replies without routed experts: {num_without:,}",) if num_without else ()
+    return Trace(path.name, engine, tuple(requests), notes=notes)
+
+
+def choice_trace(
+    reply: Mapping[str, Any],
+    choices: list[Mapping[str, Any]],
+    number: int,
+    ids: np.ndarray,
+    where: str,
+    *,
+    num_omitted: int | None = None,
+    start: int | None = None,
+) -> RequestTrace:
+    """The request of one of a reply's choices: its name and what the reply says of its tokens."""
+    choice, usage, name = choices[number], reply.get("usage"), reply_name(reply, where)
+    where = f"{where}: choice {number}"
+    prompt = token_ids_or_none(choice.get("prompt_token_ids", reply.get("prompt_token_ids")), where)
+    generated = token_ids_or_none(choice.get("token_ids"), where)
+    num_prompt = count_or_none(usage, "prompt_tokens", where)
+    # usage adds up the choices
+    told = count_or_none(usage, "completion_tokens", where) if len(choices) == 1 else None
+    return RequestTrace(
+        name if len(choices) == 1 else f"{name}/{number}",
+        ids,
+        token_ids=joined(prompt, generated),
+        num_tokens=total(num_prompt, told),
+        num_prompt=num_prompt if prompt is None else len(prompt),
+        num_omitted=num_omitted,
+        start=start,
+    )
 
 
 def count_or_none(holder: Any, key: str, where: str) -> int | None:

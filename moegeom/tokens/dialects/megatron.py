@@ -18,7 +18,7 @@ from jaxtyping import Integer
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._encodings import nested_ids
-from moegeom.tokens.dialects._json_records import json_records
+from moegeom.tokens.dialects._json_records import json_records, whole_number
 from moegeom.tokens.trace import TRACE_BYTES, RequestTrace, Trace
 
 _FILES = "router_trace_rank*.jsonl"
@@ -91,8 +91,8 @@ def _read_rank(file: Path, told: _Counts) -> tuple[Path, _Batches]:
             told.other_blocks += 1
             continue
         step, layer, ids = (
-            _whole(line, "step", where),
-            _whole(line, "layer", where),
+            whole_number(line, "step", where),
+            whole_number(line, "layer", where),
             _ids(line, where),
         )
         known = lines.setdefault((step, layer), [])
@@ -105,13 +105,6 @@ def _read_rank(file: Path, told: _Counts) -> tuple[Path, _Batches]:
         for number, ids in enumerate(found):
             batches.setdefault((step, number), {})[layer] = ids
     return file, batches
-
-
-def _whole(line: Mapping[str, Any], key: str, where: str) -> int:
-    value = line.get(key)
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise RecordingError(f"{where}: '{key}' is {value!r:.40}; expected a whole number.")
-    return value
 
 
 def _ids(line: Mapping[str, Any], where: str) -> Integer[np.ndarray, "tokens slots"]:

@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._encodings import nested_ids
-from moegeom.tokens.dialects._json_records import json_records, shows
+from moegeom.tokens.dialects._json_records import json_records, shows, whole_number
 from moegeom.tokens.trace import TRACE_BYTES, Trace
 
 _FIELDS = (rb'"iter"\s{0,9}:', rb'"layer"\s{0,9}:', rb'"tpe"\s{0,9}:')
@@ -39,8 +39,8 @@ def read(path: Path) -> Trace:
             others += 1
             continue
         step, layer, counts = (
-            _whole(line, "iter", where),
-            _whole(line, "layer", where),
+            whole_number(line, "iter", where),
+            whole_number(line, "layer", where),
             _counts(line, where),
         )
         if layer in steps.setdefault(step, {}):
@@ -69,13 +69,6 @@ def read(path: Path) -> Trace:
         ids_are="logical",
         notes=(note,) if others else (),
     )
-
-
-def _whole(line: Mapping[str, Any], key: str, where: str) -> int:
-    value = line.get(key)
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise RecordingError(f"{where}: '{key}' is {value!r:.40}; expected a whole number.")
-    return value
 
 
 def _counts(line: Mapping[str, Any], where: str) -> Int64[np.ndarray, "experts"]:

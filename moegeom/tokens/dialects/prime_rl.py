@@ -14,14 +14,12 @@ from typing import Any
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._encodings import Encodings, decoded, packed_ids
-from moegeom.tokens.dialects._json_records import json_records, shows
+from moegeom.tokens.dialects._json_records import shows
 from moegeom.tokens.dialects._responses import (
+    choice_trace,
     count_or_none,
-    joined,
     object_list,
-    reply_name,
-    token_ids_or_none,
-    total,
+    replies_trace,
 )
 from moegeom.tokens.trace import RequestTrace, Trace
 
@@ -37,18 +35,11 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Trace:
     """Every response of the file; those without routed experts are counted."""
-    requests, num_without = [], 0
-    for where, reply in json_records(path):
-        found = list(_requests(reply, where))
-        requests += found
-        num_without += not found
-    notes = (f"replies without routed experts: {num_without:,}",) if num_without else ()
-    return Trace(path.name, "prime-rl or SkyRL", tuple(requests), notes=notes)
+    return replies_trace(path, "prime-rl or SkyRL", _requests)
 
 
 def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
     choices = object_list(reply, "choices", where) or [reply]
-    name, usage = reply_name(reply, where), reply.get("usage")
     for number, choice in enumerate(choices):
         if choice.get("routed_experts") is None:
             continue
@@ -56,20 +47,8 @@ def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
         ids = decoded(choice["routed_experts"], _ENCODINGS, at)
         if ids.ndim != 3:
             raise RecordingError(f"{at}: shape {ids.shape}; expected (tokens, layers, k).")
-        prompt = token_ids_or_none(
-            choice.get("prompt_token_ids", reply.get("prompt_token_ids")), at
-        )
-        generated = token_ids_or_none(choice.get("token_ids"), at)
-        num_prompt = count_or_none(usage, "prompt_tokens", at)
-        told = count_or_none(usage, "completion_tokens", at) if len(choices) == 1 else None
-        yield RequestTrace(
-            name if len(choices) == 1 else f"{name}/{number}",
-            ids,
-            token_ids=joined(prompt, generated),
-            num_tokens=total(num_prompt, told),
-            num_prompt=num_prompt if prompt is None else len(prompt),
-            start=count_or_none(choice["routed_experts"], "start", at),
-        )
+        start = count_or_none(choice["routed_experts"], "start", at)
+        yield choice_trace(reply, choices, number, ids, where, start=start)
 
 
 DIALECT = Dialect(

@@ -12,11 +12,12 @@ from typing import Any
 
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._encodings import Encodings, decoded, flat_int32, nested_ids
-from moegeom.tokens.dialects._json_records import json_records, shows
+from moegeom.tokens.dialects._json_records import shows
 from moegeom.tokens.dialects._responses import (
     count_or_none,
     joined,
     object_list,
+    replies_trace,
     reply_name,
     token_ids_or_none,
     total,
@@ -37,13 +38,7 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Trace:
     """Every request of the file; those without routed experts are counted."""
-    requests, num_without = [], 0
-    for where, reply in json_records(path):
-        found = list(_requests(reply, where))
-        requests += found
-        num_without += not found
-    notes = (f"replies without routed experts: {num_without:,}",) if num_without else ()
-    return Trace(path.name, "SGLang", tuple(requests), notes=notes)
+    return replies_trace(path, "SGLang", _requests)
 
 
 def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._torch_file import TorchFile, has_keys, open_torch_file
@@ -45,14 +47,19 @@ def _request(file: TorchFile, number: int, sample: dict[Any, Any]) -> RequestTra
         raise RecordingError(
             f"{where}: {_FIELD} has shape {ids.shape}; expected (tokens - 1, layers, k)."
         )
-    response = sample.get("response_length")
-    is_counted = type(response) is int and token_ids is not None and 0 <= response <= len(token_ids)
     return RequestTrace(
         name=str(number),
         ids=ids,
         token_ids=token_ids,
-        num_prompt=len(token_ids) - response if is_counted else None,  # type: ignore[arg-type]
+        num_prompt=_num_prompt(token_ids, sample.get("response_length")),
     )
+
+
+def _num_prompt(token_ids: np.ndarray | None, response: Any) -> int | None:
+    """Tokens before the response, where the sample says how long that is."""
+    if token_ids is None or type(response) is not int or not 0 <= response <= len(token_ids):
+        return None
+    return len(token_ids) - response
 
 
 DIALECT = Dialect(

@@ -16,15 +16,13 @@ import numpy as np
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._encodings import Encodings, decoded, nested_ids, npy_ids
-from moegeom.tokens.dialects._json_records import json_records, shows
+from moegeom.tokens.dialects._json_records import shows
 from moegeom.tokens.dialects._npy_array import npy_shape, npz_shapes, parse_npy, read_npz
 from moegeom.tokens.dialects._responses import (
+    choice_trace,
     count_or_none,
-    joined,
     object_list,
-    reply_name,
-    token_ids_or_none,
-    total,
+    replies_trace,
 )
 from moegeom.tokens.trace import TRACE_BYTES, RequestTrace, Trace
 
@@ -47,13 +45,7 @@ def read(path: Path) -> Trace:
     """Every request of the file; those without routed experts are counted."""
     if path.suffix in (".npy", ".npz"):
         return Trace(path.name, "vLLM", _arrays(path))
-    requests, num_without = [], 0
-    for where, reply in json_records(path):
-        found = list(_requests(reply, where))
-        requests += found
-        num_without += not found
-    notes = (f"replies without routed experts: {num_without:,}",) if num_without else ()
-    return Trace(path.name, "vLLM", tuple(requests), notes=notes)
+    return replies_trace(path, "vLLM", _requests)
 
 
 def _arrays(path: Path) -> tuple[RequestTrace, ...]:
@@ -69,8 +61,7 @@ def _arrays(path: Path) -> tuple[RequestTrace, ...]:
 
 
 def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
-    choices = object_list(reply, "choices", where)
-    usage, name = reply.get("usage"), reply_name(reply, where)
+    choices, usage = object_list(reply, "choices", where), reply.get("usage")
     details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
     for number, choice in enumerate(choices):
         if choice.get("routed_experts") is None:
@@ -79,21 +70,8 @@ def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:
         ids = decoded(choice["routed_experts"], _ENCODINGS, at)
         if reply.get("prompt_routed_experts") is not None:
             ids = _after_prompt(decoded(reply["prompt_routed_experts"], _ENCODINGS, at), ids, at)
-        prompt = token_ids_or_none(
-            choice.get("prompt_token_ids", reply.get("prompt_token_ids")), at
-        )
-        generated = token_ids_or_none(choice.get("token_ids"), at)
-        # usage adds up the choices
-        told = count_or_none(usage, "completion_tokens", at) if len(choices) == 1 else None
-        num_prompt = count_or_none(usage, "prompt_tokens", at)
-        yield RequestTrace(
-            name if len(choices) == 1 else f"{name}/{number}",
-            ids,
-            token_ids=joined(prompt, generated),
-            num_tokens=total(num_prompt, told),
-            num_prompt=num_prompt if prompt is None else len(prompt),
-            num_omitted=count_or_none(details, "cached_tokens", at),
-        )
+        cached = count_or_none(details, "cached_tokens", at)
+        yield choice_trace(reply, choices, number, ids, where, num_omitted=cached)
 
 
 def _after_prompt(prompt: np.ndarray, generated: np.ndarray, where: str) -> np.ndarray:

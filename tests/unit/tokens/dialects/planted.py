@@ -106,6 +106,15 @@ def _other_text(requests: list[Written]) -> list[Written]:
 
 _NO_TOKENS = ("vllm arrays", "batches")
 
+#: What is said of rows that are empty behind the last token, where not by the padding's name.
+_EMPTY_ROWS: dict[str, tuple[str, str]] = {
+    "padded": ("cleaned", "cut by the file's own mask"),
+    "vllm arrays": ("cleaned", "rows without choices cut at the end (padding): 9"),
+    "megatron": ("cleaned", "rows without choices cut at the end (padding): 9"),
+    # a log has no requests, only one end
+    "llama_cpp": ("cleaned", "rows without choices left out between others: 6"),
+}
+
 PLANTED = (
     Planted(
         "nothing is wrong but the last row, which no engine has",
@@ -125,25 +134,14 @@ PLANTED = (
         "padding is -1",
         _each(lambda r: _filled(r, 3, -1)),
         ("cleaned", "padding rows cut behind the last routed token: 9"),
-        {
-            "padded": ("cleaned", "cut by the file's own mask"),
-            "vllm arrays": ("cleaned", "rows without choices cut at the end (padding): 9"),
-            "megatron": ("cleaned", "rows without choices cut at the end (padding): 9"),
-            # a log has no requests, only one end
-            "llama_cpp": ("cleaned", "rows without choices left out between others: 6"),
-        },
+        _EMPTY_ROWS,
         num_tokens=65,
     ),
     Planted(
         "padding is 0",
         _each(lambda r: _filled(r, 3, 0)),
         ("cleaned", "padding rows cut behind the last routed token: 9"),
-        {
-            "padded": ("cleaned", "cut by the file's own mask"),
-            "vllm arrays": ("cleaned", "rows without choices cut at the end (padding): 9"),
-            "megatron": ("cleaned", "rows without choices cut at the end (padding): 9"),
-            "llama_cpp": ("cleaned", "rows without choices left out between others: 6"),
-        },
+        _EMPTY_ROWS,
         num_tokens=65,
     ),
     Planted(
