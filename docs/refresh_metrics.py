@@ -65,7 +65,6 @@ SHOWN = {
     "effective_router": "gram_score_centred",
     "agreement": "num_reproduced",
     "storage": "levels_share",
-    "tokens": "num_exact_ties",
     "coactivation": "overlap_routing",
     "leaders": "first_choice_repeat",
     "neighbours": "neighbour_overlap",
@@ -80,6 +79,7 @@ SHOWN = {
 NO_PICTURE = {
     "agreement",
     "distance_bracket",
+    "exact_ties",
     "expert_capacity",
     "group_load",
     "reachability",

@@ -134,6 +134,7 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     plan = plan_facts(routers, token_facts, _files(request), _options(request))
     with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
         refuse_unknown_positions(request, source)
+        refuse_no_rows(request, source)
         if watch and source:
             watch.start(_tokens_left(chosen, source, writer))
         for router in chosen:
@@ -259,6 +260,13 @@ def open_source(
     return open_tokens(
         request.tokens, request.stage, request.router_map or None, names, known, request.dialect
     )
+
+
+def refuse_no_rows(request: ScanRequest, source: TokenSource | None) -> None:
+    """Raises UsageError when a row per token is asked for and there are no tokens to give one."""
+    if request.per_token and (source is None or isinstance(source, CountedSource)):
+        what = "there are no tokens" if source is None else f"{source.facts.name} holds counts only"
+        raise UsageError(f"--per-token: {what}.", "Name a recording with --tokens.")
 
 
 def refuse_unknown_positions(request: ScanRequest, source: TokenSource | None) -> None:

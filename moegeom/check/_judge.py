@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from moegeom.check._measured import Measured
 from moegeom.check._run import run_checks
 from moegeom.core.finding import Finding
+from moegeom.core.metric import RULE_HAS_NO
 
 
 def judge(
@@ -14,14 +15,16 @@ def judge(
 ) -> tuple[list[Finding], list[str]]:
     """Findings of all checks, then notes; and the codes of the checks that could not be judged.
 
-    ``reasons`` says by router and metric why a figure is null; equal reasons make one note.
+    ``reasons`` says by router and metric why a figure is null; equal reasons make one note,
+    and what the rule does not have makes none.
     """
     verdict = run_checks(measured)
     findings = list(verdict.findings)
     where: dict[tuple[str, str], list[str]] = {}
     for router, why in reasons.items():
         for metric, reason in why.items():
-            where.setdefault((metric, reason), []).append(router)
+            if not reason.startswith(RULE_HAS_NO):
+                where.setdefault((metric, reason), []).append(router)
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (metric, reason), routers in where.items():
         alike.setdefault((reason, tuple(routers)), []).append(metric)

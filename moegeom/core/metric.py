@@ -20,6 +20,10 @@ Invariance = Literal[
 ]
 
 
+#: How a reason begins that is a fact of the rule, not a gap in what was recorded: nobody has to be
+#: told that a model without some part has no figure of it.
+RULE_HAS_NO = "the rule has no "
+
 #: Seeded projections that stand for a router row in a baseline.
 NUM_PROJECTIONS = 32
 

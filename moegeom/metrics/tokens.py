@@ -1,8 +1,7 @@
-"""How many tokens were measured, and how many of them sit on an exact tie.
+"""How many tokens were measured.
 
-Tokens that are not finite or were left out (``--exclude-first``) are not among them. An exact tie
-has margin 0 and goes to the lower expert number, as everywhere here; an engine may break it
-otherwise. ``num_blocks`` are the blocks of documents behind every standard error of the row.
+Tokens that are not finite or were left out (``--exclude-first``) are not among them. ``num_blocks``
+are the blocks of documents behind every standard error of the row.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.token_counts import TIES, TOKENS
+from moegeom.kernels.reductions.token_counts import TOKENS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -19,7 +18,6 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     return {
         "layers": {
             "num_tokens": int(counts[TOKENS]),
-            "num_exact_ties": int(counts[TIES]),
             "num_blocks": facts.num_blocks,
         }
     }
@@ -28,19 +26,12 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="tokens",
     version=1,
-    text="Tokens measured, and exact ties.",
+    text="Tokens measured.",
     scope="router",
     needs=("token_counts",),
     columns={
         "layers": (
             Column("num_tokens", "finite tokens that were routed", "tokens", "int"),
-            Column(
-                "num_exact_ties",
-                "tokens with margin exactly 0; the lower expert number was chosen",
-                "tokens",
-                "int",
-                formula="margin",
-            ),
             Column("num_blocks", "blocks of documents behind standard errors", "blocks", "int"),
         )
     },

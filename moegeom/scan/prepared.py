@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from moegeom.core.errors import RecordingError, RouterRuleError
+from moegeom.core.metric import RULE_HAS_NO
 from moegeom.core.router import Router
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary import RowDistances, row_distances
@@ -128,7 +129,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         why = f"the angle before the norm is defined for RMS norms; {known}"
         reasons.setdefault("angle", why)
     if router.rule.capacity is None:
-        reasons["capacity"] = "the rule says no number of tokens of a sequence that an expert takes"
+        reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
     if not facts.has_documents:
         why = "the recording does not say where documents begin"
         reasons |= dict.fromkeys(("document", "position"), why)

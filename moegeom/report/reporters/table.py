@@ -133,7 +133,9 @@ def _limits(summary: Summary) -> list[str]:
     if run["tokens"]["is_synthetic"]:
         return ["Geometry under a made-up distribution of inputs: real tokens lie elsewhere."]
     documents = run["tokens"]["num_documents"]
-    held = f"these {documents:,} documents" if documents else "these tokens"
+    held = {0: "these tokens", 1: "this document"}.get(
+        documents or 0, f"these {documents:,} documents"
+    )
     return [
         f"This does not say that quality is lost: switching is exposure; load holds for {held}."
     ]

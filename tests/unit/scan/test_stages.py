@@ -74,7 +74,7 @@ def test_ids_give_the_same_load_and_coalitions_and_nothing_about_margins(
     measured = measure_router(run)
     found = made.layer(source, router)
     np.testing.assert_equal(only(found, ["load", "coalitions"]), only(full, ["load", "coalitions"]))
-    absent = only(found, ["margins", "boundary_distance", "bf16_switch", "ambiguity"])
+    absent = only(found, ["margins", "boundary_distance", "bf16_switch", "ambiguity", "exact_ties"])
     np.testing.assert_equal(absent, dict.fromkeys(absent))
     reasons = measured.facts["reasons"]
     assert {"margins", "boundary_distance", "bf16_switch", "ambiguity"} <= set(reasons)
