@@ -73,7 +73,17 @@ def test_at_least_seven_samples_are_there():
     assert len(CHECKPOINTS) >= 7, f"found {NAMES}: sample_ckpts/README.md says how to make them"
 
 
-@pytest.mark.parametrize("name", NAMES)
+#: The last step of each series; the steps before it at night.
+_LAST = {path.parent: name for path, name in zip(CHECKPOINTS, NAMES, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in _LAST.values() else pytest.param(name, marks=pytest.mark.nightly)
+        for name in NAMES
+    ],
+)
 def test_every_recorded_choice_is_reproduced_or_near_a_tie(name):
     checkpoint = SAMPLES / name
     assert recording_of(checkpoint).is_dir(), "python sample_ckpts/record.py makes it"

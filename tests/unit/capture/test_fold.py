@@ -14,7 +14,7 @@ from moegeom.capture import RouterRecorder
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import open_results
-from tests.unit.capture.conftest import Sample
+from tests.unit.capture.conftest import NAMES, Sample, sample_of
 from tests.unit.capture.test_recorder import record
 
 
@@ -29,11 +29,23 @@ def assert_same_results(mine: Path, theirs: Path) -> None:
         assert a.equals(b), name
 
 
-@pytest.mark.parametrize("num_documents", [5, 16, 64])
+#: Less than a tile, exactly one, and several; every sample with each of them at night.
+_SIZES = (5, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_documents"),
+    [
+        pytest.param(name, size, marks=() if index == place else pytest.mark.nightly)
+        for index, name in enumerate(NAMES)
+        for place, size in enumerate(_SIZES)
+    ],
+)
+@torch.no_grad()
 def test_folded_results_are_those_of_a_scan_of_the_recording(
-    sample: Sample, tmp_path: Path, num_documents: int
+    name: str, tmp_path: Path, num_documents: int
 ) -> None:
-    """Less than a tile, exactly one, and several."""
+    sample = sample_of(name)
     documents = range(num_documents)
     domains = sample.recording.facts.domains
     record(sample, tmp_path / "rec", documents, keep="hidden", domains=domains)
