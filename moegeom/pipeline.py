@@ -23,6 +23,7 @@ from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, Stage, TokenSource
+from moegeom.core.variant_names import under_null
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import (
     METRICS,
@@ -32,6 +33,7 @@ from moegeom.metrics import (
     measure_router,
     measure_weights,
 )
+from moegeom.results.bitmaps import any_switched
 from moegeom.results.known_rules import recall_rule, remember_rule
 from moegeom.results.memory import MemoryResults
 from moegeom.results.side_tables import domain_rows, variant_rows
@@ -53,6 +55,7 @@ from moegeom.tokens.counted import CountedSource
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.source import KnownRouter
+from moegeom.variants.arithmetic import arithmetic
 
 #: Tokens drawn from a synthetic prior when none are recorded.
 PRIOR_TOKENS = 16_384
@@ -84,7 +87,8 @@ class ScanRequest(Terms):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
     ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
-    answer. ``source`` is a token source made by the caller instead of a path.
+    answer. ``source`` is a token source made by the caller instead of a path. Under each of
+    ``arithmetics`` the choice is compared with that of the router as stored.
     """
 
     checkpoint: str
@@ -102,6 +106,7 @@ class ScanRequest(Terms):
     backend: str = "cpu"
     num_workers: int | None = None
     batch_tokens: int | None = None
+    arithmetics: tuple[str, ...] = ()
 
 
 class Watch(Protocol):
@@ -130,17 +135,23 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     source = open_source(request, chosen, routers.routers)
     token_facts = None if source is None else source.facts
     trust = examine_tokens(request, routers, chosen, source)
-    metrics = METRICS.all()
+    metrics = metrics_for(request)
     plan = plan_facts(routers, token_facts, _files(request), _options(request))
     with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
         refuse_unknown_positions(request, source)
         refuse_no_rows(request, source)
         if watch and source:
-            watch.start(_tokens_left(chosen, source, writer))
+            each = 1 + len(request.arithmetics)
+            watch.start(each * _tokens_left(chosen, source, writer))
         for router in chosen:
             measure(router, source, request, metrics, writer, watch)
         facts = _facts(request, routers, chosen, token_facts, trust, started)
         return finish(writer, chosen, request, routers, facts)
+
+
+def metrics_for(request: ScanRequest) -> list[Metric]:
+    """All metrics; those that compare two choices only where there is something to compare."""
+    return [m for m in METRICS.all() if m.scope != "switch" or request.arithmetics]
 
 
 def write_folded(
@@ -157,7 +168,7 @@ def write_folded(
     """
     chosen = [router for router in routers.routers if router.name in measured]
     plan = plan_facts(routers, token_facts, [], _options(request))
-    with ResultsWriter(request.out, plan, METRICS.all(), request.restart) as writer:
+    with ResultsWriter(request.out, plan, metrics_for(request), request.restart) as writer:
         for router in chosen:
             found = measured[router.name]
             writer.add_part(router.name, writer.new_part(router.name), found.rows, found.facts)
@@ -178,7 +189,7 @@ def _facts(
         "seconds": time.perf_counter() - started,
         "layers_asked": request.layers,
         "exclude_first": request.exclude_first,
-        "column_versions": column_versions(METRICS.all()),
+        "column_versions": column_versions(metrics_for(request)),
     }
 
 
@@ -355,6 +366,8 @@ def measure(
             exclude_first=request.exclude_first,
             snapshot=writer.snapshot_path(router.name, "as_stored"),
             per_token=folder / "tokens.parquet" if request.per_token else None,
+            arithmetics=[arithmetic(name) for name in request.arithmetics],
+            bitmaps=folder if request.arithmetics else None,
             advanced=watch.advance if watch else None,
         )
         finished = measure_router(run)
@@ -378,11 +391,34 @@ def finish(
     findings, not_judged = judge(measured, reasons, routers.notes)
     others = {
         "domains": domain_rows(layers),
-        "variants": variant_rows(layers, request.seed),
+        "variants": variant_rows(layers, request.seed, _described(request, writer, names)),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
     run = {"parts": parts, "checks_not_judged": not_judged, "seed": request.seed}
     return writer.finish(names, run | dict(facts), others)
+
+
+def _described(
+    request: ScanRequest, writer: ResultsWriter, routers: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """What each arithmetic is, and how many tokens it switches at one layer at least."""
+    described = {}
+    for name in request.arithmetics:
+        how = arithmetic(name)
+        facts = {"text": how.text, "engine": how.engine, "version": how.version}
+        facts |= {"source": how.source, "ties": how.ties}
+        for variant in (name, under_null(name)):
+            joined = any_switched(map(writer.part_folder, routers), variant)
+            described[variant] = (
+                facts
+                if joined is None
+                else {
+                    **facts,
+                    "num_tokens_all_layers": joined[1],
+                    "num_switched_any_layer": joined[0],
+                }
+            )
+    return described
 
 
 def _options(request: ScanRequest) -> dict[str, Any]:
@@ -392,7 +428,8 @@ def _options(request: ScanRequest) -> dict[str, Any]:
     without it has no token to skip.
     """
     kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "dialect", "exclude_first")
-    return {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
+    options = {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
+    return options | ({"arithmetics": list(request.arithmetics)} if request.arithmetics else {})
 
 
 def _files(request: ScanRequest) -> list[list[Any]]:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from moegeom.core.router import Router
 
-Scope = Literal["weights", "router"]
+#: ``switch``: a variant beside the reference on the same tokens, not one choice by itself.
+Scope = Literal["weights", "router", "switch"]
 
 #: Transformations under which a metric keeps its values (held to it by a test).
 Invariance = Literal[

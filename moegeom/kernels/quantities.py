@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
+from moegeom.kernels.switch import Switch
+
 #: Blocks that every reduction is kept in, for standard errors by leaving one out.
 NUM_BLOCKS = 16
 
@@ -25,6 +27,7 @@ class Quantities:
     distance to the nearest wall in standard deviations of what rounding the input to bfloat16 does
     along it; ``distance_upper`` is ``distance`` where that is exact; where the largest logits do
     not decide it, they are the largest and the least value that these allow;
+    ``switch`` says what the variant of the pass changes about the choice;
     ``document``, ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
@@ -57,6 +60,7 @@ class Quantities:
     shared_output: Float32[np.ndarray, "tokens output"] | None = None
     routed_output: Float32[np.ndarray, "tokens output"] | None = None
     expert_output: Float32[np.ndarray, "tokens experts expert_width"] | None = None
+    switch: Switch | None = None
 
     def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""

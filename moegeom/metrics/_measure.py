@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from moegeom.core.metric import Metric
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
+from moegeom.core.variant_names import under_null
 from moegeom.kernels.reduction import REDUCTIONS, Kernels, State, reduction_of
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.metrics._finish import Rows, finish_router
+from moegeom.results.bitmaps import write_bitmap
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
 from moegeom.scan.labels import Populations
 from moegeom.scan.measure import measure
@@ -32,6 +35,8 @@ from moegeom.scan.plan import (
 from moegeom.scan.prepared import prepare, unavailable
 from moegeom.scan.snapshot import read_snapshot, write_snapshot
 from moegeom.scan.task import Task
+from moegeom.variants.arithmetic import Arithmetic
+from moegeom.variants.emulated import emulate
 from moegeom.variants.random_router import random_router
 
 #: Why a synthetic prior gives some metrics no value.
@@ -70,6 +75,16 @@ _NOT_FOR_NULL = (
     "wall_pairs",
 )
 
+#: Reductions of a variant, and those that are kept of the null's.
+SWITCHES: tuple[str, ...] = (
+    "token_counts",
+    "switches",
+    "weight_moved_histogram",
+    "traded_pairs",
+    "switch_bits",
+)
+SWITCHES_OF_NULL: tuple[str, ...] = ("token_counts", "switches", "switch_bits")
+
 #: Tokens whose median length is the usual length of a router input: one tile, so that tokens of a
 #: running model can be told apart as soon as the first tile is full.
 _TYPICAL_TOKENS = TILE
@@ -77,7 +92,11 @@ _TYPICAL_TOKENS = TILE
 
 @dataclass(frozen=True)
 class RouterRun:
-    """One router to measure, and how."""
+    """One router to measure, and how.
+
+    Under each of ``arithmetics`` the choice is compared with that of the router as stored; which
+    tokens switch is written to the folder ``bitmaps``.
+    """
 
     router: Router
     source: TokenSource
@@ -90,6 +109,8 @@ class RouterRun:
     exclude_first: int = 0
     snapshot: Path | None = None
     per_token: Path | None = None
+    arithmetics: Sequence[Arithmetic] = ()
+    bitmaps: Path | None = None
     advanced: Callable[[int], None] | None = None
 
 
@@ -115,7 +136,8 @@ class Pass:
     """Tokens of the tiles ``tiles`` through ``task``, folded into ``reductions``.
 
     A router needs several: the stored router on all tokens (``main``) and, for what is costly, on
-    a sample (``sampled``); its null on a sample (``null``, ``null sampled``).
+    a sample (``sampled``); its null on a sample (``null``, ``null sampled``). Under another
+    arithmetic passes have the name of their variant.
     """
 
     name: str
@@ -134,14 +156,19 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
     started = time.perf_counter()
     passes = plan_passes(run)
     progress = {
-        planned.name: _scan(run, planned)
-        if planned.name == MAIN
-        else scan_router(
-            planned.task, planned.reductions, planned.tiles, _pace(run), planned.skip_non_finite
-        )
+        planned.name: _scan(run, planned) if planned.name == MAIN else _scan_again(run, planned)
         for planned in passes
     }
     return finish_passes(run, passes, progress, time.perf_counter() - started)
+
+
+def _scan_again(run: RouterRun, planned: Pass) -> Progress:
+    """A pass after the first; those of an arithmetic over all tokens count as work done."""
+    counts = planned.task.variant is not None and planned.task.prepared.router is run.router
+    hooks = Hooks(advanced=run.advanced if counts else None)
+    return scan_router(
+        planned.task, planned.reductions, planned.tiles, _pace(run), planned.skip_non_finite, hooks
+    )
 
 
 def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
@@ -169,7 +196,23 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
             task = _task(run, router, reductions, typical)
             skips = run.skip_non_finite or name != MAIN
             passes.append(Pass(name, task, reductions, tiles, skips))
-    return tuple(passes)
+    return (*passes, *_arithmetic_passes(run, typical, all_tiles, some))
+
+
+def _arithmetic_passes(
+    run: RouterRun, typical: float | None, tiles: Sequence[int], some: Sequence[int]
+) -> Iterator[Pass]:
+    """The router under each arithmetic on all tokens, its null on a sample of them."""
+    if "switches" in _missing(run):
+        return
+    null = random_router(run.router, run.seed)
+    for how in run.arithmetics:
+        for name, router, kept, chosen in (
+            (how.name, run.router, SWITCHES, tiles),
+            (under_null(how.name), null, SWITCHES_OF_NULL, some),
+        ):
+            task = _task(run, router, kept, typical)
+            yield Pass(name, dataclasses.replace(task, variant=emulate(router, how)), kept, chosen)
 
 
 def finish_passes(
@@ -202,7 +245,8 @@ def _finished_rows(
     whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else ALL
     names = passes[0].task.populations.names
     states = progress[MAIN].states | _states(progress, "sampled")
-    finished = finish_router(run.router, states, names, run.metrics, missing, whole=whole)
+    metrics = [metric for metric in run.metrics if metric.scope != "switch"]
+    finished = finish_router(run.router, states, names, metrics, missing, whole=whole)
     rows = finished.rows
     null = next((planned for planned in passes if planned.name == "null"), None)
     if null is not None:
@@ -211,7 +255,31 @@ def _finished_rows(
         metrics = [metric for metric in run.metrics if metric.scope == "router"]
         router = null.task.prepared.router
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
-    return rows, finished.reasons
+    reasons = dict(finished.reasons)
+    if run.arithmetics:
+        _extend(rows, _switch_rows(run, passes, progress, whole))
+        metrics = [metric for metric in run.metrics if metric.scope == "switch"]
+        reasons |= {m.name: missing["switches"] for m in metrics if "switches" in missing}
+    return rows, reasons
+
+
+def _switch_rows(
+    run: RouterRun, passes: Sequence[Pass], progress: Mapping[str, Progress], whole: str
+) -> Rows:
+    """Rows of the metrics that compare, for each variant, and their tokens."""
+    metrics = [m for m in run.metrics if m.scope == "switch" or m.needs == ("token_counts",)]
+    rows: Rows = {}
+    for planned in passes:
+        if planned.task.variant is None:
+            continue
+        states, router = progress[planned.name].states, planned.task.prepared.router
+        absent = {name: "not kept for the null" for name in SWITCHES if name not in states}
+        names = planned.task.populations.names
+        found = finish_router(router, states, names, metrics, absent, planned.name, whole)
+        _extend(rows, found.rows)
+        if run.bitmaps is not None:
+            write_bitmap(run.bitmaps, planned.name, states["switch_bits"])
+    return rows
 
 
 def _states(progress: Mapping[str, Progress], name: str) -> dict[str, State]:
@@ -260,7 +328,7 @@ def _task(
         wanted.add("input_norm")  # a disagreement is judged by the float bound
     if typical_norm is not None:
         wanted.add("input_norm")  # outlier tokens are told by it
-    if run.per_token is not None and router is run.router:
+    if "switch" in wanted or (run.per_token is not None and router is run.router):
         wanted |= {"weights", "distance", "pair"}
     return Task(
         prepared=prepare(router, with_distances="distance" in wanted),

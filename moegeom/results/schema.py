@@ -33,6 +33,17 @@ OTHER_TABLES: dict[str, tuple[Column, ...]] = {
         Column("text", "what was changed", "", "str"),
         Column("seed", "seed of its random numbers", "", "int"),
         Column("num_tokens", "tokens that it was measured on", "tokens", "int"),
+        Column("engine", "what an arithmetic copies", "", "str"),
+        Column("version", "its version or commit", "", "str"),
+        Column("source", "where that is written", "", "str"),
+        Column("ties", "lowest, or undetermined where the engine breaks them anyhow", "", "str"),
+        Column("num_tokens_all_layers", "tokens that every router saw", "tokens", "int"),
+        Column(
+            "num_switched_any_layer",
+            "of these, tokens that switch at one router at least",
+            "tokens",
+            "int",
+        ),
     ),
     "findings": (
         Column("severity", "error, warning or note", "", "str"),

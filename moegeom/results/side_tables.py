@@ -26,10 +26,20 @@ def domain_rows(layers: Sequence[Row]) -> list[dict[str, Any]]:
     return [{"population": name, "num_tokens": number} for name, number in sorted(tokens.items())]
 
 
-def variant_rows(layers: Sequence[Row], seed: int) -> list[dict[str, Any]]:
-    """A row for each variant that was measured, with the tokens it was measured on."""
+def variant_rows(
+    layers: Sequence[Row], seed: int, described: Mapping[str, Row] = {}
+) -> list[dict[str, Any]]:
+    """A row for each variant that was measured, with the tokens it was measured on.
+
+    ``described`` says what variants are that are not in ``VARIANTS``.
+    """
     tokens = {row["variant"]: row["num_tokens"] for row in layers if is_whole(row["population"])}
     return [
-        {"variant": name, "text": VARIANTS[name], "seed": seed, "num_tokens": number}
+        {
+            **described.get(name, {"text": VARIANTS.get(name, "")}),
+            "variant": name,
+            "seed": seed,
+            "num_tokens": number,
+        }
         for name, number in tokens.items()
     ]

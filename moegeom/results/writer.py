@@ -96,7 +96,7 @@ class ResultsWriter:
 
     def has_part(self, router: str) -> bool:
         """True when this router was finished, now or before an interruption."""
-        return (self._partial / "parts" / slug(router)).is_dir()
+        return self.part_folder(router).is_dir()
 
     def snapshot_path(self, router: str, variant: str) -> Path:
         """Where the progress of a running scan is kept."""
@@ -115,18 +115,22 @@ class ResultsWriter:
             schema = arrow_schema(table, self._metrics)
             pq.write_table(table_of(rows.get(table, []), schema), folder / f"{table}.parquet")
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-        folder.rename(self._partial / "parts" / slug(router))
+        folder.rename(self.part_folder(router))
         for snapshot in (self._partial / "snapshots").glob(f"{slug(router)}.*.npz"):
             snapshot.unlink()
 
+    def part_folder(self, router: str) -> Path:
+        """The folder of a finished router, with what was put there beside its rows."""
+        return self._partial / "parts" / slug(router)
+
     def part_facts(self, router: str) -> dict[str, Any]:
         """What :meth:`add_part` was given as facts."""
-        path = self._partial / "parts" / slug(router) / "facts.json"
+        path = self.part_folder(router) / "facts.json"
         return json.loads(path.read_text(encoding="utf-8"))
 
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
         """Rows of a metric table of all routers, in that order."""
-        parts = [self._partial / "parts" / slug(r) / f"{table}.parquet" for r in routers]
+        parts = [self.part_folder(router) / f"{table}.parquet" for router in routers]
         return pa.concat_tables([pq.read_table(part) for part in parts])
 
     def finish(self, routers: Sequence[str], run: Mapping[str, Any], others: Rows) -> Path:
@@ -140,7 +144,7 @@ class ResultsWriter:
             rows = table_of(others.get(table, []), other_schema(table))
             pq.write_table(rows, whole / f"{table}.parquet")
         for router in routers:
-            tokens = self._partial / "parts" / slug(router) / "tokens.parquet"
+            tokens = self.part_folder(router) / "tokens.parquet"
             if tokens.exists():
                 (whole / "tokens").mkdir(exist_ok=True)
                 _link(tokens, whole / "tokens" / f"{slug(router)}.parquet")

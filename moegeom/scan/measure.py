@@ -23,6 +23,7 @@ from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.mask import fill_decides
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.switch import Switch
 from moegeom.scan.labels import block_of, is_outlier
 from moegeom.scan.prepared import unavailable
 from moegeom.scan.products import tile_logits
@@ -32,6 +33,7 @@ from moegeom.scan.recorded import (
     recorded_logits,
     recorded_outputs,
 )
+from moegeom.scan.switching import Reference, switch_of
 from moegeom.scan.task import Task
 
 
@@ -189,7 +191,7 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         outlier = is_outlier(norm, task.typical_norm)
         population = np.where(outlier, task.populations.outliers, population).astype(np.int32)
     wanted = task.wanted.difference(unavailable(prepared.router, task.source.facts))
-    costly = {
+    costly: dict[str, Any] = {
         name: compute(task, read, chosen) for name, compute in _ON_DEMAND.items() if name in wanted
     }
     if not _SCORES.isdisjoint(wanted):
@@ -229,8 +231,23 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         shared_output=read.shared_output,
         routed_output=read.routed_output,
         expert_output=read.expert_output,
+        switch=_switch(task, read, chosen, margin, pair) if "switch" in wanted else None,
         **costly,
     )
+
+
+def _switch(
+    task: Task,
+    read: _Arrays,
+    chosen: Int32[np.ndarray, "tokens k"],
+    margin: Float64[np.ndarray, "tokens"],
+    pair: Int32[np.ndarray, "tokens 2"] | None,
+) -> Switch | None:
+    if task.variant is None:
+        return None
+    weights = _weights(task, read, chosen)
+    reference = Reference(_inputs(read), read.logits, chosen, margin, weights, pair)
+    return switch_of(task.variant, reference, task.kernels)
 
 
 def _boundary(

@@ -23,6 +23,7 @@ _OF_INPUTS = (
     "angle",
     "rounding_sigmas",
     "input",
+    "switch",
 )
 _OF_WALLS = ("distance", "distance_upper", "pair")
 _OF_ALL_LOGITS = ("selection", "probability", "entropy", "log_sum_exp")
@@ -130,6 +131,8 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         reasons.setdefault("angle", why)
     if router.rule.capacity is None:
         reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
+    if router.projection is not None:
+        reasons["switch"] = "arithmetics of routers behind a projection are not known"
     if not facts.has_documents:
         why = "the recording does not say where documents begin"
         reasons |= dict.fromkeys(("document", "position"), why)

@@ -8,6 +8,7 @@ from moegeom.core.tokens import TokenSource
 from moegeom.kernels.reduction import Kernels
 from moegeom.scan.labels import Populations
 from moegeom.scan.prepared import PreparedRouter
+from moegeom.variants.emulated import Emulated
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,6 +17,7 @@ class Task:
 
     ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
     not told); tokens at the first ``exclude_first`` positions of a document are left out.
+    ``variant`` is compared with the router where ``switch`` is wanted.
     """
 
     prepared: PreparedRouter
@@ -25,3 +27,4 @@ class Task:
     wanted: frozenset[str] = frozenset({"distance", "matches_recording"})
     typical_norm: float | None = None
     exclude_first: int = 0
+    variant: Emulated | None = None

@@ -1,81 +1,17 @@
-"""Which wall is nearest: tokens by (expert out, expert in), population and block.
-
-Most pairs never occur, so the state lists those that do, by a key in ascending order.
-"""
+"""Which wall is nearest: tokens by (expert out, expert in), population and block."""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int64
 
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
-
-#: Tokens gathered before they are sorted into the state.
-_PENDING = 2**16
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reductions._pairs import pair_counts
 
 
-class _Pairs:
-    def __init__(self, extent: Extent) -> None:
-        self._extent = extent
-        self._state = {**_counted([]), "shape": _shape(extent)}
-        self._pending: list[State] = []
-        self._waiting = 0
-
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        assert quantities.pair is not None
-        kept = quantities.pair[:, 0] >= 0
-        out, into = quantities.pair[kept].T.astype(np.int64)
-        _, experts = self._state["shape"]
-        key = out * experts + into
-        key = key * self._extent.num_populations + quantities.population[kept]
-        key = key * NUM_BLOCKS + quantities.block[kept]
-        self._pending.append({"key": key, "count": np.ones(len(key), dtype=np.int64)})
-        self._waiting += len(key)
-        if self._waiting >= max(_PENDING, len(self._state["key"])):
-            self._settle()
-
-    def _settle(self) -> None:
-        self._state = self._state | _counted([self._state, *self._pending])
-        self._pending, self._waiting = [], 0
-
-    def state(self) -> State:
-        self._settle()
-        return self._state
+def _nearest(quantities: Quantities) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    assert quantities.pair is not None
+    row = np.flatnonzero(quantities.pair[:, 0] >= 0)
+    return row, quantities.pair[row, 0], quantities.pair[row, 1]
 
 
-def _shape(extent: Extent) -> Int64[np.ndarray, "2"]:
-    return np.array([extent.num_populations, extent.num_experts], dtype=np.int64)
-
-
-def _counted(states: list[State]) -> State:
-    """Equal keys added up."""
-    empty = np.empty(0, dtype=np.int64)
-    key = np.concatenate([empty, *(state["key"] for state in states)])
-    count = np.concatenate([empty, *(state["count"] for state in states)])
-    unique, place = np.unique(key, return_inverse=True)
-    total = np.zeros(len(unique), dtype=np.int64)
-    np.add.at(total, place, count)
-    return {"key": unique, "count": total}
-
-
-def _select(
-    state: State, population: int | None, without: int | None
-) -> Int64[np.ndarray, "experts experts"]:
-    populations, experts = state["shape"]
-    pair, label = np.divmod(state["key"], populations * NUM_BLOCKS)
-    kept = np.ones(len(label), dtype=bool) if without is None else label % NUM_BLOCKS != without
-    if population is not None:
-        kept &= label // NUM_BLOCKS == population
-    counts = np.zeros(experts * experts, dtype=np.int64)
-    np.add.at(counts, pair[kept], state["count"][kept])
-    return counts.reshape(experts, experts)
-
-
-REDUCTION = Reduction(
-    name="wall_pairs",
-    needs=("distance", "pair"),
-    start=_Pairs,
-    merge=lambda first, second: {**_counted([first, second]), "shape": first["shape"]},
-    select=_select,
-)
+REDUCTION = pair_counts("wall_pairs", ("distance", "pair"), _nearest)

@@ -1,0 +1,16 @@
+"""Names in the variant column of the results."""
+
+from __future__ import annotations
+
+#: The routers as the checkpoint stores them, and their null.
+AS_STORED, NULL = "as_stored", "null"
+
+
+def under_null(variant: str) -> str:
+    """The null under the same arithmetic as ``variant``."""
+    return f"{NULL}+{variant}"
+
+
+def is_null(variant: str) -> bool:
+    """Whether a variant is a random router, under whatever arithmetic."""
+    return variant == NULL or variant.startswith(f"{NULL}+")

@@ -1,0 +1,35 @@
+"""Which tokens a variant switches: a bit for each, so that layers can be joined on the token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+
+
+class _Bits:
+    def __init__(self, extent: Extent) -> None:
+        size = -(-extent.num_tokens // 8)
+        self._switched, self._seen = np.zeros((2, size), np.uint8)
+
+    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
+        assert quantities.switch is not None
+        _set(self._seen, quantities.token)
+        _set(self._switched, quantities.token[quantities.switch.differs])
+
+    def state(self) -> State:
+        return {"switched": self._switched, "seen": self._seen}
+
+
+def _set(bits: np.ndarray, token: np.ndarray) -> None:
+    np.bitwise_or.at(bits, token >> 3, (1 << (token & 7)).astype(np.uint8))
+
+
+REDUCTION = Reduction(
+    name="switch_bits",
+    needs=("switch",),
+    start=_Bits,
+    merge=lambda first, second: {name: first[name] | second[name] for name in first},
+    select=lambda state, population, without: state,
+)

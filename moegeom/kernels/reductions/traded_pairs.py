@@ -1,0 +1,17 @@
+"""Pairs of experts that trade tokens when a variant chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reductions._pairs import pair_counts
+
+
+def _trades(quantities: Quantities) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    assert quantities.switch is not None
+    row, out, into = quantities.switch.trades.T
+    return row, out, into
+
+
+REDUCTION = pair_counts("traded_pairs", ("switch",), _trades)

@@ -1,0 +1,14 @@
+"""Routing weight that a variant moves to other experts, in bins cut at powers of two."""
+
+import numpy as np
+
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reductions._counters import histogram_of
+
+
+def _moved(quantities: Quantities) -> np.ndarray:
+    assert quantities.switch is not None
+    return np.nan_to_num(quantities.switch.weight_moved)
+
+
+REDUCTION = histogram_of("weight_moved_histogram", ("switch",), _moved)

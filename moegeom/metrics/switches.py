@@ -1,0 +1,113 @@
+"""Switches: tokens whose chosen set is another one under a variant of the arithmetic.
+
+The variant is beside the router as stored, on the same recorded inputs. Exact ties go to the lower
+expert number; an engine that breaks them otherwise switches between ``switched_share_least`` and
+``switched_share_most`` of the tokens. ``proved_share`` are tokens whose set stays by a bound on all
+that is not known about the variant: the order in which it adds (any order that its preset allows)
+and what the last bit of its scores is; the recorded inputs are taken as exactly those of the
+engine. ``predicted_switched_share`` needs no emulation: it is the noise model of THEORY.md E4 with
+the size of the roundings, for straight walls. A switched expert is not a wrong answer:
+``weight_moved_mean`` says how much routing weight leaves the experts chosen before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.kernels.reductions.bf16_switch import FIXED_POINT
+from moegeom.kernels.reductions.switches import (
+    DISPROVED,
+    MOVED,
+    PERHAPS,
+    PREDICTED,
+    PROVED,
+    REORDERED,
+    SURELY,
+    SWITCHED,
+    TIED,
+    TOKENS,
+)
+
+_SHARES = {
+    "switched_share": SWITCHED,
+    "switched_share_least": SURELY,
+    "switched_share_most": PERHAPS,
+    "reordered_share": REORDERED,
+    "tied_share": TIED,
+    "proved_share": PROVED,
+}
+
+
+def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    counts = reductions["switches"]
+    tokens = int(counts[TOKENS])
+    if not tokens:
+        return {"layers": {}}
+    shares = {name: int(counts[column]) / tokens for name, column in _SHARES.items()}
+    predicted = int(counts[PREDICTED]) / FIXED_POINT / tokens
+    return {
+        "layers": {
+            **shares,
+            "num_disproved": int(counts[DISPROVED]),
+            "weight_moved_mean": int(counts[MOVED]) / FIXED_POINT / tokens,
+            "predicted_switched_share": predicted if facts.router.rule.is_affine else None,
+        }
+    }
+
+
+METRIC = Metric(
+    name="switches",
+    version=1,
+    text="Tokens that choose other experts under a variant, and those that are proved not to.",
+    scope="switch",
+    needs=("switches",),
+    columns={
+        "layers": (
+            Column(
+                "switched_share",
+                "share of tokens with another chosen set, exact ties to the lower expert",
+                formula="switched_share",
+                has_se=True,
+            ),
+            Column(
+                "switched_share_least",
+                "share of tokens with another set however exact ties are broken",
+                formula="switched_share",
+            ),
+            Column(
+                "switched_share_most",
+                "share of tokens with another set for some way of breaking exact ties",
+                formula="switched_share",
+            ),
+            Column("reordered_share", "share of tokens with the same set in another order"),
+            Column("tied_share", "share of tokens on an exact tie that was none before"),
+            Column(
+                "proved_share",
+                "share of tokens whose set is proved to stay for the recorded inputs, in any order "
+                "of summation that the arithmetic allows",
+                formula="proved_share",
+            ),
+            Column(
+                "num_disproved",
+                "proved tokens that switched: 0, or a bound is wrong",
+                "tokens",
+                "int",
+            ),
+            Column(
+                "weight_moved_mean",
+                "mean share of routing weight on experts that leave the set",
+                formula="weight_moved",
+                has_se=True,
+            ),
+            Column(
+                "predicted_switched_share",
+                "switched_share by the noise model, without emulation",
+                formula="predicted_switched_share",
+            ),
+        )
+    },
+    finish=_finish,
+    invariances=("token_permutation",),
+)

@@ -1,0 +1,49 @@
+"""Trades: which pairs of experts exchange tokens under a variant.
+
+Table ``trades`` lists the 64 most frequent pairs (expert out, expert in), with their share of all
+exchanges. Where several experts of a token change, the first that leaves is paired with the first
+that comes, by rank. Pairs with a large share trade tokens under any disturbance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values
+
+#: Pairs listed per router and variant, the most frequent ones.
+NUM_LISTED = 64
+
+
+def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    counts = reductions["traded_pairs"]
+    flat = counts.reshape(-1)
+    top = np.argsort(-flat, kind="stable")[:NUM_LISTED]
+    top = top[flat[top] > 0]
+    out, into = np.divmod(top, len(counts))
+    share = flat[top] / max(int(flat.sum()), 1)
+    return {
+        "trades": {"expert_out": out, "expert_in": into, "num_tokens": flat[top], "share": share}
+    }
+
+
+METRIC = Metric(
+    name="trades",
+    version=1,
+    text="Pairs of experts by the number of tokens that they exchange under a variant.",
+    scope="switch",
+    needs=("traded_pairs",),
+    columns={
+        "trades": (
+            Column("expert_out", "expert that is chosen before and not after", "expert", "int"),
+            Column("expert_in", "expert that is chosen instead", "expert", "int"),
+            Column("num_tokens", "exchanges of these two", "tokens", "int"),
+            Column("share", "num_tokens over all exchanges", formula="traded_pairs"),
+        )
+    },
+    finish=_finish,
+    invariances=("token_permutation",),
+)

@@ -1,0 +1,187 @@
+"""From recorded inputs and a variant to what it changes about the choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int32
+
+from moegeom.core.tokens import TILE
+from moegeom.geometry.number_format import NUMBER_FORMATS
+from moegeom.geometry.switch import (
+    certainly_differs,
+    shares_expert,
+    traded_pairs,
+    weight_moved,
+)
+from moegeom.geometry.switch_prediction import spacing, switch_prediction
+from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.switch import Switch
+from moegeom.scan.products import tile_logits
+from moegeom.variants.emulated import Emulated
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """The choice that a variant is compared with; ``pair`` is the nearest wall, where known."""
+
+    values: Float[np.ndarray, "tokens hidden"]
+    logits: Float[np.ndarray, "tokens experts"]
+    chosen: Int32[np.ndarray, "tokens k"]
+    margin: Float64[np.ndarray, "tokens"]
+    weights: Float64[np.ndarray, "tokens k"]
+    pair: Int32[np.ndarray, "tokens 2"] | None
+
+
+def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Switch:
+    """What the variant changes; the tokens begin on a tile border.
+
+    The engine's logits are the float32 product of its own inputs and rows, rounded as it rounds
+    them; where it adds in a known order and the order could matter, they are added in that order.
+    """
+    inputs = emulated.inputs(reference.values)
+    norm = kernels["input_norm"](inputs)
+    logits = tile_logits(inputs, emulated.columns, None)
+    if emulated.logit_bias is not None:
+        logits = logits + emulated.logit_bias.astype(np.float32)
+    proved, open_rows = _proved(emulated, reference.chosen, inputs, norm, logits, kernels)
+    if emulated.has_known_order and open_rows.any():
+        logits[open_rows] = emulated.ordered_logits(inputs[open_rows])
+    compared, _ = _masked(emulated, emulated.compared(logits), kernels)
+    chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
+    differs = ~_same_set(reference.chosen, chosen)
+    surely = differs.copy()
+    tied = margin == 0.0
+    if tied.any():
+        surely[tied] = certainly_differs(compared[tied], reference.chosen[tied])
+    moved, switched = np.zeros(len(chosen)), np.flatnonzero(differs)
+    moved[switched] = weight_moved(
+        reference.weights[switched], reference.chosen[switched], chosen[switched]
+    )
+    trades = traded_pairs(reference.chosen[switched], chosen[switched])
+    trades[:, 0] = switched[trades[:, 0]]
+    return Switch(
+        differs=differs,
+        surely=surely,
+        perhaps=differs | tied,
+        reordered=~differs & (reference.chosen != chosen).any(axis=1),
+        tied=tied & (reference.margin > 0.0),
+        proved=proved,
+        weight_moved=moved,
+        trades=trades,
+        predicted=_predicted(emulated, reference, inputs, norm),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Gap:
+    """The unrounded choice, and how far the gap exceeds what an engine's rounding may close."""
+
+    chosen: Int32[np.ndarray, "tokens k"]
+    width: Float64[np.ndarray, "tokens"]
+    largest: Float64[np.ndarray, "tokens"]
+    extent: Float64[np.ndarray, "tokens"]
+    last: Float64[np.ndarray, "tokens"]
+    following: Float64[np.ndarray, "tokens"]
+
+    def spare(
+        self, emulated: Emulated, logit_error: Float64[np.ndarray, "tokens"]
+    ) -> Float64[np.ndarray, "tokens"]:
+        """Width of the gap beyond the one needed; positive: no rounding changes the choice."""
+        needed = emulated.gap_needed(
+            logit_error, self.largest, self.extent, self.last, self.following
+        )
+        return self.width - needed
+
+
+def _gap(emulated: Emulated, logits: Float[np.ndarray, "tokens experts"], kernels: Kernels) -> _Gap:
+    compared, group_margin = _masked(emulated, emulated.unrounded(logits), kernels)
+    chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
+    last = np.take_along_axis(compared, chosen[:, -1:], axis=1)[:, 0].astype(np.float64)
+    # a group score sums two selection scores at most, so its error is twice theirs
+    width = margin if group_margin is None else np.minimum(margin, group_margin / 2.0)
+    return _Gap(
+        chosen=chosen,
+        width=width,
+        largest=logits.max(axis=1).astype(np.float64),
+        extent=np.abs(logits).max(axis=1).astype(np.float64),
+        last=last,
+        following=last - margin,
+    )
+
+
+def _proved(
+    emulated: Emulated,
+    chosen: Int32[np.ndarray, "tokens k"],
+    inputs: Float[np.ndarray, "tokens hidden"],
+    norm: Float64[np.ndarray, "tokens"],
+    logits: Float[np.ndarray, "tokens experts"],
+    kernels: Kernels,
+) -> tuple[Bool[np.ndarray, "tokens"], Bool[np.ndarray, "tokens"]]:
+    """Tokens whose set is proved to be ``chosen``, and those for which the order may matter.
+
+    The gap is that of the float32 product; where its own error is what stands in the way, of a
+    float64 product.
+    """
+    own = emulated.sum_error(norm, emulated.arithmetic.order)
+    product = emulated.sum_error(norm, "any")
+    gap = _gap(emulated, logits, kernels)
+    spare = gap.spare(emulated, own + product)
+    proved = (spare > 0.0) & _same_set(chosen, gap.chosen)
+    is_open = ~(spare > 0.0)
+    # an exact gap is wider than this one by the error of two logits at most
+    close = is_open & (gap.spare(emulated, own) + 2.0 * emulated.slope * product > 0.0)
+    for start in range(0, len(close), TILE):
+        # tile by tile, so that a batch cannot change the shape of a product
+        rows = start + np.flatnonzero(close[start : start + TILE])
+        if len(rows):
+            exact = _gap(emulated, emulated.exact_logits(inputs[rows]), kernels)
+            # its own error: one part in 2^53 of what the float32 sums allow in 2^24
+            spare = exact.spare(emulated, own[rows] + product[rows] * 2.0**-28)
+            proved[rows] = (spare > 0.0) & _same_set(chosen[rows], exact.chosen)
+    return proved, is_open
+
+
+def _same_set(
+    one: Int32[np.ndarray, "tokens k"], other: Int32[np.ndarray, "tokens k"]
+) -> Bool[np.ndarray, "tokens"]:
+    return np.asarray(shares_expert(one, other).all(axis=1))
+
+
+def _masked(
+    emulated: Emulated, compared: Float[np.ndarray, "tokens experts"], kernels: Kernels
+) -> tuple[Float[np.ndarray, "tokens experts"], Float64[np.ndarray, "tokens"] | None]:
+    groups = emulated.router.rule.groups
+    return (compared, None) if groups is None else kernels["group_mask"](compared, groups)
+
+
+def _predicted(
+    emulated: Emulated,
+    reference: Reference,
+    inputs: Float[np.ndarray, "tokens hidden"],
+    norm: Float64[np.ndarray, "tokens"],
+) -> Float64[np.ndarray, "tokens"] | None:
+    """The noise model: input and rows move at random by as much as they moved; None without pair.
+
+    The output step is that of the logits; scores that are compared in a coarser format are not in
+    the model.
+    """
+    if reference.pair is None:
+        return None
+    out, into = np.maximum(reference.pair, 0).T
+    has_wall = reference.pair[:, 0] >= 0
+    token, width = np.arange(len(inputs)), emulated.router.hidden_size
+    of_out, of_in = (reference.logits[token, expert].astype(np.float64) for expert in (out, into))
+    rows = emulated.columns.T
+    between = np.sqrt(((rows[out].astype(np.float64) - rows[into]) ** 2).sum(axis=1))
+    change = inputs.astype(np.float64) - reference.values
+    input_noise = np.sqrt((change**2).sum(axis=1) / width) * between
+    row_noise = np.hypot(emulated.shift[out], emulated.shift[into]) * norm / np.sqrt(width)
+    unit = NUMBER_FORMATS[emulated.arithmetic.output].unit
+    coarse = unit > NUMBER_FORMATS["float32"].unit
+    step = spacing(of_out, unit) if coarse else np.zeros(len(token))
+    predicted = switch_prediction(
+        of_out - of_in, np.hypot(input_noise, row_noise), reference.margin, step
+    )
+    return np.where(has_wall, predicted, 0.0)

@@ -1,0 +1,158 @@
+"""A router as an engine with another arithmetic sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from moegeom.core.router import Router
+from moegeom.geometry.number_format import NUMBER_FORMATS, rounded_to
+from moegeom.geometry.rounding import score_resolution
+from moegeom.geometry.selection.logit_map import mapped_logits
+from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
+from moegeom.geometry.stability import format_gap, sum_error
+from moegeom.geometry.summation import SUMMATION_ORDERS, ordered_sums
+from moegeom.geometry.weight_schemes import stored_as
+from moegeom.variants.arithmetic import Arithmetic
+
+
+@dataclass(frozen=True, eq=False)
+class Emulated:
+    """Rows and biases as the engine holds them, and the steps from inputs to selection scores.
+
+    ``router`` holds the rows as stored by the engine; ``shift`` is how far each row moved.
+    """
+
+    arithmetic: Arithmetic
+    router: Router
+    columns: Float[np.ndarray, "hidden experts"]
+    logit_bias: Float64[np.ndarray, "experts"] | None
+    selection_bias: Float64[np.ndarray, "experts"] | None
+    shift: Float64[np.ndarray, "experts"]
+    longest_row: float
+    largest_bias: float
+
+    @property
+    def slope(self) -> float:
+        """Largest change of an unrounded selection score per unit of a logit."""
+        rule = self.router.rule
+        if rule.is_affine:
+            return 1.0
+        return LARGEST_SLOPE[rule.score] * (rule.logit_map.multiplier if rule.logit_map else 1.0)
+
+    def inputs(self, values: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
+        """Router inputs as they enter the product, in float32."""
+        how = self.arithmetic
+        return rounded_to(rounded_to(values, how.input), how.operands).astype(np.float32)
+
+    @property
+    def has_known_order(self) -> bool:
+        """Whether logits can be added up in the engine's own order."""
+        return SUMMATION_ORDERS[self.arithmetic.order].sums is not None
+
+    def ordered_logits(self, inputs: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
+        """Logits added up in the engine's own order, which must be known; slow."""
+        sums = ordered_sums(inputs, self.columns.T, self.arithmetic.order)
+        return sums if self.logit_bias is None else sums + self.logit_bias.astype(np.float32)
+
+    def exact_logits(self, inputs: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
+        """The same logits in float64, before the output is rounded."""
+        logits = inputs.astype(np.float64) @ self.columns.astype(np.float64)
+        return logits if self.logit_bias is None else logits + self.logit_bias
+
+    def compared(self, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
+        """What the engine's top-k looks at, before any group mask; every step rounded.
+
+        Float32 where logits are compared, float64 else.
+        """
+        how, rule = self.arithmetic, self.router.rule
+        z = rounded_to(logits, how.output)
+        if rule.is_affine:
+            if self.selection_bias is not None:
+                z = rounded_to(z + self.selection_bias, how.selection)
+            if how.compared == "logits" or rule.score == "identity":
+                return z
+            return rounded_to(SCORES[rule.score](z), how.score)
+        scores = rounded_to(SCORES[rule.score](mapped_logits(z, rule.logit_map)), how.score)
+        if self.selection_bias is None:
+            return scores
+        return rounded_to(scores + self.selection_bias, how.selection)
+
+    def unrounded(self, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
+        """The same without rounding, but for the bias; of an affine rule the logits."""
+        rule = self.router.rule
+        if rule.is_affine:
+            scores = logits
+        else:
+            scores = SCORES[rule.score](mapped_logits(logits, rule.logit_map))
+        return scores if self.selection_bias is None else scores + self.selection_bias
+
+    def sum_error(self, input_norm: Float[np.ndarray, "tokens"], order: str) -> np.ndarray:
+        """Largest error of a logit that is added up in ``order``."""
+        depth = SUMMATION_ORDERS[order].depth(self.router.hidden_size)
+        return sum_error(input_norm, depth, self.longest_row, self.largest_bias)
+
+    def gap_needed(
+        self,
+        logit_error: Float64[np.ndarray, "tokens"],
+        largest: Float64[np.ndarray, "tokens"],
+        extent: Float64[np.ndarray, "tokens"],
+        last: Float64[np.ndarray, "tokens"],
+        following: Float64[np.ndarray, "tokens"],
+    ) -> Float64[np.ndarray, "tokens"]:
+        """Unrounded gap above which the engine keeps every chosen expert ahead of every other.
+
+        ``logit_error`` is how far its logits may be from those of the gap; ``largest`` is the
+        largest logit of the token and ``extent`` the largest absolute one, ``last`` and
+        ``following`` the unrounded selection scores of the last chosen expert and the first other.
+        """
+        how, rule = self.arithmetic, self.router.rule
+        if rule.is_affine:
+            gap = 2.0 * logit_error + format_gap(last, following, how.output)
+            if self.selection_bias is not None:
+                gap += format_gap(last, following, how.selection)
+                # the output was rounded before the bias came in
+                bias = float(np.abs(self.selection_bias).max())
+                gap += 2.0 * NUMBER_FORMATS[how.output].unit * bias
+            if how.compared == "scores":
+                coarser = NUMBER_FORMATS[how.score].unit / NUMBER_FORMATS["float32"].unit
+                gap = gap + coarser * score_resolution(rule.score, largest, last, following)
+            return gap
+        rounding = NUMBER_FORMATS[how.output]
+        # |z| times the slope stays below 1.1 times the largest slope for negative logits
+        size = np.maximum(extent, 1.1)
+        error = self.slope * (logit_error + rounding.unit * size)
+        score = SCORES[rule.score](mapped_logits(largest[:, None], rule.logit_map))[:, 0]
+        form = NUMBER_FORMATS[how.score]
+        # an engine computes a score in a few roundings of its own
+        error += 8.0 * form.unit * np.maximum(score, 1.0) + form.least
+        if self.selection_bias is not None:
+            form = NUMBER_FORMATS[how.selection]
+            reach = np.maximum(score, 1.0) + float(np.abs(self.selection_bias).max())
+            error += form.unit * reach + form.least
+        return 2.0 * error
+
+
+def emulate(router: Router, how: Arithmetic) -> Emulated:
+    """The router in another arithmetic; the rule stays, rows and biases are stored anew."""
+    stored = stored_as(router.weight, how.parameter)
+    rows = rounded_to(stored, how.operands).astype(np.float32)
+    shift = np.sqrt(((rows.astype(np.float64) - router.weight) ** 2).sum(axis=1))
+    lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=1))
+    bias, selection_bias = (
+        None if values is None else rounded_to(values.astype(np.float64), how.bias)
+        for values in (router.logit_bias, router.selection_bias)
+    )
+    return Emulated(
+        arithmetic=how,
+        router=dataclasses.replace(router, weight=stored),
+        columns=np.ascontiguousarray(rows.T),
+        logit_bias=bias,
+        selection_bias=selection_bias,
+        shift=shift,
+        longest_row=float(lengths.max()),
+        largest_bias=0.0 if bias is None else float(np.abs(bias).max()),
+    )
