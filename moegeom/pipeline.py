@@ -88,7 +88,8 @@ class ScanRequest(Terms):
 
     ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
     answer. ``source`` is a token source made by the caller instead of a path. Under each of
-    ``arithmetics`` the choice is compared with that of the router as stored.
+    ``arithmetics`` the choice is compared with that of the router as stored, or with that under
+    the arithmetic ``reference``.
     """
 
     checkpoint: str
@@ -107,6 +108,7 @@ class ScanRequest(Terms):
     num_workers: int | None = None
     batch_tokens: int | None = None
     arithmetics: tuple[str, ...] = ()
+    reference: str | None = None
 
 
 class Watch(Protocol):
@@ -189,6 +191,7 @@ def _facts(
         "seconds": time.perf_counter() - started,
         "layers_asked": request.layers,
         "exclude_first": request.exclude_first,
+        "reference": request.reference,
         "column_versions": column_versions(metrics_for(request)),
     }
 
@@ -367,6 +370,7 @@ def measure(
             snapshot=writer.snapshot_path(router.name, "as_stored"),
             per_token=folder / "tokens.parquet" if request.per_token else None,
             arithmetics=[arithmetic(name) for name in request.arithmetics],
+            reference=arithmetic(request.reference) if request.reference else None,
             bitmaps=folder if request.arithmetics else None,
             advanced=watch.advance if watch else None,
         )
@@ -429,7 +433,8 @@ def _options(request: ScanRequest) -> dict[str, Any]:
     """
     kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "dialect", "exclude_first")
     options = {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
-    return options | ({"arithmetics": list(request.arithmetics)} if request.arithmetics else {})
+    compared = {"arithmetics": list(request.arithmetics), "reference": request.reference}
+    return options | (compared if request.arithmetics else {})
 
 
 def _files(request: ScanRequest) -> list[list[Any]]:

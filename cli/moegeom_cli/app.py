@@ -11,7 +11,9 @@ import typer
 from moegeom import __version__
 from moegeom.core.errors import MoeGeomError
 from moegeom_cli.commands import (
+    arithmetics,
     balance,
+    boundary_report,
     capture,
     check,
     checks,
@@ -51,11 +53,13 @@ COMMANDS = (
     report,
     diff,
     track,
+    boundary_report,
     balance,
     capture,
     families,
     metrics,
     checks,
+    arithmetics,
     doctor,
 )
 

@@ -94,8 +94,8 @@ _TYPICAL_TOKENS = TILE
 class RouterRun:
     """One router to measure, and how.
 
-    Under each of ``arithmetics`` the choice is compared with that of the router as stored; which
-    tokens switch is written to the folder ``bitmaps``.
+    Under each of ``arithmetics`` the choice is compared with that of the router as stored, or under
+    ``reference``; which tokens switch is written to the folder ``bitmaps``.
     """
 
     router: Router
@@ -110,6 +110,7 @@ class RouterRun:
     snapshot: Path | None = None
     per_token: Path | None = None
     arithmetics: Sequence[Arithmetic] = ()
+    reference: Arithmetic | None = None
     bitmaps: Path | None = None
     advanced: Callable[[int], None] | None = None
 
@@ -211,8 +212,12 @@ def _arithmetic_passes(
             (how.name, run.router, SWITCHES, tiles),
             (under_null(how.name), null, SWITCHES_OF_NULL, some),
         ):
-            task = _task(run, router, kept, typical)
-            yield Pass(name, dataclasses.replace(task, variant=emulate(router, how)), kept, chosen)
+            task = dataclasses.replace(
+                _task(run, router, kept, typical),
+                variant=emulate(router, how),
+                reference=None if run.reference is None else emulate(router, run.reference),
+            )
+            yield Pass(name, task, kept, chosen)
 
 
 def finish_passes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ from moegeom.scan.recorded import (
     recorded_logits,
     recorded_outputs,
 )
-from moegeom.scan.switching import Reference, switch_of
+from moegeom.scan.switching import Reference, emulated_choice, switch_of
 from moegeom.scan.task import Task
 
 
@@ -245,8 +246,15 @@ def _switch(
 ) -> Switch | None:
     if task.variant is None:
         return None
-    weights = _weights(task, read, chosen)
-    reference = Reference(_inputs(read), read.logits, chosen, margin, weights, pair)
+    values = _inputs(read)
+    if task.reference is None:
+        weights = _weights(task, read, chosen)
+        reference = Reference(values, read.logits, chosen, margin, weights, pair)
+    else:
+        logits, chosen, margin = emulated_choice(task.reference, values, task.kernels)
+        # walls are those of the router as stored: the noise model does not know another reference
+        weights = _weights(task, dataclasses.replace(read, logits=logits), chosen)
+        reference = Reference(values, logits, chosen, margin, weights, None)
     return switch_of(task.variant, reference, task.kernels)
 
 

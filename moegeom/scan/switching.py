@@ -40,16 +40,9 @@ def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Swi
     The engine's logits are the float32 product of its own inputs and rows, rounded as it rounds
     them; where it adds in a known order and the order could matter, they are added in that order.
     """
-    inputs = emulated.inputs(reference.values)
-    norm = kernels["input_norm"](inputs)
-    logits = tile_logits(inputs, emulated.columns, None)
-    if emulated.logit_bias is not None:
-        logits = logits + emulated.logit_bias.astype(np.float32)
-    proved, open_rows = _proved(emulated, reference.chosen, inputs, norm, logits, kernels)
-    if emulated.has_known_order and open_rows.any():
-        logits[open_rows] = emulated.ordered_logits(inputs[open_rows])
-    compared, _ = _masked(emulated, emulated.compared(logits), kernels)
-    chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
+    routed = _routed(emulated, reference.values, kernels)
+    proved = _proved(emulated, reference.chosen, routed, kernels)
+    compared, chosen, margin = routed.compared, routed.chosen, routed.margin
     differs = ~_same_set(reference.chosen, chosen)
     surely = differs.copy()
     tied = margin == 0.0
@@ -70,7 +63,7 @@ def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Swi
         proved=proved,
         weight_moved=moved,
         trades=trades,
-        predicted=_predicted(emulated, reference, inputs, norm),
+        predicted=_predicted(emulated, reference, routed.inputs, routed.norm),
     )
 
 
@@ -111,36 +104,77 @@ def _gap(emulated: Emulated, logits: Float[np.ndarray, "tokens experts"], kernel
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Routed:
+    """The engine's choice, and what it follows from; ``gap`` is that of the float32 product."""
+
+    inputs: Float[np.ndarray, "tokens hidden"]
+    norm: Float64[np.ndarray, "tokens"]
+    logits: Float[np.ndarray, "tokens experts"]
+    gap: _Gap
+    compared: Float[np.ndarray, "tokens experts"]
+    chosen: Int32[np.ndarray, "tokens k"]
+    margin: Float64[np.ndarray, "tokens"]
+
+
+def emulated_choice(
+    emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits, chosen experts and margins of the engine; the tokens begin on a tile border."""
+    routed = _routed(emulated, values, kernels)
+    return routed.logits, routed.chosen, routed.margin
+
+
+def _routed(
+    emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
+) -> _Routed:
+    inputs = emulated.inputs(values)
+    norm = kernels["input_norm"](inputs)
+    logits = tile_logits(inputs, emulated.columns, None)
+    if emulated.logit_bias is not None:
+        logits = logits + emulated.logit_bias.astype(np.float32)
+    gap = _gap(emulated, logits, kernels)
+    if emulated.has_known_order:
+        # where no order could change the choice, this product's will do
+        error = emulated.sum_error(norm, emulated.arithmetic.order) + emulated.sum_error(
+            norm, "any"
+        )
+        rows = np.flatnonzero(~(gap.spare(emulated, error) > 0.0))
+        if len(rows):
+            logits = logits.copy()
+            logits[rows] = emulated.ordered_logits(inputs[rows])
+    compared, _ = _masked(emulated, emulated.compared(logits), kernels)
+    chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
+    return _Routed(inputs, norm, logits, gap, compared, chosen, margin)
+
+
 def _proved(
     emulated: Emulated,
     chosen: Int32[np.ndarray, "tokens k"],
-    inputs: Float[np.ndarray, "tokens hidden"],
-    norm: Float64[np.ndarray, "tokens"],
-    logits: Float[np.ndarray, "tokens experts"],
+    routed: _Routed,
     kernels: Kernels,
-) -> tuple[Bool[np.ndarray, "tokens"], Bool[np.ndarray, "tokens"]]:
-    """Tokens whose set is proved to be ``chosen``, and those for which the order may matter.
+) -> Bool[np.ndarray, "tokens"]:
+    """Tokens whose set is proved to be ``chosen``, whichever way the engine rounds and adds.
 
     The gap is that of the float32 product; where its own error is what stands in the way, of a
     float64 product.
     """
-    own = emulated.sum_error(norm, emulated.arithmetic.order)
-    product = emulated.sum_error(norm, "any")
-    gap = _gap(emulated, logits, kernels)
-    spare = gap.spare(emulated, own + product)
-    proved = (spare > 0.0) & _same_set(chosen, gap.chosen)
-    is_open = ~(spare > 0.0)
+    gap = routed.gap
+    own = emulated.sum_error(routed.norm, emulated.arithmetic.order)
+    product = emulated.sum_error(routed.norm, "any")
+    proved = (gap.spare(emulated, own + product) > 0.0) & _same_set(chosen, gap.chosen)
     # an exact gap is wider than this one by the error of two logits at most
-    close = is_open & (gap.spare(emulated, own) + 2.0 * emulated.slope * product > 0.0)
+    wider = gap.spare(emulated, own) + 2.0 * emulated.slope * product
+    close = ~(gap.spare(emulated, own + product) > 0.0) & (wider > 0.0)
     for start in range(0, len(close), TILE):
         # tile by tile, so that a batch cannot change the shape of a product
         rows = start + np.flatnonzero(close[start : start + TILE])
         if len(rows):
-            exact = _gap(emulated, emulated.exact_logits(inputs[rows]), kernels)
+            exact = _gap(emulated, emulated.exact_logits(routed.inputs[rows]), kernels)
             # its own error: one part in 2^53 of what the float32 sums allow in 2^24
             spare = exact.spare(emulated, own[rows] + product[rows] * 2.0**-28)
             proved[rows] = (spare > 0.0) & _same_set(chosen[rows], exact.chosen)
-    return proved, is_open
+    return proved
 
 
 def _same_set(

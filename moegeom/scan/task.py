@@ -17,7 +17,8 @@ class Task:
 
     ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
     not told); tokens at the first ``exclude_first`` positions of a document are left out.
-    ``variant`` is compared with the router where ``switch`` is wanted.
+    Where ``switch`` is wanted, ``variant`` is compared with ``reference``, or with the router as
+    stored.
     """
 
     prepared: PreparedRouter
@@ -28,3 +29,4 @@ class Task:
     typical_norm: float | None = None
     exclude_first: int = 0
     variant: Emulated | None = None
+    reference: Emulated | None = None

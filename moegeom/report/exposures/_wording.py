@@ -1,0 +1,138 @@
+"""The sentences of a boundary report; the screen and Markdown show the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from moegeom.core.errors import InternalError
+from moegeom.report.exposures._exposure import Exposure, VariantExposure
+
+#: Pairs of experts that are named, and layers.
+_NAMED = 3
+
+
+def percent(share: float | None) -> str:
+    """Two significant figures below ten per cent; ``0`` is said only where nothing switched."""
+    if share is None:
+        return "-"
+    if share == 0.0:
+        return "0 %"
+    value = 100.0 * share
+    if value < 0.005:
+        return "<.01 %"
+    return (
+        f"{value:.2f} %" if value < 1.0 else f"{value:.1f} %" if value < 99.95 else f"{value:.0f} %"
+    )
+
+
+def certain(share: float | None) -> str:
+    """A share that is proved: rounded down, so that 100 % means all of them."""
+    if share is None:
+        return "-"
+    value = math.floor(1e4 * share) / 100.0
+    return f"{value:.0f} %" if value == 100.0 else f"{value:.4g} %"
+
+
+def verdict(exposure: Exposure) -> str:
+    """The sentence that is read first."""
+    most = max(exposure.variants, key=lambda variant: variant.mean("switched_share") or 0.0)
+    share = most.mean("switched_share")
+    if not share:
+        return "No arithmetic asked for switches any of these tokens."
+    worst = most.worst
+    place = exposure.summary.places([worst["router"]])
+    said = (
+        f"{most.name} switches most: {percent(share)} of the choices ({place}: "
+        f"{percent(worst['switched_share'])})"
+    )
+    if most.any_share is not None:
+        said += f", {percent(most.any_share)} of the tokens at some layer"
+    return f"{said}; {percent(most.mean('weight_moved_mean'))} of the routing weight moves."
+
+
+def distances(exposure: Exposure) -> list[str]:
+    """How near the tokens are to another choice."""
+    said = []
+    rms = exposure.share_column("boundary_distance_rms_p50")
+    if rms:
+        nearest = min(rms, key=lambda pair: pair[1])
+        said.append(
+            f"Half of the tokens are within {_median(rms):.3g} of another choice, in units of the "
+            f"input's rms (nearest {exposure.summary.places([nearest[0]])}: {nearest[1]:.3g})."
+        )
+    likely = exposure.share_column("stable_share_input_rounding_1e6")
+    worst = exposure.share_column("stable_share_input_rounding_worst")
+    if likely and worst:
+        said.append(
+            f"Rounding the input to bfloat16 keeps {certain(_median(likely))} of them with "
+            f"probability 1 - 1e-6, {certain(_median(worst))} in the worst case."
+        )
+    return said or ["Walls of this rule are curved or grouped: no exact distances."]
+
+
+def worst_layers(exposure: Exposure, variant: VariantExposure) -> str:
+    """The layers that a variant switches most, beside a random router's."""
+    ranked = sorted(variant.rows, key=lambda row: -row["switched_share"])[:_NAMED]
+    return ", ".join(
+        f"{exposure.summary.places([row['router']])} {percent(row['switched_share'])}"
+        for row in ranked
+    )
+
+
+def traders(exposure: Exposure, variant: VariantExposure) -> str:
+    """The pairs of experts that trade most of the switched tokens of their layer."""
+    return ", ".join(
+        f"{exposure.summary.places([pair['router']])} {pair['first']}<->{pair['second']} "
+        f"{percent(pair['share'])}"
+        for pair in variant.trades[:_NAMED]
+    )
+
+
+def remarks(exposure: Exposure) -> list[str]:
+    """What has to be known about some of the figures."""
+    said = []
+    tied = [variant for variant in exposure.variants if variant.is_tied]
+    for variant in tied:
+        least, most = (variant.mean(f"switched_share_{end}") for end in ("least", "most"))
+        anyhow = (
+            "the engine breaks them anyhow"
+            if variant.facts.get("ties") == "undetermined"
+            else "counted as the lowest expert wins"
+        )
+        said.append(
+            f"{variant.name}: exact ties leave {percent(least)} to {percent(most)}; {anyhow}."
+        )
+    for variant in exposure.variants:
+        wrong = sum(row["num_disproved"] or 0 for row in variant.rows)
+        if wrong:
+            raise InternalError(
+                f"{variant.name}: {wrong} tokens switched that were proved to stay; please report"
+            )
+    copied = [v for v in exposure.variants if not str(v.facts.get("engine")).startswith("none")]
+    said += [
+        f"{variant.name}: emulated after {variant.facts['engine']} ({variant.facts['version']}); a "
+        "recording of that engine would decide."
+        for variant in copied
+    ]
+    return said
+
+
+def limits() -> Sequence[str]:
+    """What these figures do not say."""
+    exposed = (
+        "A switched expert is not a wrong answer: this is exposure, for these tokens and inputs. "
+        "Only the routers' arithmetic changes here; inputs that come out otherwise are not looked "
+        "at."
+    )
+    kept = (
+        "Kept for certain: proved for these inputs, in any order of summation that the arithmetic "
+        "allows. Random: a router of the same shape and row lengths, on a sample of these tokens."
+    )
+    return exposed, kept
+
+
+def _median(pairs: Sequence[tuple[str, float]]) -> float:
+    values = sorted(value for _, value in pairs)
+    middle = len(values) // 2
+    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2.0

@@ -1,0 +1,61 @@
+"""Markdown of GitHub: the verdict, and a table of all variants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moegeom.report._reporter import Reporter, View
+from moegeom.report.exposures._exposure import Exposure
+from moegeom.report.exposures._wording import (
+    certain,
+    distances,
+    limits,
+    percent,
+    remarks,
+    traders,
+    verdict,
+    worst_layers,
+)
+from moegeom.report.header import routers_line, rule_line, tokens_line, trust_line
+from moegeom.report.untrusted import printable
+
+_HEADS = (
+    *("arithmetic", "choices switched", "random router", "worst layer", "tokens with any switch"),
+    *("weight moved", "kept for certain", "predicted", "pairs that trade"),
+)
+
+
+def render(exposure: Exposure, view: View) -> str:
+    """Header, verdict and table as GitHub-flavoured Markdown."""
+    exposure = printable(exposure)
+    summary = exposure.summary
+    lines = [f"## moegeom boundary-report: {summary.run['checkpoint']['name']}", ""]
+    lines += [rule_line(summary), "", f"- **routers** {routers_line(summary)}"]
+    lines += [f"- **tokens** {tokens_line(summary)}", f"- **trust** {trust_line(summary)}", ""]
+    lines += [f"**Verdict** {verdict(exposure)}", "", " ".join(distances(exposure)), ""]
+    lines += [_row(_HEADS), _row(["---"] * len(_HEADS))]
+    for variant in exposure.variants:
+        lines.append(
+            _row(
+                (
+                    f"`{variant.name}`",
+                    percent(variant.mean("switched_share")),
+                    percent(variant.null_share),
+                    worst_layers(exposure, variant),
+                    percent(variant.any_share),
+                    percent(variant.mean("weight_moved_mean")),
+                    certain(variant.mean("proved_share")),
+                    percent(variant.mean("predicted_switched_share")),
+                    traders(exposure, variant) or "-",
+                )
+            )
+        )
+    lines += ["", *(f"- {text}" for text in (*remarks(exposure), *limits()))]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+REPORTER = Reporter("md", render)

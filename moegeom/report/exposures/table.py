@@ -1,0 +1,130 @@
+"""The screen: what was read, the verdict, a line for each variant, the worst layers and pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from moegeom.report._reporter import Reporter, View
+from moegeom.report.exposures._exposure import Exposure, VariantExposure
+from moegeom.report.exposures._wording import (
+    certain,
+    distances,
+    limits,
+    percent,
+    remarks,
+    traders,
+    verdict,
+    worst_layers,
+)
+from moegeom.report.header import routers_line, rule_line, skipped, tokens_line, trust_line
+from moegeom.report.screen import STYLES, hanging, labelled, titled, to_text, wrapped
+from moegeom.report.untrusted import printable
+
+_HEADINGS = (
+    ("how exposed?", "choices switched", "", "", "tokens with", "weight", "kept for"),
+    ("", "mean", "random", "worst layer", "any switch", "moved", "certain"),
+)
+
+
+def render(exposure: Exposure, view: View) -> str:
+    """The screen as text of at most ``view.width`` columns, with colour codes if wanted."""
+    exposure = printable(exposure)
+    parts = (
+        _header(exposure, view.width),
+        _verdict(exposure, view.width),
+        _variants(exposure, view),
+        _details(exposure, view),
+        _ending(exposure, view.width),
+    )
+    lines: list[Text] = []
+    for part in parts:
+        lines += [Text(), *part] if lines and part else part
+    return to_text(lines, view)
+
+
+def _header(exposure: Exposure, width: int) -> list[Text]:
+    summary = exposure.summary
+    return [
+        *titled(summary.run["checkpoint"]["name"], rule_line(summary), width),
+        *labelled("routers", routers_line(summary), width),
+        *labelled("tokens", tokens_line(summary), width),
+        *labelled("trust", trust_line(summary), width),
+    ]
+
+
+def _verdict(exposure: Exposure, width: int) -> list[Text]:
+    lines = labelled("VERDICT", verdict(exposure), width)
+    for sentence in distances(exposure):
+        lines += labelled("", sentence, width)
+    return lines
+
+
+def _variants(exposure: Exposure, view: View) -> list[Text]:
+    rows = [*_HEADINGS, *(_cells(exposure, variant) for variant in exposure.variants)]
+    widths = [max(len(row[column]) for row in rows[1:]) for column in range(len(rows[1]))]
+    widths[0] = max(widths[0], len(_HEADINGS[0][0]))
+    for column in (4, 5, 6):  # headings of one column each
+        widths[column] = max(widths[column], len(_HEADINGS[0][column]))
+    lines = []
+    for number, row in enumerate(rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        if number == 0:  # one heading over three columns
+            cells[1:4] = [row[1].ljust(sum(widths[1:4]) + 4)]
+        text = "  ".join(cells).rstrip()
+        lines.append(Text(text, style="dim" if number < len(_HEADINGS) else ""))
+    if max(len(line) for line in lines) > view.width:
+        return _paragraphs(exposure, view.width)
+    return lines
+
+
+def _paragraphs(exposure: Exposure, width: int) -> list[Text]:
+    """The same figures where the table is too wide: a paragraph for each variant."""
+    lines = []
+    for variant in exposure.variants:
+        name, mean, random, worst, some, moved, kept = _cells(exposure, variant)
+        text = (
+            f"{mean} of the choices switch (random router {random}, worst {worst}), {some} of the "
+            f"tokens somewhere; {moved} of the weight moves; {kept} are kept for certain."
+        )
+        lines += hanging(f"  {name:<12}  ", text, width, "bold")
+    return lines
+
+
+def _cells(exposure: Exposure, variant: VariantExposure) -> Sequence[str]:
+    worst = variant.worst
+    place = exposure.summary.place(worst["router"])
+    return (
+        f"  {variant.name}",
+        percent(variant.mean("switched_share")),
+        percent(variant.null_share),
+        f"{percent(worst['switched_share'])}  L{place}"
+        if place.isdigit()
+        else f"{percent(worst['switched_share'])}  {place}",
+        percent(variant.any_share),
+        percent(variant.mean("weight_moved_mean")),
+        certain(variant.mean("proved_share")),
+    )
+
+
+def _details(exposure: Exposure, view: View) -> list[Text]:
+    shown = [variant for variant in exposure.variants if variant.mean("switched_share")]
+    if not view.all_layers:
+        shown = sorted(shown, key=lambda v: -(v.mean("switched_share") or 0.0))[:1]
+    lines: list[Text] = []
+    for variant in shown:
+        head = f"{variant.name}: "
+        lines += hanging("worst    ", head + worst_layers(exposure, variant), view.width, "dim")
+        if variant.trades:
+            lines += hanging("trading  ", head + traders(exposure, variant), view.width, "dim")
+    return lines
+
+
+def _ending(exposure: Exposure, width: int) -> list[Text]:
+    said = [*remarks(exposure), *limits(), *skipped(exposure.summary)]
+    return [Text(part, style=STYLES["summary"]) for text in said for part in wrapped(text, width)]
+
+
+REPORTER = Reporter("table", render)
