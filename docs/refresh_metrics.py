@@ -19,6 +19,7 @@ from pathlib import Path
 
 from moegeom.core.intervals import half_width
 from moegeom.core.metric import Column, Metric
+from moegeom.core.variant_names import under_null
 from moegeom.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +35,9 @@ STEPS = {
 
 #: Layer shown in the examples, by model.
 ROUTERS = {"olmoe-balanced": "text/1", "olmoe-collapsed": "text/1", "deepseek-tiny": "text/2"}
+
+#: The arithmetic of the examples of metrics that compare two choices.
+VARIANT = "bf16-logits"
 
 #: Begins the part of a page that comes from a scan.
 EXAMPLE = "## On the samples"
@@ -85,7 +89,18 @@ NO_PICTURE = {
     "reachability",
     "selection_bias",
     "storage",
+    "switches",
     "tokens",
+    "trades",
+    "weight_moved",
+}
+
+
+#: What each scope means.
+SCOPES = {
+    "weights": "the weights alone",
+    "router": "tokens at a router",
+    "switch": "tokens at a router under a variant (`moegeom boundary-report`)",
 }
 
 
@@ -98,8 +113,10 @@ def reference(metric: Metric) -> str:
         lines += ["|---|---|---|---|", *(_column(column) for column in columns), ""]
     held = ", ".join(metric.invariances).replace("_", " ") or "nothing that is declared"
     needs = ", ".join(f"`{need}`" for need in metric.needs) or "nothing but the weights"
-    scope = "the weights alone" if metric.scope == "weights" else "tokens at a router"
-    lines += [f"Scope: {scope}. Needs {needs}. Unchanged by: {held}. Version {metric.version}.", ""]
+    lines += [
+        f"Scope: {SCOPES[metric.scope]}. Needs {needs}. Unchanged by: {held}. Version {metric.version}.",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -114,7 +131,8 @@ def index() -> str:
     lines = [
         "# Metrics",
         "",
-        "What `moegeom scan` measures, one page each. `moegeom metrics` lists",
+        "What `moegeom scan` measures, one page each, and `moegeom boundary-report` beside it.",
+        "`moegeom metrics` lists",
     ]
     lines += ["every column; [formulas](../formulas.md) define them.", ""]
     lines += ["| metric | what it is |", "|---|---|"]
@@ -133,7 +151,8 @@ def measure(folder: Path) -> dict[tuple[str, int], dict[str, list[dict]]]:
             out = folder / f"{model}-{step}"
             checkpoint = SAMPLES / model / f"step_{step}"
             tokens = str(SAMPLES / model / "rec" / f"step_{step}")
-            results = open_results(scan(ScanRequest(str(checkpoint), out, tokens=tokens)))
+            request = ScanRequest(str(checkpoint), out, tokens=tokens, arithmetics=(VARIANT,))
+            results = open_results(scan(request))
             tables[model, step] = {name: results.rows(name) for name in results.tables()}
     return tables
 
@@ -153,9 +172,15 @@ def example(metric: Metric, tables: dict, picture: str) -> str:
         ("olmoe-collapsed", "as_stored"),
         ("deepseek-tiny", "as_stored"),
     ]
+    under = ""
+    if metric.scope == "switch":
+        names = {"as_stored": VARIANT, "null": under_null(VARIANT)}
+        shown = [(model, names[variant]) for model, variant in shown]
+        under = f" under `{VARIANT}`"
     columns = [c for c in metric.columns.get("layers", ()) if c.kind != "list"]
     if columns:
-        lines += ["One layer of each sample at its last step, with 95 % ranges over documents.", ""]
+        said = f"One layer of each sample at its last step{under}, with 95 % ranges over documents."
+        lines += [said, ""]
         lines += ["| column | balanced | random router | collapsed | deepseek-tiny |"]
         lines += ["|---|---|---|---|---|"]
         rows = [next(_rows(tables, m, 1500, "layers", v), {}) for m, v in shown]

@@ -9,7 +9,6 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,13 +16,11 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.check import judge, measured_rows
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checkpoint.remote_options import RemoteOptions
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
-from moegeom.core.tokens import SourceFacts, Stage, TokenSource
-from moegeom.core.variant_names import under_null
+from moegeom.core.tokens import SourceFacts, TokenSource
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import (
     METRICS,
@@ -33,17 +30,17 @@ from moegeom.metrics import (
     measure_router,
     measure_weights,
 )
-from moegeom.results.bitmaps import any_switched
 from moegeom.results.known_rules import recall_rule, remember_rule
 from moegeom.results.memory import MemoryResults
 from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter, refuse_existing
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 from moegeom.scan.plan import num_workers
 from moegeom.scan.prepared import prepare
+from moegeom.scan.request import ScanRequest, Terms
 from moegeom.scan.run_facts import (
     arithmetic_facts,
+    arithmetic_rows,
     column_versions,
     file_identity,
     plan_facts,
@@ -59,56 +56,6 @@ from moegeom.variants.arithmetic import arithmetic
 
 #: Tokens drawn from a synthetic prior when none are recorded.
 PRIOR_TOKENS = 16_384
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What every command that opens a checkpoint and tokens is asked in the same words.
-
-    ``rules`` is the folder in which verified rules are remembered; None remembers nothing.
-    ``remote`` says how a checkpoint behind a URL is fetched; None as usual.
-    """
-
-    layers: str | None = None
-    stale_inputs: bool = False
-    unverified: bool = False
-    seed: int = 0
-    asked: AskedFamily = NOTHING_ASKED
-    rules: Path | None = None
-    remote: RemoteOptions | None = None
-
-    def shared(self) -> dict[str, Any]:
-        """These fields by name, for another request on the same terms."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Terms)}
-
-
-@dataclass(frozen=True)
-class ScanRequest(Terms):
-    """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
-
-    ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
-    answer. ``source`` is a token source made by the caller instead of a path. Under each of
-    ``arithmetics`` the choice is compared with that of the router as stored, or with that under
-    the arithmetic ``reference``.
-    """
-
-    checkpoint: str
-    out: Path
-    tokens: str | None = None
-    source: TokenSource | None = None
-    stage: Stage | None = None
-    dialect: str | None = None
-    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    prior: str | None = None
-    per_token: bool = False
-    skip_non_finite: bool = False
-    exclude_first: int = 0
-    restart: bool = False
-    backend: str = "cpu"
-    num_workers: int | None = None
-    batch_tokens: int | None = None
-    arithmetics: tuple[str, ...] = ()
-    reference: str | None = None
 
 
 class Watch(Protocol):
@@ -395,34 +342,15 @@ def finish(
     findings, not_judged = judge(measured, reasons, routers.notes)
     others = {
         "domains": domain_rows(layers),
-        "variants": variant_rows(layers, request.seed, _described(request, writer, names)),
+        "variants": variant_rows(
+            layers,
+            request.seed,
+            arithmetic_rows(request.arithmetics, [writer.part_folder(name) for name in names]),
+        ),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
     run = {"parts": parts, "checks_not_judged": not_judged, "seed": request.seed}
     return writer.finish(names, run | dict(facts), others)
-
-
-def _described(
-    request: ScanRequest, writer: ResultsWriter, routers: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """What each arithmetic is, and how many tokens it switches at one layer at least."""
-    described = {}
-    for name in request.arithmetics:
-        how = arithmetic(name)
-        facts = {"text": how.text, "engine": how.engine, "version": how.version}
-        facts |= {"source": how.source, "ties": how.ties}
-        for variant in (name, under_null(name)):
-            joined = any_switched(map(writer.part_folder, routers), variant)
-            described[variant] = (
-                facts
-                if joined is None
-                else {
-                    **facts,
-                    "num_tokens_all_layers": joined[1],
-                    "num_switched_any_layer": joined[0],
-                }
-            )
-    return described
 
 
 def _options(request: ScanRequest) -> dict[str, Any]:

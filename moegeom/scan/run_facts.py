@@ -17,8 +17,11 @@ from moegeom.core.errors import RouterError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts
+from moegeom.core.variant_names import under_null
+from moegeom.results.bitmaps import any_switched
 from moegeom.router.describe import rule_origin
 from moegeom.scan.trust import Trust
+from moegeom.variants.arithmetic import arithmetic
 
 #: Libraries whose version can change a bit of the results.
 _LIBRARIES = ("numpy", "scipy", "numba", "pyarrow")
@@ -134,3 +137,29 @@ def plan_facts(
         "token_files": list(files),
         "options": dict(options),
     }
+
+
+def arithmetic_rows(names: Sequence[str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """What each arithmetic is, by variant, and how many tokens it switches at one layer at least.
+
+    ``folders`` are those with the bitmaps of the routers.
+    """
+    described = {}
+    for name in names:
+        how = arithmetic(name)
+        for variant in (name, under_null(name)):
+            described[variant] = {
+                "text": how.text,
+                "engine": how.engine,
+                "version": how.version,
+                "source": how.source,
+                "ties": how.ties,
+            }
+            joined = any_switched(folders, variant)
+            if joined is not None:
+                switched, seen = joined
+                described[variant] |= {
+                    "num_switched_any_layer": switched,
+                    "num_tokens_all_layers": seen,
+                }
+    return described

@@ -24,6 +24,7 @@ from moegeom.core.router import Router
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import RouterRun, measure_router, measure_weights
 from moegeom.testing.stream import DOCUMENT_TOKENS, RULES, Stream, router, stream
+from moegeom.variants.arithmetic import arithmetic
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -43,9 +44,13 @@ _LABELS = ("expert", "group")
 
 
 def measured(metric: Metric, of: Router, source: Stream, **pace: Any) -> Rows:
-    """Rows of one metric for a router on a stream, null included."""
+    """Rows of one metric for a router on a stream, null included; under another arithmetic for a
+    metric that compares two choices.
+    """
     if metric.scope == "weights":
         return measure_weights(of, [metric], "no tokens").rows
+    if metric.scope == "switch":
+        pace |= {"arithmetics": [arithmetic("bf16-logits")]}
     run = RouterRun(of, source, load_kernels("cpu"), [metric], **pace)
     return measure_router(run).rows
 

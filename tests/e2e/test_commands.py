@@ -19,6 +19,8 @@ CALLS = {
     "diff": ("diff", "model", "model"),
     "track": ("track", "model", "--out", "followed"),
     "balance": ("balance", "model", "--tokens", "rec"),
+    "boundary-report": ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
+    "arithmetics": ("arithmetics",),
     "families": ("families",),
     "metrics": ("metrics",),
     "checks": ("checks",),

@@ -23,6 +23,8 @@ from moegeom.scan.measure import measure
 from moegeom.scan.prepared import prepare
 from moegeom.scan.task import Task
 from moegeom.testing.stream import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
+from moegeom.variants.arithmetic import arithmetic
+from moegeom.variants.emulated import emulate
 from moegeom_cli import app
 
 
@@ -32,10 +34,18 @@ def warm_up() -> None:
     wanted = frozenset(need for reduction in REDUCTIONS.all() for need in reduction.needs)
     kernels = load_kernels("cpu")
     populations = Populations(source.facts.domains)
-    task = Task(prepare(whole), source, populations, kernels, wanted, typical_norm=1.0)
+    task = Task(
+        prepare(whole),
+        source,
+        populations,
+        kernels,
+        wanted,
+        typical_norm=1.0,
+        variant=emulate(whole, arithmetic("bf16")),
+    )
     found = measure(task, 0, 8).quantities
     found = dataclasses.replace(found, matches_recording=kernels["same_set"](*[found.chosen] * 2))
-    extent = Extent(len(populations.names), EXPERTS, TOP_K, HIDDEN)
+    extent = Extent(len(populations.names), EXPERTS, TOP_K, HIDDEN, source.facts.num_tokens)
     for reduction in REDUCTIONS.all():
         reduction.start(extent).fold(found, kernels)
     assert METRICS.all()

@@ -15,6 +15,7 @@ from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import coalitions as sketch
 from moegeom.kernels.reductions import input_sample, tile_load, token_sample
+from moegeom.kernels.switch import Switch
 from moegeom.kernels.table import BACKENDS, load_kernels
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS, HIDDEN, RUN = 9, 3, 3, 240, 5, 8
@@ -67,12 +68,35 @@ def quantities_of(token: np.ndarray) -> Quantities:
         direction=direction[token],
         selection=score[token],
         fill_decides=matches[token],
+        switch=switch_of(chosen[token], floats[:, token], matches[token]),
     )
+
+
+def switch_of(chosen: np.ndarray, floats: np.ndarray, matches: np.ndarray) -> Switch:
+    """A variant that leaves the last chosen expert of some tokens for its neighbour."""
+    row = np.flatnonzero(matches)
+    last = chosen[row, -1]
+    return Switch(
+        differs=matches,
+        surely=matches & (floats[3] > 0.5),
+        perhaps=matches | (floats[3] < 0.1),
+        reordered=~matches & (floats[4] > 0.5),
+        tied=floats[0] == 0.0,
+        proved=~matches & (floats[5] > 0.2),
+        weight_moved=np.where(matches, np.minimum(floats[1], 1.0), 0.0),
+        trades=np.stack([row, last, (last + 1) % EXPERTS], axis=1).astype(np.int32),
+        predicted=np.minimum(floats[2], 1.0),
+    )
+
+
+def extent_of(name: str) -> Extent:
+    """A bit for each token needs their number."""
+    return replace(EXTENT, num_tokens=TOKENS * TILE // RUN) if name == "switch_bits" else EXTENT
 
 
 def folded(name: str, *parts: np.ndarray, backend: str = "cpu"):
     """State after folding batches one after the other."""
-    accumulator = REDUCTIONS[name].start(EXTENT)
+    accumulator = REDUCTIONS[name].start(extent_of(name))
     for part in parts:
         accumulator.fold(quantities_of(part), KERNELS[backend])
     return accumulator.state()
@@ -90,8 +114,13 @@ WHOLE_ONLY = {
     "expert_pairs",
     "input_sample",
     "output_cosines",
+    "switch_bits",
     "tile_load",
 }
+
+
+#: Those that are not kept by block either, and say so in the same way.
+WITHOUT_BLOCKS = {"switch_bits"}
 
 
 def selected(name: str, state, population, without):
@@ -162,14 +191,14 @@ def test_merging_samples_of_a_longer_stream_is_associative_and_commutative(name,
 @EVERY
 def test_the_empty_state_is_neutral(name):
     reduction = REDUCTIONS[name]
-    empty, some = reduction.start(EXTENT).state(), folded(name, np.arange(TOKENS))
+    empty, some = reduction.start(extent_of(name)).state(), folded(name, np.arange(TOKENS))
     np.testing.assert_equal(reduction.merge(empty, some), some)
     np.testing.assert_equal(reduction.merge(some, empty), some)
 
 
 @EVERY
 def test_asking_for_the_state_twice_changes_nothing(name):
-    accumulator = REDUCTIONS[name].start(EXTENT)
+    accumulator = REDUCTIONS[name].start(extent_of(name))
     cut = 12 * RUN
     accumulator.fold(quantities_of(np.arange(cut)), KERNELS["cpu"])
     np.testing.assert_equal(accumulator.state(), folded(name, np.arange(cut)))
@@ -185,6 +214,8 @@ def test_leaving_out_each_block_counts_every_other_block(name):
     whole = folded(name, np.arange(TOKENS))
     for left_out in (0, 7):
         rest = folded(name, np.flatnonzero(block != left_out))
+        if name in WITHOUT_BLOCKS:
+            rest = folded(name)
         for population in (None, 1):
             np.testing.assert_equal(
                 selected(name, whole, population, left_out),

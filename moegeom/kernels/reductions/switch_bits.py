@@ -26,10 +26,17 @@ def _set(bits: np.ndarray, token: np.ndarray) -> None:
     np.bitwise_or.at(bits, token >> 3, (1 << (token & 7)).astype(np.uint8))
 
 
+def _select(state: State, population: int | None, without: int | None) -> State:
+    """Bits are kept for the whole: nothing is known of a part of it."""
+    if population is None and without is None:
+        return state
+    return {name: np.zeros_like(bits) for name, bits in state.items()}
+
+
 REDUCTION = Reduction(
     name="switch_bits",
     needs=("switch",),
     start=_Bits,
     merge=lambda first, second: {name: first[name] | second[name] for name in first},
-    select=lambda state, population, without: state,
+    select=_select,
 )

@@ -77,6 +77,7 @@ def worst_layers(exposure: Exposure, variant: VariantExposure) -> str:
     return ", ".join(
         f"{exposure.summary.places([row['router']])} {percent(row['switched_share'])}"
         for row in ranked
+        if row["switched_share"] or row is ranked[0]
     )
 
 

@@ -100,9 +100,9 @@ def _cells(exposure: Exposure, variant: VariantExposure) -> Sequence[str]:
         f"  {variant.name}",
         percent(variant.mean("switched_share")),
         percent(variant.null_share),
-        f"{percent(worst['switched_share'])}  L{place}"
-        if place.isdigit()
-        else f"{percent(worst['switched_share'])}  {place}",
+        f"{percent(worst['switched_share'])}  {'L' if place.isdigit() else ''}{place}"
+        if worst["switched_share"]
+        else "-",
         percent(variant.any_share),
         percent(variant.mean("weight_moved_mean")),
         certain(variant.mean("proved_share")),

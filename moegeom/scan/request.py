@@ -1,0 +1,63 @@
+"""What a command that opens a checkpoint and tokens is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moegeom.checkpoint.remote_options import RemoteOptions
+from moegeom.core.tokens import Stage, TokenSource
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What every command that opens a checkpoint and tokens is asked in the same words.
+
+    ``rules`` is the folder in which verified rules are remembered; None remembers nothing.
+    ``remote`` says how a checkpoint behind a URL is fetched; None as usual.
+    """
+
+    layers: str | None = None
+    stale_inputs: bool = False
+    unverified: bool = False
+    seed: int = 0
+    asked: AskedFamily = NOTHING_ASKED
+    rules: Path | None = None
+    remote: RemoteOptions | None = None
+
+    def shared(self) -> dict[str, Any]:
+        """These fields by name, for another request on the same terms."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Terms)}
+
+
+@dataclass(frozen=True)
+class ScanRequest(Terms):
+    """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
+
+    ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
+    answer. ``source`` is a token source made by the caller instead of a path. Under each of
+    ``arithmetics`` the choice is compared with that of the router as stored, or with that under
+    the arithmetic ``reference``.
+    """
+
+    checkpoint: str
+    out: Path
+    tokens: str | None = None
+    source: TokenSource | None = None
+    stage: Stage | None = None
+    dialect: str | None = None
+    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prior: str | None = None
+    per_token: bool = False
+    skip_non_finite: bool = False
+    exclude_first: int = 0
+    restart: bool = False
+    backend: str = "cpu"
+    num_workers: int | None = None
+    batch_tokens: int | None = None
+    arithmetics: tuple[str, ...] = ()
+    reference: str | None = None
