@@ -113,10 +113,8 @@ def reference(metric: Metric) -> str:
         lines += ["|---|---|---|---|", *(_column(column) for column in columns), ""]
     held = ", ".join(metric.invariances).replace("_", " ") or "nothing that is declared"
     needs = ", ".join(f"`{need}`" for need in metric.needs) or "nothing but the weights"
-    lines += [
-        f"Scope: {SCOPES[metric.scope]}. Needs {needs}. Unchanged by: {held}. Version {metric.version}.",
-        "",
-    ]
+    facts = f"Needs {needs}. Unchanged by: {held}. Version {metric.version}."
+    lines += [f"Scope: {SCOPES[metric.scope]}. {facts}", ""]
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from moegeom.geometry.boundary import boundary_distance, row_distances
 from moegeom.geometry.capacity import expert_capacity
 from moegeom.geometry.coalition import chao1, good_turing_coverage
 from moegeom.geometry.consistency import jaccard, overlap_share
+from moegeom.geometry.exit_time import exit_probability, face_quantile
 from moegeom.geometry.gram import best_gram_score, cosines, gram_score, random_gram_score
 from moegeom.geometry.intrinsic_dimension import (
     levina_bickel,
@@ -28,12 +29,15 @@ from moegeom.geometry.intrinsic_dimension import (
     two_nn,
 )
 from moegeom.geometry.load import gini, load_cv, load_entropy_nats, max_vio
+from moegeom.geometry.logit_distance import free_logit_distance
+from moegeom.geometry.order_distance import flat_distance, order_distance
 from moegeom.geometry.orders import extra_experts, order_eps, order_exact, tie_spread
 from moegeom.geometry.rounding import rounding_sigmas, switch_probability
 from moegeom.geometry.routing_entropy import entropy_nats, normalised_scores
 from moegeom.geometry.selection.mask import group_scores, kept_groups
 from moegeom.geometry.selection.pick import margin, top_k
 from moegeom.geometry.selection.route import route
+from moegeom.geometry.wall_sigmas import noisy_distances, wall_sigmas
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = DATA / "theory_fixtures.json"
@@ -136,6 +140,24 @@ def switch_by_rounding(gap, dw_y, kappa):
     return switch_probability(sigmas, np.full(1, kappa))
 
 
+def distance_of_order_2(W, b, x, k):
+    weight = np.array(W)
+    return order_distance(weight @ x + b, weight, k, 2).upper
+
+
+def distance_of_order_2_and_flats(W, b, x, k):
+    weight = np.array(W)
+    ties = [(0, 1, 2), (0, 1, 3), (1, 2, 3)]
+    flats = [flat_distance(weight @ x + b, weight, tied) for tied in ties]
+    return [distance_of_order_2(W, b, x, k), *flats]
+
+
+def nearest_wall_by_factor(W, b, x, k, sigma):
+    weight, logits = np.array(W), row(np.array(W) @ x + b)
+    distances = noisy_distances(weight, np.array(sigma), np.array(b, dtype=np.float64))
+    return wall_sigmas(logits, top_k(logits, k), distances).min()
+
+
 #: Fixture -> the function of its inputs that must give the expected numbers.
 DELIVERED = {
     "topk_lex_ties": chosen_set,
@@ -166,7 +188,14 @@ DELIVERED = {
         order_eps(row(z), k, eps)[0],
         extra_experts(row(z), k, eps)[0],
     ],
-    "logit_dist_inf_2": lambda z, k, n: tie_spread(row(z), k, n) / 2.0,
+    "logit_dist_inf_2": lambda z, k, n: free_logit_distance(row(z), k, n),
+    "dist_gamma2_worked": distance_of_order_2,
+    "dist_gamma2_nonstraddling": distance_of_order_2_and_flats,
+    "flat_dist_orthonormal": lambda W, x, J: flat_distance(np.array(W) @ x, np.array(W), tuple(J)),
+    "p_hit": lambda r_min, t: exit_probability(row([r_min]), t).lower,
+    "t_quantile": lambda r, p: face_quantile(np.array([r]), p),
+    "exit_prob_union": lambda r, t: exit_probability(row(r), t).upper,
+    "r_min_sigma": nearest_wall_by_factor,
     "gram_score": lambda R: gram_score(cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: random_gram_score(2, D, is_centred=False),
@@ -195,13 +224,12 @@ WRONG = {
 #: Quantities that moegeom does not compute yet, by name of their fixtures.
 NOT_DELIVERED = frozenset(
     """
-    dist_gamma2_worked
-    dist_gamma2_nonstraddling flat_dist_orthonormal slab_fraction_pos slab_fraction_neg
+    slab_fraction_pos slab_fraction_neg
     slab_fraction_clip slab_fraction_straddle slab_fraction_big slab_fraction_all
     slab_fraction_out log_slab_fraction_tail tube_fraction_n2 tube_fraction_n3 log_coeff
     thm42_log10_bound alpha_orthonormal_3_1_1 alpha_orthonormal_8_3_1
     alpha_orthonormal_8_3_2 alpha_orthonormal_64_8_1 kappa_orthonormal_n2 thm44_log_ratio
-    thm47_log_ratio_tube thm47_log_ratio_def46 p_hit t_quantile exit_prob_union r_min_sigma
+    thm47_log_ratio_tube thm47_log_ratio_def46
     occ_integral_n1 occ_integral_n2 occ_integral_n3 occ_integral_n5 occ_exact_slab
     occ_exact_tube_n2 occ_capped_b0 smoothstep smooth_gate jump eps_for_budget anneal
     tropical_e3 hypersimplex_f strata_count zaslavsky log_zaslavsky cells_total_affine
