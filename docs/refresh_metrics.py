@@ -101,6 +101,7 @@ SCOPES = {
     "weights": "the weights alone",
     "router": "tokens at a router",
     "switch": "tokens at a router under a variant (`moegeom boundary-report`)",
+    "noise": "tokens at a router, inputs disturbed (`moegeom boundary-report --noise`)",
 }
 
 

@@ -18,6 +18,7 @@ from moegeom.check import judge, measured_rows
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.layer_ranges import parse_layers
+from moegeom.core.input_noise import InputNoise
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, TokenSource
@@ -99,8 +100,9 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
 
 
 def metrics_for(request: ScanRequest) -> list[Metric]:
-    """All metrics; those that compare two choices only where there is something to compare."""
-    return [m for m in METRICS.all() if m.scope != "switch" or request.arithmetics]
+    """All metrics but those of what was not asked for: other arithmetics, noise."""
+    asked = {"switch": bool(request.arithmetics), "noise": bool(request.noise)}
+    return [metric for metric in METRICS.all() if asked.get(metric.scope, True)]
 
 
 def write_folded(
@@ -139,6 +141,7 @@ def _facts(
         "layers_asked": request.layers,
         "exclude_first": request.exclude_first,
         "reference": request.reference,
+        "noise": _noise_facts(request),
         "column_versions": column_versions(metrics_for(request)),
     }
 
@@ -318,6 +321,7 @@ def measure(
             per_token=folder / "tokens.parquet" if request.per_token else None,
             arithmetics=[arithmetic(name) for name in request.arithmetics],
             reference=arithmetic(request.reference) if request.reference else None,
+            noise=request.noise_at(router.name),
             bitmaps=folder if request.arithmetics else None,
             advanced=watch.advance if watch else None,
         )
@@ -361,8 +365,15 @@ def _options(request: ScanRequest) -> dict[str, Any]:
     """
     kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "dialect", "exclude_first")
     options = {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
-    compared = {"arithmetics": list(request.arithmetics), "reference": request.reference}
-    return options | (compared if request.arithmetics else {})
+    if request.arithmetics:
+        options |= {"arithmetics": list(request.arithmetics), "reference": request.reference}
+    return options | ({"noise": _noise_facts(request)} if request.noise else {})
+
+
+def _noise_facts(request: ScanRequest) -> dict[str, Any]:
+    if isinstance(request.noise, InputNoise):
+        return dataclasses.asdict(request.noise)
+    return {name: dataclasses.asdict(noise) for name, noise in (request.noise or {}).items()}
 
 
 def _files(request: ScanRequest) -> list[list[Any]]:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from moegeom.core.router import Router
 
-#: ``switch``: a variant beside the reference on the same tokens, not one choice by itself.
-Scope = Literal["weights", "router", "switch"]
+#: ``switch``: a variant beside the reference on the same tokens, not one choice by itself;
+#: ``noise``: a choice under noise on the inputs, whose size has to be said.
+Scope = Literal["weights", "router", "switch", "noise"]
 
 #: Transformations under which a metric keeps its values (held to it by a test).
 Invariance = Literal[

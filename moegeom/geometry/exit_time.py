@@ -97,28 +97,37 @@ def face_quantile(
     return np.where(sigmas == 0.0, 0.0, times)
 
 
-def cell_quantile(sigmas: Float64[np.ndarray, "walls"], probability: float) -> tuple[float, float]:
-    r"""Bounds on the time by which the cell is left with ``probability``, 0 < p < 1.
+def cell_quantiles(
+    sigmas: Float64[np.ndarray, "tokens walls"], probability: float
+) -> tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]:
+    r"""Bounds on the times by which cells are left with ``probability``, 0 < p < 1.
 
     From where the union reaches p (:math:`\sum p(r_{ij}, t) = p`) to the quantile of the nearest
     wall. Both 0 on a wall; both inf without walls in reach. Relative error 1e-9.
     Source: THEORY.md A9. Oracle in tests: simulation.
     """
-    from scipy.optimize import root_scalar
+    from scipy.optimize.elementwise import find_root
     from scipy.special import logsumexp
 
-    nearest = sigmas.min(initial=np.inf)
-    if nearest == 0.0 or np.isinf(nearest):
-        return float(nearest), float(nearest)
-    latest = float(face_quantile(np.array([nearest]), probability)[0])
-    earliest = float(face_quantile(np.array([nearest]), probability / len(sigmas))[0])
+    nearest = sigmas.min(axis=1, initial=np.inf)
+    latest = face_quantile(nearest, probability)
+    earliest = latest.copy()
+    row = np.flatnonzero((nearest > 0.0) & np.isfinite(nearest))
 
-    def excess(log_time: float) -> float:
-        log_p = log_crossing_probability(sigmas, float(np.exp(log_time)))
-        return float(logsumexp(log_p)) - np.log(probability)
+    def excess(log_time: Float64[np.ndarray, "some"], place: np.ndarray) -> np.ndarray:
+        times = np.exp(log_time)[..., None]
+        crossed = log_crossing_probability(
+            sigmas[row[place.astype(np.int64)]] / np.sqrt(times), 1.0
+        )
+        return logsumexp(crossed, axis=-1) - np.log(probability)
 
-    if excess(np.log(latest)) <= 0.0:  # one wall counts alone
-        return latest, latest
-    bracket = [np.log(earliest) - 1e-9, np.log(latest)]
-    root = root_scalar(excess, bracket=bracket, method="brentq", xtol=1e-11).root
-    return float(np.exp(root)), latest
+    if len(row):
+        place = np.arange(len(row), dtype=np.float64)
+        late = np.log(latest[row])
+        # each of n walls alone reaches p / n before their sum reaches p
+        soon = np.log(face_quantile(nearest[row], probability / sigmas.shape[1])) - 1e-9
+        # one wall that counts alone has its root at the end of the bracket
+        ends = (soon, late + 1e-9)
+        found = find_root(excess, ends, args=(place,), tolerances={"xatol": 1e-11})
+        earliest[row] = np.exp(np.minimum(found.x, late))
+    return earliest, latest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
-from moegeom.kernels.switch import Switch
+from moegeom.kernels.switch import NoisySwitch, Switch
 
 #: Blocks that every reduction is kept in, for standard errors by leaving one out.
 NUM_BLOCKS = 16
@@ -27,7 +27,8 @@ class Quantities:
     distance to the nearest wall in standard deviations of what rounding the input to bfloat16 does
     along it; ``distance_upper`` is ``distance`` where that is exact; where the largest logits do
     not decide it, they are the largest and the least value that these allow;
-    ``switch`` says what the variant of the pass changes about the choice;
+    ``switch`` says what the variant of the pass changes about the choice and
+    ``noise`` what noise on the input does;
     ``document``, ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
@@ -61,6 +62,7 @@ class Quantities:
     routed_output: Float32[np.ndarray, "tokens output"] | None = None
     expert_output: Float32[np.ndarray, "tokens experts expert_width"] | None = None
     switch: Switch | None = None
+    noise: NoisySwitch | None = None
 
     def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""

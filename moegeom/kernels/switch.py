@@ -1,11 +1,11 @@
-"""What another arithmetic, or another router, changes about the choice of some tokens."""
+"""What another arithmetic, or noise on the input, changes about the choice of some tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32
+from jaxtyping import Bool, Float64, Int32, Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,3 +30,23 @@ class Switch:
     weight_moved: Float64[np.ndarray, "tokens"]
     trades: Int32[np.ndarray, "trades 3"]
     predicted: Float64[np.ndarray, "tokens"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class NoisySwitch:
+    """How often noise on the router input switches a token.
+
+    ``lower``, ``estimate`` and ``upper`` are probabilities by straight walls, None for curved ones.
+    ``row`` are the tokens that were looked at more closely: ``switched`` of ``draws`` noisy copies
+    each had another set, and half of the paths of a diffusion with this noise per unit of time
+    leave the cell between ``exit_early`` and ``exit_late`` (None for curved walls).
+    """
+
+    lower: Float64[np.ndarray, "tokens"] | None
+    estimate: Float64[np.ndarray, "tokens"] | None
+    upper: Float64[np.ndarray, "tokens"] | None
+    row: Int64[np.ndarray, "looked_at"]
+    switched: Int64[np.ndarray, "looked_at"]
+    draws: int
+    exit_early: Float64[np.ndarray, "looked_at"] | None = None
+    exit_late: Float64[np.ndarray, "looked_at"] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from moegeom.core.input_noise import InputNoise
 from moegeom.core.metric import Metric
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
@@ -75,6 +76,9 @@ _NOT_FOR_NULL = (
     "wall_pairs",
 )
 
+#: Scopes of metrics of one choice, as the router is stored.
+_ONE_CHOICE = ("router", "noise")
+
 #: Reductions of a variant, and those that are kept of the null's.
 SWITCHES: tuple[str, ...] = (
     "token_counts",
@@ -111,6 +115,7 @@ class RouterRun:
     per_token: Path | None = None
     arithmetics: Sequence[Arithmetic] = ()
     reference: Arithmetic | None = None
+    noise: InputNoise | None = None
     bitmaps: Path | None = None
     advanced: Callable[[int], None] | None = None
 
@@ -257,7 +262,7 @@ def _finished_rows(
     if null is not None:
         states = progress["null"].states | _states(progress, "null sampled")
         absent = missing | dict.fromkeys(_NOT_FOR_NULL, "not kept for the null")
-        metrics = [metric for metric in run.metrics if metric.scope == "router"]
+        metrics = [metric for metric in run.metrics if metric.scope in _ONE_CHOICE]
         router = null.task.prepared.router
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
     reasons = dict(finished.reasons)
@@ -294,7 +299,7 @@ def _states(progress: Mapping[str, Progress], name: str) -> dict[str, State]:
 def _wanted(run: RouterRun) -> list[str]:
     """Reductions that some metric asks for and that can be had."""
     missing = _missing(run)
-    needed = {reduction_of(need) for m in run.metrics if m.scope == "router" for need in m.needs}
+    needed = {reduction_of(need) for m in run.metrics if m.scope in _ONE_CHOICE for need in m.needs}
     return [n for n in REDUCTIONS.names() if n not in missing and n in {*needed, "token_counts"}]
 
 
@@ -322,6 +327,8 @@ def _missing(run: RouterRun) -> dict[str, str]:
             missing[name] = absent[lacking[0]]
         elif facts.is_synthetic and name not in _GEOMETRY:
             missing[name] = _PRIOR
+        elif run.noise is None and "noise" in REDUCTIONS[name].needs:
+            missing[name] = "no noise on the inputs was asked for"
     return missing
 
 
@@ -336,13 +343,15 @@ def _task(
     if "switch" in wanted or (run.per_token is not None and router is run.router):
         wanted |= {"weights", "distance", "pair"}
     return Task(
-        prepared=prepare(router, with_distances="distance" in wanted),
+        prepared=prepare(router, with_distances=not wanted.isdisjoint({"distance", "noise"})),
         source=run.source,
         populations=Populations(run.source.facts.domains),
         kernels=run.kernels,
         wanted=frozenset(wanted),
         typical_norm=typical_norm,
         exclude_first=run.exclude_first,
+        noise=run.noise,
+        seed=run.seed,
     )
 
 

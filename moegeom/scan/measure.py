@@ -24,8 +24,9 @@ from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.mask import fill_decides
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.switch import Switch
+from moegeom.kernels.switch import NoisySwitch, Switch
 from moegeom.scan.labels import block_of, is_outlier
+from moegeom.scan.noisy import noisy_switch
 from moegeom.scan.prepared import unavailable
 from moegeom.scan.products import tile_logits
 from moegeom.scan.recorded import (
@@ -233,6 +234,7 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         routed_output=read.routed_output,
         expert_output=read.expert_output,
         switch=_switch(task, read, chosen, margin, pair) if "switch" in wanted else None,
+        noise=_noise(task, read, chosen) if "noise" in wanted else None,
         **costly,
     )
 
@@ -256,6 +258,15 @@ def _switch(
         weights = _weights(task, dataclasses.replace(read, logits=logits), chosen)
         reference = Reference(values, logits, chosen, margin, weights, None)
     return switch_of(task.variant, reference, task.kernels)
+
+
+def _noise(task: Task, read: _Arrays, chosen: np.ndarray) -> NoisySwitch | None:
+    if task.noise is None or read.norm is None:
+        return None
+    values, token = _inputs(read), read.token
+    return noisy_switch(
+        task.noise, task.prepared, values, read.logits, chosen, read.norm, token, task.seed
+    )
 
 
 def _boundary(

@@ -22,6 +22,8 @@ SAMPLE_TOKENS = 20_000
 SAMPLED = (
     "angle_histogram",
     "directions",
+    "exit_time_histograms",
+    "noise_switches",
     "orders",
     "rounding_sigmas_histogram",
     "rounding_switch",

@@ -24,6 +24,7 @@ _OF_INPUTS = (
     "rounding_sigmas",
     "input",
     "switch",
+    "noise",
 )
 _OF_WALLS = ("distance", "distance_upper", "pair")
 _OF_ALL_LOGITS = ("selection", "probability", "entropy", "log_sum_exp")
@@ -132,7 +133,8 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     if router.rule.capacity is None:
         reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
     if router.projection is not None:
-        reasons["switch"] = "arithmetics of routers behind a projection are not known"
+        why = "arithmetics and noise of routers behind a projection are not known"
+        reasons |= dict.fromkeys(("switch", "noise"), why)
     if not facts.has_documents:
         why = "the recording does not say where documents begin"
         reasons |= dict.fromkeys(("document", "position"), why)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.checkpoint.remote_options import RemoteOptions
+from moegeom.core.input_noise import InputNoise
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 
@@ -41,7 +42,8 @@ class ScanRequest(Terms):
     ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
     answer. ``source`` is a token source made by the caller instead of a path. Under each of
     ``arithmetics`` the choice is compared with that of the router as stored, or with that under
-    the arithmetic ``reference``.
+    the arithmetic ``reference``. ``noise`` disturbs the inputs: of all routers, or
+    of those that it names.
     """
 
     checkpoint: str
@@ -61,3 +63,10 @@ class ScanRequest(Terms):
     batch_tokens: int | None = None
     arithmetics: tuple[str, ...] = ()
     reference: str | None = None
+    noise: InputNoise | Mapping[str, InputNoise] | None = None
+
+    def noise_at(self, router: str) -> InputNoise | None:
+        """The noise on the inputs of one router; None for none."""
+        if self.noise is None or isinstance(self.noise, InputNoise):
+            return self.noise
+        return self.noise.get(router)

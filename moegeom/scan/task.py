@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moegeom.core.input_noise import InputNoise
 from moegeom.core.tokens import TokenSource
 from moegeom.kernels.reduction import Kernels
 from moegeom.scan.labels import Populations
@@ -18,7 +19,7 @@ class Task:
     ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
     not told); tokens at the first ``exclude_first`` positions of a document are left out.
     Where ``switch`` is wanted, ``variant`` is compared with ``reference``, or with the router as
-    stored.
+    stored; ``noise`` is what inputs are disturbed by where that is wanted, drawn from ``seed``.
     """
 
     prepared: PreparedRouter
@@ -30,3 +31,5 @@ class Task:
     exclude_first: int = 0
     variant: Emulated | None = None
     reference: Emulated | None = None
+    noise: InputNoise | None = None
+    seed: int = 0

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from moegeom.core.input_noise import InputNoise
 from moegeom.core.metric import Column, Invariance, Metric
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
@@ -44,13 +45,15 @@ _LABELS = ("expert", "group")
 
 
 def measured(metric: Metric, of: Router, source: Stream, **pace: Any) -> Rows:
-    """Rows of one metric for a router on a stream, null included; under another arithmetic for a
-    metric that compares two choices.
+    """Rows of one metric for a router on a stream, null included; under another arithmetic, or
+    noise, for a metric that needs it.
     """
     if metric.scope == "weights":
         return measure_weights(of, [metric], "no tokens").rows
     if metric.scope == "switch":
         pace |= {"arithmetics": [arithmetic("bf16-logits")]}
+    if metric.scope == "noise":
+        pace |= {"noise": InputNoise(0.02)}
     run = RouterRun(of, source, load_kernels("cpu"), [metric], **pace)
     return measure_router(run).rows
 

@@ -14,6 +14,7 @@ import os
 import sys
 
 from moegeom.check import CHECKS
+from moegeom.core.input_noise import InputNoise
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
@@ -42,6 +43,7 @@ def warm_up() -> None:
         wanted,
         typical_norm=1.0,
         variant=emulate(whole, arithmetic("bf16")),
+        noise=InputNoise(0.01),
     )
     found = measure(task, 0, 8).quantities
     found = dataclasses.replace(found, matches_recording=kernels["same_set"](*[found.chosen] * 2))

@@ -15,7 +15,7 @@ from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import coalitions as sketch
 from moegeom.kernels.reductions import input_sample, tile_load, token_sample
-from moegeom.kernels.switch import Switch
+from moegeom.kernels.switch import NoisySwitch, Switch
 from moegeom.kernels.table import BACKENDS, load_kernels
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS, HIDDEN, RUN = 9, 3, 3, 240, 5, 8
@@ -69,6 +69,23 @@ def quantities_of(token: np.ndarray) -> Quantities:
         selection=score[token],
         fill_decides=matches[token],
         switch=switch_of(chosen[token], floats[:, token], matches[token]),
+        noise=noise_of(token, floats),
+    )
+
+
+def noise_of(token: np.ndarray, floats: np.ndarray) -> NoisySwitch:
+    """Probabilities of all tokens, a simulation and exit times of the first of every run."""
+    low = np.minimum(floats[4], 0.5)[token]
+    row = np.flatnonzero(token % RUN == 0)
+    return NoisySwitch(
+        lower=low,
+        estimate=1.1 * low,
+        upper=np.minimum(2.0 * low, 1.0),
+        row=row,
+        switched=token[row] % 5,
+        draws=8,
+        exit_early=floats[5][token][row],
+        exit_late=2.0 * floats[5][token][row],
     )
 
 

@@ -44,6 +44,12 @@ def run(
         str | None,
         typer.Option("--reference", help="The arithmetic to compare with [default: as stored]."),
     ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            "--noise", help="Noise on the inputs: share of their rms, or a second recording."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Results directory [default: runs/<checkpoint>.boundary]."),
@@ -92,6 +98,7 @@ def run(
             num_workers=threads,
             arithmetics=tuple(arith or ()),
             reference=reference,
+            noisy=noise,
         )
         watch = watching(quiet)
         try:

@@ -71,6 +71,53 @@ def distances(exposure: Exposure) -> list[str]:
     return said or ["Walls of this rule are curved or grouped: no exact distances."]
 
 
+def noise_lines(exposure: Exposure) -> list[str]:
+    """What noise on the inputs does; nothing where none was asked for."""
+    simulated = exposure.share_column("noise_simulated_share")
+    if not simulated:
+        return []
+    worst = max(simulated, key=lambda pair: pair[1])
+    said = (
+        f"{_noise_size(exposure)} switches {percent(_mean(simulated))} of the choices in a "
+        f"simulation ({exposure.summary.places([worst[0]])}: {percent(worst[1])})"
+    )
+    means = [
+        _mean(exposure.share_column(f"noise_switched_share{end}"))
+        for end in ("", "_lower", "_upper")
+    ]
+    if means[0] is not None:
+        expected, least, most = means
+        said += (
+            f"; {percent(expected)} by the noise model, {percent(least)} to {percent(most)} by its "
+            "bounds"
+        )
+    lines = [f"{said}."]
+    early, late = (exposure.share_column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
+    if early and late:
+        lines.append(
+            f"An input that drifts with this noise per unit of time leaves its cell within "
+            f"{_median(early):.3g} to {_median(late):.3g} of it, for half of the paths of half of "
+            "the tokens."
+        )
+    return lines
+
+
+def _noise_size(exposure: Exposure) -> str:
+    noise = exposure.summary.run["noise"]
+    if "scale" in noise:
+        return f"Noise of {100.0 * noise['scale']:.3g} % of the input's rms"
+    relative, kappa, shared = (
+        [found[field] for found in noise.values()]
+        for field in ("relative", "kappa", "systematic_share")
+    )
+    return (
+        f"Noise as between the two recordings ({100 * min(relative):.3g} to "
+        f"{100 * max(relative):.3g} % of the input's rms, {min(kappa):.2g} to {max(kappa):.2g} "
+        f"roundings to bfloat16; up to {percent(max(shared))} of its square is common to all "
+        "tokens)"
+    )
+
+
 def worst_layers(exposure: Exposure, variant: VariantExposure) -> str:
     """The layers that a variant switches most, beside a random router's."""
     ranked = sorted(variant.rows, key=lambda row: -row["switched_share"])[:_NAMED]
@@ -131,6 +178,10 @@ def limits() -> Sequence[str]:
         "allows. Random: a router of the same shape and row lengths, on a sample of these tokens."
     )
     return exposed, kept
+
+
+def _mean(pairs: Sequence[tuple[str, float]]) -> float | None:
+    return sum(value for _, value in pairs) / len(pairs) if pairs else None
 
 
 def _median(pairs: Sequence[tuple[str, float]]) -> float:

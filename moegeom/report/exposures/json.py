@@ -7,7 +7,7 @@ from typing import Any
 
 from moegeom.report._reporter import Reporter, View
 from moegeom.report.exposures._exposure import Exposure
-from moegeom.report.exposures._wording import distances, remarks, verdict
+from moegeom.report.exposures._wording import distances, noise_lines, remarks, verdict
 from moegeom.report.rule_trust import rule_facts
 from moegeom.report.strict_json import document_text
 
@@ -35,7 +35,9 @@ def render(exposure: Exposure, view: View) -> str:
     document = {
         "verdict": verdict(exposure),
         "distances": distances(exposure),
+        "noise": noise_lines(exposure),
         "remarks": remarks(exposure),
+        "routers": [dict(row) for row in exposure.summary.layers],
         "variants": variants,
         **rule_facts(run),
         "run": dict(run),

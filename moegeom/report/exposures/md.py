@@ -10,6 +10,7 @@ from moegeom.report.exposures._wording import (
     certain,
     distances,
     limits,
+    noise_lines,
     percent,
     remarks,
     traders,
@@ -50,7 +51,10 @@ def render(exposure: Exposure, view: View) -> str:
                 )
             )
         )
-    lines += ["", *(f"- {text}" for text in (*remarks(exposure), *limits()))]
+    lines += [
+        "",
+        *(f"- {text}" for text in (*noise_lines(exposure), *remarks(exposure), *limits())),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from moegeom.report.exposures._wording import (
     certain,
     distances,
     limits,
+    noise_lines,
     percent,
     remarks,
     traders,
@@ -114,6 +115,8 @@ def _details(exposure: Exposure, view: View) -> list[Text]:
     if not view.all_layers:
         shown = sorted(shown, key=lambda v: -(v.mean("switched_share") or 0.0))[:1]
     lines: list[Text] = []
+    for sentence in noise_lines(exposure):
+        lines += hanging("noise    ", sentence, view.width, "dim")
     for variant in shown:
         head = f"{variant.name}: "
         lines += hanging("worst    ", head + worst_layers(exposure, variant), view.width, "dim")

@@ -9,7 +9,7 @@ from moegeom.geometry import exit_simulation
 from moegeom.geometry.boundary import row_distances
 from moegeom.geometry.exit_simulation import quantile_interval, simulate_exit
 from moegeom.geometry.exit_time import (
-    cell_quantile,
+    cell_quantiles,
     exit_probability,
     face_quantile,
     log_crossing_probability,
@@ -84,7 +84,7 @@ def test_without_walls_nothing_is_left():
     assert sigmas.shape == (4, 0)
     found = exit_probability(sigmas, 3.0)
     np.testing.assert_array_equal([found.lower, found.upper], np.zeros((2, 4)))
-    assert cell_quantile(sigmas[0], 0.5) == (np.inf, np.inf)
+    assert np.isinf(cell_quantiles(sigmas, 0.5)).all()
     assert are_walls_positive(WEIGHT, chosen).all()
     curve = simulate_exit(
         LOGITS[0], chosen[0], WEIGHT, row_distances(WEIGHT), np.ones(1), 10, np.random.default_rng()
@@ -98,7 +98,7 @@ def test_on_a_wall_the_cell_is_left_at_once():
     for time in (0.0, 1e-12, 5.0):
         found = exit_probability(sigmas, time, np.array([True]))
         np.testing.assert_array_equal([found.lower, found.upper], [[1.0], [1.0]])
-    assert cell_quantile(sigmas[0], 0.5) == (0.0, 0.0)
+    assert not np.any(cell_quantiles(sigmas, 0.5))
     z = np.array([1.0, 1.0, 0.0])
     weight = np.array([[1.0], [0.0], [0.5]])
     chosen = np.array([0], dtype=np.int32)

@@ -15,8 +15,8 @@ from moegeom.metrics import METRICS
 from moegeom.results.reader import open_results
 from moegeom.results.schema import OTHER_TABLES, metric_tables, table_of
 
-#: Metrics of a scan: those that compare two choices are measured by ``boundary-report``.
-OF_A_SCAN = [metric for metric in METRICS.all() if metric.scope != "switch"]
+#: Metrics of a scan: the others are measured by ``boundary-report``.
+OF_A_SCAN = [metric for metric in METRICS.all() if metric.scope in ("weights", "router")]
 TABLES = (*metric_tables(OF_A_SCAN), *OTHER_TABLES)
 
 

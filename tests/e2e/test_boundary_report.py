@@ -1,0 +1,130 @@
+"""``boundary-report`` as people type it: the screen, its refusals, the results it leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.results.reader import open_results
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "sample_ckpts" / "olmoe-balanced"
+
+
+@pytest.fixture(scope="module")
+def report(moegeom, tmp_path_factory) -> Path:
+    """A folder with ``out``, the results of two arithmetics and noise on the sample."""
+    folder = tmp_path_factory.mktemp("boundary")
+    ran = moegeom(
+        *(folder, "boundary-report", str(SAMPLE / "step_1500")),
+        *("--tokens", str(SAMPLE / "rec/step_1500"), "--out", "out", "--quiet"),
+        *("--arith", "bf16-logits", "--arith", "float32-blocks", "--noise", "0.02"),
+    )
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    return folder
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+def test_the_screen_fits_and_says_what_switches(moegeom, report, columns):
+    ran = moegeom(report, "boundary-report", "out", COLUMNS=columns)
+    assert ran.code == 0
+    assert max(map(len, ran.out.splitlines())) <= int(columns)
+    text = " ".join(ran.out.split())
+    assert re.search(r"VERDICT bf16-logits switches most: 0\.\d\d % of the choices", text)
+    assert re.search(r"bf16-logits 0\.\d\d % 0\.\d\d % 0\.\d\d % L\d", text)
+    assert re.search(r"float32-blocks 0 % 0 % - 0 % 0 % (100|99\.\d+) %", text)
+    assert "exact ties leave" in text
+    assert "Noise of 2 % of the input's rms switches" in text
+    assert "A switched expert is not a wrong answer" in text
+
+
+def test_json_is_strict_and_holds_every_layer(moegeom, report):
+    ran = moegeom(report, "boundary-report", "out", "--format", "json")
+    document = json.loads(ran.out, parse_constant=lambda name: pytest.fail(f"not strict: {name}"))
+    assert [variant["variant"] for variant in document["variants"]] == [
+        "bf16-logits",
+        "float32-blocks",
+    ]
+    for variant in document["variants"]:
+        assert [row["router"] for row in variant["layers"]] == ["text/0", "text/1", "text/2"]
+        assert all(row["num_disproved"] == 0 for row in variant["layers"])
+        assert len(variant["null"]) == 3
+    assert document["rule_status"] == "verified"
+
+
+def test_markdown_has_a_line_for_each_arithmetic(moegeom, report):
+    ran = moegeom(report, "boundary-report", "out", "--format", "md")
+    assert sum(line.startswith("| `") for line in ran.out.splitlines()) == 2
+
+
+def test_what_it_leaves_is_a_scan_as_well(moegeom, report):
+    assert moegeom(report, "report", "out").code == 0
+    results = open_results(report / "out")
+    rows = {
+        (row["router"], row["variant"], row["population"]): row for row in results.rows("layers")
+    }
+    exact, other = (rows["text/1", name, "all"] for name in ("as_stored", "bf16-logits"))
+    assert exact["switched_share"] is None
+    assert other["load_cv_ddof0"] is None
+    assert (
+        0.0 < other["switched_share_least"] < other["switched_share"] < other["switched_share_most"]
+    )
+    variants = {row["variant"]: row for row in results.rows("variants")}
+    some, seen = (
+        variants["bf16-logits"][name]
+        for name in ("num_switched_any_layer", "num_tokens_all_layers")
+    )
+    shares = [rows[f"text/{layer}", "bf16-logits", "all"]["switched_share"] for layer in range(3)]
+    assert seen == 4096
+    assert max(shares) <= some / seen <= sum(shares)
+    # the noise model without emulation
+    predicted = [
+        rows[f"text/{layer}", "bf16-logits", "all"]["predicted_switched_share"]
+        for layer in range(3)
+    ]
+    assert np.mean(predicted) / np.mean(shares) == pytest.approx(1.0, abs=0.3)
+
+
+def test_the_reference_can_be_another_arithmetic(moegeom, place):
+    said = "boundary-report model --tokens rec --out {} --arith bf16 --reference {} --format json"
+    same = moegeom(place, *said.format("same", "bf16").split())
+    assert json.loads(same.out)["variants"][0]["switched_share"] == 0.0
+    other = moegeom(place, *said.format("other", "bf16-logits").split())
+    assert json.loads(other.out)["variants"][0]["switched_share"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "said"),
+    [
+        ("model", 2, "boundary-report needs tokens"),
+        ("model --tokens rec --arith bf15", 2, "bf15"),
+        ("model --tokens rec --reference nothing", 2, "nothing"),
+        ("model --tokens rec --noise -1", 2, "expected a positive share"),
+        ("model --tokens rec --noise elsewhere", 3, "elsewhere"),
+        ("results", 3, "holds no variants"),
+        ("model --tokens rec --out results", 2, "exists already"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(moegeom, place, typed, code, said):
+    ran = moegeom(place, "boundary-report", *typed.split())
+    assert (ran.code, ran.out) == (code, "")
+    assert said in ran.err
+
+
+def test_logits_cannot_be_rounded_again(moegeom, place):
+    from moegeom.checkpoint.open import open_checkpoint
+    from moegeom.router.load import load_routers
+    from moegeom.tokens.open import open_tokens
+
+    routers = load_routers(open_checkpoint(place / "model")).routers
+    source = open_tokens(str(place / "rec"), None, None, ())
+    logits = {r.name: source.read_values(r.name, 0, 512) @ r.weight.T for r in routers}
+    np.savez(place / "logits.npz", **logits)
+    typed = "boundary-report model --tokens logits.npz --stage logits --arith bf16 --out o"
+    ran = moegeom(place, *typed.split())
+    assert ran.code == 3
+    assert "needs recorded router inputs" in ran.err
