@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from moegeom.core.input_noise import InputNoise
 from moegeom.core.intervals import half_width
 from moegeom.core.metric import Column, Metric
 from moegeom.core.variant_names import under_null
@@ -38,6 +39,9 @@ ROUTERS = {"olmoe-balanced": "text/1", "olmoe-collapsed": "text/1", "deepseek-ti
 
 #: The arithmetic of the examples of metrics that compare two choices.
 VARIANT = "bf16-logits"
+
+#: The noise of the examples of metrics that need some: 2 % of the rms of each input.
+NOISE = InputNoise(0.02)
 
 #: Begins the part of a page that comes from a scan.
 EXAMPLE = "## On the samples"
@@ -150,7 +154,9 @@ def measure(folder: Path) -> dict[tuple[str, int], dict[str, list[dict]]]:
             out = folder / f"{model}-{step}"
             checkpoint = SAMPLES / model / f"step_{step}"
             tokens = str(SAMPLES / model / "rec" / f"step_{step}")
-            request = ScanRequest(str(checkpoint), out, tokens=tokens, arithmetics=(VARIANT,))
+            request = ScanRequest(
+                str(checkpoint), out, tokens=tokens, arithmetics=(VARIANT,), noise=NOISE
+            )
             results = open_results(scan(request))
             tables[model, step] = {name: results.rows(name) for name in results.tables()}
     return tables
