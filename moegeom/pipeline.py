@@ -17,8 +17,8 @@ from threadpoolctl import threadpool_limits
 from moegeom.check import judge, measured_rows
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError, UsageError
-from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.input_noise import InputNoise
+from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, TokenSource

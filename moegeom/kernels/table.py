@@ -31,6 +31,7 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("top_k", 0.0, "chosen experts in descending order, ties to the lowest; margin"),
     Kernel("boundary_distance", 1e-14, "exact distance to the boundary of an affine cell; pair"),
     Kernel("distance_bracket", 1e-14, "bounds of that distance from the largest logits; pair"),
+    Kernel("curved_distance", 2e-6, "certified bounds of the distance for other rules; pair"),
     Kernel("routing_weights", 1e-13, "weight of each chosen expert"),
     Kernel("coalition_key", 0.0, "64-bit key of the chosen set, whatever its order"),
     Kernel("same_set", 0.0, "is the recorded set the chosen set"),

@@ -10,11 +10,11 @@ from jaxtyping import Float, Float64
 
 from moegeom.core.router import Router
 from moegeom.geometry.number_format import NUMBER_FORMATS, rounded_to
-from moegeom.geometry.rounding import score_resolution
+from moegeom.geometry.rounding import UNIT_FLOAT32, score_resolution
 from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.geometry.stability import format_gap, sum_error
-from moegeom.geometry.summation import SUMMATION_ORDERS, ordered_sums
+from moegeom.geometry.summation import SUMMATION_ORDERS, gamma, ordered_sums
 from moegeom.geometry.weight_schemes import stored_as
 from moegeom.variants.arithmetic import Arithmetic
 
@@ -94,6 +94,12 @@ class Emulated:
         """Largest error of a logit that is added up in ``order``."""
         depth = SUMMATION_ORDERS[order].depth(self.router.hidden_size)
         return sum_error(input_norm, depth, self.longest_row, self.largest_bias)
+
+    def closer_sum_error(self, inputs: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
+        """The same for the engine's own order, from the sizes of the products: a sharper bound."""
+        depth = SUMMATION_ORDERS[self.arithmetic.order].depth(self.router.hidden_size)
+        sizes = np.abs(inputs).astype(np.float64) @ np.abs(self.columns).astype(np.float64)
+        return gamma(depth + 1, UNIT_FLOAT32) * (sizes.max(axis=1) + self.largest_bias)
 
     def gap_needed(
         self,

@@ -20,6 +20,8 @@ from moegeom.geometry.boundary import boundary_distance, row_distances
 from moegeom.geometry.capacity import expert_capacity
 from moegeom.geometry.coalition import chao1, good_turing_coverage
 from moegeom.geometry.consistency import jaccard, overlap_share
+from moegeom.geometry.curved_rows import curved_rows
+from moegeom.geometry.curved_wall import wall_distance
 from moegeom.geometry.exit_time import exit_probability, face_quantile
 from moegeom.geometry.gram import best_gram_score, cosines, gram_score, random_gram_score
 from moegeom.geometry.intrinsic_dimension import (
@@ -34,9 +36,10 @@ from moegeom.geometry.order_distance import flat_distance, order_distance
 from moegeom.geometry.orders import extra_experts, order_eps, order_exact, tie_spread
 from moegeom.geometry.rounding import rounding_sigmas, switch_probability
 from moegeom.geometry.routing_entropy import entropy_nats, normalised_scores
+from moegeom.geometry.score_curve import ScoreCurve
 from moegeom.geometry.selection.mask import group_scores, kept_groups
 from moegeom.geometry.selection.pick import margin, top_k
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection.route import route, selection_scores
 from moegeom.geometry.wall_sigmas import noisy_distances, wall_sigmas
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -158,6 +161,21 @@ def nearest_wall_by_factor(W, b, x, k, sigma):
     return wall_sigmas(logits, top_k(logits, k), distances).min()
 
 
+def sigmoid_pair(u, v, K, Delta):
+    (own, product), (_, other) = K
+    along = product / np.sqrt(own)
+    rows = (float(np.sqrt(own)), float(along), float(np.sqrt(other - along**2)))
+    return wall_distance(ScoreCurve("sigmoid"), (u, v), rows, Delta).upper
+
+
+def sigmoid_lipschitz(u, v, K, Delta):
+    """Each expert a group by itself: the difference of group scores is the one of the pair."""
+    rule = Rule(1, "sigmoid", Weights("scores"), True, groups=GroupMask(2, 1, "max", -np.inf))
+    bias = np.array([Delta, 0.0])
+    rows = curved_rows(np.linalg.cholesky(np.array(K)), rule, None, bias)
+    return margin(selection_scores(row([u, v]), rule, bias), 1)[0] / rows.group_slopes[0, 1]
+
+
 #: Fixture -> the function of its inputs that must give the expected numbers.
 DELIVERED = {
     "topk_lex_ties": chosen_set,
@@ -212,6 +230,8 @@ DELIVERED = {
     "routing_entropy": mean_entropy,
     "capacity": lambda cf, k, N, E: expert_capacity(N, E, k, cf),
     "flip_prob": switch_by_rounding,
+    **dict.fromkeys([f"sigmoid_pair_{which}" for which in "abcd"], sigmoid_pair),
+    "sigmoid_lipschitz": sigmoid_lipschitz,
 }
 
 #: Fixtures whose number is not what their text defines, with the reason. The quantity is tested by
@@ -236,8 +256,8 @@ NOT_DELIVERED = frozenset(
     cells_total_hom cells_ub example_4_21 regions_ub granularity_log10 granularity_doc_log10
     G_max power_distance hmoe_MHA hmoe_I hmoe_II
     voronoi_worked split_L2 split_f_MHA pde_residual
-    osr_cost osr_sinkhorn osr_sinkhorn_single gru_macs newton_schulz_step sig_diff sigmoid_pair_a sigmoid_pair_b sigmoid_pair_c
-    sigmoid_pair_d sigmoid_lipschitz bf16_round tie_prob_ulp
+    osr_cost osr_sinkhorn osr_sinkhorn_single gru_macs newton_schulz_step sig_diff
+    bf16_round tie_prob_ulp
     """.split()
 )
 

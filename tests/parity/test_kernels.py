@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from moegeom.core.router import GroupMask, Rule, Weights
+from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.boundary import row_distances
+from moegeom.geometry.curved_rows import curved_rows
 from moegeom.geometry.float_bits import NUM_BINS, bin_edges
 from moegeom.geometry.selection.pick import margin
+from moegeom.geometry.selection.route import route
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.table import BACKENDS, KERNELS, load_kernels
 
@@ -133,6 +135,39 @@ def distance_bracket(case: Case) -> list[tuple]:
     return found
 
 
+def curved_distance(case: Case) -> list[tuple]:
+    groups = 4 if case.experts % 4 == 0 else case.experts
+    kept = max(groups // 2, -(-case.k * groups // case.experts))
+    bias = 0.2 * case.random.standard_normal(case.experts)
+    weights = Weights("scores")
+    rules = [
+        (Rule(case.k, "sigmoid", weights, True), bias),
+        (Rule(case.k, "sigmoid", weights, True), np.zeros(case.experts)),
+        (Rule(case.k, "sqrt_softplus", weights, True, logit_map=LogitMap(0.5, 3.0)), bias),
+        (Rule(case.k, "softmax", weights, True), 0.05 * bias),
+        *(
+            (Rule(case.k, score, weights, True, groups=GroupMask(groups, kept, rank, fill)), added)
+            for score, rank, fill, added in (
+                ("sigmoid", "top2_sum", -INF, bias),
+                ("sqrt_softplus", "max", 0.0, bias - 0.8),
+                ("identity", "top2_sum", 0.0, bias),
+                ("softmax", "max", 0.0, 0.0 * bias),
+                ("softmax", "top2_sum", -INF, 0.05 * bias),
+            )
+        ),
+    ]
+    weight = case.random.standard_normal((case.experts, 6))
+    weight[-1] = weight[0]
+    # the reference takes a pair at a time, and splits hairs where scores are saturated
+    few = 1 if case.values == "huge" else 2
+    logits = case.logits()[: few if case.experts > 16 or few == 1 else case.tokens]
+    found = []
+    for rule, added in rules:
+        rows = curved_rows(weight, rule, None, added)
+        found += [(logits, route(logits, rule, added).chosen, rows)]
+    return found
+
+
 def routing_weights(case: Case) -> list[tuple]:
     weights = [
         Weights("scores"),
@@ -239,6 +274,7 @@ ARGUMENTS = {
         top_k,
         boundary_distance,
         distance_bracket,
+        curved_distance,
         routing_weights,
         coalition_key,
         same_set,
