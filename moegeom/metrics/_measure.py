@@ -21,6 +21,14 @@ from moegeom.core.variant_names import under_null
 from moegeom.kernels.reduction import REDUCTIONS, Kernels, State, reduction_of
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.metrics._finish import Rows, finish_router
+from moegeom.metrics._kept import (
+    GEOMETRY,
+    NOT_FOR_NULL,
+    ONE_CHOICE,
+    PRIOR,
+    SWITCHES,
+    SWITCHES_OF_NULL,
+)
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
 from moegeom.scan.labels import Populations
@@ -39,55 +47,6 @@ from moegeom.scan.task import Task
 from moegeom.variants.arithmetic import Arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom.variants.random_router import random_router
-
-#: Why a synthetic prior gives some metrics no value.
-_PRIOR = "a synthetic prior says where walls are, not which tokens come (geometry only)"
-
-#: Reductions that mean something on a synthetic prior.
-_GEOMETRY = frozenset(
-    {
-        "token_counts",
-        "ambiguity",
-        "margin_histogram",
-        "distance_histogram",
-        "bracket_histogram",
-        "wall_pairs",
-        "bf16_switch",
-        "orders",
-        "relative_distance_histogram",
-        "noise_sigmas_histogram",
-        "rounding_sigmas_histogram",
-        "rounding_switch",
-        "angle_histogram",
-    }
-)
-
-
-#: Reductions that say nothing about a random router, or too much.
-_NOT_FOR_NULL = (
-    "agreement",
-    "block_outputs",
-    "coalitions",
-    "directions",
-    "document_counts",
-    "input_sample",
-    "output_cosines",
-    "token_sample",
-    "wall_pairs",
-)
-
-#: Scopes of metrics of one choice, as the router is stored.
-_ONE_CHOICE = ("router", "noise")
-
-#: Reductions of a variant, and those that are kept of the null's.
-SWITCHES: tuple[str, ...] = (
-    "token_counts",
-    "switches",
-    "weight_moved_histogram",
-    "traded_pairs",
-    "switch_bits",
-)
-SWITCHES_OF_NULL: tuple[str, ...] = ("token_counts", "switches", "switch_bits")
 
 #: Tokens whose median length is the usual length of a router input: one tile, so that tokens of a
 #: running model can be told apart as soon as the first tile is full.
@@ -193,16 +152,22 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
     ]
     if run.source.facts.stage in ("router_input", "pre_norm"):
         null = random_router(run.router, run.seed)
-        kept = [name for name in wanted if name not in _NOT_FOR_NULL]
+        kept = [name for name in wanted if name not in NOT_FOR_NULL]
         planned += [("null", null, kept, False, some), ("null sampled", null, kept, True, few)]
     passes = []
     for name, router, names, is_sampled, tiles in planned:
-        reductions = tuple(n for n in names if (n in SAMPLED) == is_sampled)
+        reductions = tuple(n for n in names if _is_sampled(run, n) == is_sampled)
         if reductions:
             task = _task(run, router, reductions, typical)
             skips = run.skip_non_finite or name != MAIN
             passes.append(Pass(name, task, reductions, tiles, skips))
     return (*passes, *_arithmetic_passes(run, typical, all_tiles, some))
+
+
+def _is_sampled(run: RouterRun, reduction: str) -> bool:
+    """Whether a sample is enough: for what costs more than the product, curved walls among it."""
+    is_curved = not run.router.rule.is_affine and "distance" in REDUCTIONS[reduction].needs
+    return reduction in SAMPLED or is_curved
 
 
 def _arithmetic_passes(
@@ -261,8 +226,8 @@ def _finished_rows(
     null = next((planned for planned in passes if planned.name == "null"), None)
     if null is not None:
         states = progress["null"].states | _states(progress, "null sampled")
-        absent = missing | dict.fromkeys(_NOT_FOR_NULL, "not kept for the null")
-        metrics = [metric for metric in run.metrics if metric.scope in _ONE_CHOICE]
+        absent = missing | dict.fromkeys(NOT_FOR_NULL, "not kept for the null")
+        metrics = [metric for metric in run.metrics if metric.scope in ONE_CHOICE]
         router = null.task.prepared.router
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
     reasons = dict(finished.reasons)
@@ -299,7 +264,7 @@ def _states(progress: Mapping[str, Progress], name: str) -> dict[str, State]:
 def _wanted(run: RouterRun) -> list[str]:
     """Reductions that some metric asks for and that can be had."""
     missing = _missing(run)
-    needed = {reduction_of(need) for m in run.metrics if m.scope in _ONE_CHOICE for need in m.needs}
+    needed = {reduction_of(need) for m in run.metrics if m.scope in ONE_CHOICE for need in m.needs}
     return [n for n in REDUCTIONS.names() if n not in missing and n in {*needed, "token_counts"}]
 
 
@@ -325,8 +290,8 @@ def _missing(run: RouterRun) -> dict[str, str]:
         lacking = [need for need in REDUCTIONS[name].needs if need in absent]
         if lacking:
             missing[name] = absent[lacking[0]]
-        elif facts.is_synthetic and name not in _GEOMETRY:
-            missing[name] = _PRIOR
+        elif facts.is_synthetic and name not in GEOMETRY:
+            missing[name] = PRIOR
         elif run.noise is None and "noise" in REDUCTIONS[name].needs:
             missing[name] = "no noise on the inputs was asked for"
     return missing
@@ -340,8 +305,10 @@ def _task(
         wanted.add("input_norm")  # a disagreement is judged by the float bound
     if typical_norm is not None:
         wanted.add("input_norm")  # outlier tokens are told by it
-    if "switch" in wanted or (run.per_token is not None and router is run.router):
+    if run.per_token is not None and router is run.router:
         wanted |= {"weights", "distance", "pair"}
+    if "switch" in wanted and router.rule.is_affine:
+        wanted |= {"distance", "pair"}
     return Task(
         prepared=prepare(router, with_distances=not wanted.isdisjoint({"distance", "noise"})),
         source=run.source,

@@ -1,11 +1,14 @@
-"""How far the largest logits decide the boundary distance.
+"""How far the boundary distance is known.
 
-A recording of all logits or of router inputs gives the distance of every token exactly
-(``distance_exact_share`` 1). One of the m largest logits gives a bracket, because a logit that is
-not known may be anything up to the least known one. Where the bracket is a point the distance is
-exact, the same number that all logits give. Elsewhere its lower end stands for it: distances, and
+Behind straight walls a recording of all logits or of router inputs gives the distance of every
+token exactly (``distance_exact_share`` 1). One of the m largest logits gives a bracket, because a
+logit that is not known may be anything up to the least known one. So do the walls of groups, and of
+softmax scores with a selection bias: below by a certified bound, above by a step after which the
+rule really chooses another set. Where the bracket is a point (closed to 1e-6 for curved walls) the
+distance is exact. Elsewhere its lower end stands for it: distances, and
 with them the columns of ``boundary_distance``, are then lower bounds, and the nearest wall of such
-a token is not counted. More logits narrow the brackets; 16 more than are chosen close nearly all.
+a token is not counted unless every other wall is farther. More logits narrow the brackets; 16 more
+than are chosen close nearly all.
 """
 
 from __future__ import annotations

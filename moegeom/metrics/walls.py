@@ -1,8 +1,8 @@
 """Walls: which pairs of experts the tokens are nearest to exchanging.
 
-For each token the pair (expert out, expert in) whose wall is nearest, by the exact boundary
-distance of affine rules; table ``pairs`` lists the 256 most frequent. Tokens whose distance is not
-exact (``distance_bracket``) have no known wall and are left out. Pairs that take a large share
+For each token the pair (expert out, expert in) whose wall is nearest, by the boundary distance;
+table ``pairs`` lists the 256 most frequent. Tokens whose distance is not exact
+(``distance_bracket``) mostly have no known wall and are left out. Pairs that take a large share
 trade tokens under any disturbance: twins, or experts that learned the same.
 """
 

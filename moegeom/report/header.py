@@ -27,30 +27,35 @@ def duration(seconds: float) -> str:
 
 
 def rule_line(summary: Summary) -> str:
-    """The rule in words, and whether distances are exact for it."""
+    """The rule in words, and how far distances to its walls are known."""
     checkpoint, routers = summary.run["checkpoint"], summary.run["routers"]
     affine = sum(router["is_affine"] for router in routers)
     if affine == len(routers):
-        walls = f"Walls are straight: {_exactness(summary)}."
+        walls = "straight"
     elif affine == 0:
-        walls = "Walls are curved or grouped: margins only."
+        walls = "curved or grouped"
     else:
-        walls = f"Walls are straight in {affine} of {len(routers)} routers."
-    return f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}. {walls}"
+        walls = f"straight in {affine} of {len(routers)} routers"
+    rule = f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}"
+    return f"{rule}. Walls are {walls}{_exactness(summary, affine == len(routers))}."
 
 
-def _exactness(summary: Summary) -> str:
-    """How far the distances to straight walls can be trusted, given what was recorded."""
+def _exactness(summary: Summary, is_straight: bool) -> str:
+    """How far the distances to the walls can be trusted, given what was recorded."""
     tokens = summary.run["tokens"]
     if tokens is not None and tokens["stage"] in ("ids", "counts"):
-        return "but there are no logits, hence no distances"
+        return ", but there are no logits, hence no distances"
     shares = [row.get("distance_exact_share") for row in summary.layers]
     known = [share for share in shares if share is not None]
-    if not known or min(known) == 1:
-        return "distances are exact"
+    if not known:
+        if is_straight:
+            return ": distances are exact"
+        return "" if tokens is None else ": margins only"
+    if min(known) == 1:
+        return ": distances are exact"
     # rounded down, so that 100 % means all of them
     percent = f"{math.floor(1e4 * min(known)) / 100:.4g} %"
-    return f"distances are exact for at least {percent} of tokens, lower bounds for others"
+    return f": distances are exact for at least {percent} of tokens, lower bounds for others"
 
 
 def routers_line(summary: Summary) -> str:

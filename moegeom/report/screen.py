@@ -41,13 +41,16 @@ def to_text(lines: list[Text], view: View) -> str:
     return stream.getvalue()
 
 
-def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Lines of at most ``width`` columns; a word that is longer stays whole."""
+def wrapped(text: str, width: int, indent: str = "", later: str | None = None) -> list[str]:
+    """Lines of at most ``width`` columns; a word that is longer stays whole.
+
+    Lines after the first are indented by ``later``, if given, instead of ``indent``.
+    """
     return textwrap.wrap(
         text,
         width,
         initial_indent=indent,
-        subsequent_indent=indent,
+        subsequent_indent=indent if later is None else later,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -67,9 +70,9 @@ def labelled(label: str, text: str, width: int, style: str = "bold") -> list[Tex
 
 def titled(name: str, text: str, width: int) -> list[Text]:
     """The first line: the name of the checkpoint, and what it is."""
-    parts = wrapped(f"{name}  {text}", width)
+    parts = wrapped(f"{name}  {text}", width, later=" " * LABEL)
     first = Text.assemble((name, "bold"), parts[0].removeprefix(name))
-    return [first, *(Text(" " * LABEL + part.strip()) for part in parts[1:])]
+    return [first, *map(Text, parts[1:])]
 
 
 def finding_head(finding: Finding, places: str, width: int) -> list[Text]:

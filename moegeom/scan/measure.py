@@ -225,7 +225,7 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         if norm is None
         else _float_bound(task, norm, scored, chosen, margin, read.scale),
         noise_scale=None
-        if norm is None or distance is None
+        if norm is None or distance is None or not rule.is_affine
         else bf16_noise_scale(norm, prepared.router.hidden_size),
         matches_recording=None
         if read.recorded is None
@@ -249,6 +249,8 @@ def _switch(
     if task.variant is None:
         return None
     values = _inputs(read)
+    if not task.prepared.router.rule.is_affine:
+        pair = None
     if task.reference is None:
         weights = _weights(task, read, chosen)
         reference = Reference(values, read.logits, chosen, margin, weights, pair)
@@ -278,6 +280,10 @@ def _boundary(
     """Least and largest distance to the boundary, and the nearest wall where it is known."""
     rows, kernels = task.prepared.rows, task.kernels
     lacks_scale = task.prepared.router.has_cosine_logits and read.scale is None
+    if task.prepared.curved is not None and "distance" in task.wanted:
+        lower, upper, pair = kernels["curved_distance"](read.logits, chosen, task.prepared.curved)
+        # a bracket as narrow as the kernel makes it is a distance
+        return lower, np.where(upper <= lower * _POINT, lower, upper), pair
     if rows is None or "distance" not in task.wanted or lacks_scale:
         return None, None, None
     if read.top_expert is not None:
@@ -340,6 +346,10 @@ def _inputs(read: _Arrays) -> Float[np.ndarray, "tokens hidden"]:
     assert read.values is not None, "unavailable() asks for router inputs"
     return read.values
 
+
+#: Upper over lower bound of a distance that is known as well as floats know it: the bracket of a
+#: curved wall is closed to 1e-6.
+_POINT = 1.0 + 2e-6
 
 #: Quantities that are computed only when somebody asks for them.
 _ON_DEMAND: Mapping[str, Callable[[Task, _Arrays, np.ndarray], np.ndarray]] = {

@@ -13,6 +13,7 @@ from moegeom.core.metric import RULE_HAS_NO
 from moegeom.core.router import Router
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary import RowDistances, row_distances
+from moegeom.geometry.curved_rows import CurvedRows, curved_rows
 
 #: Quantities of router inputs, of walls, and of the logits of all experts.
 _OF_INPUTS = (
@@ -37,8 +38,9 @@ _NEEDS_INPUT = "needs recorded router inputs; this recording holds {stage}"
 class PreparedRouter:
     """Arrays in the layout that the loops want.
 
-    ``weight_columns`` is the transposed weight [hidden, experts]; ``rows`` is None for a curved
-    rule, or when no distance is wanted; ``selection_bias`` is zeros without one. ``longest_row``,
+    ``weight_columns`` is the transposed weight [hidden, experts]; ``rows`` are the distances of an
+    affine rule and ``curved`` what those of a curved or grouped one need, each None for the other
+    kind, or when no distance is wanted; ``selection_bias`` is zeros without one. ``longest_row``,
     ``largest_bias`` and ``num_terms`` bound what rounding does to a logit: the largest Euclidean
     length of a row, the largest bias, and the length of the sums; behind a projection, which
     engines multiply by first, the Frobenius norm of that, the length of its bias, and both sums.
@@ -49,6 +51,7 @@ class PreparedRouter:
     logit_bias: Float[np.ndarray, "experts"] | None
     selection_bias: Float64[np.ndarray, "experts"]
     rows: RowDistances | None
+    curved: CurvedRows | None
     longest_row: float
     largest_bias: float
     num_terms: int
@@ -87,8 +90,32 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
         if affine or router.selection_bias is None
         else router.selection_bias.astype(np.float64),
         rows=row_distances(router.weight, bias) if affine and with_distances else None,
+        curved=_curved(router) if with_distances else None,
         **_error_terms(router, bias),
     )
+
+
+def _curved(router: Router) -> CurvedRows | None:
+    """What distances to curved or grouped walls need; None for straight and unknown ones."""
+    if router.rule.is_affine or _unknown_walls(router):
+        return None
+    return curved_rows(router.weight, router.rule, router.logit_bias, router.selection_bias)
+
+
+def _unknown_walls(router: Router) -> str:
+    """Why nothing is known about distances to the walls of a router; empty where it is."""
+    rule = router.rule
+    if rule.is_affine:
+        return ""
+    if router.has_cosine_logits:
+        return "walls of scores of cosines have no known distance"
+    if (
+        rule.score == "softmax"
+        and rule.logit_map is not None
+        and np.isfinite(rule.logit_map.soft_cap)
+    ):
+        return "walls of softmax scores of soft-capped logits have no known distance"
+    return ""
 
 
 def _error_terms(router: Router, bias: Float[np.ndarray, "experts"] | None) -> dict[str, Any]:
@@ -120,10 +147,13 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     reasons: dict[str, str] = {}
     stage = facts.stage
     if not router.rule.is_affine:
-        curved = (
-            "walls of this rule are curved or grouped; exact distances exist for affine rules only"
-        )
-        reasons |= dict.fromkeys((*_OF_WALLS, "angle", "rounding_sigmas"), curved)
+        curved = "walls of this rule are curved or grouped; this is defined for straight ones"
+        reasons |= dict.fromkeys(("angle", "rounding_sigmas", "noise_scale"), curved)
+        unknown = _unknown_walls(router)
+        if not unknown and stage == "top_logits":
+            unknown = "walls of this rule need all logits; this recording holds the largest ones"
+        if unknown:
+            reasons |= dict.fromkeys(_OF_WALLS, unknown)
     if router.gain is None or router.norm is None or router.norm.kind != "rms":
         known = (
             "this is a layer norm" if router.norm and router.gain is not None else "none is known"

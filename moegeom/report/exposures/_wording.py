@@ -56,10 +56,11 @@ def distances(exposure: Exposure) -> list[str]:
     said = []
     rms = exposure.share_column("boundary_distance_rms_p50")
     if rms:
-        nearest = min(rms, key=lambda pair: pair[1])
+        router, least = min(rms, key=lambda pair: pair[1])
         said.append(
-            f"Half of the tokens are within {_median(rms):.3g} of another choice, in units of the "
-            f"input's rms (nearest {exposure.summary.places([nearest[0]])}: {nearest[1]:.3g})."
+            f"Half of the tokens are within{_bound(exposure)} {_median(rms):.3g} of another "
+            f"choice, in units of the input's rms (nearest {exposure.summary.places([router])}: "
+            f"{least:.3g})."
         )
     likely = exposure.share_column("stable_share_input_rounding_1e6")
     worst = exposure.share_column("stable_share_input_rounding_worst")
@@ -68,7 +69,13 @@ def distances(exposure: Exposure) -> list[str]:
             f"Rounding the input to bfloat16 keeps {certain(_median(likely))} of them with "
             f"probability 1 - 1e-6, {certain(_median(worst))} in the worst case."
         )
-    return said or ["Walls of this rule are curved or grouped: no exact distances."]
+    return said
+
+
+def _bound(exposure: Exposure) -> str:
+    """What is to be added where some of the distances are lower bounds."""
+    exact = exposure.share_column("distance_exact_share")
+    return " at least" if any(share < 1.0 for _, share in exact) else ""
 
 
 def noise_lines(exposure: Exposure) -> list[str]:

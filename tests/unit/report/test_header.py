@@ -29,8 +29,8 @@ def summary(run: dict, stage: str, exact: list[float | None], size_bytes: int = 
             [1.0, 0.999996],
             "distances are exact for at least 99.99 % of tokens, lower bounds for others.",
         ),
-        ("ids", [None], "Walls are straight: but there are no logits, hence no distances."),
-        ("counts", [None], "Walls are straight: but there are no logits, hence no distances."),
+        ("ids", [None], "Walls are straight, but there are no logits, hence no distances."),
+        ("counts", [None], "Walls are straight, but there are no logits, hence no distances."),
     ],
 )
 def test_distances_are_called_exact_only_where_all_of_them_are(

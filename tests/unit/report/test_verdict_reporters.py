@@ -141,7 +141,7 @@ def test_the_screen_is_the_one_to_aim_at(warned, run):
     screen = rendered("table", warned, run, width=100)
     assert screen == (
         "model@rev  deepseek_v3: sigmoid + selection bias, keep 4 of 8 groups, choose 8 of 256. Walls are\n"
-        "         curved or grouped: margins only.\n"
+        "         curved or grouped.\n"
         "routers  58 of 58 expected. Read 226 MB of 688 GB in 9.0 s. Stored bf16.\n"
         "rule     assumed from config (no recorded choices yet; a capture of 256 tokens would verify it)\n"
         "\n"

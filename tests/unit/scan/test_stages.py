@@ -12,8 +12,10 @@ from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.router import Rule, Weights
 from moegeom.core.tokens import TILE, TopLogits
 from moegeom.geometry.boundary import boundary_distance, row_distances
+from moegeom.geometry.curved_rows import curved_rows
 from moegeom.geometry.norm import normed
 from moegeom.geometry.selection.route import route
+from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, measure_router
 from moegeom.scan.products import tile_logits
 
@@ -249,7 +251,13 @@ def test_the_file_of_tokens_is_the_reference_route_and_adds_up_to_the_counts(
         np.testing.assert_array_equal(rows["expert_out"], nearest.pair[:, 0])
         np.testing.assert_array_equal(rows["expert_in"], nearest.pair[:, 1])
     else:
-        np.testing.assert_array_equal(rows["boundary_distance"].null_count, TOKENS)
+        curved = curved_rows(router.weight, router.rule, None, router.selection_bias)
+        lower, upper, pair = load_kernels("reference")["curved_distance"](
+            logits[:300], expected.chosen[:300], curved
+        )
+        np.testing.assert_allclose(rows["boundary_distance"][:300], lower, rtol=1e-6)
+        np.testing.assert_allclose(rows["boundary_distance_upper"][:300], upper, rtol=3e-6)
+        np.testing.assert_array_equal(rows["expert_out"][:300], pair[:, 0])
     slots = [
         row["num_slots"]
         for row in tables["experts"]
