@@ -41,22 +41,24 @@ from moegeom.scan.prepared import prepare
 from moegeom.scan.request import ScanRequest, Terms
 from moegeom.scan.run_facts import (
     arithmetic_facts,
-    arithmetic_rows,
     column_versions,
+    compared_rows,
     file_identity,
+    other_facts,
     plan_facts,
     refused_facts,
     run_facts,
 )
+from moegeom.scan.sources import (
+    open_other,
+    open_source,
+    refuse_no_rows,
+    refuse_unknown_positions,
+)
 from moegeom.scan.trust import FIRST_TOKENS, Trust, examine
 from moegeom.tokens.counted import CountedSource
-from moegeom.tokens.open import open_tokens
-from moegeom.tokens.prior import IsotropicRmsPrior
-from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.other_side import OtherSide
 from moegeom.variants.arithmetic import arithmetic
-
-#: Tokens drawn from a synthetic prior when none are recorded.
-PRIOR_TOKENS = 16_384
 
 
 class Watch(Protocol):
@@ -85,23 +87,26 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     source = open_source(request, chosen, routers.routers)
     token_facts = None if source is None else source.facts
     trust = examine_tokens(request, routers, chosen, source)
+    other = open_other(request, source, routers.routers)
     metrics = metrics_for(request)
     plan = plan_facts(routers, token_facts, _files(request), _options(request))
     with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
         refuse_unknown_positions(request, source)
         refuse_no_rows(request, source)
         if watch and source:
-            each = 1 + len(request.arithmetics)
+            each = 1 + len(request.arithmetics) + (other is not None)
             watch.start(each * _tokens_left(chosen, source, writer))
         for router in chosen:
-            measure(router, source, request, metrics, writer, watch)
+            measure(router, source, request, metrics, writer, watch, other)
         facts = _facts(request, routers, chosen, token_facts, trust, started)
+        facts |= {"other": None if other is None else other_facts(other)}
         return finish(writer, chosen, request, routers, facts)
 
 
 def metrics_for(request: ScanRequest) -> list[Metric]:
     """All metrics but those of what was not asked for: other arithmetics, noise."""
-    asked = {"switch": bool(request.arithmetics), "noise": bool(request.noise)}
+    compares = bool(request.arithmetics) or request.other is not None
+    asked = {"switch": compares, "noise": bool(request.noise)}
     return [metric for metric in METRICS.all() if asked.get(metric.scope, True)]
 
 
@@ -198,53 +203,6 @@ def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:
     return chosen
 
 
-def open_source(
-    request: ScanRequest, routers: Sequence[Router], whole: Sequence[Router] | None = None
-) -> TokenSource | None:
-    """The tokens to route: a recording, a trace, foreign files, or a synthetic prior.
-
-    ``whole`` are all routers of the checkpoint, which a trace is held against; None where only
-    ``routers`` are at hand, which are all of them unless layers were asked for.
-    """
-    if request.prior is not None:
-        if request.tokens is not None or request.source is not None:
-            raise UsageError("--prior and --tokens exclude each other.")
-        if request.prior != IsotropicRmsPrior.name:
-            raise UsageError(
-                f"Unknown prior '{request.prior}'.", f"Known: {IsotropicRmsPrior.name}."
-            )
-        shapes = tuple((router.name, router.gain, router.hidden_size) for router in routers)
-        return IsotropicRmsPrior(shapes, PRIOR_TOKENS, request.seed)
-    if request.source is not None or request.tokens is None:
-        return request.source
-    names = tuple(router.name for router in routers)
-    if whole is None:
-        whole = routers if request.layers is None else ()
-    known = tuple(KnownRouter(r.name, r.stack, r.layer, r.num_experts, r.rule.top_k) for r in whole)
-    return open_tokens(
-        request.tokens, request.stage, request.router_map or None, names, known, request.dialect
-    )
-
-
-def refuse_no_rows(request: ScanRequest, source: TokenSource | None) -> None:
-    """Raises UsageError when a row per token is asked for and there are no tokens to give one."""
-    if request.per_token and (source is None or isinstance(source, CountedSource)):
-        what = "there are no tokens" if source is None else f"{source.facts.name} holds counts only"
-        raise UsageError(f"--per-token: {what}.", "Name a recording with --tokens.")
-
-
-def refuse_unknown_positions(request: ScanRequest, source: TokenSource | None) -> None:
-    """Raises UsageError when tokens are to be left out by a position that nobody recorded."""
-    if request.exclude_first < 1:
-        return
-    if source is None or not source.facts.has_documents:
-        what = "no tokens" if source is None else f"{source.facts.name} holds no positions"
-        raise UsageError(
-            f"--exclude-first {request.exclude_first}: {what}.",
-            "It needs a recording that says where documents begin.",
-        )
-
-
 def examine_tokens(
     request: ScanRequest,
     routers: RouterSet,
@@ -287,6 +245,7 @@ def measure(
     metrics: Sequence[Metric],
     writer: ResultsWriter,
     watch: Watch | None,
+    other: OtherSide | None = None,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
     if writer.has_part(router.name):
@@ -322,7 +281,8 @@ def measure(
             arithmetics=[arithmetic(name) for name in request.arithmetics],
             reference=arithmetic(request.reference) if request.reference else None,
             noise=request.noise_at(router.name),
-            bitmaps=folder if request.arithmetics else None,
+            other=other,
+            bitmaps=folder if request.arithmetics or other is not None else None,
             advanced=watch.advance if watch else None,
         )
         finished = measure_router(run)
@@ -349,7 +309,11 @@ def finish(
         "variants": variant_rows(
             layers,
             request.seed,
-            arithmetic_rows(request.arithmetics, [writer.part_folder(name) for name in names]),
+            compared_rows(
+                request.arithmetics,
+                facts.get("other"),
+                [writer.part_folder(name) for name in names],
+            ),
         ),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
@@ -365,6 +329,8 @@ def _options(request: ScanRequest) -> dict[str, Any]:
     """
     kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "dialect", "exclude_first")
     options = {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
+    if request.other is not None:
+        options |= {"other": file_identity(Path(request.other))}
     if request.arithmetics:
         options |= {"arithmetics": list(request.arithmetics), "reference": request.reference}
     return options | ({"noise": _noise_facts(request)} if request.noise else {})

@@ -5,6 +5,9 @@ from __future__ import annotations
 #: The routers as the checkpoint stores them, and their null.
 AS_STORED, NULL = "as_stored", "null"
 
+#: What another run chose for the same tokens.
+OTHER = "other"
+
 
 def under_null(variant: str) -> str:
     """The null under the same arithmetic as ``variant``."""

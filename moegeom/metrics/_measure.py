@@ -17,7 +17,7 @@ from moegeom.core.metric import Metric
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.core.variant_names import under_null
+from moegeom.core.variant_names import OTHER, under_null
 from moegeom.kernels.reduction import REDUCTIONS, Kernels, State, reduction_of
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.metrics._finish import Rows, finish_router
@@ -44,6 +44,7 @@ from moegeom.scan.plan import (
 from moegeom.scan.prepared import prepare, unavailable
 from moegeom.scan.snapshot import read_snapshot, write_snapshot
 from moegeom.scan.task import Task
+from moegeom.tokens.other_side import OtherSide
 from moegeom.variants.arithmetic import Arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom.variants.random_router import random_router
@@ -58,7 +59,8 @@ class RouterRun:
     """One router to measure, and how.
 
     Under each of ``arithmetics`` the choice is compared with that of the router as stored, or under
-    ``reference``; which tokens switch is written to the folder ``bitmaps``.
+    ``reference``, and so are the choices of the ``other`` run; which tokens switch is written to
+    the folder ``bitmaps``.
     """
 
     router: Router
@@ -75,6 +77,7 @@ class RouterRun:
     arithmetics: Sequence[Arithmetic] = ()
     reference: Arithmetic | None = None
     noise: InputNoise | None = None
+    other: OtherSide | None = None
     bitmaps: Path | None = None
     advanced: Callable[[int], None] | None = None
 
@@ -129,7 +132,8 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
 
 def _scan_again(run: RouterRun, planned: Pass) -> Progress:
     """A pass after the first; those of an arithmetic over all tokens count as work done."""
-    counts = planned.task.variant is not None and planned.task.prepared.router is run.router
+    compares = planned.task.variant is not None or planned.task.other is not None
+    counts = compares and planned.task.prepared.router is run.router
     hooks = Hooks(advanced=run.advanced if counts else None)
     return scan_router(
         planned.task, planned.reductions, planned.tiles, _pace(run), planned.skip_non_finite, hooks
@@ -177,6 +181,9 @@ def _arithmetic_passes(
     if "switches" in _missing(run):
         return
     null = random_router(run.router, run.seed)
+    if run.other is not None and run.router.name in run.other.source.facts.routers:
+        task = _task(run, run.router, SWITCHES, typical)
+        yield Pass(OTHER, dataclasses.replace(task, other=run.other), SWITCHES, tiles)
     for how in run.arithmetics:
         for name, router, kept, chosen in (
             (how.name, run.router, SWITCHES, tiles),
@@ -231,7 +238,7 @@ def _finished_rows(
         router = null.task.prepared.router
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
     reasons = dict(finished.reasons)
-    if run.arithmetics:
+    if run.arithmetics or run.other is not None:
         _extend(rows, _switch_rows(run, passes, progress, whole))
         metrics = [metric for metric in run.metrics if metric.scope == "switch"]
         reasons |= {m.name: missing["switches"] for m in metrics if "switches" in missing}
@@ -245,7 +252,7 @@ def _switch_rows(
     metrics = [m for m in run.metrics if m.scope == "switch" or m.needs == ("token_counts",)]
     rows: Rows = {}
     for planned in passes:
-        if planned.task.variant is None:
+        if planned.task.variant is None and planned.task.other is None:
             continue
         states, router = progress[planned.name].states, planned.task.prepared.router
         absent = {name: "not kept for the null" for name in SWITCHES if name not in states}

@@ -1,6 +1,7 @@
 """Trades: which pairs of experts exchange tokens under a variant.
 
-Table ``trades`` lists the 64 most frequent pairs (expert out, expert in), with their share of all
+``load_shift_max`` is what they add up to for the expert whose load changes most. Table ``trades``
+lists the 64 most frequent pairs (expert out, expert in), with their share of all
 exchanges. Where several experts of a token change, the first that leaves is paired with the first
 that comes, by rank. Pairs with a large share trade tokens under any disturbance.
 """
@@ -25,8 +26,15 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     top = top[flat[top] > 0]
     out, into = np.divmod(top, len(counts))
     share = flat[top] / max(int(flat.sum()), 1)
+    gained = counts.sum(axis=0) - counts.sum(axis=1)
+    most = int(np.argmax(np.abs(gained)))
+    fair = facts.num_tokens * facts.router.rule.top_k / facts.router.num_experts
     return {
-        "trades": {"expert_out": out, "expert_in": into, "num_tokens": flat[top], "share": share}
+        "layers": {
+            "load_shift_max": float(gained[most] / fair) if fair else None,
+            "load_shift_expert": most if fair else None,
+        },
+        "trades": {"expert_out": out, "expert_in": into, "num_tokens": flat[top], "share": share},
     }
 
 
@@ -37,12 +45,21 @@ METRIC = Metric(
     scope="switch",
     needs=("traded_pairs",),
     columns={
+        "layers": (
+            Column(
+                "load_shift_max",
+                "tokens that the expert of the largest change gains, over a fair share; negative "
+                "where it loses them",
+                formula="load_shift",
+            ),
+            Column("load_shift_expert", "that expert", "expert", "int"),
+        ),
         "trades": (
             Column("expert_out", "expert that is chosen before and not after", "expert", "int"),
             Column("expert_in", "expert that is chosen instead", "expert", "int"),
             Column("num_tokens", "exchanges of these two", "tokens", "int"),
             Column("share", "num_tokens over all exchanges", formula="traded_pairs"),
-        )
+        ),
     },
     finish=_finish,
     invariances=("token_permutation",),

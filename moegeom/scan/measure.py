@@ -35,7 +35,7 @@ from moegeom.scan.recorded import (
     recorded_logits,
     recorded_outputs,
 )
-from moegeom.scan.switching import Reference, emulated_choice, switch_of
+from moegeom.scan.switching import Reference, emulated_choice, switch_of, switch_to
 from moegeom.scan.task import Task
 
 
@@ -60,6 +60,8 @@ def measure(task: Task, start: int, stop: int) -> Measured:
         "token_id": columns.token_id,
     }
     kept = (columns.position < 0) | (columns.position >= task.exclude_first)
+    if task.other is not None:
+        kept &= task.other.is_matched(start, stop)
     if facts.stage == "ids":
         labels["chosen"] = recorded_ids(task, start, stop)
         return Measured(Quantities(**_rows(labels, kept)), ())
@@ -246,6 +248,10 @@ def _switch(
     margin: Float64[np.ndarray, "tokens"],
     pair: Int32[np.ndarray, "tokens 2"] | None,
 ) -> Switch | None:
+    if task.other is not None:
+        router = task.prepared.router.name
+        theirs = task.other.read_chosen(router, read.token)
+        return switch_to(theirs, chosen, _weights(task, read, chosen))
     if task.variant is None:
         return None
     values = _inputs(read)

@@ -43,7 +43,7 @@ class ScanRequest(Terms):
     answer. ``source`` is a token source made by the caller instead of a path. Under each of
     ``arithmetics`` the choice is compared with that of the router as stored, or with that under
     the arithmetic ``reference``. ``noise`` disturbs the inputs: of all routers, or
-    of those that it names.
+    of those that it names. ``other`` are choices of another run for the same tokens.
     """
 
     checkpoint: str
@@ -63,6 +63,8 @@ class ScanRequest(Terms):
     batch_tokens: int | None = None
     arithmetics: tuple[str, ...] = ()
     reference: str | None = None
+    other: str | None = None
+    other_dialect: str | None = None
     noise: InputNoise | Mapping[str, InputNoise] | None = None
 
     def noise_at(self, router: str) -> InputNoise | None:

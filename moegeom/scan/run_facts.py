@@ -17,10 +17,11 @@ from moegeom.core.errors import RouterError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts
-from moegeom.core.variant_names import under_null
+from moegeom.core.variant_names import OTHER, under_null
 from moegeom.results.bitmaps import any_switched
 from moegeom.router.describe import rule_origin
 from moegeom.scan.trust import Trust
+from moegeom.tokens.other_side import OtherSide
 from moegeom.variants.arithmetic import arithmetic
 
 #: Libraries whose version can change a bit of the results.
@@ -139,27 +140,45 @@ def plan_facts(
     }
 
 
-def arithmetic_rows(names: Sequence[str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """What each arithmetic is, by variant, and how many tokens it switches at one layer at least.
+def other_facts(other: OtherSide) -> dict[str, Any]:
+    """Where the choices of the other run come from, and how they were matched."""
+    facts = other.source.facts
+    return {
+        "name": facts.name,
+        "engine": facts.engine,
+        "stage": facts.stage,
+        "num_tokens": facts.num_tokens,
+        "num_matched": int((other.token >= 0).sum()),
+        "notes": [*facts.notes, *other.notes],
+        "fits": [dataclasses.asdict(fit) for fit in other.fits],
+    }
+
+
+def compared_rows(
+    arithmetics: Sequence[str], other: Mapping[str, Any] | None, folders: Sequence[Path]
+) -> dict[str, dict[str, Any]]:
+    """What each variant is, by name, and how many tokens it switches at one layer at least.
 
     ``folders`` are those with the bitmaps of the routers.
     """
-    described = {}
-    for name in names:
+    described: dict[str, dict[str, Any]] = {}
+    if other is not None:
+        text = f"choices of another run: {other['name']}"
+        described[OTHER] = {"text": text, "engine": other["engine"]}
+    for name in arithmetics:
         how = arithmetic(name)
-        for variant in (name, under_null(name)):
-            described[variant] = {
+        described |= {
+            variant: {
                 "text": how.text,
                 "engine": how.engine,
                 "version": how.version,
                 "source": how.source,
                 "ties": how.ties,
             }
-            joined = any_switched(folders, variant)
-            if joined is not None:
-                switched, seen = joined
-                described[variant] |= {
-                    "num_switched_any_layer": switched,
-                    "num_tokens_all_layers": seen,
-                }
+            for variant in (name, under_null(name))
+        }
+    for variant, facts in described.items():
+        joined = any_switched(folders, variant)
+        if joined is not None:
+            facts["num_switched_any_layer"], facts["num_tokens_all_layers"] = joined
     return described

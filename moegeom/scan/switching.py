@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,30 +46,35 @@ def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Swi
     them; where it adds in a known order and the order could matter, they are added in that order.
     """
     routed = _routed(emulated, reference.values, kernels)
-    proved = _proved(emulated, reference.chosen, routed, kernels)
-    compared, chosen, margin = routed.compared, routed.chosen, routed.margin
-    differs = ~_same_set(reference.chosen, chosen)
-    surely = differs.copy()
-    tied = margin == 0.0
+    chosen = routed.chosen
+    found = switch_to(chosen, reference.chosen, reference.weights)
+    surely, tied = found.differs.copy(), routed.margin == 0.0
     if tied.any():
-        surely[tied] = certainly_differs(compared[tied], reference.chosen[tied])
-    moved, switched = np.zeros(len(chosen)), np.flatnonzero(differs)
-    moved[switched] = weight_moved(
-        reference.weights[switched], reference.chosen[switched], chosen[switched]
-    )
-    trades = traded_pairs(reference.chosen[switched], chosen[switched])
-    trades[:, 0] = switched[trades[:, 0]]
-    return Switch(
-        differs=differs,
+        surely[tied] = certainly_differs(routed.compared[tied], reference.chosen[tied])
+    return dataclasses.replace(
+        found,
         surely=surely,
-        perhaps=differs | tied,
-        reordered=~differs & (reference.chosen != chosen).any(axis=1),
+        perhaps=found.differs | tied,
+        reordered=~found.differs & (reference.chosen != chosen).any(axis=1),
         tied=tied & (reference.margin > 0.0),
-        proved=proved,
-        weight_moved=moved,
-        trades=trades,
+        proved=_proved(emulated, reference.chosen, routed, kernels),
         predicted=_predicted(emulated, reference, routed.inputs, routed.norm),
     )
+
+
+def switch_to(
+    chosen: Int32[np.ndarray, "tokens k"],
+    before: Int32[np.ndarray, "tokens k"],
+    weights: Float64[np.ndarray, "tokens k"],
+) -> Switch:
+    """What a choice changes of which nothing else is known: its order means nothing."""
+    differs = ~_same_set(before, chosen)
+    moved, switched = np.zeros(len(chosen)), np.flatnonzero(differs)
+    moved[switched] = weight_moved(weights[switched], before[switched], chosen[switched])
+    trades = traded_pairs(before[switched], chosen[switched])
+    trades[:, 0] = switched[trades[:, 0]]
+    never = np.zeros(len(chosen), dtype=bool)
+    return Switch(differs, differs, differs, never, never, never, moved, trades)
 
 
 @dataclass(frozen=True, eq=False)

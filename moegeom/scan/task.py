@@ -9,6 +9,7 @@ from moegeom.core.tokens import TokenSource
 from moegeom.kernels.reduction import Kernels
 from moegeom.scan.labels import Populations
 from moegeom.scan.prepared import PreparedRouter
+from moegeom.tokens.other_side import OtherSide
 from moegeom.variants.emulated import Emulated
 
 
@@ -18,8 +19,9 @@ class Task:
 
     ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
     not told); tokens at the first ``exclude_first`` positions of a document are left out.
-    Where ``switch`` is wanted, ``variant`` is compared with ``reference``, or with the router as
-    stored; ``noise`` is what inputs are disturbed by where that is wanted, drawn from ``seed``.
+    Where ``switch`` is wanted, ``variant`` or what ``other`` chose is compared with
+    ``reference``, or with the router as stored; ``noise`` is what inputs are disturbed by where
+    that is wanted, drawn from ``seed``.
     """
 
     prepared: PreparedRouter
@@ -31,5 +33,6 @@ class Task:
     exclude_first: int = 0
     variant: Emulated | None = None
     reference: Emulated | None = None
+    other: OtherSide | None = None
     noise: InputNoise | None = None
     seed: int = 0

@@ -42,6 +42,8 @@ def measure_exposure(request: ExposureRequest, watch: Watch | None = None) -> Pa
             "boundary-report needs tokens: how near they are to a wall is not in the weights.",
             "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
         )
+    if request.noisy is not None and request.tokens is None:
+        raise UsageError("--noise REC needs --tokens, a recording of the same text.")
     names = request.arithmetics or USUAL
     for name in (*names, *([request.reference] if request.reference else ())):
         arithmetic(name)  # an unknown name ends here, before anything is read
@@ -60,8 +62,7 @@ def _noise(request: ExposureRequest) -> InputNoise | dict[str, InputNoise]:
     try:
         scale = float(request.noisy)
     except ValueError:
-        if request.tokens is None:
-            raise UsageError("--noise REC needs --tokens, a recording of the same text.") from None
+        assert request.tokens is not None, "measure_exposure has seen it"
         pair = (request.tokens, request.noisy)
         return recorded_noise(*(open_tokens(path, request.stage, None, ()) for path in pair))
     if not 0.0 < scale < math.inf:

@@ -128,3 +128,41 @@ def test_logits_cannot_be_rounded_again(moegeom, place):
     ran = moegeom(place, *typed.split())
     assert ran.code == 3
     assert "needs recorded router inputs" in ran.err
+
+
+def test_two_sides_are_compared_token_by_token(moegeom, tmp_path):
+    from moegeom.tokens.open import open_tokens
+
+    sides = [SAMPLE / f"rec/step_{step}" for step in (1500, 1000)]
+    ran = moegeom(
+        *(tmp_path, "boundary-report", str(SAMPLE / "step_1500"), "--tokens", str(sides[0])),
+        *("--other", str(sides[1]), "--arith", "bf16", "--out", "out", "--format", "json"),
+    )
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    other = document["variants"][0]
+    assert other["variant"] == "other"
+    a, b = (open_tokens(str(side), None, None, ()) for side in sides)
+    for row in other["layers"]:
+        chosen = [np.sort(side.read_chosen(row["router"], 0, 4096)) for side in (a, b)]
+        differs = (chosen[0] != chosen[1]).any(axis=1)
+        assert row["switched_share"] == differs.mean()
+        counts = [np.bincount(side.reshape(-1), minlength=16) for side in chosen]
+        shift = (counts[1] - counts[0]) / (4096 * 4 / 16)
+        assert row["load_shift_max"] == pytest.approx(shift[np.argmax(np.abs(shift))])
+    assert "A and B choose differently in 43." in document["verdict"]
+    screen = moegeom(tmp_path, "boundary-report", "out", COLUMNS="80")
+    assert max(map(len, screen.out.splitlines())) <= 80
+    assert "aligned  4,096 of 4,096 tokens" in screen.out
+    assert "alignment proven by the choices" in " ".join(screen.out.split())
+    assert moegeom(tmp_path, "boundary-report", "out", "--format", "md").code == 0
+
+
+def test_a_run_compared_with_itself_differs_nowhere(moegeom, tmp_path):
+    rec = str(SAMPLE / "rec/step_1500")
+    ran = moegeom(
+        *(tmp_path, "boundary-report", str(SAMPLE / "step_1500"), "--tokens", rec),
+        *("--other", rec, "--arith", "bf16", "--out", "out"),
+    )
+    assert ran.code == 0, ran.err
+    assert "A and B choose the same experts for every token." in " ".join(ran.out.split())

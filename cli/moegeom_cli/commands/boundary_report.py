@@ -44,6 +44,14 @@ def run(
         str | None,
         typer.Option("--reference", help="The arithmetic to compare with [default: as stored]."),
     ] = None,
+    other: Annotated[
+        str | None,
+        typer.Option("--other", help="Choices of another run: recording, or trace of an engine."),
+    ] = None,
+    other_dialect: Annotated[
+        str | None,
+        typer.Option("--other-dialect", help="Dialect of that trace, where it does not show it."),
+    ] = None,
     noise: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +107,8 @@ def run(
             arithmetics=tuple(arith or ()),
             reference=reference,
             noisy=noise,
+            other=other,
+            other_dialect=other_dialect,
         )
         watch = watching(quiet)
         try:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from moegeom.core.errors import InternalError
+from moegeom.core.variant_names import OTHER
 from moegeom.report.exposures._exposure import Exposure, VariantExposure
 
 #: Pairs of experts that are named, and layers.
@@ -34,8 +35,54 @@ def certain(share: float | None) -> str:
     return f"{value:.0f} %" if value == 100.0 else f"{value:.4g} %"
 
 
+def other_lines(exposure: Exposure) -> list[tuple[str, str]]:
+    """Which run the choices are compared with, and how its tokens were matched; label and text."""
+    other = exposure.summary.run.get("other")
+    if not other:
+        return []
+    tokens = exposure.summary.run["tokens"]["num_tokens"]
+    engine = f", {other['engine']}" if other["engine"] else ""
+    lines = [("B", f"{other['name']}{engine}: {other['num_tokens']:,} tokens")]
+    matched = f"{other['num_matched']:,} of {tokens:,} tokens"
+    return [*lines, ("aligned", "; ".join([matched, *other["notes"]]) + ".")]
+
+
+def _difference(exposure: Exposure, variant: VariantExposure) -> str:
+    """How A and B differ, and where it begins."""
+    share = variant.mean("switched_share")
+    if not share:
+        return "A and B choose the same experts for every token."
+    first, worst = variant.rows[0], variant.worst
+    said = f"A and B choose differently in {percent(share)} of layer-tokens"
+    if variant.any_share is not None:
+        said += f"; {percent(variant.any_share)} of the tokens differ somewhere"
+    where = next(row for row in variant.rows if row["switched_share"])
+    begins = exposure.summary.places([where["router"]])
+    return (
+        f"{said}. It begins in {begins} ({percent(where['switched_share'])}), the first layer "
+        f"{'itself' if where is first else 'being equal'}; most in "
+        f"{exposure.summary.places([worst['router']])} ({percent(worst['switched_share'])}). "
+        f"{percent(variant.mean('weight_moved_mean'))} of the routing weight differs."
+    )
+
+
+def shift_line(exposure: Exposure, variant: VariantExposure) -> str:
+    """The expert whose load changes most."""
+    known = [row for row in variant.rows if row.get("load_shift_max") is not None]
+    if not known:
+        return ""
+    most = max(known, key=lambda row: abs(row["load_shift_max"]))
+    return (
+        f"{exposure.summary.places([most['router']])}: expert {most['load_shift_expert']} "
+        f"{most['load_shift_max']:+.2g} fair shares"
+    )
+
+
 def verdict(exposure: Exposure) -> str:
     """The sentence that is read first."""
+    other = next((v for v in exposure.variants if v.name == OTHER), None)
+    if other is not None:
+        return _difference(exposure, other)
     most = max(exposure.variants, key=lambda variant: variant.mean("switched_share") or 0.0)
     share = most.mean("switched_share")
     if not share:
@@ -164,7 +211,11 @@ def remarks(exposure: Exposure) -> list[str]:
             raise InternalError(
                 f"{variant.name}: {wrong} tokens switched that were proved to stay; please report"
             )
-    copied = [v for v in exposure.variants if not str(v.facts.get("engine")).startswith("none")]
+    copied = [
+        v
+        for v in exposure.variants
+        if v.name != OTHER and not str(v.facts.get("engine")).startswith("none")
+    ]
     said += [
         f"{variant.name}: emulated after {variant.facts['engine']} ({variant.facts['version']}); a "
         "recording of that engine would decide."

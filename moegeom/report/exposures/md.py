@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moegeom.core.variant_names import OTHER
 from moegeom.report._reporter import Reporter, View
 from moegeom.report.exposures._exposure import Exposure
 from moegeom.report.exposures._wording import (
@@ -11,6 +12,7 @@ from moegeom.report.exposures._wording import (
     distances,
     limits,
     noise_lines,
+    other_lines,
     percent,
     remarks,
     traders,
@@ -33,6 +35,7 @@ def render(exposure: Exposure, view: View) -> str:
     lines = [f"## moegeom boundary-report: {summary.run['checkpoint']['name']}", ""]
     lines += [rule_line(summary), "", f"- **routers** {routers_line(summary)}"]
     lines += [f"- **tokens** {tokens_line(summary)}", f"- **trust** {trust_line(summary)}", ""]
+    lines[-1:] = [*(f"- **{label}** {text}" for label, text in other_lines(exposure)), ""]
     lines += [f"**Verdict** {verdict(exposure)}", "", " ".join(distances(exposure)), ""]
     lines += [_row(_HEADS), _row(["---"] * len(_HEADS))]
     for variant in exposure.variants:
@@ -45,7 +48,7 @@ def render(exposure: Exposure, view: View) -> str:
                     worst_layers(exposure, variant),
                     percent(variant.any_share),
                     percent(variant.mean("weight_moved_mean")),
-                    certain(variant.mean("proved_share")),
+                    "-" if variant.name == OTHER else certain(variant.mean("proved_share")),
                     percent(variant.mean("predicted_switched_share")),
                     traders(exposure, variant) or "-",
                 )

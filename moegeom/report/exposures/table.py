@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from moegeom.core.variant_names import OTHER
 from moegeom.report._reporter import Reporter, View
 from moegeom.report.exposures._exposure import Exposure, VariantExposure
 from moegeom.report.exposures._wording import (
@@ -13,8 +14,10 @@ from moegeom.report.exposures._wording import (
     distances,
     limits,
     noise_lines,
+    other_lines,
     percent,
     remarks,
+    shift_line,
     traders,
     verdict,
     worst_layers,
@@ -52,6 +55,7 @@ def _header(exposure: Exposure, width: int) -> list[Text]:
         *labelled("routers", routers_line(summary), width),
         *labelled("tokens", tokens_line(summary), width),
         *labelled("trust", trust_line(summary), width),
+        *(line for label, text in other_lines(exposure) for line in labelled(label, text, width)),
     ]
 
 
@@ -106,13 +110,15 @@ def _cells(exposure: Exposure, variant: VariantExposure) -> Sequence[str]:
         else "-",
         percent(variant.any_share),
         percent(variant.mean("weight_moved_mean")),
-        certain(variant.mean("proved_share")),
+        "-" if variant.name == OTHER else certain(variant.mean("proved_share")),
     )
 
 
 def _details(exposure: Exposure, view: View) -> list[Text]:
     shown = [variant for variant in exposure.variants if variant.mean("switched_share")]
-    if not view.all_layers:
+    if not view.all_layers and shown and shown[0].name == OTHER:
+        shown = shown[:1]
+    elif not view.all_layers:
         shown = sorted(shown, key=lambda v: -(v.mean("switched_share") or 0.0))[:1]
     lines: list[Text] = []
     for sentence in noise_lines(exposure):
@@ -120,6 +126,8 @@ def _details(exposure: Exposure, view: View) -> list[Text]:
     for variant in shown:
         head = f"{variant.name}: "
         lines += hanging("worst    ", head + worst_layers(exposure, variant), view.width, "dim")
+        if shift := shift_line(exposure, variant):
+            lines += hanging("load     ", head + shift, view.width, "dim")
         if variant.trades:
             lines += hanging("trading  ", head + traders(exposure, variant), view.width, "dim")
     return lines
