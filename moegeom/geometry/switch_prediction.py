@@ -26,8 +26,19 @@ def switch_prediction(
 
     with np.errstate(divide="ignore", invalid="ignore"):
         crossed = np.where(deviation > 0.0, ndtr(-gap / deviation), 0.0)
-        tied = np.where(step > 0.0, np.maximum(0.0, 1.0 - margin / step), 0.0)
-    return np.minimum(crossed + 0.5 * tied, 1.0)
+    return np.minimum(crossed + 0.5 * tie_probability(margin, step), 1.0)
+
+
+def tie_probability(
+    margin: Float64[np.ndarray, "tokens"], step: Float64[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Probability that rounding to multiples of ``step`` makes two numbers equal.
+
+    :math:`\max(0, 1 - m / \delta)` for two numbers that are ``margin`` m apart and lie anywhere; 0
+    for step 0. Source: THEORY.md E4. Oracle in tests: the fixture, simulation.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(step > 0.0, np.maximum(0.0, 1.0 - margin / step), 0.0)
 
 
 def spacing(values: Float64[np.ndarray, "tokens"], unit: float) -> Float64[np.ndarray, "tokens"]:

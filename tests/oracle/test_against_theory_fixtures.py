@@ -32,6 +32,7 @@ from moegeom.geometry.intrinsic_dimension import (
 )
 from moegeom.geometry.load import gini, load_cv, load_entropy_nats, max_vio
 from moegeom.geometry.logit_distance import free_logit_distance
+from moegeom.geometry.number_format import rounded_to
 from moegeom.geometry.order_distance import flat_distance, order_distance
 from moegeom.geometry.orders import extra_experts, order_eps, order_exact, tie_spread
 from moegeom.geometry.rounding import rounding_sigmas, switch_probability
@@ -40,6 +41,7 @@ from moegeom.geometry.score_curve import ScoreCurve
 from moegeom.geometry.selection.mask import group_scores, kept_groups
 from moegeom.geometry.selection.pick import margin, top_k
 from moegeom.geometry.selection.route import route, selection_scores
+from moegeom.geometry.switch_prediction import tie_probability
 from moegeom.geometry.wall_sigmas import noisy_distances, wall_sigmas
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -230,6 +232,8 @@ DELIVERED = {
     "routing_entropy": mean_entropy,
     "capacity": lambda cf, k, N, E: expert_capacity(N, E, k, cf),
     "flip_prob": switch_by_rounding,
+    "bf16_round": lambda x: rounded_to(np.array(x), "bfloat16"),
+    "tie_prob_ulp": lambda gap, ulp: tie_probability(np.array([gap]), np.array([ulp])),
     **dict.fromkeys([f"sigmoid_pair_{which}" for which in "abcd"], sigmoid_pair),
     "sigmoid_lipschitz": sigmoid_lipschitz,
 }
@@ -257,7 +261,6 @@ NOT_DELIVERED = frozenset(
     G_max power_distance hmoe_MHA hmoe_I hmoe_II
     voronoi_worked split_L2 split_f_MHA pde_residual
     osr_cost osr_sinkhorn osr_sinkhorn_single gru_macs newton_schulz_step sig_diff
-    bf16_round tie_prob_ulp
     """.split()
 )
 
