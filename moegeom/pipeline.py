@@ -30,6 +30,7 @@ from moegeom.metrics import (
     measure_counts,
     measure_router,
     measure_weights,
+    metrics_of_scan,
 )
 from moegeom.results.known_rules import recall_rule, remember_rule
 from moegeom.results.memory import MemoryResults
@@ -104,10 +105,9 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
 
 
 def metrics_for(request: ScanRequest) -> list[Metric]:
-    """All metrics but those of what was not asked for: other arithmetics, noise."""
+    """The metrics that a request asks for."""
     compares = bool(request.arithmetics) or request.other is not None
-    asked = {"switch": compares, "noise": bool(request.noise)}
-    return [metric for metric in METRICS.all() if asked.get(metric.scope, True)]
+    return metrics_of_scan(compares, bool(request.noise))
 
 
 def write_folded(

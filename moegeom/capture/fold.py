@@ -20,7 +20,14 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics import METRICS, MeasuredRouter, Pass, RouterRun, finish_passes, plan_passes
+from moegeom.metrics import (
+    MeasuredRouter,
+    Pass,
+    RouterRun,
+    finish_passes,
+    metrics_of_scan,
+    plan_passes,
+)
 from moegeom.pipeline import ScanRequest, write_folded
 from moegeom.results.writer import refuse_existing
 from moegeom.scan.fold import Fold
@@ -35,7 +42,7 @@ class _RouterFold:
     """All passes of one router; they are planned when the first tile has come."""
 
     def __init__(self, router: Router, source: LiveSource) -> None:
-        self._run = RouterRun(router, source, load_kernels(_BACKEND), METRICS.all())
+        self._run = RouterRun(router, source, load_kernels(_BACKEND), metrics_of_scan())
         self._passes: tuple[Pass, ...] = ()
         self._folds: dict[str, Fold] = {}
         self._seconds = 0.0

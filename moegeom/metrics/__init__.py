@@ -27,8 +27,15 @@ __all__ = [
     "measure_counts",
     "measure_router",
     "measure_weights",
+    "metrics_of_scan",
     "plan_passes",
 ]
 
 #: Metrics by file name.
 METRICS: Registry[Metric] = Registry("metric", "moegeom.metrics", "METRIC", Metric)
+
+
+def metrics_of_scan(compares: bool = False, is_noisy: bool = False) -> list[Metric]:
+    """All metrics but those of what was not asked for: another choice to compare with, noise."""
+    asked = {"switch": compares, "noise": is_noisy}
+    return [metric for metric in METRICS.all() if asked.get(metric.scope, True)]

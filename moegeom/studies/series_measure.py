@@ -13,7 +13,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, MoeGeomError, ResultsError, UsageError
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.series import SeriesStep
-from moegeom.metrics import METRICS
+from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, Terms, Watch, open_source, scan, select_layers
 from moegeom.report.whole_file import write_whole
 from moegeom.results.reader import Results, open_results
@@ -193,7 +193,7 @@ def _is_same(
         _is_allowed(run.get("trust") or {}, request)
         and run.get("checkpoint", {}).get("fingerprint") == routers.fingerprint
         and (tokens or {}).get("name") == (None if recording is None else recording.name)
-        and run.get("column_versions") == column_versions(METRICS.all())
+        and run.get("column_versions") == column_versions(metrics_of_scan())
         and run.get("layers_asked") == request.layers
         and (run.get("exclude_first") or 0) == request.exclude_first
         and run.get("seed") == request.seed
