@@ -91,7 +91,9 @@ def test_tensorboard_reads_what_was_written_or_the_extra_is_named(moegeom, folde
     assert {event.step for event in events} >= {100, 600, 1500}
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+@pytest.mark.parametrize(
+    "kind", ["svg", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("png", "pdf"))]
+)
 def test_a_picture_is_drawn(moegeom, folder, kind):
     ran = moegeom(folder, *ARGUMENTS, "--quiet", "--plot", f"p.{kind}")
     assert ran.code == 0, ran.err

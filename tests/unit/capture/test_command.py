@@ -179,7 +179,7 @@ def test_killed_captures_lose_at_most_the_last_shard_and_go_on(
     generator = random.Random(0)
     cut_off, complete = tmp_path / "cut", 0
     journal = tmp_path / "cut.partial" / "journal.jsonl"
-    for _ in range(3):
+    for _ in range(2):
         process = start(cut_off)
         wanted = complete + generator.randint(1, 3)
         deadline = time.monotonic() + 120
