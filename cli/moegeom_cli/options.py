@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,3 +57,9 @@ def remote_options(no_cache: bool) -> RemoteOptions | None:
     from moegeom.checkpoint.remote_options import RemoteOptions
 
     return RemoteOptions(cache_folder=None) if no_cache else None
+
+
+def default_out(checkpoint: str, ending: str) -> Path:
+    """runs/<checkpoint>.<ending>, named after the folder, or the file without its ending."""
+    path = Path(checkpoint).resolve()
+    return Path("runs") / f"{path.stem if path.is_file() else path.name}.{ending}"

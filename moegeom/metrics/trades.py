@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.metrics._pairs import most_frequent
 
 #: Pairs listed per router and variant, the most frequent ones.
 NUM_LISTED = 64
@@ -21,11 +22,6 @@ NUM_LISTED = 64
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["traded_pairs"]
-    flat = counts.reshape(-1)
-    top = np.argsort(-flat, kind="stable")[:NUM_LISTED]
-    top = top[flat[top] > 0]
-    out, into = np.divmod(top, len(counts))
-    share = flat[top] / max(int(flat.sum()), 1)
     gained = counts.sum(axis=0) - counts.sum(axis=1)
     most = int(np.argmax(np.abs(gained)))
     fair = facts.num_tokens * facts.router.rule.top_k / facts.router.num_experts
@@ -34,7 +30,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "load_shift_max": float(gained[most] / fair) if fair else None,
             "load_shift_expert": most if fair else None,
         },
-        "trades": {"expert_out": out, "expert_in": into, "num_tokens": flat[top], "share": share},
+        "trades": most_frequent(counts, NUM_LISTED),
     }
 
 

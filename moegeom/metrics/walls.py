@@ -11,29 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.metrics._pairs import most_frequent
 
 #: Pairs listed per router, the most frequent ones.
 NUM_LISTED = 256
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    counts = reductions["wall_pairs"]
-    flat = counts.reshape(-1)
-    # the lower pair first among equals
-    top = np.argsort(-flat, kind="stable")[:NUM_LISTED]
-    top = top[flat[top] > 0]
-    out, into = np.divmod(top, len(counts))
-    return {
-        "pairs": {
-            "expert_out": out,
-            "expert_in": into,
-            "num_tokens": flat[top],
-            "share": flat[top] / max(int(flat.sum()), 1),
-        }
-    }
+    return {"pairs": most_frequent(reductions["wall_pairs"], NUM_LISTED)}
 
 
 METRIC = Metric(

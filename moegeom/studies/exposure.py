@@ -20,12 +20,11 @@ USUAL = ("float32-blocks", "tf32", "bf16", "bf16-logits")
 
 @dataclass(frozen=True)
 class ExposureRequest(ScanRequest):
-    """A scan request whose ``out`` may be left open; no ``arithmetics`` means the usual ones.
+    """A scan request; no ``arithmetics`` means the usual ones.
 
     ``noisy`` is a share of the rms of the inputs as text, or a second recording of the tokens.
     """
 
-    out: Path | None = None  # type: ignore[assignment] - measure_exposure fills it in
     noisy: str | None = None
 
 
@@ -42,32 +41,26 @@ def measure_exposure(request: ExposureRequest, watch: Watch | None = None) -> Pa
             "boundary-report needs tokens: how near they are to a wall is not in the weights.",
             "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
         )
-    if request.noisy is not None and request.tokens is None:
-        raise UsageError("--noise REC needs --tokens, a recording of the same text.")
     names = request.arithmetics or USUAL
     for name in (*names, *([request.reference] if request.reference else ())):
         arithmetic(name)  # an unknown name ends here, before anything is read
-    name = Path(request.checkpoint.rstrip("/")).resolve().name
-    out = request.out or Path("runs") / f"{name}.boundary"
-    asked = {field.name: getattr(request, field.name) for field in dataclasses.fields(ScanRequest)}
+    noise = request.noise if request.noisy is None else _noise(request, request.noisy)
     unique = tuple(dict.fromkeys(names))
-    if request.noisy is not None:
-        asked["noise"] = _noise(request)
-    return scan(ScanRequest(**{**asked, "out": out, "arithmetics": unique}), watch)
+    return scan(dataclasses.replace(request, arithmetics=unique, noise=noise), watch)
 
 
-def _noise(request: ExposureRequest) -> InputNoise | dict[str, InputNoise]:
+def _noise(request: ExposureRequest, asked: str) -> InputNoise | dict[str, InputNoise]:
     """A number, or what two recordings of the same tokens show."""
-    assert request.noisy is not None
     try:
-        scale = float(request.noisy)
+        scale = float(asked)
     except ValueError:
-        assert request.tokens is not None, "measure_exposure has seen it"
-        pair = (request.tokens, request.noisy)
+        if request.tokens is None:
+            raise UsageError("--noise REC needs --tokens, a recording of the same text.") from None
+        pair = (request.tokens, asked)
         return recorded_noise(*(open_tokens(path, request.stage, None, ()) for path in pair))
     if not 0.0 < scale < math.inf:
         raise UsageError(
-            f"--noise {request.noisy}: expected a positive share of the input's rms.",
+            f"--noise {asked}: expected a positive share of the input's rms.",
             "Such as 0.002; or name a second recording of the same text.",
         )
     return InputNoise(scale)

@@ -74,8 +74,6 @@ class Trace:
     last_is_routed
         True where the last token of a sequence goes through the routers too. An engine never
         forwards the last token that it sampled.
-    order_known
-        True where ids stand in descending order of their scores.
     notes
         What the reader left out already, with counts.
     """
@@ -88,5 +86,4 @@ class Trace:
     ids_are: IdsAre = "unknown"
     has_documents: bool = True
     last_is_routed: bool = False
-    order_known: bool = False
     notes: tuple[str, ...] = ()

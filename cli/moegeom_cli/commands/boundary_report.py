@@ -19,6 +19,7 @@ from moegeom_cli.options import (
     StaleInputs,
     Threads,
     Unverified,
+    default_out,
     remote_options,
 )
 from moegeom_cli.state import rules_folder
@@ -90,7 +91,7 @@ def run(
     else:
         request = ExposureRequest(
             checkpoint=checkpoint,
-            out=out,
+            out=out or default_out(checkpoint, "boundary"),
             tokens=tokens,
             stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
             router_map=parse_map(router_map or ()),

@@ -29,6 +29,7 @@ from moegeom_cli.options import (
     StaleInputs,
     Threads,
     Unverified,
+    default_out,
     remote_options,
 )
 from moegeom_cli.state import rules_folder
@@ -106,7 +107,7 @@ def run(
     watch = watching(quiet)
     request = ScanRequest(
         checkpoint=checkpoint,
-        out=out or _default_out(checkpoint),
+        out=out or default_out(checkpoint, "moegeom"),
         tokens=tokens,
         stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
         dialect=dialect,
@@ -134,9 +135,3 @@ def run(
     if not quiet:
         view = View(width(), has_colours(), all_layers)
         typer.echo(REPORTERS[format.value].render(open_results(written), view), nl=False)
-
-
-def _default_out(checkpoint: str) -> Path:
-    """runs/<checkpoint>.moegeom, named after the folder, or the file without its ending."""
-    path = Path(checkpoint).resolve()
-    return Path("runs") / f"{path.stem if path.is_file() else path.name}.moegeom"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from moegeom.core.errors import InternalError
@@ -239,10 +240,8 @@ def limits() -> Sequence[str]:
 
 
 def _mean(pairs: Sequence[tuple[str, float]]) -> float | None:
-    return sum(value for _, value in pairs) / len(pairs) if pairs else None
+    return statistics.fmean(value for _, value in pairs) if pairs else None
 
 
 def _median(pairs: Sequence[tuple[str, float]]) -> float:
-    values = sorted(value for _, value in pairs)
-    middle = len(values) // 2
-    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2.0
+    return statistics.median(value for _, value in pairs)

@@ -19,6 +19,7 @@ from moegeom.tokens.trace import TRACE_BYTES
 
 _BAD_HEADER = (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
 
+#: NotImplementedError is how zipfile refuses a compression or a version that it does not know.
 _BAD_ARCHIVE = (
     zipfile.BadZipFile,
     zlib.error,

@@ -110,7 +110,6 @@ def read(path: Path) -> Trace:
         layers=layers,
         ids_are="logical",
         has_documents=False,
-        order_known=True,
         notes=tuple(f"{text}: {count:,}" for count, text in said if count),
     )
 
