@@ -87,7 +87,7 @@ def tokens_line(summary: Summary) -> str:
             "no load, no entropy"
         )
     documents = tokens["num_documents"]
-    where = f" in {documents:,} documents" if documents else ""
+    where = f" in {documents:,} document{'' if documents == 1 else 's'}" if documents else ""
     origin = {
         "matches": "recorded from this checkpoint (fingerprint matches)",
         "differs": "RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)",
