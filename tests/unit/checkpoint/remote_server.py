@@ -131,9 +131,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for start in range(0, len(body), 1 << 16):
             part = body[start : start + (1 << 16)]
-            self.wfile.write(part)
-            with self.site.lock:
+            with self.site.lock:  # before they leave: who has the last byte may look at once
                 self.site.log.bytes_sent += len(part)
+            self.wfile.write(part)
         self.close_connection = self.close_connection or claimed is not None
 
 
