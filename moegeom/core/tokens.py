@@ -14,8 +14,8 @@ from jaxtyping import Float32, Int16, Int32, Int64, Integer, Shaped
 
 Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids", "counts"]
 
-#: Outputs of experts that may be recorded beside any stage.
-OutputKind = Literal["shared_output", "routed_output", "expert_output"]
+#: Outputs of experts, and their weights, that may be recorded beside any stage.
+OutputKind = Literal["shared_output", "routed_output", "expert_output", "routing_weights"]
 
 OUTPUT_KINDS: tuple[str, ...] = get_args(OutputKind)
 
@@ -122,7 +122,8 @@ class TokenSource(Protocol):
         ``shared_output`` is what the shared experts gave, (tokens, width). ``routed_output`` is the
         sum of the chosen experts times their routing weights, (tokens, width): the block gave the
         sum of the two. ``expert_output`` is what each expert gives on the token, chosen or not,
-        without routing weight, (tokens, experts, width). A kind that is none of
+        without routing weight, (tokens, experts, width). ``routing_weights`` are those of the chosen
+        experts, (tokens, top_k), in the order of ``read_chosen``. A kind that is none of
         ``OUTPUT_KINDS`` is an ``InternalError``.
         """
         ...

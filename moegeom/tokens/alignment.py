@@ -71,8 +71,10 @@ class Alignment:
     notes: tuple[str, ...]
 
 
-def align(reference: Reference, trace: CleanTrace) -> Alignment:
+def align(reference: Reference, trace: CleanTrace, must_fit: bool = True) -> Alignment:
     """The reference token of every row, by (request, position, token id).
+
+    Without ``must_fit`` a place that fits worse than another is no error: the fits tell of it.
 
     Raises
     ------
@@ -106,7 +108,7 @@ def align(reference: Reference, trace: CleanTrace) -> Alignment:
         f"rows matched to {reference.name}: {num_matched:,} of {len(token):,}, in "
         f"{num_requests:,} of {len(matched):,} requests"
     )
-    proof = (_judged(fits, reference.name),) if fits else ()
+    proof = (_judged(fits, reference.name),) if fits and must_fit else ()
     return Alignment(token, fits, (counted, *proof))
 
 
@@ -272,21 +274,55 @@ def _equal_sets(one: np.ndarray, other: np.ndarray) -> Bool[np.ndarray, "rows la
     return (one == other).all(axis=2)
 
 
-def _judged(fits: Sequence[Fit], name: str) -> str:
-    """What the shifts prove; RecordingError when they prove another place, or nothing."""
+@dataclass(frozen=True)
+class Placing:
+    """Choices as placed against the best other place; ``lead`` is in standard errors."""
+
+    here: Fit
+    best: Fit
+    lead: float
+
+    @property
+    def is_proven(self) -> bool:
+        return self.lead > _STANDS_OUT
+
+    @property
+    def is_misplaced(self) -> bool:
+        return self.lead < -_STANDS_OUT
+
+    @property
+    def other_place(self) -> str:
+        """The best other place in words."""
+        return _spoken(self.best)
+
+    @property
+    def measured(self) -> str:
+        """Both agreements in words."""
+        return (
+            f"{self.here.share:.1%} of {self.here.num_compared:,} sets are equal as placed, "
+            f"{self.best.share:.1%} {self.other_place}"
+        )
+
+
+def placing(fits: Sequence[Fit]) -> Placing:
+    """Which place the choices prove, if any; of the fits of an alignment."""
     here = next(fit for fit in fits if fit.token_shift == fit.layer_shift == 0)
     best = max((fit for fit in fits if fit is not here), key=lambda fit: fit.share, default=here)
     noise = np.sqrt(sum(fit.share * (1 - fit.share) / fit.num_compared for fit in (here, best)))
-    lead = here.share - best.share
-    measured = (
-        f"{here.share:.1%} of {here.num_compared:,} sets of {name} are equal as placed, "
-        f"{best.share:.1%} {_spoken(best)}"
-    )
-    if lead > _STANDS_OUT * noise:
+    ahead = here.share - best.share
+    lead = float(np.sign(ahead) * np.inf if noise == 0.0 and ahead else ahead / (noise or 1.0))
+    return Placing(here, best, lead)
+
+
+def _judged(fits: Sequence[Fit], name: str) -> str:
+    """What the shifts prove; RecordingError when they prove another place, or nothing."""
+    found = placing(fits)
+    here, measured = found.here, f"{found.measured} ({name})"
+    if found.is_proven:
         return f"alignment proven by the choices: {measured}"
-    if -lead > _STANDS_OUT * noise:
+    if found.is_misplaced:
         raise RecordingError(
-            f"Trace misaligned: {measured}.", f"Shift it: {_spoken(best)} it fits better."
+            f"Trace misaligned: {measured}.", f"Shift it: {found.other_place} it fits better."
         )
     if here.share >= _SAME_EVERYWHERE:
         return f"choices hardly change from token to token and prove no alignment: {measured}"

@@ -55,9 +55,14 @@ class OtherSide:
 
 
 def other_side(
-    reference: TokenSource, other: TokenSource, routers: Sequence[KnownRouter]
+    reference: TokenSource,
+    other: TokenSource,
+    routers: Sequence[KnownRouter],
+    must_fit: bool = True,
 ) -> OtherSide:
     """The tokens of ``other`` that are tokens of ``reference``, by document, position and token id.
+
+    Without ``must_fit`` choices that agree better elsewhere are no error: the fits tell of it.
 
     Raises
     ------
@@ -87,7 +92,7 @@ def other_side(
     if reference.facts.has_chosen and proving == reference.facts.num_tokens:
         # proof needs the choices of all matched tokens, and only a part is held in memory
         chosen = _stacked(reference, names, proving)
-    aligned = align(Reference(reference.facts.name, columns, chosen), trace)
+    aligned = align(Reference(reference.facts.name, columns, chosen), trace, must_fit)
     token = np.full(reference.facts.num_tokens, -1, np.int64)
     row = np.flatnonzero(aligned.token >= 0)
     token[aligned.token[row]] = row

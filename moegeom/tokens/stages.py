@@ -67,6 +67,7 @@ OUTPUT_TENSORS: dict[str, StoredTensor] = {
     "expert_output": StoredTensor(
         "expert_output", "expert_output", is_float=True, row=("experts", "width")
     ),
+    "routing_weights": StoredTensor("routing_weights", "routing_weights", is_float=True),
 }
 
 #: Stages whose rows are read by ``TokenSource.read_values``.

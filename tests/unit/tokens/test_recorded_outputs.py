@@ -26,7 +26,12 @@ from moegeom.tokens.writer import RecordingWriter
 
 ROUTERS = ("text/0", "text/1")
 SIZES = (40, 1, 59)
-ROW_SHAPES = {"shared_output": (10,), "routed_output": (10,), "expert_output": (6, 4)}
+ROW_SHAPES = {
+    "shared_output": (10,),
+    "routed_output": (10,),
+    "expert_output": (6, 4),
+    "routing_weights": (2,),
+}
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
 
 

@@ -1,0 +1,27 @@
+"""Why two runs choose differently: the record, its closed list of verdicts, its reporters."""
+
+from moegeom.report.explanations._explanation import (
+    EXPLANATION_REPORTERS,
+    VERDICTS,
+    Cause,
+    Explanation,
+    FlipNoise,
+    LayerEvidence,
+    LogProbs,
+    Tried,
+    Verdict,
+    WeightRule,
+)
+
+__all__ = [
+    "EXPLANATION_REPORTERS",
+    "VERDICTS",
+    "Cause",
+    "Explanation",
+    "FlipNoise",
+    "LayerEvidence",
+    "LogProbs",
+    "Tried",
+    "Verdict",
+    "WeightRule",
+]

@@ -1,0 +1,77 @@
+"""Markdown of GitHub: the verdict, the hypotheses, a line for each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moegeom.report._reporter import Reporter, View
+from moegeom.report.explanations._explanation import Explanation
+from moegeom.report.explanations._wording import (
+    details,
+    equal,
+    first_seen,
+    growth,
+    limits,
+    mean_share,
+    percent,
+    ranked,
+    sides,
+    summary_of,
+    tried_at,
+    verdict_text,
+    whose_inputs,
+)
+from moegeom.report.header import gate_rule_line, routers_line, rule_line, tokens_line
+from moegeom.report.untrusted import printable
+
+_LAYER_HEADS = (
+    *("layer", "equal sets", "agreed before", "first to switch", "noise makes"),
+    *("noise on the input", "roundings to bfloat16", "beyond noise"),
+)
+
+
+def render(explanation: Explanation, view: View) -> str:
+    """Header, verdict and tables as GitHub-flavoured Markdown; every hypothesis and layer."""
+    explanation = printable(explanation)
+    run, summary = explanation.run, summary_of(explanation)
+    lines = [f"## moegeom explain: {run['checkpoint']['name']}", "", rule_line(summary), ""]
+    lines += [f"- **routers** {routers_line(summary)}", f"- **rule** {gate_rule_line(run)}"]
+    lines += [f"- **A** {tokens_line(summary)}"]
+    lines += [f"- **{label}** {text}" for label, text in sides(explanation)]
+    lines += ["", f"**Verdict** {verdict_text(explanation)}", ""]
+    if explanation.verdict.remedy:
+        lines += [f"**Next** {explanation.verdict.remedy}", ""]
+    names = ranked(explanation, all_of_them=True)
+    if names:
+        lines += [f"{whose_inputs(explanation)}:", "", _row(("", "first layer", "all layers"))]
+        lines.append(_row(["---"] * 3))
+        for name in names:
+            first = tried_at(explanation.layers[0], name)
+            text = first_seen(explanation, name).text
+            bold = f"**{text}**" if name == explanation.verdict.hypothesis else text
+            share = "-" if first is None else equal(first.share)
+            lines.append(_row((bold, share, equal(mean_share(explanation, name)))))
+        lines.append("")
+    lines += [_row(_LAYER_HEADS), _row(["---"] * len(_LAYER_HEADS))]
+    for layer in explanation.layers:
+        noise, noisy = layer.noise, ("-",) * 5
+        if noise is not None:
+            noisy = (
+                percent(noise.observed),
+                percent(noise.expected),
+                percent(noise.scale),
+                f"{noise.roundings:.2g}",
+                f"{noise.num_beyond:,}",
+            )
+        place = summary.place(layer.router)
+        lines.append(_row((place, equal(layer.agreement), f"{layer.num_clean:,}", *noisy)))
+    told = [growth(explanation), *details(explanation), *limits(explanation)]
+    lines += ["", *(f"- {text}" for text in told if text)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+REPORTER = Reporter("md", render)

@@ -1,0 +1,242 @@
+"""``moegeom explain``: two runs route the same tokens differently; which one thing explains it?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import Router, RouterSet
+from moegeom.core.tokens import Stage, TokenSource
+from moegeom.geometry.expert_matching import common_choices, expert_matching
+from moegeom.kernels.table import load_kernels
+from moegeom.pipeline import (
+    ScanRequest,
+    Terms,
+    Watch,
+    examine_tokens,
+    open_source,
+    recalled,
+    select_layers,
+)
+from moegeom.report.explanations import Explanation, LayerEvidence
+from moegeom.report.summary import Summary
+from moegeom.router.load import load_routers
+from moegeom.scan.run_facts import other_facts, run_facts
+from moegeom.studies.explain_layer import layer_evidence, left_over, same_in_all
+from moegeom.studies.explain_log_probs import log_probs
+from moegeom.studies.explain_sides import Sides, same_sets, sides_of
+from moegeom.studies.explain_trials import Choices, prepared_for
+from moegeom.studies.explain_verdict import Evidence, verdict
+from moegeom.tokens.alignment import placing
+from moegeom.tokens.counted import CountedSource
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.other_side import OtherSide, other_side
+from moegeom.tokens.source import KnownRouter
+
+#: Tokens with one set in all layers, that many at least and that share of them one and the same
+#: set, which A hardly ever chose: no tokens.
+_PADDING, _ONE_SET = 5, 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest(Terms):
+    """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``other``.
+
+    ``source`` is a token source made by the caller instead of a path. ``against`` is a checkpoint
+    that B may have loaded instead, ``log_probs`` a file of log-probabilities of both.
+    """
+
+    checkpoint: str
+    other: str
+    tokens: str | None = None
+    source: TokenSource | None = None
+    stage: Stage | None = None
+    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    other_dialect: str | None = None
+    against: str | None = None
+    log_probs: Path | None = None
+
+
+def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
+    """Which of the closed list of verdicts fits, and the evidence.
+
+    Raises
+    ------
+    MoeGeomError
+        As ``scan``; RecordingError where the two sides cannot be matched, with counts.
+    """
+    started = time.perf_counter()
+    asked = _as_scan(request)
+    store = open_checkpoint(request.checkpoint, request.remote)
+    routers = recalled(load_routers(store, asked=request.asked), request.rules)
+    chosen = select_layers(routers, request.layers)
+    source = open_source(asked, chosen, routers.routers)
+    if source is None or isinstance(source, CountedSource):
+        raise UsageError(
+            "explain needs tokens: what A's routers read, and what they chose.",
+            "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
+        )
+    trust = examine_tokens(asked, routers, chosen, source)
+    other = _open_other(request, source, routers.routers)
+    against = _routers_of(request)
+    sides = sides_of(source, other, load_kernels(asked.backend))
+    shared = [
+        router
+        for router in chosen
+        if router.name in source.facts.routers and router.name in other.source.facts.routers
+    ]
+    if not shared:
+        raise RecordingError(
+            f"{source.facts.name} and {other.source.facts.name} have none of the routers in common."
+        )
+    choices = _choices(shared, sides)
+    layers = _layers(choices, sides, against, watch)
+    num_switched = np.sum([~found.agrees for found in choices], axis=0)
+    joined = None
+    if request.log_probs is not None:
+        joined = log_probs(request.log_probs, sides.columns, num_switched)
+    place = placing(other.fits) if other.fits else None
+    facts = run_facts(routers, shared, source.facts, trust)
+    summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
+    evidence = Evidence(
+        layers=layers,
+        placing=place,
+        num_padding=_num_padding(choices),
+        num_matched=len(sides.token),
+        any_share=float((num_switched > 0).mean()),
+        log_probs=joined,
+        has_other_inputs=sides.has_other_inputs,
+        names=lambda router: summary.places([router]),
+    )
+    said = verdict(evidence)
+    if said.hypothesis:
+        layers = _without(layers, choices, sides, against, said.hypothesis)
+    return Explanation(
+        run=facts | {"seconds": time.perf_counter() - started, "layers_asked": request.layers},
+        other=other_facts(other),
+        against="" if request.against is None else request.against,
+        inputs_of="B" if sides.has_other_inputs else "A",
+        num_matched=int((other.token >= 0).sum()),
+        num_examined=len(sides.token),
+        any_share=evidence.any_share,
+        num_padding=evidence.num_padding,
+        layers=tuple(layers),
+        log_probs=joined,
+        verdict=said,
+        not_looked_at=tuple(_not_looked_at(request, other)),
+    )
+
+
+def _choices(routers: Sequence[Router], sides: Sides) -> list[Choices]:
+    """What both chose at every router, and which tokens had agreed until then."""
+    clean, found = np.ones(len(sides.token), dtype=bool), []
+    for router in routers:
+        prepared = prepared_for(router, sides)
+        with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+            mine = sides.chosen(prepared)
+        other = sides.other_chosen(router.name)
+        agrees = same_sets(mine, other)
+        matching = expert_matching(common_choices(mine, other, router.num_experts))
+        found.append(Choices(prepared, mine, other, clean, agrees, matching))
+        clean = clean & agrees
+    return found
+
+
+def _layers(
+    choices: Sequence[Choices],
+    sides: Sides,
+    against: Mapping[str, Router],
+    watch: Watch | None,
+) -> list[LayerEvidence]:
+    advance = watch.advance if watch else lambda tokens: None
+    if watch:
+        watch.start(sum(len(sides.routed(number == 0)) for number in range(len(choices))))
+    found = []
+    for number, choice in enumerate(choices):
+        name = choice.prepared.router.name
+        if watch:
+            watch.begin(name)
+        found.append(layer_evidence(choice, sides, against.get(name), number == 0, advance))
+    return found
+
+
+def _without(
+    layers: Sequence[LayerEvidence],
+    choices: Sequence[Choices],
+    sides: Sides,
+    against: Mapping[str, Router],
+    name: str,
+) -> list[LayerEvidence]:
+    """The same evidence with the noise that makes what the hypothesis leaves over."""
+    found = []
+    for number, (layer, choice) in enumerate(zip(layers, choices, strict=True)):
+        noise = left_over(choice, sides, against.get(layer.router), name, number == 0)
+        found.append(dataclasses.replace(layer, noise=noise))
+    return found
+
+
+def _num_padding(choices: Sequence[Choices]) -> int:
+    """Tokens for which B has one and the same set in all layers, and A another."""
+    if len(choices) < 2:
+        return 0
+    sets = [np.sort(found.other, axis=1) for found in choices]
+    if len({rows.shape[1] for rows in sets}) > 1:
+        return 0
+    same = same_in_all(sets)
+    differs = ~np.any([found.agrees for found in choices], axis=0)
+    rows = sets[0][same & differs]
+    if len(rows) < _PADDING:
+        return 0
+    _, counts = np.unique(rows, axis=0, return_counts=True)
+    return int(counts.max()) if counts.max() >= _ONE_SET * len(rows) else 0
+
+
+def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> OtherSide:
+    known = tuple(KnownRouter(r.name, r.stack, r.layer, r.num_experts, r.rule.top_k) for r in whole)
+    names = tuple(router.name for router in known)
+    opened = open_tokens(request.other, None, None, names, known, request.other_dialect)
+    if isinstance(opened, CountedSource):
+        raise UsageError(
+            f"{opened.facts.name}: holds counts only; they cannot be compared token by token."
+        )
+    return other_side(source, opened, known, must_fit=False)
+
+
+def _routers_of(request: ExplainRequest) -> dict[str, Router]:
+    """Routers of the checkpoint that B may have loaded instead; none where none was named."""
+    if request.against is None:
+        return {}
+    store = open_checkpoint(request.against, request.remote)
+    found: RouterSet = load_routers(store, asked=request.asked)
+    return {router.name: router for router in found.routers}
+
+
+def _not_looked_at(request: ExplainRequest, other: OtherSide) -> list[str]:
+    said = []
+    if request.against is None:
+        said.append("another checkpoint that B may have loaded (--against)")
+    if "routing_weights" not in other.source.facts.outputs:
+        said.append("B's routing weights (not recorded)")
+    if request.log_probs is None:
+        said.append("log-probs (--logprobs FILE)")
+    return [*said, "expert weights"]
+
+
+def _as_scan(request: ExplainRequest) -> ScanRequest:
+    return ScanRequest(
+        checkpoint=request.checkpoint,
+        out=Path(),
+        tokens=request.tokens,
+        source=request.source,
+        stage=request.stage,
+        router_map=request.router_map,
+        **request.shared(),
+    )

@@ -1,0 +1,115 @@
+"""One router of an explanation: each hypothesis tried on the inputs at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from moegeom.core.router import Router
+from moegeom.report.explanations import FlipNoise, LayerEvidence, Tried
+from moegeom.scan.prepared import PreparedRouter
+from moegeom.studies.explain_noise import Nearest, flip_noise
+from moegeom.studies.explain_sides import Sides
+from moegeom.studies.explain_trials import Choices, Trial, inputs, trials
+from moegeom.studies.explain_weights import weight_rule
+
+
+def layer_evidence(
+    choices: Choices,
+    sides: Sides,
+    against: Router | None,
+    is_first: bool,
+    advance: Callable[[int], None],
+) -> LayerEvidence:
+    """Agreement, hypotheses and weights at one router; more tokens at the first one."""
+    prepared, agrees, clean = choices.prepared, choices.agrees, choices.is_clean
+    reason, rows = _untold(prepared, sides), sides.routed(is_first)
+    tried: tuple[Tried, ...] = ()
+    noise = None
+    if not reason:
+        candidates = trials(choices, sides, against)
+        share = np.zeros((len(candidates), len(rows)))
+        credit = np.zeros_like(share)
+        nearest = Nearest.of(prepared, len(rows))
+        for there, batch, values in inputs(choices, sides, rows):
+            nearest.note(there, prepared, sides, batch.logits, batch.norm)
+            for number, trial in enumerate(candidates):
+                sets = trial.reproduces(
+                    trial.logits(values, batch.logits), choices.other[batch.row], sides.kernels
+                )
+                share[number, there], credit[number, there] = sets.is_admitted, sets.credit
+            advance(len(batch.row))
+        tried = _judged(candidates, share, credit)
+        noise = flip_noise(nearest, sides, prepared, rows, agrees[rows], clean[rows])
+    own = np.arange(len(choices.matching))
+    return LayerEvidence(
+        router=prepared.router.name,
+        num_tokens=len(agrees),
+        agreement=float(agrees.mean()),
+        num_clean=int(clean.sum()),
+        num_tried=len(rows) if tried else 0,
+        tried=tried,
+        num_renamed=int((choices.matching != own).sum()),
+        noise=noise,
+        weights=weight_rule(prepared, sides, agrees, choices.other),
+        reason=reason,
+    )
+
+
+def left_over(
+    choices: Choices, sides: Sides, against: Router | None, name: str, is_first: bool
+) -> FlipNoise | None:
+    """Noise that makes what a hypothesis leaves over; None where it does not apply."""
+    trial = next((t for t in trials(choices, sides, against) if t.name == name), None)
+    if trial is None:
+        return None
+    rows, prepared = sides.routed(is_first), trial.prepared(sides)
+    nearest, agrees = Nearest.of(prepared, len(rows)), np.zeros(len(rows), dtype=bool)
+    for there, batch, values in inputs(choices, sides, rows):
+        logits = trial.logits(values, batch.logits)
+        sets = trial.reproduces(logits, choices.other[batch.row], sides.kernels)
+        agrees[there] = sets.is_admitted
+        nearest.note(there, prepared, sides, logits, batch.norm)
+    return flip_noise(nearest, sides, prepared, rows, agrees, choices.is_clean[rows])
+
+
+def _untold(prepared: PreparedRouter, sides: Sides) -> str:
+    """Why no hypothesis can be tried; empty where they can."""
+    stage = sides.source.facts.stage
+    if prepared.router.projection is not None:
+        return "routers behind a projection are compared only"
+    if stage in ("ids", "top_logits"):
+        return f"hypotheses need router inputs or all logits; A holds {stage.replace('_', ' ')}"
+    return ""
+
+
+def _judged(
+    candidates: Sequence[Trial],
+    share: Float64[np.ndarray, "trials tokens"],
+    credit: Float64[np.ndarray, "trials tokens"],
+) -> tuple[Tried, ...]:
+    """How each did against nothing changed, the first, on the same tokens."""
+    missing = float((1.0 - credit[0]).sum())
+    found = []
+    for trial, shared, credited in zip(candidates, share, credit, strict=True):
+        gain = credited - credit[0]
+        spread = float(np.sqrt((gain**2).sum()))
+        found.append(
+            Tried(
+                name=trial.name,
+                text=trial.text,
+                cause=trial.cause,
+                share=float(shared.mean()),
+                credit=float(credited.mean()),
+                repaired=float(gain.sum()) / missing if missing else 0.0,
+                standing=float(gain.sum()) / spread if spread else 0.0,
+            )
+        )
+    return tuple(found)
+
+
+def same_in_all(sets: Sequence[np.ndarray]) -> Bool[np.ndarray, "tokens"]:
+    """Tokens with one and the same set at every router; sets are sorted."""
+    return np.all([(rows == sets[0]).all(axis=1) for rows in sets[1:]], axis=0)

@@ -1,0 +1,365 @@
+"""What may differ on the other side: hypotheses, each one change to the router and its cause.
+
+A hypothesis is tried by routing the inputs of one side again with that one thing changed, and
+counting how many choices of the other side it reproduces (``moegeom explain``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from moegeom.core.router import Router
+from moegeom.variants.arithmetic import Arithmetic
+
+#: What a hypothesis blames; the words of the verdict stand in the report.
+RouterCause = Literal[
+    "weights rounded",
+    "inputs rounded",
+    "logits rounded",
+    "bias rounded",
+    "bias missing",
+    "bias stale",
+    "router stale",
+    "gain not folded",
+    "rule differs",
+]
+
+#: The router with one thing changed, from it and that of the other checkpoint (None where none was
+#: named); None where the change does not apply, or changes nothing.
+Edit = Callable[[Router, Router | None], Router | None]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One thing changed; ``needs_inputs`` where logits alone cannot tell.
+
+    ``only_stores`` where numbers are stored otherwise: of numbers that are stored so it changes
+    nothing, and need not be tried.
+    """
+
+    name: str
+    text: str
+    cause: RouterCause
+    arithmetic: Arithmetic
+    edit: Edit
+    needs_inputs: bool
+    only_stores: bool = False
+
+
+def stored(name: str = "", **steps: str) -> Arithmetic:
+    """The router as stored, in float32, with other formats for some of the steps."""
+    values = {"compared": "logits", **steps}
+    return Arithmetic(name=name, text="", engine="none", version="", source="", **values)  # type: ignore[arg-type] - fields are texts
+
+
+def _same(router: Router, other: Router | None) -> Router:
+    return router
+
+
+def _with_curved_bias(router: Router, other: Router | None) -> Router | None:
+    return None if router.selection_bias is None else router
+
+
+def _curved(router: Router, other: Router | None) -> Router | None:
+    """Of an affine rule scores are compared by their logits."""
+    return None if router.rule.score == "identity" else router
+
+
+def _without_selection_bias(router: Router, other: Router | None) -> Router | None:
+    if router.selection_bias is None or not router.selection_bias.any():
+        return None
+    return replace(router, selection_bias=np.zeros_like(router.selection_bias))
+
+
+def _without_logit_bias(router: Router, other: Router | None) -> Router | None:
+    if router.logit_bias is None or not router.logit_bias.any():
+        return None
+    return replace(router, logit_bias=np.zeros_like(router.logit_bias))
+
+
+def _with_bias_of_other(router: Router, other: Router | None) -> Router | None:
+    if other is None or router.selection_bias is None or other.selection_bias is None:
+        return None
+    if _equal(router.selection_bias, other.selection_bias):
+        return None
+    return replace(router, selection_bias=other.selection_bias)
+
+
+def _with_gain_of_other(router: Router, other: Router | None) -> Router | None:
+    """Its rows behind the norm of the other checkpoint: a gain that the rows did not follow."""
+    ratio = _gain_ratio(router, other)
+    if ratio is None or other is None or not _equal(router.weight, other.weight):
+        return None
+    return replace(router, weight=(router.weight * ratio).astype(router.weight.dtype))
+
+
+def _with_rows_of_other(router: Router, other: Router | None) -> Router | None:
+    rows = _rows_of(router, other)
+    if rows is None or other is None or router.selection_bias is None:
+        return None
+    return None if _equal(rows, router.weight) else replace(router, weight=rows)
+
+
+def _other(router: Router, other: Router | None) -> Router | None:
+    rows = _rows_of(router, other)
+    if rows is None or other is None:
+        return None
+    return replace(
+        router, weight=rows, logit_bias=other.logit_bias, selection_bias=other.selection_bias
+    )
+
+
+def _rows_of(router: Router, other: Router | None) -> np.ndarray | None:
+    """The other's rows for inputs behind this one's gain: W' diag(g' / g)."""
+    if other is None or other.weight.shape != router.weight.shape:
+        return None
+    ratio = _gain_ratio(router, other)
+    rows = other.weight if ratio is None else other.weight * ratio
+    return rows.astype(router.weight.dtype)
+
+
+def _gain_ratio(router: Router, other: Router | None) -> np.ndarray | None:
+    """g' / g; None where they are equal, not known, or g has a zero."""
+    if other is None or router.gain is None or other.gain is None:
+        return None
+    if router.gain.shape != other.gain.shape or not router.gain.all():
+        return None
+    return None if _equal(router.gain, other.gain) else other.gain / router.gain
+
+
+def _without_gain(router: Router, other: Router | None) -> Router | None:
+    if router.gain is None or not router.gain.all() or (router.gain == 1.0).all():
+        return None
+    return replace(router, weight=(router.weight / router.gain).astype(router.weight.dtype))
+
+
+def _with_gain_twice(router: Router, other: Router | None) -> Router | None:
+    if router.gain is None or (router.gain == 1.0).all():
+        return None
+    return replace(router, weight=(router.weight * router.gain).astype(router.weight.dtype))
+
+
+def _without_groups(router: Router, other: Router | None) -> Router | None:
+    if router.rule.groups is None:
+        return None
+    return replace(router, rule=replace(router.rule, groups=None))
+
+
+def _with_other_fill(router: Router, other: Router | None) -> Router | None:
+    groups = router.rule.groups
+    if groups is None:
+        return None
+    fill = 0.0 if np.isneginf(groups.fill) else -np.inf
+    return replace(router, rule=replace(router.rule, groups=replace(groups, fill=fill)))
+
+
+def _with_other_group_score(router: Router, other: Router | None) -> Router | None:
+    groups = router.rule.groups
+    if groups is None:
+        return None
+    score = "max" if groups.score == "top2_sum" else "top2_sum"
+    return replace(router, rule=replace(router.rule, groups=replace(groups, score=score)))
+
+
+def _with_other_score(router: Router, other: Router | None) -> Router | None:
+    """Sigmoid for softmax and the reverse: it matters where a bias or a mask follows."""
+    swapped = {"sigmoid": "softmax", "softmax": "sigmoid"}.get(router.rule.score)
+    if swapped is None or router.rule.is_affine:
+        return None
+    return replace(router, rule=replace(router.rule, score=swapped))
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and bool((one == other).all())
+
+
+def _rows_rounded(name: str, text: str, parameter: str) -> Hypothesis:
+    how = stored(name, parameter=parameter)
+    return Hypothesis(
+        name, text, "weights rounded", how, _same, needs_inputs=True, only_stores=True
+    )
+
+
+#: In the order in which equally good ones are believed: what is simpler comes first.
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    _rows_rounded("weights_bf16", "router weights rounded to bf16", "bfloat16"),
+    _rows_rounded("weights_fp16", "router weights rounded to fp16", "float16"),
+    _rows_rounded("weights_int8", "router weights int8 by row", "int8_rows"),
+    _rows_rounded("weights_fp8", "router weights fp8, one scale", "fp8_tensor"),
+    _rows_rounded("weights_fp8_blocks", "router weights fp8 by blocks", "fp8_blocks_of_128"),
+    _rows_rounded("weights_int4", "router weights int4, groups of 128", "int4_groups_of_128"),
+    Hypothesis(
+        "inputs_bf16",
+        "router inputs rounded to bf16",
+        "inputs rounded",
+        stored("inputs_bf16", input="bfloat16"),
+        _same,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "inputs_weights_bf16",
+        "inputs and weights rounded to bf16",
+        "inputs rounded",
+        stored("inputs_weights_bf16", input="bfloat16", parameter="bfloat16"),
+        _same,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "logits_bf16",
+        "logits rounded to bf16",
+        "logits rounded",
+        stored("logits_bf16", output="bfloat16"),
+        _same,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "bf16_throughout",
+        "inputs, weights and logits in bf16",
+        "logits rounded",
+        stored("bf16_throughout", input="bfloat16", parameter="bfloat16", output="bfloat16"),
+        _same,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "logits_fp16",
+        "logits rounded to fp16",
+        "logits rounded",
+        stored("logits_fp16", output="float16"),
+        _same,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "scores_bf16",
+        "scores rounded to bf16",
+        "logits rounded",
+        stored("scores_bf16", score="bfloat16", compared="scores"),
+        _curved,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "bias_bf16",
+        "selection bias cast to bf16",
+        "bias rounded",
+        stored("bias_bf16", bias="bfloat16"),
+        _with_curved_bias,
+        needs_inputs=False,
+        only_stores=True,
+    ),
+    Hypothesis(
+        "bias_fp16",
+        "selection bias cast to fp16",
+        "bias rounded",
+        stored("bias_fp16", bias="float16"),
+        _with_curved_bias,
+        needs_inputs=False,
+        only_stores=True,
+    ),
+    Hypothesis(
+        "selection_bf16",
+        "score + bias added up in bf16",
+        "bias rounded",
+        stored("selection_bf16", bias="bfloat16", selection="bfloat16"),
+        _with_curved_bias,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "bias_missing",
+        "selection bias left out",
+        "bias missing",
+        stored("bias_missing"),
+        _without_selection_bias,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "logit_bias_missing",
+        "logit bias left out",
+        "bias missing",
+        stored("logit_bias_missing"),
+        _without_logit_bias,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "bias_of_other",
+        "selection bias of the other checkpoint",
+        "bias stale",
+        stored("bias_of_other"),
+        _with_bias_of_other,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "gain_of_other",
+        "norm gain of the other checkpoint",
+        "gain not folded",
+        stored("gain_of_other"),
+        _with_gain_of_other,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "rows_of_other",
+        "rows of the other checkpoint",
+        "router stale",
+        stored("rows_of_other"),
+        _with_rows_of_other,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "router_of_other",
+        "router of the other checkpoint",
+        "router stale",
+        stored("router_of_other"),
+        _other,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "gain_missing",
+        "norm gain left out",
+        "gain not folded",
+        stored("gain_missing"),
+        _without_gain,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "gain_twice",
+        "norm gain applied twice",
+        "gain not folded",
+        stored("gain_twice"),
+        _with_gain_twice,
+        needs_inputs=True,
+    ),
+    Hypothesis(
+        "groups_ignored",
+        "groups of experts ignored",
+        "rule differs",
+        stored("groups_ignored"),
+        _without_groups,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "other_fill",
+        "dropped groups filled otherwise",
+        "rule differs",
+        stored("other_fill"),
+        _with_other_fill,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "other_group_score",
+        "groups scored otherwise",
+        "rule differs",
+        stored("other_group_score"),
+        _with_other_group_score,
+        needs_inputs=False,
+    ),
+    Hypothesis(
+        "other_score",
+        "sigmoid for softmax, or the reverse",
+        "rule differs",
+        stored("other_score"),
+        _with_other_score,
+        needs_inputs=False,
+    ),
+)
