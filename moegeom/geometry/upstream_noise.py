@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
-#: Scales that are tried, a factor of root 2 apart, and between neighbours of the best afterwards.
-_SCALES = np.geomspace(1e-6, 4.0, 45)
-_BETWEEN = 13
+#: Scales that are tried, a factor of 2 apart, and between neighbours of the best afterwards.
+_SCALES = np.geomspace(2.0**-20, 4.0, 23)
+_BETWEEN = 17
 
 #: Shares of switches that have nothing to do with distance, which are tried beside 0.
 _EXCESSES = np.concatenate([[0.0], np.geomspace(1e-5, 0.5, 19)])

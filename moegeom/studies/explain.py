@@ -98,7 +98,8 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
             f"{source.facts.name} and {other.source.facts.name} have none of the routers in common."
         )
     choices = _choices(shared, sides)
-    layers = _layers(choices, sides, against, watch)
+    with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
+        layers = _layers(choices, sides, against, watch)
     num_switched = np.sum([~found.agrees for found in choices], axis=0)
     joined = None
     if request.log_probs is not None:

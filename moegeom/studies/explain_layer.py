@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from moegeom.core.router import Router
+from moegeom.geometry.admitted_sets import TIES
 from moegeom.report.explanations import FlipNoise, LayerEvidence, Tried
 from moegeom.scan.prepared import PreparedRouter
 from moegeom.studies.explain_noise import Nearest, flip_noise
@@ -31,7 +32,7 @@ def layer_evidence(
     if not reason:
         candidates = trials(choices, sides, against)
         share = np.zeros((len(candidates), len(rows)))
-        credit = np.zeros_like(share)
+        credit = np.zeros((len(TIES), *share.shape))
         nearest = Nearest.of(prepared, len(rows))
         for there, batch, values in inputs(choices, sides, rows):
             nearest.note(there, prepared, sides, batch.logits, batch.norm)
@@ -39,7 +40,9 @@ def layer_evidence(
                 sets = trial.reproduces(
                     trial.logits(values, batch.logits), choices.other[batch.row], sides.kernels
                 )
-                share[number, there], credit[number, there] = sets.is_admitted, sets.credit
+                share[number, there] = sets.is_admitted
+                for way, ties in enumerate(TIES):
+                    credit[way, number, there] = sets.credit(ties)
             advance(len(batch.row))
         tried = _judged(candidates, share, credit)
         noise = flip_noise(nearest, sides, prepared, rows, agrees[rows], clean[rows])
@@ -88,21 +91,27 @@ def _untold(prepared: PreparedRouter, sides: Sides) -> str:
 def _judged(
     candidates: Sequence[Trial],
     share: Float64[np.ndarray, "trials tokens"],
-    credit: Float64[np.ndarray, "trials tokens"],
+    credit: Float64[np.ndarray, "ways trials tokens"],
 ) -> tuple[Tried, ...]:
-    """How each did against nothing changed, the first, on the same tokens."""
-    missing = float((1.0 - credit[0]).sum())
+    """How each did against nothing changed, the first, on the same tokens.
+
+    Ties are broken in whichever way fits best: which one an engine has is not known.
+    """
+    base = credit[credit[:, 0].sum(axis=1).argmax(), 0]
+    missing = float((1.0 - base).sum())
     found = []
-    for trial, shared, credited in zip(candidates, share, credit, strict=True):
-        gain = credited - credit[0]
+    for number, trial in enumerate(candidates):
+        way = int(credit[:, number].sum(axis=1).argmax())
+        gain = credit[way, number] - base
         spread = float(np.sqrt((gain**2).sum()))
         found.append(
             Tried(
                 name=trial.name,
                 text=trial.text,
                 cause=trial.cause,
-                share=float(shared.mean()),
-                credit=float(credited.mean()),
+                ties=TIES[way],
+                share=float(share[number].mean()),
+                credit=float(credit[way, number].mean()),
                 repaired=float(gain.sum()) / missing if missing else 0.0,
                 standing=float(gain.sum()) / spread if spread else 0.0,
             )

@@ -16,7 +16,7 @@ from moegeom.scan.prepared import PreparedRouter
 from moegeom.studies.explain_sides import INPUT_STAGES, Sides
 
 #: Nearest walls of a token that are looked at.
-_WALLS = 8
+_WALLS = 4
 
 #: Probability below which noise has not switched a token, and examples that are named.
 _IMPOSSIBLE, _EXAMPLES = 1e-9, 3

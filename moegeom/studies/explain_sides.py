@@ -13,6 +13,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenColumns, TokenSource
 from moegeom.geometry.norm import normed
+from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.kernels.reduction import Kernels
 from moegeom.scan.labels import Populations
 from moegeom.scan.prepared import PreparedRouter, check_width
@@ -23,7 +24,7 @@ from moegeom.tokens.other_side import OtherSide
 
 #: Tokens whose choices are compared at all routers, and those that are routed again: at the first
 #: router, which alone reads what nothing has changed yet, and at each of the others.
-MOST_TOKENS, MOST_FIRST, MOST_LATER = 65_536, 16_384, 4096
+MOST_TOKENS, MOST_FIRST, MOST_LATER = 65_536, 16_384, 8192
 
 #: Tokens that are routed at once.
 _AT_ONCE = 2 * TILE
@@ -87,14 +88,13 @@ class Sides:
         self, prepared: PreparedRouter, logits: Float[np.ndarray, "tokens experts"]
     ) -> Int32[np.ndarray, "tokens k"]:
         """What the router as stored makes of logits."""
-        router, compared = prepared.router, logits
-        if not router.rule.is_affine:
-            compared = self.kernels["selection_scores"](
-                logits, router.rule, prepared.selection_bias
-            )
-        if router.rule.groups is not None:
-            compared, _ = self.kernels["group_mask"](compared, router.rule.groups)
-        return self.kernels["top_k"](compared, router.rule.top_k)[0]
+        rule, compared = prepared.router.rule, logits
+        if not rule.is_affine:
+            mapped = mapped_logits(logits, rule.logit_map)
+            compared = self.kernels["selection_scores"](mapped, rule.score, prepared.selection_bias)
+        if rule.groups is not None:
+            compared, _ = self.kernels["group_mask"](compared, rule.groups)
+        return self.kernels["top_k"](compared, rule.top_k)[0]
 
     def batches(self, prepared: PreparedRouter, rows: Int64[np.ndarray, "rows"]) -> Iterator[Batch]:
         """A's inputs and logits of some matched tokens, in runs of tiles of the recording."""

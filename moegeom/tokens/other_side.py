@@ -123,6 +123,15 @@ def _as_trace(other: TokenSource, routers: Sequence[KnownRouter]) -> CleanTrace:
             f"{other.facts.name}: {ids.shape[2]} experts a token; router {wrong[0].name} chooses "
             f"{wrong[0].top_k}."
         )
+    for index, router in enumerate(routers):
+        beyond = (ids[:, index] < 0) | (ids[:, index] >= router.num_experts)
+        if beyond.any():
+            token = int(np.argmax(beyond.any(axis=1)))
+            raise RecordingError(
+                f"{other.facts.name}: token {token} of router {router.name} names experts "
+                f"{ids[token, index].tolist()}; the checkpoint has {router.num_experts}.",
+                "It was recorded from another model, or holds padding.",
+            )
     return CleanTrace(
         routers=tuple(routers),
         ids=ids,

@@ -113,7 +113,7 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
     ),
     "inconclusive": (
         "what is recorded cannot tell.",
-        "record router inputs: moegeom capture CKPT --text FILE --keep hidden --out REC.",
+        "record router inputs on both sides; name what else B may have loaded (--against).",
     ),
 }
 
@@ -123,7 +123,8 @@ class Tried:
     """One hypothesis at one router.
 
     ``share`` is the share of B's choices that it reproduces, a tie counting as reproduced if B's
-    set is one of those that it leaves; in ``credit`` it counts as one of that many. ``repaired`` is
+    set is one of those that it leaves. In ``credit`` it counts as ``ties`` says: if it is the set
+    of the lowest or of the highest numbers, or as one of all those that are left. ``repaired`` is
     the share of the disagreements that it removes, less those that it makes, by credit;
     ``standing`` is by how many standard errors it does better than nothing changed.
     """
@@ -131,6 +132,7 @@ class Tried:
     name: str
     text: str
     cause: Cause
+    ties: str
     share: float
     credit: float
     repaired: float
@@ -197,6 +199,10 @@ class LayerEvidence:
     def nothing(self) -> Tried | None:
         """The router as it is, on the inputs at hand."""
         return self.tried[0] if self.tried else None
+
+    def tried_as(self, name: str) -> Tried | None:
+        """What was found for one hypothesis; None where it was not tried."""
+        return next((tried for tried in self.tried if tried.name == name), None)
 
 
 @dataclass(frozen=True)

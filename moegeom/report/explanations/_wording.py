@@ -92,24 +92,19 @@ def num_hypotheses(explanation: Explanation) -> int:
 
 def _mean_credit(layers: Sequence[LayerEvidence], name: str) -> float:
     """Over all layers; where it does not apply nothing was changed."""
-    found = [tried_at(layer, name) or layer.tried[0] for layer in layers]
+    found = [layer.tried_as(name) or layer.tried[0] for layer in layers]
     return sum(tried.credit for tried in found) / len(found)
-
-
-def tried_at(layer: LayerEvidence, name: str) -> Tried | None:
-    """What was found for one hypothesis at one router; None where it was not tried."""
-    return next((tried for tried in layer.tried if tried.name == name), None)
 
 
 def first_seen(explanation: Explanation, name: str) -> Tried:
     """The hypothesis at the first router where it was tried."""
-    found = (tried_at(layer, name) for layer in explanation.layers)
+    found = (layer.tried_as(name) for layer in explanation.layers)
     return next(tried for tried in found if tried is not None)
 
 
 def mean_share(explanation: Explanation, name: str) -> float:
     """Share reproduced, mean over the routers where it was tried."""
-    found = [tried_at(layer, name) for layer in explanation.layers]
+    found = [layer.tried_as(name) for layer in explanation.layers]
     known = [tried.share for tried in found if tried is not None]
     return sum(known) / len(known)
 
@@ -138,7 +133,8 @@ def layer_heads(explanation: Explanation) -> str:
 
 def whose_inputs(explanation: Explanation) -> str:
     """What was routed again."""
-    own = "B's own inputs" if explanation.inputs_of == "B" else "A's inputs"
+    stage = explanation.run["tokens"]["stage"]
+    own = "A's logits" if stage == "logits" else f"{explanation.inputs_of}'s inputs"
     return f"{own} routed again with one thing changed; share of choices equal to B's"
 
 

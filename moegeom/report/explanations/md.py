@@ -17,7 +17,6 @@ from moegeom.report.explanations._wording import (
     ranked,
     sides,
     summary_of,
-    tried_at,
     verdict_text,
     whose_inputs,
 )
@@ -46,7 +45,7 @@ def render(explanation: Explanation, view: View) -> str:
         lines += [f"{whose_inputs(explanation)}:", "", _row(("", "first layer", "all layers"))]
         lines.append(_row(["---"] * 3))
         for name in names:
-            first = tried_at(explanation.layers[0], name)
+            first = explanation.layers[0].tried_as(name)
             text = first_seen(explanation, name).text
             bold = f"**{text}**" if name == explanation.verdict.hypothesis else text
             share = "-" if first is None else equal(first.share)

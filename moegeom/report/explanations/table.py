@@ -23,7 +23,6 @@ from moegeom.report.explanations._wording import (
     shown_layers,
     sides,
     summary_of,
-    tried_at,
     verdict_text,
     whose_inputs,
 )
@@ -82,8 +81,8 @@ def _hypotheses(explanation: Explanation, view: View) -> list[Text]:
     rows = [("", *heads)]
     for name in names:
         tried = first_seen(explanation, name)
-        cells = [tried_at(layers[0], name)]
-        cells += [tried_at(own, name)] if own is not layers[0] else []
+        cells = [layers[0].tried_as(name)]
+        cells += [own.tried_as(name)] if own is not layers[0] else []
         shares = ["-" if found is None else equal(found.share) for found in cells]
         arrow = "->" if name == verdict.hypothesis else "  "
         rows.append((f"{arrow} {tried.text}", *shares, equal(mean_share(explanation, name))))

@@ -1,0 +1,52 @@
+"""Every disagreement is explained by its own cause, and no twin by any."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from moegeom.report.explanations import VERDICTS
+from tests.museum.disagreement import Hall, all_pairs, labels
+from tests.museum.disagreements import DISAGREEMENTS
+from tests.museum.disagreements_page import PAGE
+
+HEALTHY = {"no disagreement", "arithmetic noise only"}
+
+
+@pytest.fixture(scope="session")
+def hall(tmp_path_factory) -> Hall:
+    return Hall(tmp_path_factory.mktemp("hall"))
+
+
+@pytest.mark.parametrize("pair", all_pairs(DISAGREEMENTS), ids=labels(DISAGREEMENTS))
+def test_the_verdict_is_the_cause(hall, pair):
+    hall.confirm(pair)
+
+
+def test_twins_are_healthy_and_pairs_are_not():
+    assert {twin.cause for d in DISAGREEMENTS for twin in d.twins} <= HEALTHY
+    assert not {pair.cause for d in DISAGREEMENTS for pair in d.pairs} & HEALTHY
+
+
+def test_every_verdict_is_shown_by_a_pair():
+    shown = {pair.cause for pair in all_pairs(DISAGREEMENTS)}
+    assert shown == set(VERDICTS) - {"routing weights differ"}
+
+
+def test_threads_can_be_followed_and_names_are_unique():
+    names = [d.name for d in DISAGREEMENTS]
+    assert len(set(names)) == len(names)
+    for disagreement in DISAGREEMENTS:
+        assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#[0-9]+", t) for t in disagreement.threads)
+        assert disagreement.story.endswith(".")
+
+
+def test_the_page_tells_of_every_pair_and_its_verdict():
+    page = PAGE.read_text("utf-8")
+    for pair in all_pairs(DISAGREEMENTS):
+        rows = [line for line in page.splitlines() if f"| {pair.text} |" in line]
+        assert any(f"**{pair.cause}**" in row for row in rows), pair.text
+    assert "(WRONG)" not in page
+    for disagreement in DISAGREEMENTS:
+        assert disagreement.story in page
