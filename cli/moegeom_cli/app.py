@@ -25,6 +25,7 @@ from moegeom_cli.commands import (
     report,
     routers,
     scan,
+    signoff,
     track,
 )
 from moegeom_cli.streams import error_line, error_width
@@ -53,6 +54,7 @@ COMMANDS = (
     scan,
     report,
     diff,
+    signoff,
     track,
     boundary_report,
     explain,

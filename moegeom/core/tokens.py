@@ -122,8 +122,8 @@ class TokenSource(Protocol):
         ``shared_output`` is what the shared experts gave, (tokens, width). ``routed_output`` is the
         sum of the chosen experts times their routing weights, (tokens, width): the block gave the
         sum of the two. ``expert_output`` is what each expert gives on the token, chosen or not,
-        without routing weight, (tokens, experts, width). ``routing_weights`` are those of the chosen
-        experts, (tokens, top_k), in the order of ``read_chosen``. A kind that is none of
+        without routing weight, (tokens, experts, width). ``routing_weights`` are the weights of the
+        chosen ones, (tokens, top_k), in the order of ``read_chosen``. A kind that is none of
         ``OUTPUT_KINDS`` is an ``InternalError``.
         """
         ...

@@ -1,0 +1,144 @@
+"""Last line of a sign-off: what A and B chose on the same text, beside what A chose run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from moegeom.core.footprint import bytes_per_token
+from moegeom.core.router import Router
+from moegeom.report.header import size
+from moegeom.report.signoffs import Line, LineState, Switches
+from moegeom.report.verdict_text import places
+
+#: Tokens that ``moegeom capture`` records when nothing is said.
+_TOKENS = 16_384
+
+
+def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
+    """Inconclusive: the commands that record A, B and A once more, and then sign off."""
+    recorded = size(_TOKENS * sum(_ids_bytes(router) for router in routers))
+    sentence = (
+        f"not known until both ran over the same text ({_TOKENS:,} tokens of choices are "
+        f"{recorded} and one forward pass each). Equal routers do not decide it: what they read "
+        "comes from the rest of the model."
+    )
+    commands = (
+        capture_command(a, "--out REC_A"),
+        capture_command(b, "--out REC_B"),
+        capture_command(a, "--eager --out REC_A2"),
+        shlex.join(["moegeom", "signoff", a, b])
+        + " --tokens REC_A --tokens REC_B --null REC_A2 --max-switched SHARE",
+    )
+    engines = (
+        "capture runs a folder that transformers loads; for any other model the trace of choices "
+        "that an engine writes serves as a recording (docs/capture/engines.md)."
+    )
+    return Line("routing on text", "inconclusive", sentence, (engines,), commands)
+
+
+def capture_command(checkpoint: str, rest: str) -> str:
+    """What records the choices of a checkpoint on a text; ``rest`` are further options."""
+    return f"moegeom capture {shlex.quote(checkpoint)} --text FILE --keep ids {rest}"
+
+
+def incomparable_line() -> Line:
+    """Inconclusive: experts of the two cannot be held against each other by their numbers."""
+    sentence = "not compared: no router of B has as many experts, and chooses as many, as in A."
+    return Line("routing on text", "inconclusive", sentence)
+
+
+def measured_line(
+    between: Switches,
+    null: Switches | None,
+    limit: float | None,
+    names: Sequence[str],
+    again: str,
+) -> Line:
+    """Fails above ``limit``; inconclusive where a router was not recorded on both sides.
+
+    Without a limit nothing is judged, and that is said. ``names`` are the routers to be compared,
+    ``again`` is the command that records A once more, told where there is no null.
+    """
+    absent = [name for name in names if name not in between.by_router]
+    state: LineState = "inconclusive" if absent else "passed"
+    if limit is not None and between.share > limit:
+        state = "failed"
+    details = [_null_sentence(between, null), *map(_sentence, between.notes)]
+    if absent:
+        details.insert(0, f"{_where(absent, names)} not recorded on both sides.")
+    evidence = {
+        "between": dataclasses.asdict(between),
+        "null": None if null is None else dataclasses.asdict(null),
+        "limit": limit,
+        "times_null": _times(between, null),
+    }
+    commands = () if null is not None else (again,)
+    sentence = f"{_measured(between, names)} {_limit_sentence(between, limit)}"
+    return Line("routing on text", state, sentence, tuple(details), commands, evidence)
+
+
+def _measured(between: Switches, names: Sequence[str]) -> str:
+    error = ""
+    if between.error is not None:
+        over = f"{between.num_documents:,} documents"
+        error = f" (standard error {_percent(between.error)}, over {over})"
+    told = (
+        f"A and B choose differently in {_percent(between.share)} of layer-tokens{error}; "
+        f"{_percent(between.tokens_share)} of {between.num_tokens:,} tokens differ at one layer or "
+        "more"
+    )
+    if between.share == 0.0:
+        return f"{told}."
+    first, worst = next(iter(between.by_router)), between.worst
+    shares = [
+        f"{_percent(between.by_router[name])} in the {place} ({_where([name], names)})"
+        for place, name in (("first", first), ("worst", worst))
+    ]
+    return f"{told}; {', '.join(shares)}."
+
+
+def _limit_sentence(between: Switches, limit: float | None) -> str:
+    if limit is None:
+        return "Measured, not judged: no limit was given (--max-switched)."
+    judged = "More than" if between.share > limit else "Within"
+    return f"{judged} the limit of {_percent(limit)} (--max-switched)."
+
+
+def _null_sentence(between: Switches, null: Switches | None) -> str:
+    if null is None:
+        return (
+            "How often A differs from itself in another run is not known: record A again, in other "
+            "batches or with other kernels, and add --null REC_A2."
+        )
+    told = (
+        f"A run again differs from itself in {_percent(null.share)} of layer-tokens, "
+        f"{_percent(null.tokens_share)} of {null.num_tokens:,} tokens at one layer or more"
+    )
+    times = _times(between, null)
+    if times is None:
+        return f"{told}: nothing to hold B against."
+    return f"{told}: B differs {times:.2g} times as often."
+
+
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:]}."
+
+
+def _percent(share: float) -> str:
+    """Three figures: a share near its limit must not look like it."""
+    return f"{100.0 * share:.3g} %"
+
+
+def _times(between: Switches, null: Switches | None) -> float | None:
+    """None where the null is not known, or 0."""
+    return between.share / null.share if null is not None and null.share > 0.0 else None
+
+
+def _ids_bytes(router: Router) -> int:
+    return bytes_per_token("ids", router.num_experts, router.rule.top_k, router.hidden_size)
+
+
+def _where(group: Sequence[str], names: Sequence[str]) -> str:
+    return places(group, {"routers": [{"name": name} for name in names]})

@@ -1,0 +1,163 @@
+"""``explain`` as people type it: the screen, formats, exit codes and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.geometry.selection.route import route
+from moegeom.geometry.weight_schemes import stored_as
+from moegeom.router.load import load_routers
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.writer import RecordingWriter
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
+CKPT, REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with what runs of the sample chose: ``int4``, ``noisy``; its ``logits``, ``ids``."""
+    folder = tmp_path_factory.mktemp("explain")
+    routers = load_routers(open_checkpoint(CKPT)).routers
+    source = open_tokens(REC)
+    count = source.facts.num_tokens
+    inputs = {router.name: source.read_values(router.name, 0, count) for router in routers}
+    generator = np.random.default_rng(3)
+
+    def chosen(x: np.ndarray, weight: np.ndarray, router) -> np.ndarray:
+        return route(x @ weight.T, router.rule).chosen.astype(np.int32)
+
+    sides: dict[str, dict[str, np.ndarray]] = {"int4": {}, "noisy": {}, "plain": {}, "logits": {}}
+    for router in routers:
+        x = inputs[router.name]
+        size = np.sqrt((x**2).mean(axis=1, keepdims=True))
+        noisy = x + 0.002 * size * generator.standard_normal(x.shape, dtype=np.float32)
+        coarse = stored_as(router.weight, "int4_groups_of_128")
+        sides["int4"][router.name] = chosen(x, coarse, router)
+        sides["noisy"][router.name] = chosen(noisy, router.weight, router)
+        sides["plain"][router.name] = chosen(x, router.weight, router)
+        sides["logits"][router.name] = x @ router.weight.T
+    columns = source.read_columns(0, count)
+    names = tuple(router.name for router in routers)
+    for name, values in sides.items():
+        stage = "logits" if name == "logits" else "ids"
+        with RecordingWriter(
+            folder / name, stage, names, dtype="float32", domains=source.facts.domains
+        ) as writer:
+            writer.append(columns, values, sides["plain"] if stage == "logits" else None)
+    rows = zip(columns.document.tolist(), columns.position.tolist(), strict=True)
+    lines = [f"{document},{position},-1.0,-1.5" for document, position in rows]
+    head = "document,position,logprob,other_logprob"
+    (folder / "scored.csv").write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+def test_the_screen_fits_and_names_the_cause(moegeom, place, columns):
+    ran = moegeom(
+        *(place, "explain", CKPT, "--tokens", REC, "--other", "int4", "--quiet"), COLUMNS=columns
+    )
+    assert (ran.code, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= int(columns)
+    text = " ".join(ran.out.split())
+    assert "VERDICT weights rounded: B's router weights are rounded." in text
+    assert "-> router weights int4, groups of 128 100 % 100 %" in text
+    assert "explains 3 of 3 layers" in text
+
+
+def test_every_format_says_the_same(moegeom, place):
+    asked = (place, "explain", CKPT, "--tokens", REC, "--other", "noisy", "--quiet")
+    found = json.loads(moegeom(*asked, "--format", "json").out)
+    assert found["verdict"]["cause"] == "arithmetic noise only"
+    assert [layer["router"] for layer in found["layers"]] == ["text/0", "text/1", "text/2"]
+    assert all(layer["noise"]["num_beyond"] == 0 for layer in found["layers"])
+    sizes = [layer["noise"]["scale"] for layer in found["layers"]]
+    assert all(0.001 < size < 0.004 for size in sizes)
+    page = moegeom(*asked, "--format", "md").out
+    assert "**Verdict** arithmetic noise only" in page
+    assert page.count("\n| ") > len(found["layers"][0]["tried"])
+
+
+def test_a_run_agrees_with_itself(moegeom, place):
+    ran = moegeom(place, "explain", CKPT, "--tokens", REC, "--other", "plain", "--quiet")
+    assert "VERDICT  no disagreement" in ran.out
+    assert "why?" not in ran.out
+
+
+def test_log_probs_that_differ_everywhere_clear_the_router(moegeom, place):
+    ran = moegeom(
+        *(place, "explain", CKPT, "--tokens", REC, "--other", "noisy", "--quiet"),
+        *("--logprobs", "scored.csv"),
+    )
+    text = " ".join(ran.out.split())
+    assert "VERDICT not the router" in text
+    assert "log-probs differ by 0.5 nats in the mean, by 0.5 where no expert switched" in text
+
+
+def test_ids_on_both_sides_are_compared_and_leave_it_open(moegeom, place):
+    ran = moegeom(place, "explain", CKPT, "--tokens", "plain", "--other", "int4", "--quiet")
+    assert ran.code == 4
+    assert "VERDICT  inconclusive" in ran.out
+    assert "A holds ids" in ran.out
+
+
+def test_logits_are_enough_for_what_needs_no_inputs(moegeom, place):
+    asked = (place, "explain", CKPT, "--tokens", "logits", "--other", "noisy", "--quiet")
+    ran = moegeom(*asked, "--format", "json")
+    names = {tried["name"] for tried in json.loads(ran.out)["layers"][0]["tried"]}
+    assert {"nothing", "renamed", "logits_bf16"} <= names
+    assert "weights_int4" not in names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--other", "int4", "--logprobs", "int4"), 3, ".parquet"),
+        (("--other", "int4", "--logprobs", "lost.csv"), 3, "cannot be read"),
+        (("--other", "nowhere"), 3, "no such file"),
+        (("--other", str(ROOT / "sample_ckpts/deepseek-tiny/rec/step_1500")), 3, "names experts"),
+        (("--other", "int4", "--against", "nowhere"), 3, "nowhere"),
+        (("--other", "int4", "--layers", "9"), 2, "no layer"),
+        (
+            ("--other", "int4", "--against", str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")),
+            3,
+            "no router text/0",
+        ),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_explained_is_one_sentence(moegeom, place, arguments, code, said):
+    ran = moegeom(place, "explain", CKPT, "--tokens", REC, *arguments)
+    assert ran.code == code, ran.err
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+    assert "internal error" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("document,position,logprob\n0,1,-1\n", "expected document"),
+        ("document,position,logprob,other_logprob\n", "no rows"),
+        ("document,position,logprob,other_logprob\n0,1,-1,nan\n", "without gaps"),
+        ("document,position,logprob,other_logprob\n0,1,-1,-inf\n", "row 0"),
+        ("document,position,logprob,other_logprob\n0,1.5,-1,-1\n", "integers"),
+        ("document,position,logprob,other_logprob\n0,1,x,-1\n", "numbers"),
+        ("document,position,logprob,other_logprob\n0,1,,-1\n", "gaps"),
+        ("document,position,logprob,other_logprob\n999999,1,-1,-1\n", "none of its 1 rows"),
+    ],
+)
+def test_a_file_of_log_probs_is_refused_with_the_reason(moegeom, place, tmp_path, text, said):
+    path = tmp_path / "scored.csv"
+    path.write_text(text, encoding="utf-8")
+    ran = moegeom(
+        *(place, "explain", CKPT, "--tokens", REC, "--other", "plain"), "--logprobs", str(path)
+    )
+    assert ran.code == 3, ran.err
+    assert said in ran.err
