@@ -37,13 +37,17 @@ from moegeom.results.memory import MemoryResults
 from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter, refuse_existing
 from moegeom.router.load import load_routers
+from moegeom.scan.against import Against, open_against
 from moegeom.scan.plan import num_workers
 from moegeom.scan.prepared import prepare
 from moegeom.scan.request import ScanRequest, Terms
 from moegeom.scan.run_facts import (
+    against_facts,
+    against_identity,
     arithmetic_facts,
     column_versions,
     compared_rows,
+    explain_command,
     file_identity,
     other_facts,
     plan_facts,
@@ -87,27 +91,32 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     chosen = select_layers(routers, request.layers)
     source = open_source(request, chosen, routers.routers)
     token_facts = None if source is None else source.facts
+    against = open_against(request, source, chosen)
     trust = examine_tokens(request, routers, chosen, source)
     other = open_other(request, source, routers.routers)
     metrics = metrics_for(request)
-    plan = plan_facts(routers, token_facts, _files(request), _options(request))
+    plan = plan_facts(routers, token_facts, _files(request), _options(request, against))
     with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
         refuse_unknown_positions(request, source)
         refuse_no_rows(request, source)
         if watch and source:
-            each = 1 + len(request.arithmetics) + (other is not None)
+            sides = (other is not None) + (against is not None)
+            each = 1 + len(request.arithmetics) + sides
             watch.start(each * _tokens_left(chosen, source, writer))
         for router in chosen:
-            measure(router, source, request, metrics, writer, watch, other)
+            measure(router, source, request, metrics, writer, watch, other, against)
         facts = _facts(request, routers, chosen, token_facts, trust, started)
-        facts |= {"other": None if other is None else other_facts(other)}
+        facts |= {
+            "other": None if other is None else other_facts(other),
+            "against": None if against is None else against_facts(against),
+            "next_command": explain_command(request),
+        }
         return finish(writer, chosen, request, routers, facts)
 
 
 def metrics_for(request: ScanRequest) -> list[Metric]:
     """The metrics that a request asks for."""
-    compares = bool(request.arithmetics) or request.other is not None
-    return metrics_of_scan(compares, bool(request.noise))
+    return metrics_of_scan(request.compares, bool(request.noise))
 
 
 def write_folded(
@@ -246,6 +255,7 @@ def measure(
     writer: ResultsWriter,
     watch: Watch | None,
     other: OtherSide | None = None,
+    against: Against | None = None,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
     if writer.has_part(router.name):
@@ -282,7 +292,8 @@ def measure(
             reference=arithmetic(request.reference) if request.reference else None,
             noise=request.noise_at(router.name),
             other=other,
-            bitmaps=folder if request.arithmetics or other is not None else None,
+            against=None if against is None else against.routers[router.name],
+            bitmaps=folder if request.compares else None,
             advanced=watch.advance if watch else None,
         )
         finished = measure_router(run)
@@ -312,6 +323,7 @@ def finish(
             compared_rows(
                 request.arithmetics,
                 facts.get("other"),
+                facts.get("against"),
                 [writer.part_folder(name) for name in names],
             ),
         ),
@@ -321,7 +333,7 @@ def finish(
     return writer.finish(names, run | dict(facts), others)
 
 
-def _options(request: ScanRequest) -> dict[str, Any]:
+def _options(request: ScanRequest, against: Against | None = None) -> dict[str, Any]:
     """What changes results.
 
     Speed settings are left out on purpose, and so is skip_non_finite: a part that was finished
@@ -331,6 +343,8 @@ def _options(request: ScanRequest) -> dict[str, Any]:
     options = {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
     if request.other is not None:
         options |= {"other": file_identity(Path(request.other))}
+    if against is not None:
+        options |= {"against": against_identity(against)}
     if request.arithmetics:
         options |= {"arithmetics": list(request.arithmetics), "reference": request.reference}
     return options | ({"noise": _noise_facts(request)} if request.noise else {})

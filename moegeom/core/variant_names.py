@@ -8,6 +8,12 @@ AS_STORED, NULL = "as_stored", "null"
 #: What another run chose for the same tokens.
 OTHER = "other"
 
+#: What the routers of a second checkpoint choose on the same inputs.
+AGAINST = "against"
+
+#: Variants that are choices of somebody else, and no arithmetic of these routers.
+SIDES = (OTHER, AGAINST)
+
 
 def under_null(variant: str) -> str:
     """The null under the same arithmetic as ``variant``."""

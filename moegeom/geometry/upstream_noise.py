@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
-#: Scales that are tried, a factor of 2 apart, and between neighbours of the best afterwards.
-_SCALES = np.geomspace(2.0**-20, 4.0, 23)
-_BETWEEN = 17
+#: Scales that are tried: a factor of root 2 apart.
+_SCALES = 2.0 ** np.arange(-20.0, 4.5, 0.5)
+_STEP = 0.5 * np.log(2.0)
+
+#: Spreads that are tried: standard deviation of the logarithm of a token's own scale. A token that
+#: attends to others which met another expert has several times the noise of its neighbours.
+_SPREADS = (0.0, 0.5, 1.0, 1.5)
 
 #: Shares of switches that have nothing to do with distance, which are tried beside 0.
 _EXCESSES = np.concatenate([[0.0], np.geomspace(1e-5, 0.5, 19)])
@@ -25,17 +29,27 @@ _BELIEVED = 28.0
 class UpstreamNoise:
     """Noise that fits the switches best, and what it leaves.
 
-    ``scale`` is its standard deviation per coordinate, in the units of the distances; ``excess``
-    the share of the tokens that switch whatever their distance, 0 where chance could explain it.
-    ``expected`` is the share of tokens that the noise alone switches, ``observed`` the share that
-    did, ``expected_error`` the standard error of a share with that mean.
+    ``scale`` is its standard deviation per coordinate for the median token, in the units of the
+    distances, ``spread`` that of the logarithm of the tokens' own scales; ``excess`` the share of
+    the tokens that switch whatever their distance, 0 where chance could explain it. ``expected`` is
+    the share of tokens that the noise alone switches, ``observed`` the share that did,
+    ``expected_error`` the standard error of a share with that mean.
     """
 
     scale: float
+    spread: float
     excess: float
     expected: float
     observed: float
     expected_error: float
+
+    def chance(
+        self, distances: Float64[np.ndarray, "tokens walls"]
+    ) -> Float64[np.ndarray, "tokens"]:
+        """Probability that the noise switches each token, without the excess."""
+        steps, weights = _steps(self.spread)
+        chances = [switch_chance(distances, self.scale * float(np.exp(s))) for s in steps]
+        return np.asarray(weights @ np.array(chances))
 
 
 def switch_chance(
@@ -56,53 +70,78 @@ def switch_chance(
 def upstream_noise(
     distances: Float[np.ndarray, "tokens walls"], switched: Bool[np.ndarray, "tokens"]
 ) -> UpstreamNoise:
-    r"""Maximum likelihood of :math:`P(\text{switch}) = 1 - (1 - e) \prod_w \Phi(r_w / s)`.
+    r"""Maximum likelihood of :math:`P(\text{switch}) = 1 - (1 - e)(1 - \bar P_{s, \tau})`.
 
-    ``distances`` are those of the nearest walls of each token. The excess e takes what no noise
-    explains, so that a few switches far from any wall do not pass for large noise: it is 0 unless
-    the likelihood falls by more than e^14 without it. Scale 0 where nothing switched; nan without
-    tokens. Source: THEORY.md A9, E4 (iv). Oracle in tests: noise of known size on known inputs.
+    :math:`\bar P` is the mean of :func:`switch_chance` over scales that are log-normal around s,
+    with spread :math:`\tau`; ``distances`` are those of the nearest walls of each token. The excess
+    e takes what no noise explains, so that a few switches far from any wall do not pass for large
+    noise: it is 0 unless the likelihood falls by more than e^14 without it. Scale 0 where nothing
+    switched; nan without tokens. Source: THEORY.md A9, E4 (iv). Oracle in tests: noise of known
+    size on known inputs.
     """
     tokens = len(switched)
     if not tokens:
-        return UpstreamNoise(np.nan, np.nan, np.nan, np.nan, np.nan)
+        return UpstreamNoise(*(np.nan,) * 6)
     observed = float(switched.mean())
     if observed == 0.0:
-        return UpstreamNoise(0.0, 0.0, 0.0, 0.0, 0.0)
+        return UpstreamNoise(*(0.0,) * 6)
     r = distances.astype(np.float64)
-    likely, scale, excess = _best(r, switched, _EXCESSES[:1])
-    with_excess = _best(r, switched, _EXCESSES[1:])
-    if 2.0 * (with_excess[0] - likely) > _BELIEVED:
-        _, scale, excess = with_excess
-    expected = float(switch_chance(r, scale).mean())
+    chances = np.stack([switch_chance(r, float(scale)) for scale in _SCALES])
+    found = np.stack([_likelihoods(_spread(chances, spread), switched) for spread in _SPREADS])
+    plain = np.unravel_index(int(np.argmax(found[:, :, 0])), found.shape[:2])
+    best = np.unravel_index(int(np.argmax(found)), found.shape)
+    gained = 2.0 * float(found[best] - found[(*plain, 0)])
+    at, row, excess = best if gained > _BELIEVED else (*plain, 0)
+    scale = _between(found[at, :, excess], int(row))
+    noise = UpstreamNoise(scale, _SPREADS[at], float(_EXCESSES[excess]), 0.0, observed, 0.0)
+    expected = float(noise.chance(r).mean())
     error = float(np.sqrt(expected * (1.0 - expected) / tokens))
-    return UpstreamNoise(scale, excess, expected, observed, error)
+    return UpstreamNoise(scale, noise.spread, noise.excess, expected, observed, error)
 
 
-def _best(
-    r: Float64[np.ndarray, "tokens walls"],
-    switched: Bool[np.ndarray, "tokens"],
-    excesses: Float64[np.ndarray, "excesses"],
-) -> tuple[float, float, float]:
-    """Largest log-likelihood, its scale and its excess."""
-    at = int(np.argmax(_likelihoods(r, switched, _SCALES, excesses).max(axis=1)))
-    around = _SCALES[max(at - 1, 0)], _SCALES[min(at + 1, len(_SCALES) - 1)]
-    scales = np.geomspace(*around, _BETWEEN)
-    found = _likelihoods(r, switched, scales, excesses)
-    row, column = np.unravel_index(np.argmax(found), found.shape)
-    return float(found[row, column]), float(scales[row]), float(excesses[column])
+def _steps(spread: float) -> tuple[Float64[np.ndarray, "steps"], Float64[np.ndarray, "steps"]]:
+    """Logarithms of scales over the median one, on the grid, and their weights."""
+    if spread == 0.0:
+        return np.zeros(1), np.ones(1)
+    reach = int(np.ceil(3.0 * spread / _STEP))
+    steps = _STEP * np.arange(-reach, reach + 1)
+    weights = np.exp(-0.5 * (steps / spread) ** 2)
+    return steps, weights / weights.sum()
+
+
+def _spread(
+    chances: Float64[np.ndarray, "scales tokens"], spread: float
+) -> Float64[np.ndarray, "scales tokens"]:
+    """Chances with the scale spread; beyond the grid its last scale stands for all."""
+    steps, weights = _steps(spread)
+    offsets = np.rint(steps / _STEP).astype(np.int64)
+    rows = np.arange(len(chances))
+    mixed = np.zeros_like(chances)
+    for offset, weight in zip(offsets, weights, strict=True):
+        mixed += weight * chances[np.clip(rows + offset, 0, len(chances) - 1)]
+    return mixed
 
 
 def _likelihoods(
-    r: Float64[np.ndarray, "tokens walls"],
-    switched: Bool[np.ndarray, "tokens"],
-    scales: Float64[np.ndarray, "scales"],
-    excesses: Float64[np.ndarray, "excesses"],
+    chances: Float64[np.ndarray, "scales tokens"], switched: Bool[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "scales excesses"]:
-    found = np.zeros((len(scales), len(excesses)))
-    for row, scale in enumerate(scales):
-        stays = 1.0 - np.clip(switch_chance(r, float(scale)), _FLOOR, 1.0 - _FLOOR)
-        for column, excess in enumerate(excesses):
-            kept = (1.0 - excess) * stays
-            found[row, column] = np.log(kept[~switched]).sum() + np.log1p(-kept[switched]).sum()
-    return found
+    stays = 1.0 - np.clip(chances, _FLOOR, 1.0 - _FLOOR)
+    kept = np.log(stays[:, ~switched]).sum(axis=1)
+    num_kept, left = int((~switched).sum()), stays[:, switched]
+    return np.stack(
+        [
+            kept + num_kept * np.log1p(-excess) + np.log1p(-(1.0 - excess) * left).sum(axis=1)
+            for excess in _EXCESSES
+        ],
+        axis=1,
+    )
+
+
+def _between(likelihoods: Float64[np.ndarray, "scales"], row: int) -> float:
+    """The scale at the top of the parabola through the best and its neighbours."""
+    if not 0 < row < len(likelihoods) - 1:
+        return float(_SCALES[row])
+    before, here, after = likelihoods[row - 1 : row + 2]
+    bend = before - 2.0 * here + after
+    shift = 0.0 if bend == 0.0 else 0.5 * (before - after) / bend
+    return float(_SCALES[row] * np.exp(np.clip(shift, -1.0, 1.0) * _STEP))

@@ -13,22 +13,22 @@ class Switch:
     """The choice of a variant beside that of the reference, token by token.
 
     ``differs``: the set is another one, exact ties going to the lowest expert; ``surely`` whichever
-    way ties are broken, ``perhaps`` if some way gives another set. ``reordered``: the same set in
-    another order of scores. ``tied``: the last chosen expert and the first other one have equal
-    scores, which they had not before. ``proved``: the set stays, by a bound on everything that is
-    not known about the variant. ``weight_moved``: share of the reference's routing weight on
-    experts that leave. ``trades``: (row, expert out, expert in). ``predicted``: probability of a
-    switch by the noise model, without emulation; None where there is none.
+    way ties are broken, ``perhaps`` if some way gives another set. ``weight_moved``: share of the
+    reference's routing weight on experts that leave. ``trades``: (row, expert out, expert in).
+    The others are None where nothing of the kind is known. ``reordered``: the same set in another
+    order of scores. ``tied``: the last chosen expert and the first other one have equal scores,
+    which they had not before. ``proved``: the set stays, by a bound on everything that is not known
+    about the variant. ``predicted``: probability of a switch by the noise model, without emulation.
     """
 
     differs: Bool[np.ndarray, "tokens"]
     surely: Bool[np.ndarray, "tokens"]
     perhaps: Bool[np.ndarray, "tokens"]
-    reordered: Bool[np.ndarray, "tokens"]
-    tied: Bool[np.ndarray, "tokens"]
-    proved: Bool[np.ndarray, "tokens"]
     weight_moved: Float64[np.ndarray, "tokens"]
     trades: Int32[np.ndarray, "trades 3"]
+    reordered: Bool[np.ndarray, "tokens"] | None = None
+    tied: Bool[np.ndarray, "tokens"] | None = None
+    proved: Bool[np.ndarray, "tokens"] | None = None
     predicted: Float64[np.ndarray, "tokens"] | None = None
 
 

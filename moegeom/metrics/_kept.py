@@ -48,5 +48,7 @@ SWITCHES: tuple[str, ...] = (
     "weight_moved_histogram",
     "traded_pairs",
     "switch_bits",
+    "tightness_histogram",
+    "switched_tightness_histogram",
 )
 SWITCHES_OF_NULL: tuple[str, ...] = ("token_counts", "switches", "switch_bits")

@@ -17,7 +17,7 @@ from moegeom.core.metric import Metric
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.core.variant_names import OTHER, under_null
+from moegeom.core.variant_names import AGAINST, OTHER, under_null
 from moegeom.kernels.reduction import REDUCTIONS, Kernels, State, reduction_of
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.metrics._finish import Rows, finish_router
@@ -59,8 +59,9 @@ class RouterRun:
     """One router to measure, and how.
 
     Under each of ``arithmetics`` the choice is compared with that of the router as stored, or under
-    ``reference``, and so are the choices of the ``other`` run; which tokens switch is written to
-    the folder ``bitmaps``.
+    ``reference``; with that of the router as stored so are the choices of the ``other`` run, and
+    those of the router ``against`` for the same inputs. Which tokens switch is written to the
+    folder ``bitmaps``.
     """
 
     router: Router
@@ -78,6 +79,7 @@ class RouterRun:
     reference: Arithmetic | None = None
     noise: InputNoise | None = None
     other: OtherSide | None = None
+    against: Router | None = None
     bitmaps: Path | None = None
     advanced: Callable[[int], None] | None = None
 
@@ -132,8 +134,7 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
 
 def _scan_again(run: RouterRun, planned: Pass) -> Progress:
     """A pass after the first; those of an arithmetic over all tokens count as work done."""
-    compares = planned.task.variant is not None or planned.task.other is not None
-    counts = compares and planned.task.prepared.router is run.router
+    counts = planned.task.compares and planned.task.prepared.router is run.router
     hooks = Hooks(advanced=run.advanced if counts else None)
     return scan_router(
         planned.task, planned.reductions, planned.tiles, _pace(run), planned.skip_non_finite, hooks
@@ -165,13 +166,33 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
             task = _task(run, router, reductions, typical)
             skips = run.skip_non_finite or name != MAIN
             passes.append(Pass(name, task, reductions, tiles, skips))
-    return (*passes, *_arithmetic_passes(run, typical, all_tiles, some))
+    compared = (
+        *_side_passes(run, typical, all_tiles),
+        *_arithmetic_passes(run, typical, all_tiles, some),
+    )
+    return (*passes, *compared)
 
 
 def _is_sampled(run: RouterRun, reduction: str) -> bool:
     """Whether a sample is enough: for what costs more than the product, curved walls among it."""
     is_curved = not run.router.rule.is_affine and "distance" in REDUCTIONS[reduction].needs
     return reduction in SAMPLED or is_curved
+
+
+def _side_passes(run: RouterRun, typical: float | None, tiles: Sequence[int]) -> Iterator[Pass]:
+    """What another run chose, and what another router chooses, for all tokens."""
+    if "switches" in _missing(run) or (run.other is None and run.against is None):
+        return
+    task = _task(run, run.router, SWITCHES, typical)
+    # walls serve the noise model of arithmetics alone
+    task = dataclasses.replace(task, wanted=task.wanted - {"distance", "pair"})
+    if run.other is not None and run.router.name in run.other.source.facts.routers:
+        yield Pass(OTHER, dataclasses.replace(task, other=run.other), SWITCHES, tiles)
+    if run.against is not None:
+        theirs = prepare(run.against, with_distances=False)
+        compared = dataclasses.replace(task, against=theirs)
+        # a token may overflow in the second checkpoint alone
+        yield Pass(AGAINST, compared, SWITCHES, tiles, run.skip_non_finite)
 
 
 def _arithmetic_passes(
@@ -181,9 +202,6 @@ def _arithmetic_passes(
     if "switches" in _missing(run):
         return
     null = random_router(run.router, run.seed)
-    if run.other is not None and run.router.name in run.other.source.facts.routers:
-        task = _task(run, run.router, SWITCHES, typical)
-        yield Pass(OTHER, dataclasses.replace(task, other=run.other), SWITCHES, tiles)
     for how in run.arithmetics:
         for name, router, kept, chosen in (
             (how.name, run.router, SWITCHES, tiles),
@@ -238,7 +256,7 @@ def _finished_rows(
         router = null.task.prepared.router
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
     reasons = dict(finished.reasons)
-    if run.arithmetics or run.other is not None:
+    if run.arithmetics or run.other is not None or run.against is not None:
         _extend(rows, _switch_rows(run, passes, progress, whole))
         metrics = [metric for metric in run.metrics if metric.scope == "switch"]
         reasons |= {m.name: missing["switches"] for m in metrics if "switches" in missing}
@@ -252,7 +270,7 @@ def _switch_rows(
     metrics = [m for m in run.metrics if m.scope == "switch" or m.needs == ("token_counts",)]
     rows: Rows = {}
     for planned in passes:
-        if planned.task.variant is None and planned.task.other is None:
+        if not planned.task.compares:
             continue
         states, router = progress[planned.name].states, planned.task.prepared.router
         absent = {name: "not kept for the null" for name in SWITCHES if name not in states}

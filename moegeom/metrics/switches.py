@@ -6,8 +6,10 @@ expert number; an engine that breaks them otherwise switches between ``switched_
 that is not known about the variant: the order in which it adds (any order that its preset allows)
 and what the last bit of its scores is; the recorded inputs are taken as exactly those of the
 engine. ``predicted_switched_share`` needs no emulation: it is the noise model of THEORY.md E4 with
-the size of the roundings, for straight walls. A switched expert is not a wrong answer:
-``weight_moved_mean`` says how much routing weight leaves the experts chosen before.
+the size of the roundings, for straight walls. Of the choices of another run only the sets are
+known, of those of another checkpoint also their order; what is not known is null. A switched expert
+is not a wrong answer: ``weight_moved_mean`` says how much routing weight leaves the experts chosen
+before.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.kernels.reductions.bf16_switch import FIXED_POINT
 from moegeom.kernels.reductions.switches import (
     DISPROVED,
+    KNOWN,
     MOVED,
     PERHAPS,
     PREDICTED,
     PROVED,
     REORDERED,
+    SUM,
     SURELY,
     SWITCHED,
     TIED,
@@ -42,19 +46,22 @@ _SHARES = {
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["switches"]
-    tokens = int(counts[TOKENS])
+    tokens = int(counts[TOKENS, SUM])
     if not tokens:
         return {"layers": {}}
-    shares = {name: int(counts[column]) / tokens for name, column in _SHARES.items()}
-    predicted = int(counts[PREDICTED]) / FIXED_POINT / tokens
+    sums = [int(total) if known else None for total, known in counts[:, [SUM, KNOWN]].tolist()]
     return {
         "layers": {
-            **shares,
-            "num_disproved": int(counts[DISPROVED]),
-            "weight_moved_mean": int(counts[MOVED]) / FIXED_POINT / tokens,
-            "predicted_switched_share": predicted if facts.router.rule.is_affine else None,
+            **{name: _over(sums[column], tokens) for name, column in _SHARES.items()},
+            "num_disproved": sums[DISPROVED],
+            "weight_moved_mean": _over(sums[MOVED], FIXED_POINT * tokens),
+            "predicted_switched_share": _over(sums[PREDICTED], FIXED_POINT * tokens),
         }
     }
+
+
+def _over(total: int | None, tokens: float) -> float | None:
+    return None if total is None else total / tokens
 
 
 METRIC = Metric(

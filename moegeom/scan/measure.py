@@ -25,6 +25,7 @@ from moegeom.geometry.selection.mask import fill_decides
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.switch import NoisySwitch, Switch
+from moegeom.scan.choice import chosen_by, compared_scores, logits_of
 from moegeom.scan.labels import block_of, is_outlier
 from moegeom.scan.noisy import noisy_switch
 from moegeom.scan.prepared import unavailable
@@ -35,7 +36,13 @@ from moegeom.scan.recorded import (
     recorded_logits,
     recorded_outputs,
 )
-from moegeom.scan.switching import Reference, emulated_choice, switch_of, switch_to
+from moegeom.scan.switching import (
+    Reference,
+    emulated_choice,
+    switch_of,
+    switch_to,
+    switch_to_ranked,
+)
 from moegeom.scan.task import Task
 
 
@@ -66,19 +73,23 @@ def measure(task: Task, start: int, stop: int) -> Measured:
         labels["chosen"] = recorded_ids(task, start, stop)
         return Measured(Quantities(**_rows(labels, kept)), ())
     found = recorded_logits(task, start, stop)
+    theirs = None if task.against is None else logits_of(task.against, found.values)
     # One sum tells whether all are finite: nan and infinities survive it, and if finite numbers
     # overflow it, the closer look finds nothing. A non-finite input makes every logit of its token
     # non-finite, even through a weight of 0.
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-        total = found.logits.sum()
+        total = found.logits.sum() + (0.0 if theirs is None else theirs.sum())
     lost: tuple[int, ...] = ()
     if not np.isfinite(total):
         finite = np.isfinite(found.logits).all(axis=1)
+        if theirs is not None:
+            finite &= np.isfinite(theirs).all(axis=1)
         lost = tuple((np.flatnonzero(~finite & kept) + start).tolist())
         kept &= finite
     arrays = {
         **labels,
         "logits": found.logits,
+        "their_logits": theirs,
         "norm": found.norm,
         "values": found.values,
         "scale": _token_scale(task, found.values),
@@ -97,6 +108,7 @@ class _Arrays:
 
     ``logits`` are ``W y + b``, whose order is the choice and whose differences are distances;
     ``scale``, where there is one, takes them to the logits that scores are made of.
+    ``their_logits`` are those of the router of a second checkpoint.
     """
 
     token: np.ndarray
@@ -115,6 +127,7 @@ class _Arrays:
     routed_output: np.ndarray | None = None
     expert_output: np.ndarray | None = None
     scale: Float64[np.ndarray, "tokens"] | None = None
+    their_logits: Float[np.ndarray, "tokens experts"] | None = None
 
     @property
     def scored_logits(self) -> Float[np.ndarray, "tokens experts"]:
@@ -179,13 +192,7 @@ def _float_bound(
 def _quantities(task: Task, read: _Arrays) -> Quantities:
     prepared, rule, kernels = task.prepared, task.prepared.router.rule, task.kernels
     scored, norm = read.scored_logits, read.norm
-    compared, group_margin = read.logits, None
-    if not rule.is_affine:
-        compared = kernels["selection_scores"](
-            mapped_logits(scored, rule.logit_map), rule.score, prepared.selection_bias
-        )
-    if rule.groups is not None:
-        compared, group_margin = kernels["group_mask"](compared, rule.groups)
+    compared, group_margin = compared_scores(prepared, read.logits, scored, kernels)
     chosen, margin = kernels["top_k"](compared, rule.top_k)
     distance, distance_upper, pair = _boundary(task, read, chosen, margin)
     if rule.is_affine and read.scale is not None:
@@ -252,6 +259,9 @@ def _switch(
         router = task.prepared.router.name
         theirs = task.other.read_chosen(router, read.token)
         return switch_to(theirs, chosen, _weights(task, read, chosen))
+    if task.against is not None and read.their_logits is not None:
+        theirs = chosen_by(task.against, read.their_logits, task.kernels)
+        return switch_to_ranked(theirs, chosen, _weights(task, read, chosen))
     if task.variant is None:
         return None
     values = _inputs(read)

@@ -67,19 +67,7 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
     """
     if router.projection is not None and router.projection.scale is not None:
         _refuse_scale(router, router.projection.scale)
-    for what, values in (
-        ("row", router.weight),
-        ("logit bias", router.logit_bias),
-        ("selection bias", router.selection_bias),
-    ):
-        if values is not None and not np.isfinite(values).all():
-            bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0])
-            raise RouterRuleError(
-                f"router {router.name}: the {what} of expert {bad[0]} is not finite "
-                f"({len(bad)} of {router.num_experts} experts); "
-                f"tensor {router.provenance.tensors[0]}.",
-                "The file is damaged or training diverged. `--layers` scans the other layers.",
-            )
+    refuse_non_finite_rows(router)
     affine = router.rule.is_affine
     bias = router.affine_bias if affine else router.logit_bias
     return PreparedRouter(
@@ -93,6 +81,23 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
         curved=_curved(router) if with_distances else None,
         **_error_terms(router, bias),
     )
+
+
+def refuse_non_finite_rows(router: Router, where: str = "") -> None:
+    """Raises RouterRuleError, beginning with ``where``, for rows or biases that are not finite."""
+    for what, values in (
+        ("row", router.weight),
+        ("logit bias", router.logit_bias),
+        ("selection bias", router.selection_bias),
+    ):
+        if values is not None and not np.isfinite(values).all():
+            bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0])
+            raise RouterRuleError(
+                f"{where}router {router.name}: the {what} of expert {bad[0]} is not finite "
+                f"({len(bad)} of {router.num_experts} experts); "
+                f"tensor {router.provenance.tensors[0]}.",
+                "The file is damaged or training diverged. `--layers` scans the other layers.",
+            )
 
 
 def _curved(router: Router) -> CurvedRows | None:

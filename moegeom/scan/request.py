@@ -43,7 +43,8 @@ class ScanRequest(Terms):
     answer. ``source`` is a token source made by the caller instead of a path. Under each of
     ``arithmetics`` the choice is compared with that of the router as stored, or with that under
     the arithmetic ``reference``. ``noise`` disturbs the inputs: of all routers, or
-    of those that it names. ``other`` are choices of another run for the same tokens.
+    of those that it names. ``other`` are choices of another run for the same tokens, ``against`` is
+    a second checkpoint, whose routers choose for the same inputs.
     """
 
     checkpoint: str
@@ -65,7 +66,13 @@ class ScanRequest(Terms):
     reference: str | None = None
     other: str | None = None
     other_dialect: str | None = None
+    against: str | None = None
     noise: InputNoise | Mapping[str, InputNoise] | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Whether some other choice is compared with that of the routers as stored."""
+        return bool(self.arithmetics) or self.other is not None or self.against is not None
 
     def noise_at(self, router: str) -> InputNoise | None:
         """The noise on the inputs of one router; None for none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +18,11 @@ from moegeom.core.errors import RouterError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts
-from moegeom.core.variant_names import OTHER, under_null
+from moegeom.core.variant_names import AGAINST, OTHER, under_null
 from moegeom.results.bitmaps import any_switched
 from moegeom.router.describe import rule_origin
+from moegeom.scan.against import Against
+from moegeom.scan.request import ScanRequest
 from moegeom.scan.trust import Trust
 from moegeom.tokens.other_side import OtherSide
 from moegeom.variants.arithmetic import arithmetic
@@ -154,8 +157,47 @@ def other_facts(other: OtherSide) -> dict[str, Any]:
     }
 
 
+def against_facts(against: Against) -> dict[str, Any]:
+    """What the second checkpoint is, and what its routers had to be made into."""
+    found = against.checkpoint
+    return {
+        "name": found.checkpoint,
+        "family": found.family,
+        "rule": found.family_text,
+        "has_same_rule": against.has_same_rule,
+        "fingerprint": found.fingerprint,
+        "revision": found.revision,
+        "num_routers": len(found.routers),
+        "num_compared": len(against.routers),
+        "equal": list(against.equal),
+        "regained": list(against.regained),
+        "unknown_gain": list(against.unknown_gain),
+    }
+
+
+def against_identity(against: Against) -> dict[str, Any]:
+    """What tells another second checkpoint from this one: its routers, gains and rules."""
+    return {
+        "fingerprint": against.checkpoint.fingerprint,
+        "family": against.checkpoint.family,
+        "rules": [repr(router.rule) for router in against.routers.values()],
+    }
+
+
+def explain_command(request: ScanRequest) -> str:
+    """What to type to learn why two runs choose differently; empty where none was named."""
+    if request.other is None or request.tokens is None:
+        return ""
+    typed = [request.checkpoint, "--tokens", request.tokens, "--other", request.other]
+    typed += [] if request.against is None else ["--against", request.against]
+    return shlex.join(["moegeom", "explain", *typed])
+
+
 def compared_rows(
-    arithmetics: Sequence[str], other: Mapping[str, Any] | None, folders: Sequence[Path]
+    arithmetics: Sequence[str],
+    other: Mapping[str, Any] | None,
+    against: Mapping[str, Any] | None,
+    folders: Sequence[Path],
 ) -> dict[str, dict[str, Any]]:
     """What each variant is, by name, and how many tokens it switches at one layer at least.
 
@@ -165,6 +207,9 @@ def compared_rows(
     if other is not None:
         text = f"choices of another run: {other['name']}"
         described[OTHER] = {"text": text, "engine": other["engine"]}
+    if against is not None:
+        text = f"routers of another checkpoint on the same inputs: {against['name']}"
+        described[AGAINST] = {"text": text}
     for name in arithmetics:
         how = arithmetic(name)
         described |= {

@@ -47,7 +47,7 @@ def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Swi
     """
     routed = _routed(emulated, reference.values, kernels)
     chosen = routed.chosen
-    found = switch_to(chosen, reference.chosen, reference.weights)
+    found = switch_to_ranked(chosen, reference.chosen, reference.weights)
     surely, tied = found.differs.copy(), routed.margin == 0.0
     if tied.any():
         surely[tied] = certainly_differs(routed.compared[tied], reference.chosen[tied])
@@ -55,7 +55,6 @@ def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Swi
         found,
         surely=surely,
         perhaps=found.differs | tied,
-        reordered=~found.differs & (reference.chosen != chosen).any(axis=1),
         tied=tied & (reference.margin > 0.0),
         proved=_proved(emulated, reference.chosen, routed, kernels),
         predicted=_predicted(emulated, reference, routed.inputs, routed.norm),
@@ -73,8 +72,17 @@ def switch_to(
     moved[switched] = weight_moved(weights[switched], before[switched], chosen[switched])
     trades = traded_pairs(before[switched], chosen[switched])
     trades[:, 0] = switched[trades[:, 0]]
-    never = np.zeros(len(chosen), dtype=bool)
-    return Switch(differs, differs, differs, never, never, never, moved, trades)
+    return Switch(differs, differs, differs, moved, trades)
+
+
+def switch_to_ranked(
+    chosen: Int32[np.ndarray, "tokens k"],
+    before: Int32[np.ndarray, "tokens k"],
+    weights: Float64[np.ndarray, "tokens k"],
+) -> Switch:
+    """The same for a choice whose experts stand best first."""
+    found = switch_to(chosen, before, weights)
+    return dataclasses.replace(found, reordered=~found.differs & (before != chosen).any(axis=1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,9 +19,9 @@ class Task:
 
     ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
     not told); tokens at the first ``exclude_first`` positions of a document are left out.
-    Where ``switch`` is wanted, ``variant`` or what ``other`` chose is compared with
-    ``reference``, or with the router as stored; ``noise`` is what inputs are disturbed by where
-    that is wanted, drawn from ``seed``.
+    Where ``switch`` is wanted, the choice of the router as stored, or of ``reference``, is compared
+    with that of ``variant``, with what ``other`` chose, or with that of the router ``against``;
+    ``noise`` is what inputs are disturbed by where that is wanted, drawn from ``seed``.
     """
 
     prepared: PreparedRouter
@@ -34,5 +34,11 @@ class Task:
     variant: Emulated | None = None
     reference: Emulated | None = None
     other: OtherSide | None = None
+    against: PreparedRouter | None = None
     noise: InputNoise | None = None
     seed: int = 0
+
+    @property
+    def compares(self) -> bool:
+        """Whether another choice is compared with that of the router."""
+        return not (self.variant is None and self.other is None and self.against is None)

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
-from moegeom.core.router import Router, RouterSet
+from moegeom.core.router import Router
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.geometry.expert_matching import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
@@ -29,6 +29,7 @@ from moegeom.pipeline import (
 from moegeom.report.explanations import Explanation, LayerEvidence
 from moegeom.report.summary import Summary
 from moegeom.router.load import load_routers
+from moegeom.scan.against import against
 from moegeom.scan.run_facts import other_facts, run_facts
 from moegeom.studies.explain_layer import layer_evidence, left_over, same_in_all
 from moegeom.studies.explain_log_probs import log_probs
@@ -86,7 +87,6 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         )
     trust = examine_tokens(asked, routers, chosen, source)
     other = _open_other(request, source, routers.routers)
-    against = _routers_of(request)
     sides = sides_of(source, other, load_kernels(asked.backend))
     shared = [
         router
@@ -97,9 +97,10 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         raise RecordingError(
             f"{source.facts.name} and {other.source.facts.name} have none of the routers in common."
         )
+    elsewhere = _routers_against(request, shared)
     choices = _choices(shared, sides)
     with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
-        layers = _layers(choices, sides, against, watch)
+        layers = _layers(choices, sides, elsewhere, watch)
     num_switched = np.sum([~found.agrees for found in choices], axis=0)
     joined = None
     if request.log_probs is not None:
@@ -119,7 +120,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     )
     said = verdict(evidence)
     if said.hypothesis:
-        layers = _without(layers, choices, sides, against, said.hypothesis)
+        layers = _without(layers, choices, sides, elsewhere, said.hypothesis)
     return Explanation(
         run=facts | {"seconds": time.perf_counter() - started, "layers_asked": request.layers},
         other=other_facts(other),
@@ -154,7 +155,7 @@ def _choices(routers: Sequence[Router], sides: Sides) -> list[Choices]:
 def _layers(
     choices: Sequence[Choices],
     sides: Sides,
-    against: Mapping[str, Router],
+    elsewhere: Mapping[str, Router],
     watch: Watch | None,
 ) -> list[LayerEvidence]:
     advance = watch.advance if watch else lambda tokens: None
@@ -165,7 +166,7 @@ def _layers(
         name = choice.prepared.router.name
         if watch:
             watch.begin(name)
-        found.append(layer_evidence(choice, sides, against.get(name), number == 0, advance))
+        found.append(layer_evidence(choice, sides, elsewhere.get(name), number == 0, advance))
     return found
 
 
@@ -173,13 +174,13 @@ def _without(
     layers: Sequence[LayerEvidence],
     choices: Sequence[Choices],
     sides: Sides,
-    against: Mapping[str, Router],
+    elsewhere: Mapping[str, Router],
     name: str,
 ) -> list[LayerEvidence]:
     """The same evidence with the noise that makes what the hypothesis leaves over."""
     found = []
     for number, (layer, choice) in enumerate(zip(layers, choices, strict=True)):
-        noise = left_over(choice, sides, against.get(layer.router), name, number == 0)
+        noise = left_over(choice, sides, elsewhere.get(layer.router), name, number == 0)
         found.append(dataclasses.replace(layer, noise=noise))
     return found
 
@@ -211,13 +212,12 @@ def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Ro
     return other_side(source, opened, known, must_fit=False)
 
 
-def _routers_of(request: ExplainRequest) -> dict[str, Router]:
-    """Routers of the checkpoint that B may have loaded instead; none where none was named."""
+def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapping[str, Router]:
+    """Routers of the checkpoint that B may have loaded, made to read A's inputs."""
     if request.against is None:
         return {}
     store = open_checkpoint(request.against, request.remote)
-    found: RouterSet = load_routers(store, asked=request.asked)
-    return {router.name: router for router in found.routers}
+    return against(load_routers(store, asked=request.asked), routers).routers
 
 
 def _not_looked_at(request: ExplainRequest, other: OtherSide) -> list[str]:

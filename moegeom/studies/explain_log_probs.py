@@ -102,10 +102,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             f"expected {', '.join(_COLUMNS)}.",
             "logprob is that of A (the recording), other_logprob that of B.",
         )
-    found = {name: _numbers(path, table, name) for name in _COLUMNS}
-    if not len(found["logprob"]):
+    if not table.num_rows:
         raise RecordingError(f"{path.name}: no rows.")
-    return found
+    return {name: _numbers(path, table, name) for name in _COLUMNS}
 
 
 def _table(path: Path) -> pa.Table:

@@ -19,7 +19,7 @@ from moegeom.studies.explain_sides import INPUT_STAGES, Sides
 _WALLS = 4
 
 #: Probability below which noise has not switched a token, and examples that are named.
-_IMPOSSIBLE, _EXAMPLES = 1e-9, 3
+_IMPOSSIBLE, _EXAMPLES = 1e-6, 3
 
 #: Tokens whose inputs are compared, where both sides recorded them.
 _MEASURED = 2048
@@ -79,8 +79,6 @@ def flip_noise(
     is_clean: Bool[np.ndarray, "tokens"],
 ) -> FlipNoise | None:
     """Noise that fits what switched for the first time at this router; None without distances."""
-    from scipy.special import ndtr
-
     if not nearest.distance.shape[1] or sides.source.facts.stage not in INPUT_STAGES:
         return None
     fits = is_clean & ~np.isnan(nearest.distance).any(axis=1)
@@ -89,8 +87,8 @@ def flip_noise(
     if np.isnan(found.scale):
         return None
     least = nearest.distance.min(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        chance = nearest.num_walls * ndtr(-least / found.scale)
+    # the nearest wall, as often as there are walls, bounds the chance for all of them
+    chance = nearest.num_walls * found.chance(least[:, None])
     beyond = np.flatnonzero(fits & switched & (chance < _IMPOSSIBLE) & (least > 0.0))
     # the farthest ones are the clearest
     named = rows[beyond[np.argsort(-least[beyond])][:_EXAMPLES]]
@@ -99,6 +97,7 @@ def flip_noise(
     )
     return FlipNoise(
         scale=found.scale,
+        spread=found.spread,
         roundings=found.scale / (ROUNDING_RMS * UNIT_BFLOAT16),
         observed=found.observed,
         expected=found.expected,

@@ -28,8 +28,8 @@ RouterCause = Literal[
     "rule differs",
 ]
 
-#: The router with one thing changed, from it and that of the other checkpoint (None where none was
-#: named); None where the change does not apply, or changes nothing.
+#: The router with one thing changed, from it and that of the other checkpoint with rows for the
+#: same inputs (None where none was named); None where the change does not apply.
 Edit = Callable[[Router, Router | None], Router | None]
 
 
@@ -91,44 +91,30 @@ def _with_bias_of_other(router: Router, other: Router | None) -> Router | None:
 
 def _with_gain_of_other(router: Router, other: Router | None) -> Router | None:
     """Its rows behind the norm of the other checkpoint: a gain that the rows did not follow."""
-    ratio = _gain_ratio(router, other)
-    if ratio is None or other is None or not _equal(router.weight, other.weight):
+    if other is None or router.gain is None or other.gain is None or not router.gain.all():
         return None
-    return replace(router, weight=(router.weight * ratio).astype(router.weight.dtype))
+    if _equal(router.gain, other.gain):
+        return None
+    ratio = other.gain.astype(np.float64) / router.gain
+    rows = (router.weight.astype(np.float64) * ratio).astype(router.weight.dtype)
+    return replace(router, weight=rows)
 
 
 def _with_rows_of_other(router: Router, other: Router | None) -> Router | None:
-    rows = _rows_of(router, other)
-    if rows is None or other is None or router.selection_bias is None:
+    if other is None or router.selection_bias is None or _equal(router.weight, other.weight):
         return None
-    return None if _equal(rows, router.weight) else replace(router, weight=rows)
+    return replace(router, weight=other.weight)
 
 
 def _other(router: Router, other: Router | None) -> Router | None:
-    rows = _rows_of(router, other)
-    if rows is None or other is None:
+    if other is None:
         return None
     return replace(
-        router, weight=rows, logit_bias=other.logit_bias, selection_bias=other.selection_bias
+        router,
+        weight=other.weight,
+        logit_bias=other.logit_bias,
+        selection_bias=other.selection_bias,
     )
-
-
-def _rows_of(router: Router, other: Router | None) -> np.ndarray | None:
-    """The other's rows for inputs behind this one's gain: W' diag(g' / g)."""
-    if other is None or other.weight.shape != router.weight.shape:
-        return None
-    ratio = _gain_ratio(router, other)
-    rows = other.weight if ratio is None else other.weight * ratio
-    return rows.astype(router.weight.dtype)
-
-
-def _gain_ratio(router: Router, other: Router | None) -> np.ndarray | None:
-    """g' / g; None where they are equal, not known, or g has a zero."""
-    if other is None or router.gain is None or other.gain is None:
-        return None
-    if router.gain.shape != other.gain.shape or not router.gain.all():
-        return None
-    return None if _equal(router.gain, other.gain) else other.gain / router.gain
 
 
 def _without_gain(router: Router, other: Router | None) -> Router | None:

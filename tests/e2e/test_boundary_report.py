@@ -107,6 +107,9 @@ def test_the_reference_can_be_another_arithmetic(moegeom, place):
         ("model --tokens rec --noise elsewhere", 3, "elsewhere"),
         ("results", 3, "holds no variants"),
         ("model --tokens rec --out results", 2, "exists already"),
+        ("model --tokens rec --against elsewhere", 3, "elsewhere"),
+        (f"model --tokens rec --against {'x' * 300}", 3, "cannot be read"),
+        ("model --tokens rec --against rec", 2, "--other compares with what another run chose"),
     ],
 )
 def test_what_cannot_be_meant_is_told(moegeom, place, typed, code, said):
@@ -151,11 +154,23 @@ def test_two_sides_are_compared_token_by_token(moegeom, tmp_path):
         shift = (counts[1] - counts[0]) / (4096 * 4 / 16)
         assert row["load_shift_max"] == pytest.approx(shift[np.argmax(np.abs(shift))])
     assert "A and B choose differently in 43." in document["verdict"]
+    for row in other["layers"]:
+        # sets alone are known of the other run
+        assert {"proved_share", "tied_share", "reordered_share"}.isdisjoint(row)
     screen = moegeom(tmp_path, "boundary-report", "out", COLUMNS="80")
-    assert max(map(len, screen.out.splitlines())) <= 80
+    assert max(map(len, without_commands(screen.out))) <= 80
+    said = f"next: moegeom explain {SAMPLE / 'step_1500'} --tokens {sides[0]} --other {sides[1]}"
+    assert said in screen.out
+    assert "only" in screen.out
+    assert "not explained by near-ties" in " ".join(screen.out.split())
     assert "aligned  4,096 of 4,096 tokens" in screen.out
     assert "alignment proven by the choices" in " ".join(screen.out.split())
     assert moegeom(tmp_path, "boundary-report", "out", "--format", "md").code == 0
+
+
+def without_commands(screen: str) -> list[str]:
+    """Lines of a screen but for commands, which are never cut."""
+    return [line for line in screen.splitlines() if not line.startswith("   next: ")]
 
 
 def test_a_run_compared_with_itself_differs_nowhere(moegeom, tmp_path):
@@ -166,3 +181,74 @@ def test_a_run_compared_with_itself_differs_nowhere(moegeom, tmp_path):
     )
     assert ran.code == 0, ran.err
     assert "A and B choose the same experts for every token." in " ".join(ran.out.split())
+
+
+@pytest.fixture(scope="module")
+def second(moegeom, tmp_path_factory) -> Path:
+    """A folder with ``out``: the sample against an earlier step of its training."""
+    folder = tmp_path_factory.mktemp("against")
+    ran = moegeom(
+        *(folder, "boundary-report", str(SAMPLE / "step_1500"), "--arith", "bf16"),
+        *("--tokens", str(SAMPLE / "rec/step_1500"), "--against", str(SAMPLE / "step_1000")),
+        *("--out", "out", "--quiet"),
+    )
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    return folder
+
+
+def test_a_second_checkpoint_chooses_for_the_inputs_of_the_first(moegeom, second):
+    from moegeom.checkpoint.open import open_checkpoint
+    from moegeom.geometry.selection.route import route
+    from moegeom.router.load import load_routers
+    from moegeom.tokens.open import open_tokens
+
+    document = json.loads(moegeom(second, "boundary-report", "out", "--format", "json").out)
+    assert [variant["variant"] for variant in document["variants"]] == ["against", "bf16"]
+    source = open_tokens(str(SAMPLE / "rec/step_1500"), None, None, ())
+    sides = [
+        load_routers(open_checkpoint(SAMPLE / step)).routers for step in ("step_1500", "step_1000")
+    ]
+    for row, mine, its in zip(document["variants"][0]["layers"], *sides, strict=True):
+        assert row["router"] == mine.name == its.name
+        normed = source.read_values(mine.name, 0, 4096).astype(np.float64) / mine.gain
+        found = [
+            np.sort(route(normed * r.gain @ r.weight.T.astype(np.float64), r.rule).chosen)
+            for r in (mine, its)
+        ]
+        differs = (found[0] != found[1]).any(axis=1).mean()
+        assert differs > 0.05
+        assert row["switched_share"] == pytest.approx(differs, abs=2 / 4096)
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_the_screen_names_the_second_checkpoint_and_what_it_leaves_out(moegeom, second, columns):
+    ran = moegeom(second, "boundary-report", "out", COLUMNS=columns)
+    assert max(map(len, without_commands(ran.out))) <= int(columns)
+    text = " ".join(ran.out.split())
+    assert "C step_1000: its routers on the inputs of A." in text
+    assert "Its own hidden states would differ" in text
+    assert "Another gain stands in front of all layers" in text
+    assert "The routers of C choose differently from those of A in" in text
+    assert "of the switches are among the 10 % of tokens with the least margin" in text
+    assert "next:" not in text
+    ran = moegeom(second, "boundary-report", "out", "--format", "md")
+    assert "- **C** step_1000" in ran.out
+    assert re.search(r"^\| `against` \|.*\| - \| - \|", ran.out, re.MULTILINE)
+
+
+def test_a_checkpoint_against_itself_says_why_nothing_switches(moegeom, place):
+    ran = moegeom(place, *"boundary-report model --tokens rec --against model".split())
+    text = " ".join(ran.out.split())
+    assert "C chooses the same experts as A for every token, because its routers are" in text
+    assert "All routers are those of A, bit for bit." in text
+
+
+def test_two_sides_and_a_second_checkpoint_are_told_apart(moegeom, tmp_path):
+    (tmp_path / "model").symlink_to(SAMPLE / "step_1500", target_is_directory=True)
+    (tmp_path / "rec").symlink_to(SAMPLE / "rec/step_1500", target_is_directory=True)
+    typed = "boundary-report model --tokens rec --against model --other rec --arith bf16"
+    ran = moegeom(tmp_path, *typed.split())
+    assert ran.code == 0, ran.err
+    text = " ".join(ran.out.split())
+    assert "A and B choose the same experts for every token. C chooses the same" in text
+    assert "next: moegeom explain model --tokens rec --other rec --against model" in text

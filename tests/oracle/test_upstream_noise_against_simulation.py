@@ -12,7 +12,7 @@ from moegeom.geometry.wall_sigmas import wall_sigmas
 TOKENS, HIDDEN, EXPERTS, K = 6000, 96, 24, 4
 
 
-def simulated(scale: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def simulated(scale: float, seed: int = 0, spread: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """Distances to the four nearest walls, and which tokens noise of that size switched."""
     generator = np.random.default_rng([seed, 17])
     weight = generator.standard_normal((EXPERTS, HIDDEN)) / np.sqrt(HIDDEN)
@@ -22,7 +22,8 @@ def simulated(scale: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         return np.argsort(-(x @ weight.T), axis=1, kind="stable")[:, :K]
 
     before = chosen(inputs)
-    after = chosen(inputs + scale * generator.standard_normal(inputs.shape))
+    own = scale * np.exp(spread * generator.standard_normal((TOKENS, 1)))
+    after = chosen(inputs + own * generator.standard_normal(inputs.shape))
     switched = (np.sort(before, axis=1) != np.sort(after, axis=1)).any(axis=1)
     sigmas = wall_sigmas(inputs @ weight.T, before.astype(np.int32), row_distances(weight))
     return np.sort(sigmas, axis=1)[:, :4], switched
@@ -39,6 +40,16 @@ def test_the_size_of_the_noise_is_found(scale, seed):
     tolerance = 0.1 + 3.0 / np.sqrt(switched.sum())
     assert found.scale == pytest.approx(scale, rel=tolerance)
     assert abs(found.expected - found.observed) < 4.0 * found.expected_error
+
+
+@pytest.mark.parametrize("spread", [1.0, 1.5])
+def test_tokens_with_several_times_the_noise_are_no_excess(spread):
+    distances, switched = simulated(0.01, 4, spread)
+    found = upstream_noise(distances, switched)
+    assert found.excess == 0.0
+    assert found.spread > 0.0
+    assert abs(found.expected - found.observed) < 4.0 * found.expected_error
+    assert found.chance(distances[:, :1]).shape == (TOKENS,)
 
 
 def test_switches_at_random_do_not_pass_for_noise():

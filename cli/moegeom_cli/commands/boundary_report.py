@@ -53,6 +53,10 @@ def run(
         str | None,
         typer.Option("--other-dialect", help="Dialect of that trace, where it does not show it."),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="A second checkpoint: its routers on the same inputs."),
+    ] = None,
     noise: Annotated[
         str | None,
         typer.Option(
@@ -110,6 +114,7 @@ def run(
             noisy=noise,
             other=other,
             other_dialect=other_dialect,
+            against=against,
         )
         watch = watching(quiet)
         try:

@@ -9,8 +9,11 @@ from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.reductions._counters import counters
 from moegeom.kernels.reductions.bf16_switch import FIXED_POINT
 
-#: Columns of the counter array; the sums of weight and of probability in units of 1 / FIXED_POINT.
+#: Sums, those of weight and of probability in units of 1 / FIXED_POINT.
 TOKENS, SWITCHED, SURELY, PERHAPS, REORDERED, TIED, PROVED, DISPROVED, MOVED, PREDICTED = range(10)
+
+#: Last axis of the counters: a sum, and the tokens of which its part is known.
+SUM, KNOWN = range(2)
 
 
 def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
@@ -23,14 +26,16 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
         REORDERED: switch.reordered,
         TIED: switch.tied,
         PROVED: switch.proved,
-        DISPROVED: switch.proved & switch.differs,
+        DISPROVED: None if switch.proved is None else switch.proved & switch.differs,
         MOVED: np.rint(np.nan_to_num(switch.weight_moved) * FIXED_POINT),
+        PREDICTED: None if switch.predicted is None else np.rint(switch.predicted * FIXED_POINT),
     }
-    if switch.predicted is not None:
-        counted[PREDICTED] = np.rint(switch.predicted * FIXED_POINT)
-    counts[..., TOKENS] += quantities.count_labels(len(counts))
+    tokens = quantities.count_labels(len(counts))
+    counts[..., TOKENS, :] += tokens[..., None]
     for column, values in counted.items():
-        counts[..., column] += quantities.count_labels(len(counts), values)
+        if values is not None:
+            counts[..., column, SUM] += quantities.count_labels(len(counts), values)
+            counts[..., column, KNOWN] += tokens
 
 
-REDUCTION = counters("switches", ("switch",), lambda extent: (10,), _fold)
+REDUCTION = counters("switches", ("switch",), lambda extent: (10, 2), _fold)

@@ -143,14 +143,16 @@ class Tried:
 class FlipNoise:
     """Noise on the input of one router, from what B chose otherwise.
 
-    ``scale`` is its standard deviation over the rms of the input; ``roundings`` the same in units
-    of what rounding the input to bfloat16 does. Of tokens that agreed at all earlier routers the
-    share ``observed`` switched, and ``expected`` is what the noise switches. ``num_beyond`` are
-    switches that it could not have made (probability below 1e-9), if more than its share; examples
+    ``scale`` is its standard deviation over the rms of the input, of the median token, and
+    ``spread`` that of the logarithm of the tokens' own; ``roundings`` is the scale in units of what
+    rounding the input to bfloat16 does. Of tokens that agreed at all earlier routers the share
+    ``observed`` switched, and ``expected`` is what the noise switches. ``num_beyond`` are switches
+    that it could not have made (probability below 1e-6), if more than its share; examples
     are (document, position). ``measured`` is the noise between the inputs, where both are recorded.
     """
 
     scale: float
+    spread: float
     roundings: float
     observed: float
     expected: float

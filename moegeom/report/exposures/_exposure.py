@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from moegeom.report.summary import Summary, summarise
 from moegeom.results.reader import Results
 
 Row = Mapping[str, Any]
+
+#: Share of the tokens, those with the least margin, that ``switched_near_share`` is about.
+NEAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,25 @@ class VariantExposure:
     def null_any_share(self) -> float | None:
         """The same of random routers."""
         return _any_share(self.null_facts)
+
+    @property
+    def near_share(self) -> float | None:
+        """Share of the switches, at all routers, among the tokens with the least margin."""
+        return self._per_switch(lambda row: row["switched_near_share"])
+
+    @property
+    def largest_near_share(self) -> float | None:
+        """What that share is at most: the near tokens are too few where more than they switch."""
+        return self._per_switch(lambda row: min(1.0, NEAR / row["switched_share"]))
+
+    def _per_switch(self, value: Callable[[Row], float]) -> float | None:
+        """Mean over switches of a value of their router; None where nothing is known of any."""
+        known = [row for row in self.rows if row.get("switched_near_share") is not None]
+        switches = [row["switched_share"] * row["num_tokens"] for row in known]
+        if not known:
+            return None
+        total = sum(value(row) * count for row, count in zip(known, switches, strict=True))
+        return total / sum(switches)
 
     @property
     def is_tied(self) -> bool:

@@ -2,88 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
 from moegeom.core.errors import InternalError
-from moegeom.core.variant_names import OTHER
+from moegeom.core.variant_names import SIDES
 from moegeom.report.exposures._exposure import Exposure, VariantExposure
+from moegeom.report.exposures._shares import certain, percent
+from moegeom.report.exposures._sides import SIDE_VERDICTS
 
 #: Pairs of experts that are named, and layers.
 _NAMED = 3
 
 
-def percent(share: float | None) -> str:
-    """Two significant figures below ten per cent; ``0`` is said only where nothing switched."""
-    if share is None:
-        return "-"
-    if share == 0.0:
-        return "0 %"
-    value = 100.0 * share
-    if value < 0.005:
-        return "<.01 %"
-    return (
-        f"{value:.2f} %" if value < 1.0 else f"{value:.1f} %" if value < 99.95 else f"{value:.0f} %"
-    )
-
-
-def certain(share: float | None) -> str:
-    """A share that is proved: rounded down, so that 100 % means all of them."""
-    if share is None:
-        return "-"
-    value = math.floor(1e4 * share) / 100.0
-    return f"{value:.0f} %" if value == 100.0 else f"{value:.4g} %"
-
-
-def other_lines(exposure: Exposure) -> list[tuple[str, str]]:
-    """Which run the choices are compared with, and how its tokens were matched; label and text."""
-    other = exposure.summary.run.get("other")
-    if not other:
-        return []
-    tokens = exposure.summary.run["tokens"]["num_tokens"]
-    engine = f", {other['engine']}" if other["engine"] else ""
-    lines = [("B", f"{other['name']}{engine}: {other['num_tokens']:,} tokens")]
-    matched = f"{other['num_matched']:,} of {tokens:,} tokens"
-    return [*lines, ("aligned", "; ".join([matched, *other["notes"]]) + ".")]
-
-
-def _difference(exposure: Exposure, variant: VariantExposure) -> str:
-    """How A and B differ, and where it begins."""
-    share = variant.mean("switched_share")
-    if not share:
-        return "A and B choose the same experts for every token."
-    first, worst = variant.rows[0], variant.worst
-    said = f"A and B choose differently in {percent(share)} of layer-tokens"
-    if variant.any_share is not None:
-        said += f"; {percent(variant.any_share)} of the tokens differ somewhere"
-    where = next(row for row in variant.rows if row["switched_share"])
-    begins = exposure.summary.places([where["router"]])
-    return (
-        f"{said}. It begins in {begins} ({percent(where['switched_share'])}), the first layer "
-        f"{'itself' if where is first else 'being equal'}; most in "
-        f"{exposure.summary.places([worst['router']])} ({percent(worst['switched_share'])}). "
-        f"{percent(variant.mean('weight_moved_mean'))} of the routing weight differs."
-    )
-
-
-def shift_line(exposure: Exposure, variant: VariantExposure) -> str:
-    """The expert whose load changes most."""
-    known = [row for row in variant.rows if row.get("load_shift_max") is not None]
-    if not known:
-        return ""
-    most = max(known, key=lambda row: abs(row["load_shift_max"]))
-    return (
-        f"{exposure.summary.places([most['router']])}: expert {most['load_shift_expert']} "
-        f"{most['load_shift_max']:+.2g} fair shares"
-    )
-
-
 def verdict(exposure: Exposure) -> str:
     """The sentence that is read first."""
-    other = next((v for v in exposure.variants if v.name == OTHER), None)
-    if other is not None:
-        return _difference(exposure, other)
+    sides = [variant for variant in exposure.variants if variant.name in SIDES]
+    if sides:
+        return " ".join(SIDE_VERDICTS[variant.name](exposure, variant) for variant in sides)
     most = max(exposure.variants, key=lambda variant: variant.mean("switched_share") or 0.0)
     share = most.mean("switched_share")
     if not share:
@@ -215,7 +151,7 @@ def remarks(exposure: Exposure) -> list[str]:
     copied = [
         v
         for v in exposure.variants
-        if v.name != OTHER and not str(v.facts.get("engine")).startswith("none")
+        if v.name not in SIDES and not str(v.facts.get("engine")).startswith("none")
     ]
     said += [
         f"{variant.name}: emulated after {variant.facts['engine']} ({variant.facts['version']}); a "
@@ -229,8 +165,7 @@ def limits() -> Sequence[str]:
     """What these figures do not say."""
     exposed = (
         "A switched expert is not a wrong answer: this is exposure, for these tokens and inputs. "
-        "Only the routers' arithmetic changes here; inputs that come out otherwise are not looked "
-        "at."
+        "An arithmetic changes the routers only; inputs that come out otherwise are not looked at."
     )
     kept = (
         "Kept for certain: proved for these inputs, in any order of summation that the arithmetic "

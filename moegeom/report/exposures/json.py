@@ -24,6 +24,7 @@ def render(exposure: Exposure, view: View) -> str:
             "any_layer_share": variant.any_share,
             "null_any_layer_share": variant.null_any_share,
             "weight_moved_mean": variant.mean("weight_moved_mean"),
+            "switched_near_share": variant.near_share,
             "proved_share": variant.mean("proved_share"),
             "layers": [_compared(row) for row in variant.rows],
             "null": [_compared(row) for row in variant.null],

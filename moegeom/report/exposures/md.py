@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moegeom.core.variant_names import OTHER
+from moegeom.core.variant_names import SIDES
 from moegeom.report._reporter import Reporter, View
 from moegeom.report.exposures._exposure import Exposure
+from moegeom.report.exposures._shares import certain, percent
+from moegeom.report.exposures._sides import near_line, next_line, side_lines
 from moegeom.report.exposures._wording import (
-    certain,
     distances,
     limits,
     noise_lines,
-    other_lines,
-    percent,
     remarks,
     traders,
     verdict,
@@ -35,8 +34,9 @@ def render(exposure: Exposure, view: View) -> str:
     lines = [f"## moegeom boundary-report: {summary.run['checkpoint']['name']}", ""]
     lines += [rule_line(summary), "", f"- **routers** {routers_line(summary)}"]
     lines += [f"- **tokens** {tokens_line(summary)}", f"- **trust** {trust_line(summary)}", ""]
-    lines[-1:] = [*(f"- **{label}** {text}" for label, text in other_lines(exposure)), ""]
+    lines[-1:] = [*(f"- **{label}** {text}" for label, text in side_lines(exposure)), ""]
     lines += [f"**Verdict** {verdict(exposure)}", "", " ".join(distances(exposure)), ""]
+    lines += [f"next: `{typed}`", ""] if (typed := next_line(exposure)) else []
     lines += [_row(_HEADS), _row(["---"] * len(_HEADS))]
     for variant in exposure.variants:
         lines.append(
@@ -48,16 +48,25 @@ def render(exposure: Exposure, view: View) -> str:
                     worst_layers(exposure, variant),
                     percent(variant.any_share),
                     percent(variant.mean("weight_moved_mean")),
-                    "-" if variant.name == OTHER else certain(variant.mean("proved_share")),
-                    percent(variant.mean("predicted_switched_share")),
+                    *(
+                        ("-", "-")
+                        if variant.name in SIDES
+                        else (
+                            certain(variant.mean("proved_share")),
+                            percent(variant.mean("predicted_switched_share")),
+                        )
+                    ),
                     traders(exposure, variant) or "-",
                 )
             )
         )
-    lines += [
-        "",
-        *(f"- {text}" for text in (*noise_lines(exposure), *remarks(exposure), *limits())),
+    near = [
+        f"{variant.name}: {near_line(variant)}."
+        for variant in exposure.variants
+        if variant.name in SIDES and near_line(variant)
     ]
+    said = (*near, *noise_lines(exposure), *remarks(exposure), *limits())
+    lines += ["", *(f"- {text}" for text in said)]
     return "\n".join(lines) + "\n"
 
 

@@ -6,24 +6,22 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from moegeom.core.variant_names import OTHER
+from moegeom.core.variant_names import SIDES
 from moegeom.report._reporter import Reporter, View
 from moegeom.report.exposures._exposure import Exposure, VariantExposure
+from moegeom.report.exposures._shares import certain, percent
+from moegeom.report.exposures._sides import near_line, next_line, shift_line, side_lines
 from moegeom.report.exposures._wording import (
-    certain,
     distances,
     limits,
     noise_lines,
-    other_lines,
-    percent,
     remarks,
-    shift_line,
     traders,
     verdict,
     worst_layers,
 )
 from moegeom.report.header import routers_line, rule_line, skipped, tokens_line, trust_line
-from moegeom.report.screen import STYLES, hanging, labelled, titled, to_text, wrapped
+from moegeom.report.screen import STYLES, command, hanging, labelled, titled, to_text, wrapped
 from moegeom.report.untrusted import printable
 
 _HEADINGS = (
@@ -55,7 +53,7 @@ def _header(exposure: Exposure, width: int) -> list[Text]:
         *labelled("routers", routers_line(summary), width),
         *labelled("tokens", tokens_line(summary), width),
         *labelled("trust", trust_line(summary), width),
-        *(line for label, text in other_lines(exposure) for line in labelled(label, text, width)),
+        *(line for label, text in side_lines(exposure) for line in labelled(label, text, width)),
     ]
 
 
@@ -63,7 +61,8 @@ def _verdict(exposure: Exposure, width: int) -> list[Text]:
     lines = labelled("VERDICT", verdict(exposure), width)
     for sentence in distances(exposure):
         lines += labelled("", sentence, width)
-    return lines
+    typed = next_line(exposure)
+    return [*lines, command("next: ", typed)] if typed else lines
 
 
 def _variants(exposure: Exposure, view: View) -> list[Text]:
@@ -110,14 +109,15 @@ def _cells(exposure: Exposure, variant: VariantExposure) -> Sequence[str]:
         else "-",
         percent(variant.any_share),
         percent(variant.mean("weight_moved_mean")),
-        "-" if variant.name == OTHER else certain(variant.mean("proved_share")),
+        "-" if variant.name in SIDES else certain(variant.mean("proved_share")),
     )
 
 
 def _details(exposure: Exposure, view: View) -> list[Text]:
     shown = [variant for variant in exposure.variants if variant.mean("switched_share")]
-    if not view.all_layers and shown and shown[0].name == OTHER:
-        shown = shown[:1]
+    sides = [variant for variant in shown if variant.name in SIDES]
+    if not view.all_layers and sides:
+        shown = sides
     elif not view.all_layers:
         shown = sorted(shown, key=lambda v: -(v.mean("switched_share") or 0.0))[:1]
     lines: list[Text] = []
@@ -126,6 +126,8 @@ def _details(exposure: Exposure, view: View) -> list[Text]:
     for variant in shown:
         head = f"{variant.name}: "
         lines += hanging("worst    ", head + worst_layers(exposure, variant), view.width, "dim")
+        if variant in sides and (near := near_line(variant)):
+            lines += hanging("margins  ", head + near, view.width, "dim")
         if shift := shift_line(exposure, variant):
             lines += hanging("load     ", head + shift, view.width, "dim")
         if variant.trades:
