@@ -30,10 +30,11 @@ from moegeom.report.explanations import Explanation, LayerEvidence
 from moegeom.report.summary import Summary
 from moegeom.router.load import load_routers
 from moegeom.scan.against import against
+from moegeom.scan.prepared import prepare
 from moegeom.scan.run_facts import other_facts, run_facts
 from moegeom.studies.explain_layer import layer_evidence, left_over, same_in_all
 from moegeom.studies.explain_log_probs import log_probs
-from moegeom.studies.explain_sides import Sides, same_sets, sides_of
+from moegeom.studies.explain_sides import Sides, routed_choices, same_sets, sides_of
 from moegeom.studies.explain_trials import Choices, prepared_for
 from moegeom.studies.explain_verdict import Evidence, verdict
 from moegeom.tokens.alignment import placing
@@ -209,7 +210,13 @@ def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Ro
         raise UsageError(
             f"{opened.facts.name}: holds counts only; they cannot be compared token by token."
         )
-    return other_side(source, opened, known, must_fit=False)
+    by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
+
+    def routed(name: str) -> np.ndarray:
+        return routed_choices(source, prepare(by_name[name], with_distances=False), kernels)
+
+    can_route = source.facts.stage != "ids" and not source.facts.has_chosen
+    return other_side(source, opened, known, must_fit=False, own=routed if can_route else None)
 
 
 def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapping[str, Router]:

@@ -72,29 +72,13 @@ class Sides:
         """What A chose: as recorded, else as its router chooses."""
         name = prepared.router.name
         if self.source.facts.has_chosen:
-            found = [
-                self.source.read_chosen(name, start, stop) for start, stop in _runs(self.token)
-            ]
+            runs = _runs(self.token)
+            found = [self.source.read_chosen(name, start, stop) for start, stop in runs]
             known = [part for part in found if part is not None]
             if len(known) == len(found):
                 return np.concatenate(known)
-        parts = [
-            self.choice(prepared, batch.logits)
-            for batch in self.batches(prepared, np.arange(len(self.token)))
-        ]
-        return np.concatenate(parts)
-
-    def choice(
-        self, prepared: PreparedRouter, logits: Float[np.ndarray, "tokens experts"]
-    ) -> Int32[np.ndarray, "tokens k"]:
-        """What the router as stored makes of logits."""
-        rule, compared = prepared.router.rule, logits
-        if not rule.is_affine:
-            mapped = mapped_logits(logits, rule.logit_map)
-            compared = self.kernels["selection_scores"](mapped, rule.score, prepared.selection_bias)
-        if rule.groups is not None:
-            compared, _ = self.kernels["group_mask"](compared, rule.groups)
-        return self.kernels["top_k"](compared, rule.top_k)[0]
+        batches = self.batches(prepared, np.arange(len(self.token)))
+        return np.concatenate([plain_choice(prepared, b.logits, self.kernels) for b in batches])
 
     def batches(self, prepared: PreparedRouter, rows: Int64[np.ndarray, "rows"]) -> Iterator[Batch]:
         """A's inputs and logits of some matched tokens, in runs of tiles of the recording."""
@@ -134,6 +118,31 @@ class Sides:
         source, there = self.other.source, self.other.token[self.token[row]]
         parts = [source.read_output(router, kind, start, stop) for start, stop in _runs(there)]
         return np.concatenate([part for part in parts if part is not None]).astype(np.float64)
+
+
+def plain_choice(
+    prepared: PreparedRouter, logits: Float[np.ndarray, "tokens experts"], kernels: Kernels
+) -> Int32[np.ndarray, "tokens k"]:
+    """What the router as stored makes of logits."""
+    rule, compared = prepared.router.rule, logits
+    if not rule.is_affine:
+        mapped = mapped_logits(logits, rule.logit_map)
+        compared = kernels["selection_scores"](mapped, rule.score, prepared.selection_bias)
+    if rule.groups is not None:
+        compared, _ = kernels["group_mask"](compared, rule.groups)
+    return kernels["top_k"](compared, rule.top_k)[0]
+
+
+def routed_choices(
+    source: TokenSource, prepared: PreparedRouter, kernels: Kernels
+) -> Int32[np.ndarray, "tokens k"]:
+    """What the router chooses for all tokens of a recording of inputs or logits."""
+    task = Task(prepared, source, Populations(()), kernels, frozenset())
+    parts = []
+    for start in range(0, source.facts.num_tokens, _AT_ONCE):
+        found = recorded_logits(task, start, min(start + _AT_ONCE, source.facts.num_tokens))
+        parts.append(plain_choice(prepared, found.logits, kernels))
+    return np.concatenate(parts)
 
 
 def plain_logits(

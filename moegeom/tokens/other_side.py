@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Int32, Int64, Integer
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenSource
@@ -59,10 +59,12 @@ def other_side(
     other: TokenSource,
     routers: Sequence[KnownRouter],
     must_fit: bool = True,
+    own: Callable[[str], Integer[np.ndarray, "tokens slots"]] | None = None,
 ) -> OtherSide:
     """The tokens of ``other`` that are tokens of ``reference``, by document, position and token id.
 
     Without ``must_fit`` choices that agree better elsewhere are no error: the fits tell of it.
+    ``own`` gives the choices of a router for all tokens of a reference that did not record them.
 
     Raises
     ------
@@ -89,9 +91,12 @@ def other_side(
     names = [router.name for router in shared]
     columns = reference.read_columns(0, reference.facts.num_tokens)
     chosen = None
-    if reference.facts.has_chosen and proving == reference.facts.num_tokens:
+    if proving == reference.facts.num_tokens:
         # proof needs the choices of all matched tokens, and only a part is held in memory
-        chosen = _stacked(reference, names, proving)
+        if reference.facts.has_chosen:
+            chosen = _stacked(reference, names, proving)
+        elif own is not None:
+            chosen = np.stack([own(name).astype(np.int16) for name in names], axis=1)
     aligned = align(Reference(reference.facts.name, columns, chosen), trace, must_fit)
     token = np.full(reference.facts.num_tokens, -1, np.int64)
     row = np.flatnonzero(aligned.token >= 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,24 @@ def test_logits_are_enough_for_what_needs_no_inputs(moegeom, place):
     names = {tried["name"] for tried in json.loads(ran.out)["layers"][0]["tried"]}
     assert {"nothing", "renamed", "logits_bf16"} <= names
     assert "weights_int4" not in names
+
+
+def test_rows_of_other_tokens_are_told_without_recorded_choices(moegeom, place, tmp_path):
+    source, other = open_tokens(REC), open_tokens(place / "plain")
+    count, names = source.facts.num_tokens, source.facts.routers
+    columns = source.read_columns(0, count)
+    inputs = {name: source.read_values(name, 0, count) for name in names}
+    late = {name: np.roll(other.read_chosen(name, 0, count), 1, axis=0) for name in names}
+    for path, stage, values in (("inputs", "router_input", inputs), ("late", "ids", late)):
+        with RecordingWriter(
+            tmp_path / path, stage, names, dtype="float32", domains=source.facts.domains
+        ) as writer:
+            writer.append(columns, values)
+    ran = moegeom(tmp_path, "explain", CKPT, "--tokens", "inputs", "--other", "late", "--quiet")
+    assert ran.code == 0, ran.err
+    text = " ".join(ran.out.split())
+    assert "VERDICT tokens shifted" in text
+    assert re.search(r"(98|99)\.\d% shifted by -1 token|100\.0% shifted by -1 token", text)
 
 
 @pytest.mark.parametrize(
