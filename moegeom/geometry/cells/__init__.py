@@ -1,0 +1,1 @@
+"""Cells of top-k routing: enumeration, walls, witnesses and closed forms."""
