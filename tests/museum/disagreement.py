@@ -33,16 +33,20 @@ class Disagreement:
 
 
 class Hall:
-    """Explains pairs below a folder, each once."""
+    """Explains pairs below a folder; those that are built alike are one run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._count = 0
-        self.explained = functools.cache(self._explained)
+        self._explained = functools.cache(self._explain)
 
-    def _explained(self, pair: Pair) -> Explanation:
+    def explained(self, pair: Pair) -> Explanation:
+        """What the command says of the pair."""
+        return self._explained(pair.build)
+
+    def _explain(self, build: Callable[[], TwoRuns]) -> Explanation:
         self._count += 1
-        return pair.build().explained(self._folder / f"pair_{self._count}")
+        return build().explained(self._folder / f"pair_{self._count}")
 
     def confirm(self, pair: Pair) -> None:
         """Asserts that the verdict is the one that the pair states."""

@@ -82,7 +82,7 @@ def test_a_capture_of_a_sample_is_its_stored_recording_bit_for_bit(
         )
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_parts_of_ranks_merge_to_the_recording_of_one_process(
     balanced: Sample, tmp_path: Path, num_ranks: int
 ) -> None:

@@ -176,7 +176,7 @@ def test_a_second_run_measures_nothing_and_says_the_same(run):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"layers": "1"},
+        pytest.param({"layers": "1"}, marks=pytest.mark.nightly),
         {"tokens": None},
         pytest.param({"seed": 1}, marks=pytest.mark.nightly),
         pytest.param({"exclude_first": 2}, marks=pytest.mark.nightly),
