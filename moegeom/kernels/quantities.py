@@ -12,6 +12,18 @@ from moegeom.kernels.switch import NoisySwitch, Switch
 #: Blocks that every reduction is kept in, for standard errors by leaving one out.
 NUM_BLOCKS = 16
 
+#: Orders of the ties whose distance is looked for: of three experts at the border, and of four.
+ORDERS = (2, 3)
+
+
+@dataclass(frozen=True, eq=False)
+class OrderDistances:
+    """Distances to ties of each of ``ORDERS``, as brackets, for the tokens ``row``."""
+
+    row: Int64[np.ndarray, "looked_at"]
+    lower: Float64[np.ndarray, "looked_at orders"]
+    upper: Float64[np.ndarray, "looked_at orders"]
+
 
 @dataclass(frozen=True, eq=False)
 class Quantities:
@@ -28,7 +40,7 @@ class Quantities:
     along it; ``distance_upper`` is ``distance`` where that is exact; where the largest logits do
     not decide it, they are the largest and the least value that these allow;
     ``switch`` says what the variant of the pass changes about the choice and
-    ``noise`` what noise on the input does;
+    ``noise`` what noise on the input does; ``order_distance`` is known of some tokens alone;
     ``document``, ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
@@ -63,6 +75,7 @@ class Quantities:
     expert_output: Float32[np.ndarray, "tokens experts expert_width"] | None = None
     switch: Switch | None = None
     noise: NoisySwitch | None = None
+    order_distance: OrderDistances | None = None
 
     def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""

@@ -335,7 +335,11 @@ def _task(
     if "switch" in wanted and router.rule.is_affine:
         wanted |= {"distance", "pair"}
     return Task(
-        prepared=prepare(router, with_distances=not wanted.isdisjoint({"distance", "noise"})),
+        prepared=prepare(
+            router,
+            with_distances=not wanted.isdisjoint({"distance", "noise"}),
+            with_coordinates="order_distance" in wanted,
+        ),
         source=run.source,
         populations=Populations(run.source.facts.domains),
         kernels=run.kernels,

@@ -23,11 +23,12 @@ from moegeom.geometry.rounding import (
 from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.mask import fill_decides
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.quantities import OrderDistances, Quantities
 from moegeom.kernels.switch import NoisySwitch, Switch
 from moegeom.scan.choice import chosen_by, compared_scores, logits_of
 from moegeom.scan.labels import block_of, is_outlier
 from moegeom.scan.noisy import noisy_switch
+from moegeom.scan.order_distances import order_distances
 from moegeom.scan.prepared import unavailable
 from moegeom.scan.products import tile_logits
 from moegeom.scan.recorded import (
@@ -244,6 +245,7 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         expert_output=read.expert_output,
         switch=_switch(task, read, chosen, margin, pair) if "switch" in wanted else None,
         noise=_noise(task, read, chosen) if "noise" in wanted else None,
+        order_distance=_order_distance(task, read) if "order_distance" in wanted else None,
         **costly,
     )
 
@@ -285,6 +287,11 @@ def _noise(task: Task, read: _Arrays, chosen: np.ndarray) -> NoisySwitch | None:
     return noisy_switch(
         task.noise, task.prepared, values, read.logits, chosen, read.norm, token, task.seed
     )
+
+
+def _order_distance(task: Task, read: _Arrays) -> OrderDistances:
+    num_tokens = task.source.facts.num_tokens
+    return order_distances(task.prepared, read.logits, read.token, num_tokens, task.seed)
 
 
 def _boundary(

@@ -14,6 +14,7 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary import RowDistances, row_distances
 from moegeom.geometry.curved_rows import CurvedRows, curved_rows
+from moegeom.geometry.order_distance import row_coordinates
 
 #: Quantities of router inputs, of walls, and of the logits of all experts.
 _OF_INPUTS = (
@@ -28,7 +29,7 @@ _OF_INPUTS = (
     "noise",
 )
 _OF_WALLS = ("distance", "distance_upper", "pair")
-_OF_ALL_LOGITS = ("selection", "probability", "entropy", "log_sum_exp")
+_OF_ALL_LOGITS = ("selection", "probability", "entropy", "log_sum_exp", "order_distance")
 
 #: Why a quantity is not available, by stage of the recording.
 _NEEDS_INPUT = "needs recorded router inputs; this recording holds {stage}"
@@ -40,7 +41,8 @@ class PreparedRouter:
 
     ``weight_columns`` is the transposed weight [hidden, experts]; ``rows`` are the distances of an
     affine rule and ``curved`` what those of a curved or grouped one need, each None for the other
-    kind, or when no distance is wanted; ``selection_bias`` is zeros without one. ``longest_row``,
+    kind, or when no distance is wanted; ``coordinates`` are affine rows in few dimensions, where
+    somebody asks for them; ``selection_bias`` is zeros without one. ``longest_row``,
     ``largest_bias`` and ``num_terms`` bound what rounding does to a logit: the largest Euclidean
     length of a row, the largest bias, and the length of the sums; behind a projection, which
     engines multiply by first, the Frobenius norm of that, the length of its bias, and both sums.
@@ -52,13 +54,16 @@ class PreparedRouter:
     selection_bias: Float64[np.ndarray, "experts"]
     rows: RowDistances | None
     curved: CurvedRows | None
+    coordinates: Float64[np.ndarray, "experts dims"] | None
     longest_row: float
     largest_bias: float
     num_terms: int
 
 
-def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
-    """The router with its row distances, if wanted; refuses rows that are not finite.
+def prepare(
+    router: Router, with_distances: bool = True, with_coordinates: bool = False
+) -> PreparedRouter:
+    """The router with row distances and coordinates, if wanted; refuses rows that are not finite.
 
     Raises
     ------
@@ -79,6 +84,7 @@ def prepare(router: Router, with_distances: bool = True) -> PreparedRouter:
         else router.selection_bias.astype(np.float64),
         rows=row_distances(router.weight, bias) if affine and with_distances else None,
         curved=_curved(router) if with_distances else None,
+        coordinates=row_coordinates(router.weight) if affine and with_coordinates else None,
         **_error_terms(router, bias),
     )
 
@@ -153,7 +159,8 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     stage = facts.stage
     if not router.rule.is_affine:
         curved = "walls of this rule are curved or grouped; this is defined for straight ones"
-        reasons |= dict.fromkeys(("angle", "rounding_sigmas", "noise_scale"), curved)
+        straight = ("angle", "rounding_sigmas", "noise_scale", "order_distance")
+        reasons |= dict.fromkeys(straight, curved)
         unknown = _unknown_walls(router)
         if not unknown and stage == "top_logits":
             unknown = "walls of this rule need all logits; this recording holds the largest ones"
@@ -189,7 +196,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
                 "logits of this rule are divided by the length of the projected input, which "
                 "needs recorded router inputs"
             )
-            reasons |= dict.fromkeys(_OF_WALLS, why)
+            reasons |= dict.fromkeys((*_OF_WALLS, "order_distance"), why)
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
         lost = ("margin", "group_margin", "fill_decides", "weights", *_OF_WALLS, *_OF_ALL_LOGITS)

@@ -36,7 +36,7 @@ def warm_up() -> None:
     kernels = load_kernels("cpu")
     populations = Populations(source.facts.domains)
     task = Task(
-        prepare(whole),
+        prepare(whole, with_coordinates=True),
         source,
         populations,
         kernels,

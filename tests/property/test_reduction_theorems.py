@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.tokens import TILE
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.quantities import NUM_BLOCKS, ORDERS, OrderDistances, Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import coalitions as sketch
 from moegeom.kernels.reductions import input_sample, tile_load, token_sample
@@ -70,7 +70,15 @@ def quantities_of(token: np.ndarray) -> Quantities:
         fill_decides=matches[token],
         switch=switch_of(chosen[token], floats[:, token], matches[token]),
         noise=noise_of(token, floats),
+        order_distance=order_distances_of(token, floats),
     )
+
+
+def order_distances_of(token: np.ndarray, floats: np.ndarray) -> OrderDistances:
+    """Brackets of the first token of every run, some of them open."""
+    row = np.flatnonzero(token % RUN == 0)
+    lower = np.outer(floats[2][token][row], ORDERS)
+    return OrderDistances(row, lower, lower * (1.0 + (token[row] % 16 == 0))[:, None])
 
 
 def noise_of(token: np.ndarray, floats: np.ndarray) -> NoisySwitch:

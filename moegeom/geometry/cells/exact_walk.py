@@ -54,7 +54,7 @@ def exact_walk(arrangement: Arrangement, k: int) -> Diagram:
     lower number were larger by more: cells of the instance itself are among those found.
     """
     found = Diagram()
-    first = _first_vertex(arrangement, k)
+    first = first_vertex(arrangement, k)
     if first is None:
         return found
     seen, left = {frozenset(first.on)}, [first]
@@ -64,7 +64,7 @@ def exact_walk(arrangement: Arrangement, k: int) -> Diagram:
         point = tuple(vertex_point(arrangement, vertex.on))
         for hull in _around(found, vertex.on, vertex.above, k):
             hull.vertices.append(point)
-        for column, upwards in _edges(vertex, k, arrangement.dimension):
+        for column, upwards in diagram_edges(vertex, k, arrangement.dimension):
             met = vertex.shot(column, upwards)
             if met is None:
                 ray = tuple(edge_direction(arrangement, vertex.on, column, upwards))
@@ -83,7 +83,7 @@ def exact_walk(arrangement: Arrangement, k: int) -> Diagram:
     return found
 
 
-def _edges(vertex: Dictionary, k: int, dimension: int) -> Iterator[tuple[int, bool]]:
+def diagram_edges(vertex: Dictionary, k: int, dimension: int) -> Iterator[tuple[int, bool]]:
     """Edges of the diagram at a vertex: which expert leaves the level, and to which side."""
     above = len(vertex.above)
     for column in range(len(vertex.on)):
@@ -104,20 +104,21 @@ def _around(found: Diagram, on: Sequence[int], above: frozenset[int], k: int) ->
                 yield found.walls.setdefault(pair, Hull())
 
 
-def _first_vertex(arrangement: Arrangement, k: int) -> Dictionary | None:
-    """A vertex of the diagram, from points without pattern; None where there is none."""
+def first_vertex(arrangement: Arrangement, k: int) -> Dictionary | None:
+    """A vertex of the order-k diagram, from points without pattern; None where there is none."""
     for attempt in range(64):
         found = _descend(arrangement, k, attempt)
         if found is not None:
             return found
     for on in itertools.combinations(range(arrangement.num_experts), arrangement.dimension + 1):
         found = dictionary(arrangement, on)
-        if found is not None and _is_of_order(found, k, arrangement.dimension):
+        if found is not None and is_of_order(found, k, arrangement.dimension):
             return found
     return None
 
 
-def _is_of_order(vertex: Dictionary, k: int, dimension: int) -> bool:
+def is_of_order(vertex: Dictionary, k: int, dimension: int) -> bool:
+    """Whether cells with k experts above meet at the vertex."""
     return k - dimension <= len(vertex.above) <= k - 1
 
 
@@ -135,6 +136,6 @@ def _descend(arrangement: Arrangement, k: int, attempt: int) -> Dictionary | Non
         on = order[start : start + d + 1]
         if len(on) == d + 1:
             found = dictionary(arrangement, sorted(on))
-            if found is not None and _is_of_order(found, k, d):
+            if found is not None and is_of_order(found, k, d):
                 return found
     return None

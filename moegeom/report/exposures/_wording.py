@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -46,6 +47,7 @@ def distances(exposure: Exposure) -> list[str]:
             f"choice, in units of the input's rms (nearest {exposure.summary.places([router])}: "
             f"{least:.3g})."
         )
+        said += _ties(exposure)
     likely = exposure.share_column("stable_share_input_rounding_1e6")
     worst = exposure.share_column("stable_share_input_rounding_worst")
     if likely and worst:
@@ -54,6 +56,20 @@ def distances(exposure: Exposure) -> list[str]:
             f"probability 1 - 1e-6, {certain(_median(worst))} in the worst case."
         )
     return said
+
+
+def _ties(exposure: Exposure) -> list[str]:
+    """How near they are to where walls meet; nothing where that is not known, or there is none."""
+    ends = [exposure.share_column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
+    if not all(ends) or any(math.isinf(_median(end)) for end in ends):
+        return []
+    three, four = map(_median, ends)
+    tokens = _median(exposure.share_column("num_order_distance_tokens"))
+    said = (
+        f"Half of a sample ({tokens:.0f} tokens of a router) are within {three:.3g} of a tie of "
+        f"three experts at the border, and within {four:.3g} of a tie of four."
+    )
+    return [said]
 
 
 def _bound(exposure: Exposure) -> str:
