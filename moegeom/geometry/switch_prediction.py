@@ -1,32 +1,50 @@
-"""Probability that an arithmetic switches a token, from its noise alone."""
+"""Probability that an arithmetic turns a gap round, from its noise alone."""
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float64
 
+#: Of a deviation and a step, the less counts for nothing below this share of the other.
+_NEGLIGIBLE = 1e-4
+
 
 def switch_prediction(
     gap: Float64[np.ndarray, "tokens"],
     deviation: Float64[np.ndarray, "tokens"],
-    margin: Float64[np.ndarray, "tokens"],
     step: Float64[np.ndarray, "tokens"],
 ) -> Float64[np.ndarray, "tokens"]:
-    r"""First-order probability that noise moves a token across its nearest wall, or a tie decides.
+    r"""Probability that noise in a gap, and rounding of its two logits after it, turn it round.
 
-    .. math:: p = \Phi(-g / \sigma) + \tfrac12 \max(0, 1 - m / \delta)
+    .. math:: p = P(g + \sigma N + \delta U < 0) = \frac{\sigma}{2 \delta}
+              \left(I\left(\tfrac{\delta - g}{\sigma}\right)
+              - I\left(\tfrac{-\delta - g}{\sigma}\right)\right),
+              \quad I(x) = x \Phi(x) + \varphi(x)
 
-    ``gap`` g is the logit difference of the nearest wall, ``deviation`` the standard deviation of
-    the noise in it; ``margin`` m that of the last chosen and the first other expert, ``step`` the
-    spacing of the output format there: rounding to it never turns two logits round, it makes them
-    equal, with probability 1 - m / step, and of ties half fall to the other side. At most 1.
-    0 where deviation and step are 0. Source: THEORY.md E4. Oracle in tests: simulation.
+    with N normal and U uniform on [-1, 1]. ``gap`` g is the logit difference of the nearest wall,
+    ``deviation`` the standard deviation of the noise in it, ``step`` the spacing of the output
+    format there. Rounding never turns two logits round, it makes those that are x apart equal with
+    probability 1 - |x| / step, and of ties half fall to either side: together one half less
+    x / (2 step), as if the gap moved by U. Phi(-g / deviation) for step 0, the ramp alone for
+    deviation 0, 0 for both. Source: THEORY.md E4. Oracle in tests: simulation.
     """
     from scipy.special import ndtr  # takes longer to import than many a scan takes to run
 
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         crossed = np.where(deviation > 0.0, ndtr(-gap / deviation), 0.0)
-    return np.minimum(crossed + 0.5 * tie_probability(margin, step), 1.0)
+        ramp = np.clip(0.5 - 0.5 * gap / step, 0.0, 1.0)
+        upper, lower = (step - gap) / deviation, (-step - gap) / deviation
+        between = (_integral(upper) - _integral(lower)) * deviation / (2.0 * step)
+    # a step that is nothing beside the noise, or the other way round: the quotients lose digits
+    both = np.where(deviation > _NEGLIGIBLE * step, between, ramp)
+    return np.clip(np.where(step > _NEGLIGIBLE * deviation, both, crossed), 0.0, 1.0)
+
+
+def _integral(x: Float64[np.ndarray, "tokens"]) -> Float64[np.ndarray, "tokens"]:
+    r"""x Phi(x) + phi(x), whose derivative is Phi."""
+    from scipy.special import ndtr
+
+    return x * ndtr(x) + np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
 
 
 def tie_probability(

@@ -66,7 +66,7 @@ def _over(total: int | None, tokens: float) -> float | None:
 
 METRIC = Metric(
     name="switches",
-    version=1,
+    version=2,
     text="Tokens that choose other experts under a variant, and those that are proved not to.",
     scope="switch",
     needs=("switches",),

@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.tokens import TILE
+from moegeom.geometry.boundary import NEVER
+from moegeom.geometry.independent_switch import nearest_switch
 from moegeom.geometry.number_format import NUMBER_FORMATS
 from moegeom.geometry.switch import (
     certainly_differs,
@@ -25,6 +27,12 @@ from moegeom.variants.emulated import Emulated
 #: Sum of the sizes of products over the product of the lengths, below which it is not looked at:
 #: 2 / pi for normal numbers, less for a few large coordinates that both have.
 _LEAST_SIZE = 0.5
+
+#: Below this chance of crossing the nearest wall the others are not looked at.
+_LEAST_CHANCE = 1e-4
+
+#: Inputs whose difference stays in the processor's cache.
+_ROWS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +65,7 @@ def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Swi
         perhaps=found.differs | tied,
         tied=tied & (reference.margin > 0.0),
         proved=_proved(emulated, reference.chosen, routed, kernels),
-        predicted=_predicted(emulated, reference, routed.inputs, routed.norm),
+        predicted=_predicted(emulated, reference, routed.inputs, routed.norm, kernels),
     )
 
 
@@ -217,11 +225,13 @@ def _predicted(
     reference: Reference,
     inputs: Float[np.ndarray, "tokens hidden"],
     norm: Float64[np.ndarray, "tokens"],
+    kernels: Kernels,
 ) -> Float64[np.ndarray, "tokens"] | None:
     """The noise model: input and rows move at random by as much as they moved; None without pair.
 
-    The output step is that of the logits; scores that are compared in a coarser format are not in
-    the model.
+    The nearest wall as exactly as it is known, times how much likelier the experts near it make it
+    that one of them is overtaken. The output step is that of the logits; scores that are compared
+    in a coarser format are not in the model.
     """
     if reference.pair is None:
         return None
@@ -229,15 +239,40 @@ def _predicted(
     has_wall = reference.pair[:, 0] >= 0
     token, width = np.arange(len(inputs)), emulated.router.hidden_size
     of_out, of_in = (reference.logits[token, expert].astype(np.float64) for expert in (out, into))
-    rows = emulated.columns.T
-    between = np.sqrt(((rows[out].astype(np.float64) - rows[into]) ** 2).sum(axis=1))
-    change = inputs.astype(np.float64) - reference.values
-    input_noise = np.sqrt((change**2).sum(axis=1) / width) * between
-    row_noise = np.hypot(emulated.shift[out], emulated.shift[into]) * norm / np.sqrt(width)
+    of_input = _change(inputs, reference.values, kernels) / np.sqrt(width)
+    of_rows = norm / np.sqrt(width)
+    inverse = emulated.distances.inverse[out, into]
+    is_wall = (inverse > 0.0) & (inverse < NEVER)
+    between = np.divide(1.0, inverse, out=np.zeros(len(token)), where=is_wall)
+    deviation = np.hypot(
+        of_input * between, of_rows * np.hypot(emulated.shift[out], emulated.shift[into])
+    )
     unit = NUMBER_FORMATS[emulated.arithmetic.output].unit
     coarse = unit > NUMBER_FORMATS["float32"].unit
     step = spacing(of_out, unit) if coarse else np.zeros(len(token))
-    predicted = switch_prediction(
-        of_out - of_in, np.hypot(input_noise, row_noise), reference.margin, step
+    gap = of_out - of_in
+    predicted = switch_prediction(gap, deviation, step)
+    alone = switch_prediction(gap, deviation, np.zeros(len(token)))
+    near = np.flatnonzero(has_wall & (alone > _LEAST_CHANCE) & np.isfinite(deviation))
+    each = np.hypot(
+        of_input[near, None] * emulated.deviations, of_rows[near, None] * emulated.shift
     )
+    among = nearest_switch(reference.logits[near], reference.chosen[near], each)
+    stays = (1.0 - among) / np.maximum(1.0 - alone[near], _LEAST_CHANCE)
+    predicted[near] = 1.0 - (1.0 - predicted[near]) * np.minimum(stays, 1.0)
     return np.where(has_wall, predicted, 0.0)
+
+
+def _change(
+    inputs: Float[np.ndarray, "tokens hidden"],
+    values: Float[np.ndarray, "tokens hidden"],
+    kernels: Kernels,
+) -> Float64[np.ndarray, "tokens"]:
+    """How far each input moved; 0 where none was rounded."""
+    if inputs is values:
+        return np.zeros(len(values))
+    change = np.empty(len(values))
+    for start in range(0, len(values), _ROWS):
+        part = slice(start, start + _ROWS)
+        change[part] = kernels["input_norm"](inputs[part] - values[part])
+    return change

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Float64
 
 from moegeom.core.router import Router
+from moegeom.geometry.boundary import RowDistances, row_distances
+from moegeom.geometry.independent_switch import logit_deviations
 from moegeom.geometry.number_format import NUMBER_FORMATS, rounded_to
 from moegeom.geometry.rounding import UNIT_FLOAT32, score_resolution
 from moegeom.geometry.selection.logit_map import mapped_logits
@@ -46,7 +49,18 @@ class Emulated:
     def inputs(self, values: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
         """Router inputs as they enter the product, in float32."""
         how = self.arithmetic
-        return rounded_to(rounded_to(values, how.input), how.operands).astype(np.float32)
+        rounded = rounded_to(rounded_to(values, how.input), how.operands)
+        return rounded.astype(np.float32, copy=False)
+
+    @cached_property
+    def distances(self) -> RowDistances:
+        """Those of its rows."""
+        return row_distances(self.columns.T)
+
+    @cached_property
+    def deviations(self) -> Float64[np.ndarray, "experts"]:
+        """Standard deviation of each logit for inputs with noise of size 1 per coordinate."""
+        return logit_deviations(self.distances)
 
     @property
     def has_known_order(self) -> bool:
@@ -60,7 +74,7 @@ class Emulated:
 
     def exact_logits(self, inputs: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
         """The same logits in float64, before the output is rounded."""
-        logits = inputs.astype(np.float64) @ self.columns.astype(np.float64)
+        logits = inputs.astype(np.float64) @ self._exact_columns
         return logits if self.logit_bias is None else logits + self.logit_bias
 
     def compared(self, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
@@ -98,8 +112,20 @@ class Emulated:
     def closer_sum_error(self, inputs: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
         """The same for the engine's own order, from the sizes of the products: a sharper bound."""
         depth = SUMMATION_ORDERS[self.arithmetic.order].depth(self.router.hidden_size)
-        sizes = np.abs(inputs).astype(np.float64) @ np.abs(self.columns).astype(np.float64)
-        return gamma(depth + 1, UNIT_FLOAT32) * (sizes.max(axis=1) + self.largest_bias)
+        # no product is negative, so that a float32 sum of them is off by a known share of itself
+        with np.errstate(over="ignore"):
+            sizes = (np.abs(inputs) @ self._column_sizes).max(axis=1).astype(np.float64)
+        sizes /= 1.0 - gamma(self.router.hidden_size, UNIT_FLOAT32)
+        sizes += float(np.finfo(np.float32).tiny)  # products that were too small for a float32
+        return gamma(depth + 1, UNIT_FLOAT32) * (sizes + self.largest_bias)
+
+    @cached_property
+    def _exact_columns(self) -> Float64[np.ndarray, "hidden experts"]:
+        return self.columns.astype(np.float64)
+
+    @cached_property
+    def _column_sizes(self) -> Float[np.ndarray, "hidden experts"]:
+        return np.abs(self.columns)
 
     def gap_needed(
         self,

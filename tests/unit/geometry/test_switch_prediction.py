@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moegeom.geometry.independent_switch import nearest_switch
 from moegeom.geometry.switch_prediction import spacing, switch_prediction, tie_probability
 
 
@@ -24,9 +25,43 @@ def test_numbers_anywhere_tie_as_often_as_is_said(margin: float) -> None:
     assert abs(tied - found) < 5e-3
 
 
-def test_noise_crosses_one_wall_as_often_as_is_said() -> None:
-    noise = 0.2 * np.random.default_rng(1).standard_normal(200_000)
+@pytest.mark.parametrize(
+    ("gap", "deviation", "step"),
+    [
+        (0.3, 0.2, 0.0),
+        (0.3, 0.2, 0.5),
+        (0.0, 0.1, 1.0),
+        (0.9, 0.3, 1.0),
+        (0.2, 0.0, 1.0),
+        (0.2, 0.5, 0.001),
+    ],
+)
+def test_noise_and_rounding_turn_a_gap_as_often_as_is_said(
+    gap: float, deviation: float, step: float
+) -> None:
+    random, draws = np.random.default_rng(1), 400_000
+    noisy = gap + deviation * random.standard_normal(draws)
+    low = random.uniform(0.0, 100.0, draws)
+    after = noisy if step == 0.0 else np.rint((low + noisy) / step) - np.rint(low / step)
+    expected = (after < 0.0).mean() + 0.5 * (after == 0.0).mean()
     one = np.ones(1)
-    found = switch_prediction(0.3 * one, 0.2 * one, 0.3 * one, 0.0 * one)[0]
-    assert abs((noise > 0.3).mean() - found) < 2e-3
-    assert switch_prediction(0.3 * one, 0.0 * one, 0.3 * one, 0.0 * one)[0] == 0.0
+    found = switch_prediction(gap * one, deviation * one, step * one)[0]
+    assert abs(found - expected) < 3e-3
+
+
+def test_nothing_that_moves_turns_nothing() -> None:
+    assert switch_prediction(np.array([0.3]), np.zeros(1), np.zeros(1))[0] == 0.0
+
+
+@pytest.mark.parametrize(("experts", "k", "scale"), [(2, 1, 0.1), (16, 4, 0.3), (64, 8, 0.03)])
+def test_few_experts_stand_for_all(experts: int, k: int, scale: float) -> None:
+    random = np.random.default_rng(2)
+    logits = random.standard_normal((500, experts))
+    deviation = scale * np.exp(0.3 * random.standard_normal((500, experts)))
+    chosen = np.argsort(-logits, axis=1)[:, :k].astype(np.int32)
+    switched = [
+        (np.sort(np.argsort(-noisy, axis=1)[:, :k], axis=1) != np.sort(chosen, axis=1)).any(axis=1)
+        for noisy in logits + deviation * random.standard_normal((200, 500, experts))
+    ]
+    found = nearest_switch(logits, chosen, deviation).mean()
+    np.testing.assert_allclose(found, np.mean(switched), rtol=0.06)
