@@ -106,6 +106,7 @@ SCOPES = {
     "router": "tokens at a router",
     "switch": "tokens at a router under a variant (`moegeom boundary-report`)",
     "noise": "tokens at a router, inputs disturbed (`moegeom boundary-report --noise`)",
+    "exposure": "tokens at a router, what would switch (`moegeom boundary-report`)",
 }
 
 

@@ -29,22 +29,32 @@ class RowDistances:
     permanent_ties: Int32[np.ndarray, "pairs 2"]
 
 
-def row_distances(
-    weight: Float[np.ndarray, "experts hidden"], bias: Float[np.ndarray, "experts"] | None = None
-) -> RowDistances:
-    r"""Inverse Euclidean distances between router rows.
+def squared_row_distances(
+    rows: Float64[np.ndarray, "experts dims"],
+) -> Float64[np.ndarray, "experts experts"]:
+    r"""Squared Euclidean distances between rows; 0 for equal ones.
 
-    :math:`|w_i - w_j|^2 = G_{ii} + G_{jj} - 2 G_{ij}` with :math:`G = W W^T` in float64; where the
-    difference cancels (below 1e-8 of the sum) it is computed again from the rows themselves.
-    Source: THEORY.md A3. Oracle in tests: scipy.spatial.distance.
+    :math:`|w_i - w_j|^2 = G_{ii} + G_{jj} - 2 G_{ij}` with :math:`G = W W^T`; where the difference
+    cancels (below 1e-8 of the sum) it is computed again from the rows themselves.
     """
-    rows = weight.astype(np.float64)
     gram = rows @ rows.T
     squares = np.diag(gram)
     total = squares[:, None] + squares[None, :]
     squared = np.maximum(total - 2.0 * gram, 0.0)
     for i, j in np.argwhere(squared <= 1e-8 * total):
         squared[i, j] = np.sum((rows[i] - rows[j]) ** 2)
+    return squared
+
+
+def row_distances(
+    weight: Float[np.ndarray, "experts hidden"], bias: Float[np.ndarray, "experts"] | None = None
+) -> RowDistances:
+    r"""Inverse Euclidean distances between router rows, in float64.
+
+    Source: THEORY.md A3. Oracle in tests: scipy.spatial.distance.
+    """
+    rows = weight.astype(np.float64)
+    squared = squared_row_distances(rows)
     equal = squared == 0.0
     np.fill_diagonal(equal, False)
     offsets = np.zeros(len(rows)) if bias is None else bias.astype(np.float64)

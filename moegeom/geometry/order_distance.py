@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Float64
 
+from moegeom.geometry.boundary import squared_row_distances
 from moegeom.geometry.least_distance import least_distance
 from moegeom.geometry.order_search import Experts, Flat, Nearest, OrderDistance, search_ties
 
@@ -90,15 +92,23 @@ class _Euclidean:
         slack = _TIE * float(np.ptp(logits)) if len(logits) else 0.0
         return cls(logits, rows, slack, _DEPENDENT * longest)
 
+    @cached_property
+    def lengths(self) -> Float64[np.ndarray, "experts experts"]:
+        """Distances between rows, nearly equal ones at 0: the search begins with every pair."""
+        lengths = np.sqrt(squared_row_distances(self.rows))
+        lengths[lengths <= self.shortest] = 0.0
+        return lengths
+
     def flat(self, tied: Experts) -> Flat:
+        if len(tied) == 1:
+            gaps = np.abs(self.logits - self.logits[tied[0]])
+            return Flat(Nearest(0.0, 0.0, self.logits), self._steps(gaps, self.lengths[tied[0]]))
         flat = self._along(tied)
         if flat is None:
             nowhere = Nearest(np.inf, np.inf, self.logits)
             return Flat(nowhere, np.full(len(self.logits), np.inf))
         normals, gaps = self._differences(flat, tied[0])
-        gaps = np.abs(gaps)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            steps = np.where(gaps <= self.slack, 0.0, gaps / np.sqrt((normals**2).sum(axis=1)))
+        steps = self._steps(np.abs(gaps), np.sqrt((normals**2).sum(axis=1)))
         nearest = Nearest(flat.distance, flat.distance, flat.logits)
         return Flat(nearest, np.hypot(flat.distance, steps))
 
@@ -115,6 +125,13 @@ class _Euclidean:
             float(np.hypot(flat.distance, np.linalg.norm(found.point))),
             flat.logits + flat.rows @ found.point,
         )
+
+    def _steps(
+        self, gaps: Float64[np.ndarray, "experts"], lengths: Float64[np.ndarray, "experts"]
+    ) -> Float64[np.ndarray, "experts"]:
+        """How far it is until each gap is closed; inf where no step along the flat closes it."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(gaps <= self.slack, 0.0, gaps / lengths)
 
     def _differences(
         self, flat: _Along, reference: int

@@ -105,7 +105,8 @@ def search_ties(
         if not queue or queue[0][0] >= (1.0 - _SAME) * best[0]:
             break
         node = heappop(queue)
-        step = search.settled(node) if len(node[1]) > order else search.grown(node)
+        is_whole = len(node[1]) > order
+        step = search.settled(node) if is_whole else search.grown(node, best[0])
         best = min([best, *step.seen])
         stuck = min(stuck, step.stuck)
         for child in step.children:
@@ -134,13 +135,18 @@ class _Search:
                 found += self._seen(*guess)
         return found
 
-    def grown(self, node: _Node) -> _Step:
-        """One more tied expert, of a higher number, so that each set is made once."""
+    def grown(self, node: _Node, limit: float) -> _Step:
+        """One more tied expert, of a higher number, so that each set is made once.
+
+        Only those that a bound below ``limit`` leaves.
+        """
         bound, tied, _, _ = node
         flat = self.metric.flat(tied)
-        costs = np.maximum(flat.costs, max(bound, self._crossing(flat, tied))).tolist()
-        last = len(costs) - (self.order - len(tied))
-        return _Step(tuple((costs[j], (*tied, j), (), ()) for j in range(tied[-1] + 1, last)))
+        costs = np.maximum(flat.costs, max(bound, self._crossing(flat, tied)))
+        first, last = tied[-1] + 1, len(costs) - (self.order - len(tied))
+        near = np.flatnonzero(costs[first:last] < limit) + first
+        kept = zip(costs[near].tolist(), near.tolist(), strict=True)
+        return _Step(tuple((cost, (*tied, j), (), ()) for cost, j in kept))
 
     def settled(self, node: _Node) -> _Step:
         """One more expert on a side, unless the nearest point is of the set already."""

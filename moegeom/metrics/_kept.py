@@ -25,7 +25,7 @@ GEOMETRY = frozenset(
 )
 
 
-#: Reductions that say nothing about a random router, or too much.
+#: Reductions that say nothing about a random router, too much, or cost too much.
 NOT_FOR_NULL = (
     "agreement",
     "block_outputs",
@@ -33,13 +33,14 @@ NOT_FOR_NULL = (
     "directions",
     "document_counts",
     "input_sample",
+    "order_distances",
     "output_cosines",
     "token_sample",
     "wall_pairs",
 )
 
 #: Scopes of metrics of one choice, as the router is stored.
-ONE_CHOICE = ("router", "noise")
+ONE_CHOICE = ("router", "noise", "exposure")
 
 #: Reductions of a variant, and those that are kept of the null's.
 SWITCHES: tuple[str, ...] = (

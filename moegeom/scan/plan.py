@@ -24,6 +24,7 @@ SAMPLED = (
     "directions",
     "exit_time_histograms",
     "noise_switches",
+    "order_distances",
     "orders",
     "rounding_sigmas_histogram",
     "rounding_switch",

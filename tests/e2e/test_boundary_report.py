@@ -38,6 +38,10 @@ def test_the_screen_fits_and_says_what_switches(moegeom, report, columns):
     assert re.search(r"bf16-logits 0\.\d\d % 0\.\d\d % 0\.\d\d % L\d", text)
     assert re.search(r"float32-blocks 0 % 0 % - 0 % 0 % (100|99\.\d+) %", text)
     assert "exact ties leave" in text
+    tie = r"Half of a sample \(64 tokens of a router\) are within (\S+) of a tie of three experts"
+    nearest = r"Half of the tokens are within (\S+) of another choice"
+    three, two = (float(re.search(what, text)[1]) for what in (tie, nearest))
+    assert 0.0 < two < three < 10.0
     assert "Noise of 2 % of the input's rms switches" in text
     assert "A switched expert is not a wrong answer" in text
 

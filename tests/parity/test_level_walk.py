@@ -8,7 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from moegeom.geometry.cells.collected import collected
 from moegeom.geometry.cells.dictionary import Arrangement, dictionary
+from moegeom.geometry.cells.exact_cells import exact_cells
 from moegeom.geometry.cells.exact_walk import exact_walk
 from moegeom.geometry.cells.rank import independent_columns
 from moegeom.kernels.cpu.level_walk import Walked, level_walk
@@ -59,6 +61,42 @@ def test_cells_are_those_of_the_exact_walk_and_the_certified_ones(instance):
         diagram = exact_walk(fractions(weight, bias), instance["k"])
         assert len(walked.on) == diagram.num_vertices
         assert cells == sorted(tuple(sorted(cell)) for cell in diagram.cells)
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [i for i in WALKED if i["n_walls"] == i["n_swap_walls"] and not i["mods"]],
+    ids=lambda instance: instance["name"],
+)
+def test_collected_cells_and_walls_are_the_certified_ones(instance):
+    weight, bias = arrays(instance)
+    walked = level_walk(weight, bias, instance["k"], PLENTY)
+    assert walked is not None
+    found = collected(
+        walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, instance["k"]
+    )
+    cells = [tuple(row) for row in found.coalition.tolist()]
+    assert digest(cells) == instance["cells_sha1"]
+    assert len(found.walls) == instance["n_walls"]
+    assert found.is_proved.all()
+    # a witness lies in its cell, and the two cells of a wall differ in what it says
+    logits = found.witness @ weight.T + bias
+    best = np.sort(np.argsort(-logits, axis=1)[:, : instance["k"]], axis=1)
+    np.testing.assert_array_equal(best, found.coalition)
+    for (one, other), out, into in zip(found.walls, found.out, found.into, strict=True):
+        assert set(cells[one]) - set(cells[other]) == {out}
+        assert set(cells[other]) - set(cells[one]) == {into}
+
+
+def test_bounded_cells_are_those_without_a_ray():
+    generator = np.random.default_rng(7)
+    weight, bias = generator.standard_normal((10, 2)), generator.standard_normal(10)
+    walked = level_walk(weight, bias, 3, PLENTY)
+    assert walked is not None
+    found = collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, 3)
+    exact = exact_cells(weight, bias, 3)
+    unbounded = [tuple(row) for row in found.coalition[~found.is_bounded].tolist()]
+    assert unbounded == sorted(tuple(sorted(cell)) for cell in exact.unbounded)
 
 
 def test_every_link_is_the_edge_that_exact_arithmetic_shoots():

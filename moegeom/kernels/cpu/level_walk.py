@@ -19,6 +19,7 @@ from moegeom.kernels.cpu._level_walk import (
     FULL,
     GONE,
     NONE,
+    PROVED,
     RAY,
     UNCERTAIN,
     check_links,
@@ -35,17 +36,28 @@ class Walked:
     """Vertices of the diagram: the experts that tie there, and those above them.
 
     ``links`` is the vertex at the end of each edge, as in ``level_walk_loop``. All signs are
-    proved: ``num_exact`` of the vertices in exact arithmetic, with ties broken as if the bias of
-    a lower number were larger; ``gap`` is the least distance of the others from a tie, in units of
-    its error bound. ``is_whole`` is False where ``most`` vertices were found and more are left.
+    proved: those of vertices that are not ``is_simple`` in exact arithmetic, with ties broken as if
+    the bias of a lower number were larger; ``gap`` is the least distance of the others from a tie,
+    in units of its error bound. ``is_whole`` is False where ``most`` vertices were found and more
+    are left.
     """
 
     on: Int16[np.ndarray, "vertices on"]
     above: Bool[np.ndarray, "vertices experts"]
     links: Int64[np.ndarray, "vertices edges"]
-    num_exact: int
+    is_simple: Bool[np.ndarray, "vertices"]
     gap: float
     is_whole: bool
+
+    @property
+    def num_exact(self) -> int:
+        """Vertices that exact arithmetic decided."""
+        return int((~self.is_simple).sum())
+
+    @property
+    def rays(self) -> Bool[np.ndarray, "vertices edges"]:
+        """Edges without end."""
+        return self.links == RAY
 
 
 def level_walk(
@@ -185,7 +197,7 @@ class _Walk:
             self._on[kept],
             self._above[kept],
             number[self._links[kept]],
-            int((state == EXACT).sum()),
+            state[kept] == PROVED,
             float(self._gap[0]),
             is_whole,
         )
