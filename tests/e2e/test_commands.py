@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from moegeom_cli.app import app
 
 COMMANDS = [command.name for command in app.registered_commands]
+
+#: A checkpoint with a recording that says what was chosen.
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced"
+RECORDED = f"{SAMPLE}/rec/step_1500"
 
 #: How each command with ``--format`` is called in a place with model, rec and results.
 CALLS = {
@@ -21,7 +26,7 @@ CALLS = {
     "track": ("track", "model", "--out", "followed"),
     "balance": ("balance", "model", "--tokens", "rec"),
     "boundary-report": ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
-    "explain": ("explain", "model", "--tokens", "rec", "--other", "rec"),
+    "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--other", RECORDED),
     "arithmetics": ("arithmetics",),
     "families": ("families",),
     "metrics": ("metrics",),
