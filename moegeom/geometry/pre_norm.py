@@ -55,3 +55,21 @@ def boundary_angle(
         angle = np.where(projection == shift, 0.0, angle)  # an exact tie, permanent or not
         nearest = np.minimum(nearest, np.where(outside, angle, np.inf).min(axis=1))
     return nearest
+
+
+def angle_bound(
+    distance: Float64[np.ndarray, "tokens"], unit_length: Float64[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Lower bound of that angle from a lower bound of the distance among inputs without gain.
+
+    Two inputs u, u' of one length r at the angle :math:`\phi` are :math:`2 r \sin(\phi / 2)` apart,
+    and the distance d from u to another choice is measured over all inputs, those of length r among
+    them: :math:`\phi \ge 2 \arcsin(d / 2 r)`. inf for d > 2 r, and for inf. For any rule; d is that
+    of the effective rows. The bound is near the angle where the nearest wall does not lean towards
+    the input itself. Source: THEORY.md E3. Oracle in tests: minimisation over inputs before the
+    norm.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        chord = distance / (2.0 * unit_length)
+        angle = 2.0 * np.arcsin(np.minimum(chord, 1.0))
+    return np.where(chord > 1.0, np.inf, angle)

@@ -337,7 +337,7 @@ def _task(
     return Task(
         prepared=prepare(
             router,
-            with_distances=not wanted.isdisjoint({"distance", "noise"}),
+            with_distances=not wanted.isdisjoint({"distance", "noise", "angle"}),
             with_coordinates="order_distance" in wanted,
         ),
         source=run.source,

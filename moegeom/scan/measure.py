@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.errors import NonFiniteError
 from moegeom.geometry.norm import unit_rows
-from moegeom.geometry.pre_norm import boundary_angle
 from moegeom.geometry.projected_rows import cosine_scale
 from moegeom.geometry.rounding import (
     UNIT_FLOAT32,
@@ -25,6 +24,7 @@ from moegeom.geometry.selection.mask import fill_decides
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 from moegeom.kernels.quantities import OrderDistances, Quantities
 from moegeom.kernels.switch import NoisySwitch, Switch
+from moegeom.scan.before_norm import angle_before_norm
 from moegeom.scan.choice import chosen_by, compared_scores, logits_of
 from moegeom.scan.labels import block_of, is_outlier
 from moegeom.scan.noisy import noisy_switch
@@ -347,15 +347,7 @@ def _direction(
 
 
 def _angle(task: Task, read: _Arrays, chosen: np.ndarray) -> Float64[np.ndarray, "tokens"]:
-    router, values = task.prepared.router, _inputs(read)
-    assert router.gain is not None, "unavailable() asks for a norm"
-    gain = router.gain.astype(np.float64)
-    length = np.full(len(values), np.sqrt(router.hidden_size))
-    if gain.all():  # else a coordinate is lost, and the norm of the input stands for all of them
-        length = np.sqrt(((values / gain) ** 2).sum(axis=1))
-    bias = np.zeros(router.num_experts) if router.affine_bias is None else router.affine_bias
-    rows = router.weight.astype(np.float64) * gain
-    return boundary_angle(read.logits, chosen, rows, bias.astype(np.float64), length)
+    return angle_before_norm(task.prepared, _inputs(read), read.logits, chosen, task.kernels)
 
 
 def _rounding_sigmas(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,15 @@ class PreparedRouter:
     longest_row: float
     largest_bias: float
     num_terms: int
+
+    @cached_property
+    def curved_before_norm(self) -> CurvedRows | None:
+        """The same as ``curved`` for inputs without the gain: rows times the gain."""
+        router = self.router
+        if self.curved is None or router.gain is None:
+            return None
+        rows = router.weight.astype(np.float64) * router.gain
+        return curved_rows(rows, router.rule, router.logit_bias, router.selection_bias)
 
 
 def prepare(
@@ -159,13 +169,13 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     stage = facts.stage
     if not router.rule.is_affine:
         curved = "walls of this rule are curved or grouped; this is defined for straight ones"
-        straight = ("angle", "rounding_sigmas", "noise_scale", "order_distance")
+        straight = ("rounding_sigmas", "noise_scale", "order_distance")
         reasons |= dict.fromkeys(straight, curved)
         unknown = _unknown_walls(router)
         if not unknown and stage == "top_logits":
             unknown = "walls of this rule need all logits; this recording holds the largest ones"
         if unknown:
-            reasons |= dict.fromkeys(_OF_WALLS, unknown)
+            reasons |= dict.fromkeys((*_OF_WALLS, "angle"), unknown)
     if router.gain is None or router.norm is None or router.norm.kind != "rms":
         known = (
             "this is a layer norm" if router.norm and router.gain is not None else "none is known"

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.special import expit
 
-from moegeom.geometry.pre_norm import boundary_angle
+from moegeom.core.router import Rule, Weights
+from moegeom.geometry.curved_rows import curved_rows
+from moegeom.geometry.pre_norm import angle_bound, boundary_angle
 from moegeom.geometry.selection.pick import top_k
+from moegeom.kernels.reference.curved_distance import curved_distance
 
 
 def logits_of(rows, bias, x):
@@ -79,3 +83,50 @@ def test_degenerate_points():
     apart = np.array([[1.0, 9.0, 0.0]])
     steep = np.array([0.0, 8.0, -20.0])
     assert boundary_angle(apart, np.array([[1]], np.int32), rows, steep, length)[0] == np.inf
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_direction_nearer_than_the_bound_has_another_choice_behind_curved_walls(seed):
+    random = np.random.default_rng(seed)
+    experts, dimension, k = 5, 12, 2
+    rows = random.standard_normal((experts, dimension)) / np.sqrt(dimension)
+    bias = 0.1 * random.standard_normal(experts)
+    rule = Rule(k, "sigmoid", Weights("scores"), has_selection_bias=True)
+    x = random.standard_normal(dimension)
+
+    def selection(z):
+        return expit(logits_of(rows, 0.0, z)) + bias
+
+    logits = logits_of(rows, 0.0, x)[None]
+    chosen = top_k(selection(x)[None], k)
+    distance, _, _ = curved_distance(logits, chosen, curved_rows(rows, rule, None, bias))
+    (bound,) = angle_bound(distance, np.array([np.sqrt(dimension)]))
+    best = np.inf
+    for i in chosen[0]:
+        for j in set(range(experts)) - set(chosen[0].tolist()):
+            for start in range(4):
+                found = minimize(
+                    lambda z: -(z @ x) / np.linalg.norm(z) / np.linalg.norm(x),
+                    x + 0.3 * start * np.random.default_rng(start).standard_normal(dimension),
+                    constraints={
+                        "type": "eq",
+                        "fun": lambda z, i=i, j=j: selection(z)[i] - selection(z)[j],
+                    },
+                    method="SLSQP",
+                    options={"ftol": 1e-14, "maxiter": 300},
+                )
+                if found.success and abs(selection(found.x)[i] - selection(found.x)[j]) < 1e-8:
+                    best = min(best, np.arccos(min(-found.fun, 1.0)))
+    assert bound <= best * (1.0 + 1e-6)
+    assert bound > 0.7 * best  # it is no trivial bound
+    for _ in range(500):
+        across = random.standard_normal(dimension)
+        across -= across @ x / (x @ x) * x
+        across /= np.linalg.norm(across)
+        turned = np.cos(0.999 * bound) * x / np.linalg.norm(x) + np.sin(0.999 * bound) * across
+        assert set(top_k(selection(turned)[None], k)[0]) == set(chosen[0])
+
+
+def test_the_bound_is_infinite_beyond_the_sphere_and_0_on_a_wall():
+    found = angle_bound(np.array([0.0, 1.0, 2.0, 2.1, np.inf]), np.ones(5))
+    np.testing.assert_allclose(found, [0.0, np.pi / 3, np.pi, np.inf, np.inf])
