@@ -194,9 +194,8 @@ class SomeDocuments:
         return self._source.read_chosen(router, 0, self._whole)[self._rows][start:stop]
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
 def test_other_documents_of_the_same_kind_change_nothing(tmp_path, seed):
     """One checkpoint on two halves of its documents: every significant figure is a false alarm."""
     from moegeom.pipeline import ScanRequest, scan

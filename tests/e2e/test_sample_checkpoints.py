@@ -81,7 +81,7 @@ _LAST = {path.parent: name for path, name in zip(CHECKPOINTS, NAMES, strict=True
     "name",
     [
         name
-        if name in _LAST.values() and "collapsed" not in name
+        if name in _LAST.values() and "deepseek" in name
         else pytest.param(name, marks=pytest.mark.nightly)
         for name in NAMES
     ],

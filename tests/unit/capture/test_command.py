@@ -215,6 +215,7 @@ main()
 """
 
 
+@pytest.mark.nightly
 def test_a_capture_of_other_text_does_not_go_on(
     balanced: Sample, text: Path, tmp_path: Path
 ) -> None:

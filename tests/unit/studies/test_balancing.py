@@ -90,6 +90,7 @@ def test_an_even_router_is_left_alone():
     assert found.limit > found.max_vio_floor
 
 
+@pytest.mark.nightly
 def test_even_routers_are_called_uneven_as_rarely_as_the_level_says():
     """Forty even routers on documents that differ, at 10 %: now, and with the other half's bias."""
     above = np.zeros(2)

@@ -209,6 +209,7 @@ def test_a_missing_recording_stops_before_anything_is_measured(run):
     assert not (run / "other").exists()
 
 
+@pytest.mark.nightly
 def test_stale_results_are_refused_again_without_the_option(run):
     one = str(run / "rec/step_1500")
     asked = request(run, tokens=one, out=run / "stale")
