@@ -45,6 +45,7 @@ from moegeom.scan.prepared import prepare, unavailable
 from moegeom.scan.snapshot import read_snapshot, write_snapshot
 from moegeom.scan.task import Task
 from moegeom.tokens.other_side import OtherSide
+from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.arithmetic import Arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom.variants.random_router import random_router
@@ -155,7 +156,7 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
         (MAIN, run.router, wanted, False, all_tiles),
         ("sampled", run.router, wanted, True, few),
     ]
-    if run.source.facts.stage in ("router_input", "pre_norm"):
+    if run.source.facts.stage in INPUT_STAGES:
         null = random_router(run.router, run.seed)
         kept = [name for name in wanted if name not in NOT_FOR_NULL]
         planned += [("null", null, kept, False, some), ("null sampled", null, kept, True, few)]
@@ -296,7 +297,7 @@ def _wanted(run: RouterRun) -> list[str]:
 def _typical_norm(run: RouterRun) -> float | None:
     """Median length of the first router inputs; None where none are recorded."""
     facts = run.source.facts
-    if facts.stage not in ("router_input", "pre_norm"):
+    if facts.stage not in INPUT_STAGES:
         return None
     task = _task(run, run.router, ("ambiguity",), None)  # asks for lengths
     with threadpool_limits(1, user_api="blas"):
@@ -326,7 +327,7 @@ def _task(
     run: RouterRun, router: Router, reductions: Sequence[str], typical_norm: float | None
 ) -> Task:
     wanted = {need for name in reductions for need in REDUCTIONS[name].needs}
-    if "matches_recording" in wanted and run.source.facts.stage in ("router_input", "pre_norm"):
+    if "matches_recording" in wanted and run.source.facts.stage in INPUT_STAGES:
         wanted.add("input_norm")  # a disagreement is judged by the float bound
     if typical_norm is not None:
         wanted.add("input_norm")  # outlier tokens are told by it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -66,6 +67,18 @@ def hanging(head: str, text: str, width: int, style: str) -> list[Text]:
 def labelled(label: str, text: str, width: int, style: str = "bold") -> list[Text]:
     """A line of the header."""
     return hanging(f"{label:<{LABEL}}", text, width, style)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
 
 
 def titled(name: str, text: str, width: int) -> list[Text]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 
+from moegeom.core.router import Rule
 from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.kernels.reduction import Kernels
 from moegeom.scan.prepared import PreparedRouter
@@ -36,6 +37,13 @@ def compared_scores(
         compared = kernels["selection_scores"](
             mapped_logits(scored, rule.logit_map), rule.score, prepared.selection_bias
         )
+    return group_masked(rule, compared, kernels)
+
+
+def group_masked(
+    rule: Rule, compared: Float[np.ndarray, "tokens experts"], kernels: Kernels
+) -> tuple[Float[np.ndarray, "tokens experts"], Float64[np.ndarray, "tokens"] | None]:
+    """Selection scores with masked groups at their fill, and the group margin; None without."""
     return (compared, None) if rule.groups is None else kernels["group_mask"](compared, rule.groups)
 
 

@@ -49,7 +49,7 @@ def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:
         extra = router.selection_bias if router.rule.is_affine else None
         return RecordedLogits(np.ascontiguousarray(values if extra is None else values + extra))
     if stage == "pre_norm":
-        values = _through_norm(values, router, task.source.facts.name)
+        values = through_norm(values, router, task.source.facts.name)
     norm = task.kernels["input_norm"](values) if "input_norm" in task.wanted else None
     with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
         logits = tile_logits(values, task.prepared.weight_columns, task.prepared.logit_bias)
@@ -95,9 +95,10 @@ def _check_size(router: Router, tokens: int, source: str) -> None:
         )
 
 
-def _through_norm(
+def through_norm(
     values: Float[np.ndarray, "tokens hidden"], router: Router, source: str
 ) -> Float[np.ndarray, "tokens hidden"]:
+    """What the router reads of inputs of its norm; RecordingError where that is not known."""
     if router.norm is None or router.gain is None:
         raise RecordingError(
             f"{source}: recorded before the norm, but the norm in front of router {router.name} "

@@ -79,3 +79,29 @@ class ScanRequest(Terms):
         if self.noise is None or isinstance(self.noise, InputNoise):
             return self.noise
         return self.noise.get(router)
+
+
+@dataclass(frozen=True)
+class TokensRequest(Terms):
+    """What a command is asked that looks at recorded tokens and leaves no results directory.
+
+    ``source`` is a token source made by the caller instead of a path.
+    """
+
+    checkpoint: str
+    tokens: str | None = None
+    source: TokenSource | None = None
+    stage: Stage | None = None
+    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def as_scan(self) -> ScanRequest:
+        """The scan of the same tokens, for what opens and examines them."""
+        return ScanRequest(
+            checkpoint=self.checkpoint,
+            out=Path(),
+            tokens=self.tokens,
+            source=self.source,
+            stage=self.stage,
+            router_map=self.router_map,
+            **self.shared(),
+        )

@@ -45,7 +45,7 @@ def open_source(
         request.stage,
         request.router_map or None,
         names,
-        _known(whole),
+        known_routers(whole),
         request.dialect,
     )
 
@@ -58,18 +58,30 @@ def open_other(
         return None
     if source is None or isinstance(source, CountedSource):
         raise UsageError("--other needs --tokens, a recording of the same text.")
-    known = _known(whole)
+    known = known_routers(whole)
+    return other_side(source, open_choices(request.other, request.other_dialect, known), known)
+
+
+def open_choices(path: str, dialect: str | None, known: tuple[KnownRouter, ...]) -> TokenSource:
+    """What another run chose, token by token: a recording or a trace.
+
+    Raises
+    ------
+    UsageError
+        When it holds counts only.
+    """
     names = tuple(router.name for router in known)
-    opened = open_tokens(request.other, None, None, names, known, request.other_dialect)
+    opened = open_tokens(path, None, None, names, known, dialect)
     if isinstance(opened, CountedSource):
         raise UsageError(
             f"{opened.facts.name}: holds counts only; they cannot be compared token by token.",
             "moegeom scan --tokens reads loads from them.",
         )
-    return other_side(source, opened, known)
+    return opened
 
 
-def _known(whole: Sequence[Router]) -> tuple[KnownRouter, ...]:
+def known_routers(whole: Sequence[Router]) -> tuple[KnownRouter, ...]:
+    """What a trace is held against."""
     return tuple(KnownRouter(r.name, r.stack, r.layer, r.num_experts, r.rule.top_k) for r in whole)
 
 

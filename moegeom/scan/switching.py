@@ -21,6 +21,7 @@ from moegeom.geometry.switch import (
 from moegeom.geometry.switch_prediction import spacing, switch_prediction
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.switch import Switch
+from moegeom.scan.choice import group_masked
 from moegeom.scan.products import tile_logits
 from moegeom.variants.emulated import Emulated
 
@@ -115,7 +116,7 @@ class _Gap:
 
 
 def _gap(emulated: Emulated, logits: Float[np.ndarray, "tokens experts"], kernels: Kernels) -> _Gap:
-    compared, group_margin = _masked(emulated, emulated.unrounded(logits), kernels)
+    compared, group_margin = group_masked(emulated.router.rule, emulated.unrounded(logits), kernels)
     chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
     last = np.take_along_axis(compared, chosen[:, -1:], axis=1)[:, 0].astype(np.float64)
     # a group score sums two selection scores at most, so its error is twice theirs
@@ -151,14 +152,21 @@ def emulated_choice(
     return routed.logits, routed.chosen, routed.margin
 
 
+def engine_logits(
+    emulated: Emulated, inputs: Float[np.ndarray, "tokens hidden"]
+) -> Float[np.ndarray, "tokens experts"]:
+    """The engine's logits as a float32 product adds them up, of inputs as it holds them."""
+    logits = tile_logits(inputs, emulated.columns, None)
+    bias = emulated.logit_bias
+    return logits if bias is None else logits + bias.astype(np.float32)
+
+
 def _routed(
     emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
 ) -> _Routed:
     inputs = emulated.inputs(values)
     norm = kernels["input_norm"](inputs)
-    logits = tile_logits(inputs, emulated.columns, None)
-    if emulated.logit_bias is not None:
-        logits = logits + emulated.logit_bias.astype(np.float32)
+    logits = engine_logits(emulated, inputs)
     gap = _gap(emulated, logits, kernels)
     if emulated.has_known_order:
         # where no order could change the choice, this product's will do
@@ -169,7 +177,7 @@ def _routed(
         if len(rows):
             logits = logits.copy()
             logits[rows] = emulated.ordered_logits(inputs[rows])
-    compared, _ = _masked(emulated, emulated.compared(logits), kernels)
+    compared, _ = group_masked(emulated.router.rule, emulated.compared(logits), kernels)
     chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
     return _Routed(inputs, norm, logits, gap, compared, chosen, margin)
 
@@ -211,13 +219,6 @@ def _same_set(
     one: Int32[np.ndarray, "tokens k"], other: Int32[np.ndarray, "tokens k"]
 ) -> Bool[np.ndarray, "tokens"]:
     return np.asarray(shares_expert(one, other).all(axis=1))
-
-
-def _masked(
-    emulated: Emulated, compared: Float[np.ndarray, "tokens experts"], kernels: Kernels
-) -> tuple[Float[np.ndarray, "tokens experts"], Float64[np.ndarray, "tokens"] | None]:
-    groups = emulated.router.rule.groups
-    return (compared, None) if groups is None else kernels["group_mask"](compared, groups)
 
 
 def _predicted(

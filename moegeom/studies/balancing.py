@@ -5,9 +5,8 @@ It separates a bad update of the bias from a bad router (docs/balance.md).
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +15,9 @@ import numpy as np
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.tokens import SourceFacts, Stage, TokenSource
+from moegeom.core.tokens import SourceFacts
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import (
-    ScanRequest,
-    Terms,
     Watch,
     examine_tokens,
     open_source,
@@ -31,6 +28,7 @@ from moegeom.router.load import load_routers
 from moegeom.scan.labels import RUN_TOKENS
 from moegeom.scan.plan import SAMPLE_TOKENS
 from moegeom.scan.prepared import unavailable
+from moegeom.scan.request import TokensRequest
 from moegeom.scan.run_facts import run_facts
 from moegeom.studies.balancing_router import balance_router, read_sample
 
@@ -42,14 +40,9 @@ _ENDINGS = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True)
-class BalanceRequest(Terms):
-    """What was asked for. ``source`` is a token source made by the caller instead of a path."""
+class BalanceRequest(TokensRequest):
+    """What was asked for; ``out`` is a file for the biases."""
 
-    checkpoint: str
-    tokens: str | None = None
-    source: TokenSource | None = None
-    stage: Stage | None = None
-    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
     out: Path | None = None
 
 
@@ -66,7 +59,7 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     started = time.perf_counter()
     if request.out is not None:
         _refuse_out(request.out)
-    asked = _as_scan(request)
+    asked = request.as_scan()
     store = open_checkpoint(request.checkpoint, request.remote)
     routers = load_routers(store, asked=request.asked)
     chosen = select_layers(routers, request.layers)
@@ -158,15 +151,3 @@ def _refuse_partial_scores(routers: Sequence[Router], facts: SourceFacts) -> Non
                 "A bias also brings in experts that were not chosen. Record router inputs, or all "
                 "logits.",
             )
-
-
-def _as_scan(request: BalanceRequest) -> ScanRequest:
-    return ScanRequest(
-        checkpoint=request.checkpoint,
-        out=Path(),
-        tokens=request.tokens,
-        source=request.source,
-        stage=request.stage,
-        router_map=request.router_map,
-        **request.shared(),
-    )

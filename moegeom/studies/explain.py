@@ -14,34 +14,26 @@ from threadpoolctl import threadpool_limits
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.tokens import Stage, TokenSource
+from moegeom.core.tokens import TokenSource
 from moegeom.geometry.expert_matching import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
-from moegeom.pipeline import (
-    ScanRequest,
-    Terms,
-    Watch,
-    examine_tokens,
-    open_source,
-    recalled,
-    select_layers,
-)
+from moegeom.pipeline import Watch, examine_tokens, open_source, recalled, select_layers
 from moegeom.report.explanations import Explanation, LayerEvidence
 from moegeom.report.summary import Summary
 from moegeom.router.load import load_routers
 from moegeom.scan.against import against
 from moegeom.scan.prepared import prepare
+from moegeom.scan.request import TokensRequest
 from moegeom.scan.run_facts import other_facts, run_facts
-from moegeom.studies.explain_layer import layer_evidence, left_over, same_in_all
+from moegeom.scan.sources import known_routers, open_choices
+from moegeom.studies.explain_layer import layer_evidence, left_over
 from moegeom.studies.explain_log_probs import log_probs
-from moegeom.studies.explain_sides import Sides, routed_choices, same_sets, sides_of
+from moegeom.studies.explain_sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain_trials import Choices, prepared_for
 from moegeom.studies.explain_verdict import Evidence, verdict
 from moegeom.tokens.alignment import placing
 from moegeom.tokens.counted import CountedSource
-from moegeom.tokens.open import open_tokens
 from moegeom.tokens.other_side import OtherSide, other_side
-from moegeom.tokens.source import KnownRouter
 
 #: Tokens with one set in all layers, that many at least and that share of them one and the same
 #: set, which A hardly ever chose: no tokens.
@@ -49,19 +41,14 @@ _PADDING, _ONE_SET = 5, 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainRequest(Terms):
+class ExplainRequest(TokensRequest):
     """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``other``.
 
-    ``source`` is a token source made by the caller instead of a path. ``against`` is a checkpoint
-    that B may have loaded instead, ``log_probs`` a file of log-probabilities of both.
+    ``against`` is a checkpoint that B may have loaded instead, ``log_probs`` a file of
+    log-probabilities of both.
     """
 
-    checkpoint: str
     other: str
-    tokens: str | None = None
-    source: TokenSource | None = None
-    stage: Stage | None = None
-    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
     other_dialect: str | None = None
     against: str | None = None
     log_probs: Path | None = None
@@ -76,7 +63,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         As ``scan``; RecordingError where the two sides cannot be matched, with counts.
     """
     started = time.perf_counter()
-    asked = _as_scan(request)
+    asked = request.as_scan()
     store = open_checkpoint(request.checkpoint, request.remote)
     routers = recalled(load_routers(store, asked=request.asked), request.rules)
     chosen = select_layers(routers, request.layers)
@@ -100,12 +87,12 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         )
     elsewhere = _routers_against(request, shared)
     choices = _choices(shared, sides)
-    with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
-        layers = _layers(choices, sides, elsewhere, watch)
     num_switched = np.sum([~found.agrees for found in choices], axis=0)
     joined = None
     if request.log_probs is not None:
         joined = log_probs(request.log_probs, sides.columns, num_switched)
+    with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
+        layers = _layers(choices, sides, elsewhere, watch)
     place = placing(other.fits) if other.fits else None
     facts = run_facts(routers, shared, source.facts, trust)
     summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
@@ -146,7 +133,7 @@ def _choices(routers: Sequence[Router], sides: Sides) -> list[Choices]:
         with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
             mine = sides.chosen(prepared)
         other = sides.other_chosen(router.name)
-        agrees = same_sets(mine, other)
+        agrees = sides.kernels["same_set"](mine, other)
         matching = expert_matching(common_choices(mine, other, router.num_experts))
         found.append(Choices(prepared, mine, other, clean, agrees, matching))
         clean = clean & agrees
@@ -193,7 +180,7 @@ def _num_padding(choices: Sequence[Choices]) -> int:
     sets = [np.sort(found.other, axis=1) for found in choices]
     if len({rows.shape[1] for rows in sets}) > 1:
         return 0
-    same = same_in_all(sets)
+    same = np.all([(rows == sets[0]).all(axis=1) for rows in sets[1:]], axis=0)
     differs = ~np.any([found.agrees for found in choices], axis=0)
     rows = sets[0][same & differs]
     if len(rows) < _PADDING:
@@ -203,13 +190,8 @@ def _num_padding(choices: Sequence[Choices]) -> int:
 
 
 def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> OtherSide:
-    known = tuple(KnownRouter(r.name, r.stack, r.layer, r.num_experts, r.rule.top_k) for r in whole)
-    names = tuple(router.name for router in known)
-    opened = open_tokens(request.other, None, None, names, known, request.other_dialect)
-    if isinstance(opened, CountedSource):
-        raise UsageError(
-            f"{opened.facts.name}: holds counts only; they cannot be compared token by token."
-        )
+    known = known_routers(whole)
+    opened = open_choices(request.other, request.other_dialect, known)
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
 
     def routed(name: str) -> np.ndarray:
@@ -236,15 +218,3 @@ def _not_looked_at(request: ExplainRequest, other: OtherSide) -> list[str]:
     if request.log_probs is None:
         said.append("log-probs (--logprobs FILE)")
     return [*said, "expert weights"]
-
-
-def _as_scan(request: ExplainRequest) -> ScanRequest:
-    return ScanRequest(
-        checkpoint=request.checkpoint,
-        out=Path(),
-        tokens=request.tokens,
-        source=request.source,
-        stage=request.stage,
-        router_map=request.router_map,
-        **request.shared(),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from moegeom.core.router import Router
 from moegeom.geometry.admitted_sets import TIES
@@ -30,7 +30,7 @@ def layer_evidence(
     tried: tuple[Tried, ...] = ()
     noise = None
     if not reason:
-        candidates = trials(choices, sides, against)
+        candidates = list(trials(choices, sides, against))
         share = np.zeros((len(candidates), len(rows)))
         credit = np.zeros((len(TIES), *share.shape))
         nearest = Nearest.of(prepared, len(rows))
@@ -117,8 +117,3 @@ def _judged(
             )
         )
     return tuple(found)
-
-
-def same_in_all(sets: Sequence[np.ndarray]) -> Bool[np.ndarray, "tokens"]:
-    """Tokens with one and the same set at every router; sets are sorted."""
-    return np.all([(rows == sets[0]).all(axis=1) for rows in sets[1:]], axis=0)

@@ -12,8 +12,10 @@ from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 from moegeom.geometry.upstream_noise import upstream_noise
 from moegeom.geometry.wall_sigmas import wall_sigmas
 from moegeom.report.explanations import FlipNoise
+from moegeom.scan.choice import chosen_by
 from moegeom.scan.prepared import PreparedRouter
-from moegeom.studies.explain_sides import INPUT_STAGES, Sides, plain_choice
+from moegeom.studies.explain_sides import Sides
+from moegeom.tokens.stages import INPUT_STAGES
 
 #: Nearest walls of a token that are looked at.
 _WALLS = 4
@@ -58,7 +60,7 @@ class Nearest:
         columns = self.distance.shape[1]
         if not columns or norm is None:
             return
-        chosen = plain_choice(prepared, logits, sides.kernels)
+        chosen = chosen_by(prepared, logits, sides.kernels)
         if prepared.rows is not None:
             found = wall_sigmas(logits, chosen, prepared.rows)
             found = np.partition(found, columns - 1, axis=1)[:, :columns]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32, Int64
+from jaxtyping import Float, Float64, Int32, Int64
 
-from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenColumns, TokenSource
-from moegeom.geometry.norm import normed
-from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.kernels.reduction import Kernels
+from moegeom.scan.choice import chosen_by
 from moegeom.scan.labels import Populations
 from moegeom.scan.prepared import PreparedRouter, check_width
-from moegeom.scan.products import tile_logits
-from moegeom.scan.recorded import recorded_logits
+from moegeom.scan.recorded import recorded_logits, through_norm
 from moegeom.scan.task import Task
 from moegeom.tokens.other_side import OtherSide
+from moegeom.tokens.ranges import consecutive
+from moegeom.tokens.stages import INPUT_STAGES
 
 #: Tokens whose choices are compared at all routers, and those that are routed again: at the first
 #: router, which alone reads what nothing has changed yet, and at each of the others.
@@ -28,9 +26,6 @@ MOST_TOKENS, MOST_FIRST, MOST_LATER = 65_536, 16_384, 8192
 
 #: Tokens that are routed at once.
 _AT_ONCE = 2 * TILE
-
-#: Stages that hold what a router reads, behind the norm or in front of it.
-INPUT_STAGES = ("router_input", "pre_norm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +67,13 @@ class Sides:
         """What A chose: as recorded, else as its router chooses."""
         name = prepared.router.name
         if self.source.facts.has_chosen:
-            runs = _runs(self.token)
+            runs = consecutive(self.token)
             found = [self.source.read_chosen(name, start, stop) for start, stop in runs]
             known = [part for part in found if part is not None]
             if len(known) == len(found):
                 return np.concatenate(known)
         batches = self.batches(prepared, np.arange(len(self.token)))
-        return np.concatenate([plain_choice(prepared, b.logits, self.kernels) for b in batches])
+        return np.concatenate([chosen_by(prepared, b.logits, self.kernels) for b in batches])
 
     def batches(self, prepared: PreparedRouter, rows: Int64[np.ndarray, "rows"]) -> Iterator[Batch]:
         """A's inputs and logits of some matched tokens, in runs of tiles of the recording."""
@@ -99,38 +94,22 @@ class Sides:
     ) -> Float[np.ndarray, "rows hidden"]:
         """B's router inputs for some matched tokens, behind the norm."""
         source, there = self.other.source, self.other.token[self.token[row]]
-        parts = [source.read_values(router.name, start, stop) for start, stop in _runs(there)]
+        parts = [source.read_values(router.name, start, stop) for start, stop in consecutive(there)]
         values = np.concatenate(parts)
         check_width(router, source.facts.stage, values.shape[1], source.facts.name)
         if source.facts.stage == "router_input":
             return values
-        if router.norm is None or router.gain is None:
-            raise RecordingError(
-                f"{source.facts.name}: recorded before the norm, which is not known for router "
-                f"{router.name}."
-            )
-        return normed(values, router.norm.kind, router.norm.eps, router.gain, router.norm_bias)
+        return through_norm(values, router, source.facts.name)
 
     def other_output(
         self, router: str, kind: str, row: Int64[np.ndarray, "rows"]
     ) -> Float64[np.ndarray, "rows width"]:
         """An output that B recorded, for some matched tokens."""
         source, there = self.other.source, self.other.token[self.token[row]]
-        parts = [source.read_output(router, kind, start, stop) for start, stop in _runs(there)]
+        parts = [
+            source.read_output(router, kind, start, stop) for start, stop in consecutive(there)
+        ]
         return np.concatenate([part for part in parts if part is not None]).astype(np.float64)
-
-
-def plain_choice(
-    prepared: PreparedRouter, logits: Float[np.ndarray, "tokens experts"], kernels: Kernels
-) -> Int32[np.ndarray, "tokens k"]:
-    """What the router as stored makes of logits."""
-    rule, compared = prepared.router.rule, logits
-    if not rule.is_affine:
-        mapped = mapped_logits(logits, rule.logit_map)
-        compared = kernels["selection_scores"](mapped, rule.score, prepared.selection_bias)
-    if rule.groups is not None:
-        compared, _ = kernels["group_mask"](compared, rule.groups)
-    return kernels["top_k"](compared, rule.top_k)[0]
 
 
 def routed_choices(
@@ -141,23 +120,8 @@ def routed_choices(
     parts = []
     for start in range(0, source.facts.num_tokens, _AT_ONCE):
         found = recorded_logits(task, start, min(start + _AT_ONCE, source.facts.num_tokens))
-        parts.append(plain_choice(prepared, found.logits, kernels))
+        parts.append(chosen_by(prepared, found.logits, kernels))
     return np.concatenate(parts)
-
-
-def plain_logits(
-    prepared: PreparedRouter, values: Float[np.ndarray, "tokens hidden"]
-) -> Float[np.ndarray, "tokens experts"]:
-    """Logits of the router as stored."""
-    return tile_logits(values, prepared.weight_columns, prepared.logit_bias)
-
-
-def _runs(numbers: Int64[np.ndarray, "rows"]) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive numbers, in order."""
-    edges = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
-    for first, last in itertools.pairwise(edges):
-        if last > first:
-            yield int(numbers[first]), int(numbers[last - 1]) + 1
 
 
 def _by_range(token: Int64[np.ndarray, "rows"]) -> Iterator[tuple[int, np.ndarray]]:
@@ -172,10 +136,3 @@ def sides_of(source: TokenSource, other: OtherSide, kernels: Kernels) -> Sides:
     token = np.flatnonzero(other.token >= 0)[:MOST_TOKENS]
     columns = source.read_columns(0, int(token[-1]) + 1).at(token)
     return Sides(source, other, token, columns, kernels)
-
-
-def same_sets(
-    one: Int32[np.ndarray, "tokens k"], other: Int32[np.ndarray, "tokens k"]
-) -> Bool[np.ndarray, "tokens"]:
-    """Which tokens have the same experts, in whatever order."""
-    return np.asarray((np.sort(one, axis=1) == np.sort(other, axis=1)).all(axis=1))

@@ -13,11 +13,12 @@ from moegeom.core.router import Router
 from moegeom.geometry.admitted_sets import AdmittedSets, admitted_sets
 from moegeom.kernels.reduction import Kernels
 from moegeom.report.explanations import Cause
+from moegeom.scan.choice import group_masked
 from moegeom.scan.prepared import PreparedRouter, prepare, unavailable
-from moegeom.scan.products import tile_logits
+from moegeom.scan.switching import engine_logits
 from moegeom.studies.explain_sides import Batch, Sides
 from moegeom.variants.emulated import Emulated, emulate
-from moegeom.variants.hypotheses import HYPOTHESES, stored
+from moegeom.variants.hypotheses import AS_STORED, HYPOTHESES
 
 #: Names of the two trials that change nothing about the router itself.
 NOTHING, RENAMED = "nothing", "renamed"
@@ -56,9 +57,7 @@ class Trial:
         """Logits under the hypothesis; those recorded where no inputs are."""
         if values is None:
             return logits
-        bias = self.emulated.logit_bias
-        found = tile_logits(self.emulated.inputs(values), self.emulated.columns, None)
-        return found if bias is None else found + bias.astype(np.float32)
+        return engine_logits(self.emulated, self.emulated.inputs(values))
 
     def reproduces(
         self,
@@ -67,9 +66,8 @@ class Trial:
         kernels: Kernels,
     ) -> AdmittedSets:
         """Whether B's sets are ones that the hypothesis admits."""
-        selection, groups = self.emulated.compared(logits), self.emulated.router.rule.groups
-        if groups is not None:
-            selection, _ = kernels["group_mask"](selection, groups)
+        rule = self.emulated.router.rule
+        selection, _ = group_masked(rule, self.emulated.compared(logits), kernels)
         return admitted_sets(selection, theirs if self.numbers is None else self.numbers[theirs])
 
     def prepared(self, sides: Sides) -> PreparedRouter:
@@ -83,18 +81,19 @@ def prepared_for(router: Router, sides: Sides) -> PreparedRouter:
     return prepare(router, "distance" not in unavailable(router, sides.source.facts))
 
 
-def trials(choices: Choices, sides: Sides, against: Router | None) -> list[Trial]:
-    """Nothing changed, experts renamed, and every hypothesis that applies and can be tried."""
+def trials(choices: Choices, sides: Sides, against: Router | None) -> Iterator[Trial]:
+    """Nothing changed, experts renamed, and every hypothesis that applies and can be tried.
+
+    Each is made ready when it is asked for.
+    """
     router, has_inputs = choices.prepared.router, sides.source.facts.stage != "logits"
     if not has_inputs and router.rule.is_affine:
         # recorded logits of an affine rule are read with the bias in them
         router = dataclasses.replace(router, selection_bias=None)
-    plain = emulate(router, stored())
+    plain = emulate(router, AS_STORED)
     numbers = np.argsort(choices.matching).astype(np.int32)
-    found = [
-        Trial(NOTHING, "nothing changed", "no disagreement", plain),
-        Trial(RENAMED, "experts renamed (best matching)", "experts renamed", plain, numbers),
-    ]
+    yield Trial(NOTHING, "nothing changed", "no disagreement", plain)
+    yield Trial(RENAMED, "experts renamed (best matching)", "experts renamed", plain, numbers)
     for hypothesis in HYPOTHESES:
         if hypothesis.needs_inputs and not has_inputs:
             continue
@@ -103,8 +102,7 @@ def trials(choices: Choices, sides: Sides, against: Router | None) -> list[Trial
             continue
         emulated = emulate(edited, hypothesis.arithmetic)
         if not (hypothesis.only_stores and _is_stored_so(emulated, router)):
-            found.append(Trial(hypothesis.name, hypothesis.text, hypothesis.cause, emulated))
-    return found
+            yield Trial(hypothesis.name, hypothesis.text, hypothesis.cause, emulated)
 
 
 def _is_stored_so(emulated: Emulated, router: Router) -> bool:

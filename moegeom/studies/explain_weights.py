@@ -16,6 +16,7 @@ from moegeom.geometry.selection.weights import routing_weights
 from moegeom.report.explanations import WeightRule
 from moegeom.scan.prepared import PreparedRouter
 from moegeom.studies.explain_sides import Sides
+from moegeom.tokens.stages import VALUE_STAGES
 
 #: Tokens whose weights are compared.
 _COMPARED = 4096
@@ -56,12 +57,7 @@ def weight_rule(
 ) -> WeightRule | None:
     """B's recorded weights against those of rules; None where it recorded none, or A no logits."""
     router, facts = prepared.router, sides.other.source.facts
-    stage = sides.source.facts.stage
-    if "routing_weights" not in facts.outputs or stage not in (
-        "router_input",
-        "pre_norm",
-        "logits",
-    ):
+    if "routing_weights" not in facts.outputs or sides.source.facts.stage not in VALUE_STAGES:
         return None
     if router.projection is not None or router.shared_rows is not None:
         return None

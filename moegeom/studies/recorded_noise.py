@@ -10,6 +10,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.input_noise import InputNoise
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.geometry.noise_calibration import noise_between
+from moegeom.tokens.stages import INPUT_STAGES
 
 #: Tokens that are compared at each router.
 _MOST = 16 * TILE
@@ -24,7 +25,7 @@ def recorded_noise(first: TokenSource, second: TokenSource) -> dict[str, InputNo
         When one holds no router inputs, they share no router, or their tokens differ.
     """
     for source in (first, second):
-        if source.facts.stage not in ("router_input", "pre_norm"):
+        if source.facts.stage not in INPUT_STAGES:
             raise RecordingError(
                 f"{source.facts.name}: holds {source.facts.stage.replace('_', ' ')}; noise on the "
                 "inputs is measured from router inputs.",

@@ -20,6 +20,7 @@ from moegeom.report.differences import Side
 from moegeom.report.signoffs import LINE_NAMES, Line, LineName, SignOff
 from moegeom.results.reader import is_results
 from moegeom.scan.plan import num_workers
+from moegeom.scan.sources import known_routers
 from moegeom.scan.trust import Trust
 from moegeom.studies.difference_sides import Opened, describe, open_side
 from moegeom.studies.signoff_function import rotation_line, router_line
@@ -32,7 +33,6 @@ from moegeom.studies.signoff_text import (
     measured_line,
     unrecorded_line,
 )
-from moegeom.tokens.source import KnownRouter
 
 _NOT_LOOKED_AT = (
     "expert weights, and all else that was quantised: it moves what routers read",
@@ -166,10 +166,12 @@ def _text_line(
 ) -> Line:
     if not recorded:
         return unrecorded_line(request.a, request.b, a.routers)
-    known = tuple(
-        KnownRouter(one.name, one.stack, one.layer, one.num_experts, one.rule.top_k)
-        for one, other in pairs
-        if one.num_experts == other.num_experts and one.rule.top_k == other.rule.top_k
+    known = known_routers(
+        [
+            one
+            for one, other in pairs
+            if one.num_experts == other.num_experts and one.rule.top_k == other.rule.top_k
+        ]
     )
     names = [router.name for router in a.routers]
     if not known:

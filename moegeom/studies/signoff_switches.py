@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64, Integer, Shaped
+from jaxtyping import Float32, Int32, Int64, Shaped
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
+from moegeom.kernels.reference.same_set import same_set
 from moegeom.report.signoffs import Switches
 from moegeom.tokens.other_side import other_side
 from moegeom.tokens.source import KnownRouter
@@ -60,7 +61,7 @@ def switches(
             if not len(token):
                 continue
             mine = _chosen(reference, router.name, start, min(start + TILE, num_tokens))
-            differs[token] = _other_sets(mine[token - start], side.read_chosen(router.name, token))
+            differs[token] = ~same_set(mine[token - start], side.read_chosen(router.name, token))
         by_router[router.name] = float(differs[matched].mean())
         switched += differs
     document = reference.read_columns(0, num_tokens).document[matched]
@@ -95,12 +96,6 @@ def _chosen(
     if found is None:
         raise RecordingError(f"{source.facts.name}: holds no choices of router {router}.")
     return found
-
-
-def _other_sets(
-    a: Integer[np.ndarray, "tokens top_k"], b: Integer[np.ndarray, "tokens top_k"]
-) -> Bool[np.ndarray, "tokens"]:
-    return (np.sort(a, axis=1) != np.sort(b, axis=1)).any(axis=1)
 
 
 def _error(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.alignment import Fit, Reference, align
+from moegeom.tokens.ranges import consecutive
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.trace import TRACE_BYTES
 from moegeom.tokens.trace_source import CleanTrace
@@ -42,12 +42,7 @@ class OtherSide:
     ) -> Int32[np.ndarray, "some top_k"]:
         """What the other run chose for matched tokens of the reference; runs of rows at once."""
         there = self.token[token]
-        edges = [0, *(np.flatnonzero(np.diff(there) != 1) + 1).tolist(), len(there)]
-        parts = [
-            self.source.read_chosen(router, int(there[a]), int(there[b - 1]) + 1)
-            for a, b in itertools.pairwise(edges)
-            if b > a
-        ]
+        parts = [self.source.read_chosen(router, *rows) for rows in consecutive(there)]
         found = [part for part in parts if part is not None]
         if not found:
             return np.empty((0, 0), np.int32)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Int64
 
 from moegeom.core.errors import InternalError
 from moegeom.core.tokens import SourceFacts
@@ -15,6 +19,14 @@ def check_range(facts: SourceFacts, start: int, stop: int) -> None:
         raise InternalError(
             f"{facts.name}: tokens [{start}, {stop}) were asked for; it has {facts.num_tokens}."
         )
+
+
+def consecutive(numbers: Int64[np.ndarray, "numbers"]) -> Iterator[tuple[int, int]]:
+    """Ranges ``[start, stop)`` of numbers that follow one another by one, in their order."""
+    edges = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+    for first, last in pairwise(edges):
+        if last > first:
+            yield int(numbers[first]), int(numbers[last - 1]) + 1
 
 
 def shard_ranges(starts: tuple[int, ...], start: int, stop: int) -> list[tuple[int, int, int]]:

@@ -70,6 +70,9 @@ OUTPUT_TENSORS: dict[str, StoredTensor] = {
     "routing_weights": StoredTensor("routing_weights", "routing_weights", is_float=True),
 }
 
+#: Stages that hold what a router reads, behind the norm or in front of it.
+INPUT_STAGES: frozenset[Stage] = frozenset({"router_input", "pre_norm"})
+
 #: Stages whose rows are read by ``TokenSource.read_values``.
 VALUE_STAGES: frozenset[Stage] = frozenset({"router_input", "pre_norm", "logits"})
 

@@ -8,25 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from moegeom.core.router import Router
+from moegeom.core.router_cause import RouterCause
 from moegeom.variants.arithmetic import Arithmetic
-
-#: What a hypothesis blames; the words of the verdict stand in the report.
-RouterCause = Literal[
-    "weights rounded",
-    "inputs rounded",
-    "logits rounded",
-    "bias rounded",
-    "bias missing",
-    "bias stale",
-    "router stale",
-    "gain not folded",
-    "rule differs",
-]
 
 #: The router with one thing changed, from it and that of the other checkpoint with rows for the
 #: same inputs (None where none was named); None where the change does not apply.
@@ -50,10 +37,8 @@ class Hypothesis:
     only_stores: bool = False
 
 
-def stored(name: str = "", **steps: str) -> Arithmetic:
-    """The router as stored, in float32, with other formats for some of the steps."""
-    values = {"compared": "logits", **steps}
-    return Arithmetic(name=name, text="", engine="none", version="", source="", **values)  # type: ignore[arg-type] - fields are texts
+#: The router as stored, in float32; top-k of an affine rule compares logits.
+AS_STORED = Arithmetic(name="", text="", engine="none", version="", source="", compared="logits")
 
 
 def _same(router: Router, other: Router | None) -> Router:
@@ -84,7 +69,7 @@ def _without_logit_bias(router: Router, other: Router | None) -> Router | None:
 def _with_bias_of_other(router: Router, other: Router | None) -> Router | None:
     if other is None or router.selection_bias is None or other.selection_bias is None:
         return None
-    if _equal(router.selection_bias, other.selection_bias):
+    if np.array_equal(router.selection_bias, other.selection_bias):
         return None
     return replace(router, selection_bias=other.selection_bias)
 
@@ -93,7 +78,7 @@ def _with_gain_of_other(router: Router, other: Router | None) -> Router | None:
     """Its rows behind the norm of the other checkpoint: a gain that the rows did not follow."""
     if other is None or router.gain is None or other.gain is None or not router.gain.all():
         return None
-    if _equal(router.gain, other.gain):
+    if np.array_equal(router.gain, other.gain):
         return None
     ratio = other.gain.astype(np.float64) / router.gain
     rows = (router.weight.astype(np.float64) * ratio).astype(router.weight.dtype)
@@ -101,7 +86,9 @@ def _with_gain_of_other(router: Router, other: Router | None) -> Router | None:
 
 
 def _with_rows_of_other(router: Router, other: Router | None) -> Router | None:
-    if other is None or router.selection_bias is None or _equal(router.weight, other.weight):
+    if other is None or router.selection_bias is None:
+        return None
+    if np.array_equal(router.weight, other.weight):
         return None
     return replace(router, weight=other.weight)
 
@@ -159,14 +146,24 @@ def _with_other_score(router: Router, other: Router | None) -> Router | None:
     return replace(router, rule=replace(router.rule, score=swapped))
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
+def _tried(
+    name: str,
+    text: str,
+    cause: RouterCause,
+    edit: Edit = _same,
+    *,
+    needs_inputs: bool = False,
+    only_stores: bool = False,
+    **steps: str,
+) -> Hypothesis:
+    """``steps`` are those of the arithmetic that are not as stored."""
+    how = replace(AS_STORED, name=name, **steps)
+    return Hypothesis(name, text, cause, how, edit, needs_inputs, only_stores)
 
 
 def _rows_rounded(name: str, text: str, parameter: str) -> Hypothesis:
-    how = stored(name, parameter=parameter)
-    return Hypothesis(
-        name, text, "weights rounded", how, _same, needs_inputs=True, only_stores=True
+    return _tried(
+        name, text, "weights rounded", needs_inputs=True, only_stores=True, parameter=parameter
     )
 
 
@@ -178,174 +175,111 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     _rows_rounded("weights_fp8", "router weights fp8, one scale", "fp8_tensor"),
     _rows_rounded("weights_fp8_blocks", "router weights fp8 by blocks", "fp8_blocks_of_128"),
     _rows_rounded("weights_int4", "router weights int4, groups of 128", "int4_groups_of_128"),
-    Hypothesis(
+    _tried(
         "inputs_bf16",
         "router inputs rounded to bf16",
         "inputs rounded",
-        stored("inputs_bf16", input="bfloat16"),
-        _same,
         needs_inputs=True,
+        input="bfloat16",
     ),
-    Hypothesis(
+    _tried(
         "inputs_weights_bf16",
         "inputs and weights rounded to bf16",
         "inputs rounded",
-        stored("inputs_weights_bf16", input="bfloat16", parameter="bfloat16"),
-        _same,
         needs_inputs=True,
+        input="bfloat16",
+        parameter="bfloat16",
     ),
-    Hypothesis(
-        "logits_bf16",
-        "logits rounded to bf16",
-        "logits rounded",
-        stored("logits_bf16", output="bfloat16"),
-        _same,
-        needs_inputs=False,
-    ),
-    Hypothesis(
+    _tried("logits_bf16", "logits rounded to bf16", "logits rounded", output="bfloat16"),
+    _tried(
         "bf16_throughout",
         "inputs, weights and logits in bf16",
         "logits rounded",
-        stored("bf16_throughout", input="bfloat16", parameter="bfloat16", output="bfloat16"),
-        _same,
         needs_inputs=True,
+        input="bfloat16",
+        parameter="bfloat16",
+        output="bfloat16",
     ),
-    Hypothesis(
-        "logits_fp16",
-        "logits rounded to fp16",
-        "logits rounded",
-        stored("logits_fp16", output="float16"),
-        _same,
-        needs_inputs=False,
-    ),
-    Hypothesis(
+    _tried("logits_fp16", "logits rounded to fp16", "logits rounded", output="float16"),
+    _tried(
         "scores_bf16",
         "scores rounded to bf16",
         "logits rounded",
-        stored("scores_bf16", score="bfloat16", compared="scores"),
         _curved,
-        needs_inputs=False,
+        score="bfloat16",
+        compared="scores",
     ),
-    Hypothesis(
+    _tried(
         "bias_bf16",
         "selection bias cast to bf16",
         "bias rounded",
-        stored("bias_bf16", bias="bfloat16"),
         _with_curved_bias,
-        needs_inputs=False,
         only_stores=True,
+        bias="bfloat16",
     ),
-    Hypothesis(
+    _tried(
         "bias_fp16",
         "selection bias cast to fp16",
         "bias rounded",
-        stored("bias_fp16", bias="float16"),
         _with_curved_bias,
-        needs_inputs=False,
         only_stores=True,
+        bias="float16",
     ),
-    Hypothesis(
+    _tried(
         "selection_bf16",
         "score + bias added up in bf16",
         "bias rounded",
-        stored("selection_bf16", bias="bfloat16", selection="bfloat16"),
         _with_curved_bias,
-        needs_inputs=False,
+        bias="bfloat16",
+        selection="bfloat16",
     ),
-    Hypothesis(
-        "bias_missing",
-        "selection bias left out",
-        "bias missing",
-        stored("bias_missing"),
-        _without_selection_bias,
-        needs_inputs=False,
-    ),
-    Hypothesis(
+    _tried("bias_missing", "selection bias left out", "bias missing", _without_selection_bias),
+    _tried(
         "logit_bias_missing",
         "logit bias left out",
         "bias missing",
-        stored("logit_bias_missing"),
         _without_logit_bias,
         needs_inputs=True,
     ),
-    Hypothesis(
+    _tried(
         "bias_of_other",
         "selection bias of the other checkpoint",
         "bias stale",
-        stored("bias_of_other"),
         _with_bias_of_other,
-        needs_inputs=False,
     ),
-    Hypothesis(
+    _tried(
         "gain_of_other",
         "norm gain of the other checkpoint",
         "gain not folded",
-        stored("gain_of_other"),
         _with_gain_of_other,
         needs_inputs=True,
     ),
-    Hypothesis(
+    _tried(
         "rows_of_other",
         "rows of the other checkpoint",
         "router stale",
-        stored("rows_of_other"),
         _with_rows_of_other,
         needs_inputs=True,
     ),
-    Hypothesis(
+    _tried(
         "router_of_other",
         "router of the other checkpoint",
         "router stale",
-        stored("router_of_other"),
         _other,
         needs_inputs=True,
     ),
-    Hypothesis(
-        "gain_missing",
-        "norm gain left out",
-        "gain not folded",
-        stored("gain_missing"),
-        _without_gain,
-        needs_inputs=True,
+    _tried(
+        "gain_missing", "norm gain left out", "gain not folded", _without_gain, needs_inputs=True
     ),
-    Hypothesis(
+    _tried(
         "gain_twice",
         "norm gain applied twice",
         "gain not folded",
-        stored("gain_twice"),
         _with_gain_twice,
         needs_inputs=True,
     ),
-    Hypothesis(
-        "groups_ignored",
-        "groups of experts ignored",
-        "rule differs",
-        stored("groups_ignored"),
-        _without_groups,
-        needs_inputs=False,
-    ),
-    Hypothesis(
-        "other_fill",
-        "dropped groups filled otherwise",
-        "rule differs",
-        stored("other_fill"),
-        _with_other_fill,
-        needs_inputs=False,
-    ),
-    Hypothesis(
-        "other_group_score",
-        "groups scored otherwise",
-        "rule differs",
-        stored("other_group_score"),
-        _with_other_group_score,
-        needs_inputs=False,
-    ),
-    Hypothesis(
-        "other_score",
-        "sigmoid for softmax, or the reverse",
-        "rule differs",
-        stored("other_score"),
-        _with_other_score,
-        needs_inputs=False,
-    ),
+    _tried("groups_ignored", "groups of experts ignored", "rule differs", _without_groups),
+    _tried("other_fill", "dropped groups filled otherwise", "rule differs", _with_other_fill),
+    _tried("other_group_score", "groups scored otherwise", "rule differs", _with_other_group_score),
+    _tried("other_score", "sigmoid for softmax, or the reverse", "rule differs", _with_other_score),
 )

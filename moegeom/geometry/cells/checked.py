@@ -20,14 +20,6 @@ class Place:
         return self._whole(inner)
 
     @staticmethod
-    def of(size: int, columns: Sequence[int] | None = None, total: int | None = None) -> Place:
-        """The identity; or coordinates at ``columns`` of ``total``, the others 0."""
-        if columns is None:
-            return Place(list)
-        number = size if total is None else total
-        return Place(lambda inner: _spread(inner, columns, number))
-
-    @staticmethod
     def on_chart(mixture: Sequence[Fraction], side: Fraction) -> Place:
         """Points whose last coordinate is such that the mixed one is ``side``."""
 

@@ -42,13 +42,27 @@ class Dictionary:
     """A vertex: the experts ``on`` the level there, in order, and the others in terms of them.
 
     ``residual[j]`` is :math:`F_j`, ``slope[j][c]`` is R of expert j and of the expert ``on[c]``;
-    both are of no meaning for the experts of ``on`` themselves. ``above`` are those over the level.
+    both are of no meaning for the experts of ``on`` themselves. ``above`` are those over the level,
+    ``inverse`` that of the rows (w, -1) of ``on``.
     """
 
     on: tuple[int, ...]
     residual: Sequence[Fraction]
     slope: Rows
     above: frozenset[int]
+    inverse: Rows
+
+    def point(self, arrangement: Arrangement) -> tuple[Fraction, ...]:
+        """x where the experts ``on`` tie, without perturbation."""
+        levels = [arrangement.bias[i] for i in self.on]
+        return tuple(
+            -sum((value * level for value, level in zip(row, levels, strict=True)), Fraction(0))
+            for row in self.inverse[:-1]
+        )
+
+    def direction(self, column: int, upwards: bool) -> tuple[Fraction, ...]:
+        """The direction in x in which ``on[column]`` leaves the level and the others stay on it."""
+        return tuple(row[column] if upwards else -row[column] for row in self.inverse[:-1])
 
     def shot(self, column: int, upwards: bool) -> int | None:
         """The first expert that is met where ``on[column]`` leaves the level; None for a ray."""
@@ -111,29 +125,7 @@ def dictionary(arrangement: Arrangement, on: Sequence[int]) -> Dictionary | None
         for j in range(arrangement.num_experts)
         if j not in on and _is_above(j, on, residual[j], slope[j])
     )
-    return Dictionary(tuple(on), residual, slope, above)
-
-
-def vertex_point(arrangement: Arrangement, on: Sequence[int]) -> list[Fraction]:
-    """x where the experts ``on`` tie, without perturbation."""
-    basis = [[*arrangement.weight[i], Fraction(-1)] for i in on]
-    inverse = inverse_of(basis)
-    assert inverse is not None, "a vertex"
-    return [
-        -sum((inverse[m][c] * arrangement.bias[i] for c, i in enumerate(on)), Fraction(0))
-        for m in range(arrangement.dimension)
-    ]
-
-
-def edge_direction(
-    arrangement: Arrangement, on: Sequence[int], column: int, upwards: bool
-) -> list[Fraction]:
-    """The direction in x in which ``on[column]`` leaves the level and the others stay on it."""
-    basis = [[*arrangement.weight[i], Fraction(-1)] for i in on]
-    inverse = inverse_of(basis)
-    assert inverse is not None, "a vertex"
-    sign = 1 if upwards else -1
-    return [sign * inverse[m][column] for m in range(arrangement.dimension)]
+    return Dictionary(tuple(on), residual, slope, above, inverse)
 
 
 def _is_above(j: int, on: Sequence[int], residual: Fraction, rates: Sequence[Fraction]) -> bool:

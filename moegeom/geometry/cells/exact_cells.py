@@ -72,8 +72,8 @@ def exact_cells(
     elif bias is None and kept:
         _central(inner, k, checked)
     else:
-        _affine(inner, offsets, k, checked, Place.of(len(kept)))
-    spread = Place.of(len(kept), kept, len(rows[0]))
+        _affine(inner, offsets, k, checked, Place(list))
+    spread = Place(list).after(kept, len(rows[0]))
     return ExactCells(
         {cell: tuple(spread(point)) for cell, point in checked.cells.items()},
         {pair: tuple(spread(point)) for pair, point in checked.walls.items()},

@@ -7,13 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from moegeom.geometry.cells.dictionary import (
-    Arrangement,
-    Dictionary,
-    dictionary,
-    edge_direction,
-    vertex_point,
-)
+from moegeom.geometry.cells.dictionary import Arrangement, Dictionary, dictionary
 
 Coalition = frozenset[int]
 Point = tuple[Fraction, ...]
@@ -61,13 +55,13 @@ def exact_walk(arrangement: Arrangement, k: int) -> Diagram:
     while left:
         vertex = left.pop()
         found.num_vertices += 1
-        point = tuple(vertex_point(arrangement, vertex.on))
+        point = vertex.point(arrangement)
         for hull in _around(found, vertex.on, vertex.above, k):
             hull.vertices.append(point)
         for column, upwards in diagram_edges(vertex, k, arrangement.dimension):
             met = vertex.shot(column, upwards)
             if met is None:
-                ray = tuple(edge_direction(arrangement, vertex.on, column, upwards))
+                ray = vertex.direction(column, upwards)
                 leaving = vertex.on[column]
                 above = vertex.above | {leaving} if upwards else vertex.above
                 rest = [expert for expert in vertex.on if expert != leaving]

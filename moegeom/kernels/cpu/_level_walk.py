@@ -118,6 +118,18 @@ def _place(table, on, row):
 
 
 @njit(**INNER)
+def _entered(table, on, num, row):
+    """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
+    slot = _place(table, on, row)
+    if table[slot] < 0:
+        if num == len(on):
+            return -1
+        on[num] = row
+        table[slot] = num
+    return table[slot]
+
+
+@njit(**INNER)
 def _swapped(on, leaving, entering, out):
     """The on-set without ``on[leaving]`` and with ``entering``, in order."""
     n, placed = 0, False
@@ -230,14 +242,11 @@ def level_walk_loop(weight, bias, k, on, above, proved, links, gap, table, head,
                     links[head, 2 * c + upwards] = RAY
                     continue
                 _swapped(own, c, met, following)
-                slot = _place(table, on, following)
-                if table[slot] < 0:
-                    if num == len(on):
-                        return head, num, FULL
-                    on[num] = following
-                    table[slot] = num
-                    num += 1
-                links[head, 2 * c + upwards] = table[slot]
+                end = _entered(table, on, num, following)
+                if end < 0:
+                    return head, num, FULL
+                num = max(num, end + 1)
+                links[head, 2 * c + upwards] = end
         head += 1
     return head, num, DONE
 
@@ -281,3 +290,9 @@ def fill_table(table, on, num):
     """Puts the first on-sets into the table."""
     for row in range(num):
         table[_place(table, on, on[row])] = row
+
+
+@njit(nogil=True, cache=True)
+def entered(table, on, num, row):
+    """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
+    return _entered(table, on, num, row)

@@ -23,6 +23,7 @@ from moegeom.kernels.cpu._level_walk import (
     RAY,
     UNCERTAIN,
     check_links,
+    entered,
     fill_table,
     level_walk_loop,
 )
@@ -110,20 +111,17 @@ class _Walk:
                 new[: self._num] = kept[: self._num]
         self._table = np.full(1 << max(4, (2 * room - 1).bit_length()), -1, np.int64)
         fill_table(self._table, self._on, self._num)
-        self._number: dict[tuple[int, ...], int] = {}
 
     def add(self, on: tuple[int, ...]) -> int | None:
         """The number of a vertex, a new one if need be; None where there is no room for it."""
-        if len(self._number) != self._num:
-            self._number = {tuple(row): i for i, row in enumerate(self._on[: self._num].tolist())}
-        if on not in self._number:
-            if self._num == len(self._on) and not self._grow():
-                return None
-            self._on[self._num] = on
-            self._num += 1
-            fill_table(self._table, self._on, self._num)
-            self._number = {tuple(row): i for i, row in enumerate(self._on[: self._num].tolist())}
-        return self._number[on]
+        row = np.array(on, np.int16)
+        number = int(entered(self._table, self._on, self._num, row))
+        if number < 0 and self._grow():
+            number = int(entered(self._table, self._on, self._num, row))
+        if number < 0:
+            return None
+        self._num = max(self._num, number + 1)
+        return number
 
     def _grow(self) -> bool:
         if len(self._on) == self._most:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.text import Text
 
 from moegeom.report._reporter import Reporter, View
@@ -28,7 +26,7 @@ from moegeom.report.differences._wording import (
     where,
 )
 from moegeom.report.header import size
-from moegeom.report.screen import STYLES, hanging, labelled, titled, to_text, wrapped
+from moegeom.report.screen import STYLES, aligned, hanging, labelled, titled, to_text, wrapped
 from moegeom.report.untrusted import printable
 
 #: Lines of routers, and of figures, before the rest is counted.
@@ -140,26 +138,14 @@ def _table(difference: Difference, figures: Figures, view: View) -> list[Text]:
         chosen = [(test, f"{count} of {total}") for test, count, total in by_column(figures)]
         shown = chosen[:_MOST_LINES]
     rows = [_HEADINGS, *(_cells(test, count, difference) for test, count in shown)]
-    lines = _aligned(rows, range(len(_HEADINGS)))
+    lines = aligned(rows)
     if max(map(len, lines)) > view.width:
-        lines = _aligned(rows, _NARROW)
+        lines = aligned([[row[column] for column in _NARROW] for row in rows])
     styles = ["dim", *("" for _ in shown)]
     found = [Text(line, style=style) for line, style in zip(lines, styles, strict=True)]
     if rest := len(chosen) - len(shown):
         found.append(Text(f"and {rest} more figures: --all-layers", style="dim"))
     return found
-
-
-def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> list[str]:
-    """The cells of these columns, the first to the left and the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in columns]
-    return [
-        "  ".join(
-            row[column].ljust(width) if column == 0 else row[column].rjust(width)
-            for column, width in zip(columns, widths, strict=True)
-        )
-        for row in rows
-    ]
 
 
 def _cells(test: FigureChange, count: str, difference: Difference) -> tuple[str, ...]:

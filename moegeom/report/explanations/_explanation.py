@@ -7,31 +7,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from moegeom.core.registry import Registry
+from moegeom.core.router_cause import RouterCause
 from moegeom.report._reporter import Reporter
 
 #: The closed list of verdicts.
-Cause = Literal[
-    "no disagreement",
-    "arithmetic noise only",
-    "weights rounded",
-    "inputs rounded",
-    "logits rounded",
-    "bias rounded",
-    "bias missing",
-    "bias stale",
-    "router stale",
-    "gain not folded",
-    "rule differs",
-    "experts renamed",
-    "tokens shifted",
-    "layers shifted",
-    "padding counted",
-    "bias in routing weights",
-    "routing weights differ",
-    "not the router",
-    "beyond noise",
-    "inconclusive",
-]
+Cause = (
+    RouterCause
+    | Literal[
+        "no disagreement",
+        "arithmetic noise only",
+        "experts renamed",
+        "tokens shifted",
+        "layers shifted",
+        "padding counted",
+        "bias in routing weights",
+        "routing weights differ",
+        "not the router",
+        "beyond noise",
+        "inconclusive",
+    ]
+)
 
 #: What each verdict means, and what to do about it.
 VERDICTS: Mapping[Cause, tuple[str, str]] = {

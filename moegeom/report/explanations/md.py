@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from moegeom.report._reporter import Reporter, View
 from moegeom.report.explanations._explanation import Explanation
 from moegeom.report.explanations._wording import (
@@ -21,6 +19,7 @@ from moegeom.report.explanations._wording import (
     whose_inputs,
 )
 from moegeom.report.header import gate_rule_line, routers_line, rule_line, tokens_line
+from moegeom.report.markdown import table_row
 from moegeom.report.untrusted import printable
 
 _LAYER_HEADS = (
@@ -42,16 +41,16 @@ def render(explanation: Explanation, view: View) -> str:
         lines += [f"**Next** {explanation.verdict.remedy}", ""]
     names = ranked(explanation, all_of_them=True)
     if names:
-        lines += [f"{whose_inputs(explanation)}:", "", _row(("", "first layer", "all layers"))]
-        lines.append(_row(["---"] * 3))
+        lines += [f"{whose_inputs(explanation)}:", "", table_row(("", "first layer", "all layers"))]
+        lines.append(table_row(["---"] * 3))
         for name in names:
             first = explanation.layers[0].tried_as(name)
             text = first_seen(explanation, name).text
             bold = f"**{text}**" if name == explanation.verdict.hypothesis else text
             share = "-" if first is None else equal(first.share)
-            lines.append(_row((bold, share, equal(mean_share(explanation, name)))))
+            lines.append(table_row((bold, share, equal(mean_share(explanation, name)))))
         lines.append("")
-    lines += [_row(_LAYER_HEADS), _row(["---"] * len(_LAYER_HEADS))]
+    lines += [table_row(_LAYER_HEADS), table_row(["---"] * len(_LAYER_HEADS))]
     for layer in explanation.layers:
         noise, noisy = layer.noise, ("-",) * 5
         if noise is not None:
@@ -63,14 +62,10 @@ def render(explanation: Explanation, view: View) -> str:
                 f"{noise.num_beyond:,}",
             )
         place = summary.place(layer.router)
-        lines.append(_row((place, equal(layer.agreement), f"{layer.num_clean:,}", *noisy)))
+        lines.append(table_row((place, equal(layer.agreement), f"{layer.num_clean:,}", *noisy)))
     told = [growth(explanation), *details(explanation), *limits(explanation)]
     lines += ["", *(f"- {text}" for text in told if text)]
     return "\n".join(lines) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 REPORTER = Reporter("md", render)

@@ -27,7 +27,7 @@ from moegeom.report.explanations._wording import (
     whose_inputs,
 )
 from moegeom.report.header import gate_rule_line, routers_line, rule_line, tokens_line
-from moegeom.report.screen import STYLES, hanging, labelled, titled, to_text, wrapped
+from moegeom.report.screen import STYLES, aligned, hanging, labelled, titled, to_text, wrapped
 from moegeom.report.untrusted import printable
 
 _LAYER_HEADS = (
@@ -87,7 +87,7 @@ def _hypotheses(explanation: Explanation, view: View) -> list[Text]:
         arrow = "->" if name == verdict.hypothesis else "  "
         rows.append((f"{arrow} {tried.text}", *shares, equal(mean_share(explanation, name))))
     lines = hanging("why?     ", whose_inputs(explanation), view.width, "bold")
-    lines += _aligned(rows, "      ", 1)
+    lines += _styled(rows, "      ", 1)
     rest = num_hypotheses(explanation) - len(names)
     if rest:
         lines.append(Text(f"         {rest} others fit no better: --all-layers", style="dim"))
@@ -101,7 +101,7 @@ def _layers(explanation: Explanation, view: View) -> list[Text]:
     rows = [*_LAYER_HEADS, *(_cells(layer, explanation) for layer in shown)]
     told = layer_heads(explanation)
     lines = hanging("left     ", told, view.width, "bold") if told else []
-    lines += _aligned(rows, "  ", len(_LAYER_HEADS))
+    lines += _styled(rows, "  ", len(_LAYER_HEADS))
     if rest := len(explanation.layers) - len(shown):
         lines.append(Text(f"  and {rest} more layers: --all-layers", style="dim"))
     return lines
@@ -125,15 +125,12 @@ def _cells(layer: LayerEvidence, explanation: Explanation) -> tuple[str, ...]:
     )
 
 
-def _aligned(rows: Sequence[Sequence[str]], indent: str, num_heads: int) -> list[Text]:
-    """The first column to the left, the others to the right; headings dim."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+def _styled(rows: Sequence[Sequence[str]], indent: str, num_heads: int) -> list[Text]:
+    """The rows as a table; headings dim, the hypothesis of the verdict bold."""
     lines = []
-    for number, row in enumerate(rows):
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+    for number, (row, line) in enumerate(zip(rows, aligned(rows), strict=True)):
         style = "dim" if number < num_heads else "bold" if row[0].startswith("->") else ""
-        lines.append(Text((indent + "  ".join(cells)).rstrip(), style=style))
+        lines.append(Text((indent + line).rstrip(), style=style))
     return lines
 
 

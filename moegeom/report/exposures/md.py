@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from moegeom.core.variant_names import SIDES
 from moegeom.report._reporter import Reporter, View
 from moegeom.report.exposures._exposure import Exposure
@@ -19,6 +17,7 @@ from moegeom.report.exposures._wording import (
     worst_layers,
 )
 from moegeom.report.header import routers_line, rule_line, tokens_line, trust_line
+from moegeom.report.markdown import table_row
 from moegeom.report.untrusted import printable
 
 _HEADS = (
@@ -37,10 +36,10 @@ def render(exposure: Exposure, view: View) -> str:
     lines[-1:] = [*(f"- **{label}** {text}" for label, text in side_lines(exposure)), ""]
     lines += [f"**Verdict** {verdict(exposure)}", "", " ".join(distances(exposure)), ""]
     lines += [f"next: `{typed}`", ""] if (typed := next_line(exposure)) else []
-    lines += [_row(_HEADS), _row(["---"] * len(_HEADS))]
+    lines += [table_row(_HEADS), table_row(["---"] * len(_HEADS))]
     for variant in exposure.variants:
         lines.append(
-            _row(
+            table_row(
                 (
                     f"`{variant.name}`",
                     percent(variant.mean("switched_share")),
@@ -68,10 +67,6 @@ def render(exposure: Exposure, view: View) -> str:
     said = (*near, *noise_lines(exposure), *remarks(exposure), *limits())
     lines += ["", *(f"- {text}" for text in said)]
     return "\n".join(lines) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 REPORTER = Reporter("md", render)

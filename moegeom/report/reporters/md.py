@@ -11,6 +11,7 @@ from moegeom.report.header import (
     trust_line,
 )
 from moegeom.report.layer_table import layer_table
+from moegeom.report.markdown import table_row
 from moegeom.report.summary import summarise
 from moegeom.results.reader import Results
 
@@ -36,13 +37,9 @@ def render(results: Results, view: View) -> str:
             lines.append(f"  - next: `{finding.next_command}`")
     table = layer_table(summary, view.all_layers)
     heads = [" ".join(part for part in heading if part) for heading in table.headings]
-    lines += ["", _row(heads), _row(["---"] * len(heads))]
-    lines += [_row([cell.strip(" #") for cell in line]) for line in table.lines]
+    lines += ["", table_row(heads), table_row(["---"] * len(heads))]
+    lines += [table_row([cell.strip(" #") for cell in line]) for line in table.lines]
     return "\n".join(lines) + "\n"
-
-
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 REPORTER = Reporter("md", render)
