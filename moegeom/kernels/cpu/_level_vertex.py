@@ -1,0 +1,304 @@
+"""Vertices of the order-k diagram, one by one: signs with proof, and where the edges end."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from moegeom.kernels.cpu._inner import INNER
+
+#: Unit roundoff.
+_UNIT = 2.0**-53
+
+#: What is no expert, or no vertex, at the end of an edge.
+NONE, RAY = -1, -2
+
+#: What is known of a vertex: its signs are not proved, they are, they were found in exact
+#: arithmetic; or it is none, because its hyperplanes are parallel.
+UNCERTAIN, PROVED, EXACT, GONE = 0, 1, 2, 3
+
+#: Set in ``rising`` where the order of the vertex and its neighbours along u is not proved.
+UNORDERED = np.uint32(1 << 31)
+
+#: Numbers below or above are not worked with: products and reciprocals stay finite.
+_LEAST, _MOST = 1e-140, 1e140
+
+#: The sign bit of a float64.
+_SIGN = np.int64(-(2**63))
+
+#: What lets sums be computed in vector registers; not for error bounds.
+_FAST: set[str] = {"nnan", "nsz", "reassoc", "contract"}
+
+
+@njit(**INNER)
+def _inverted(matrix, swapped):
+    """Gauss-Jordan with row pivots, in place; False where a pivot is 0."""
+    size = len(matrix)
+    for column in range(size):
+        pivot = column
+        for r in range(column + 1, size):
+            if abs(matrix[r, column]) > abs(matrix[pivot, column]):
+                pivot = r
+        swapped[column] = pivot
+        if matrix[pivot, column] == 0.0:
+            return False
+        scale = 1.0 / matrix[pivot, column]
+        if pivot != column:
+            for c in range(size):
+                matrix[column, c], matrix[pivot, c] = matrix[pivot, c], matrix[column, c]
+        matrix[column, column] = 1.0
+        for c in range(size):
+            matrix[column, c] *= scale
+        for r in range(size):
+            if r == column:
+                continue
+            factor = matrix[r, column]
+            matrix[r, column] = 0.0
+            for c in range(size):
+                matrix[r, c] -= factor * matrix[column, c]
+    for column in range(size - 1, -1, -1):
+        if swapped[column] != column:
+            for r in range(size):
+                other = swapped[column]
+                matrix[r, column], matrix[r, other] = matrix[r, other], matrix[r, column]
+    return True
+
+
+@njit(**INNER)
+def _spoiled(basis, inverse):
+    """Bound of the largest column sum of |I - G M|, what rounding hides included."""
+    size, most = len(basis), 0.0
+    gamma = 2.0 * (size + 3) * _UNIT
+    for c in range(size):
+        total = 0.0
+        for r in range(size):
+            value, reach = -1.0 if r == c else 0.0, 1.0
+            for m in range(size):
+                term = inverse[r, m] * basis[m, c]
+                value += term
+                reach += abs(term)
+            total += abs(value) + gamma * reach
+        most = max(most, total)
+    return most
+
+
+@njit(**INNER)
+def _solved(basis, inverse, right, out, error, left):
+    """G times ``right`` for M x = right, and how far each coordinate may be from the solution."""
+    size = len(basis)
+    gamma = 2.0 * (size + 3) * _UNIT
+    for r in range(size):
+        value = 0.0
+        for c in range(size):
+            value += inverse[r, c] * right[c]
+        out[r] = value
+    for r in range(size):
+        value, reach = -right[r], abs(right[r])
+        for c in range(size):
+            term = basis[r, c] * out[c]
+            value += term
+            reach += abs(term)
+        left[r] = abs(value) + gamma * reach
+    for r in range(size):
+        value = 0.0
+        for c in range(size):
+            value += abs(inverse[r, c]) * left[c]
+        error[r] = 1.5 * value
+
+
+@njit(**INNER, fastmath=_FAST)
+def _levels(columns, bias, y, error, gamma, f, bound):
+    """f of every expert at y, and what it may be wrong by: |f - f_computed| < bound."""
+    d = len(columns)
+    for j in range(len(bias)):
+        f[j] = bias[j] - y[d]
+        bound[j] = _LEAST + 1.01 * error[d] + gamma * (abs(y[d]) + abs(bias[j]))
+    for c in range(d):
+        value, loose = y[c], 1.01 * error[c] + gamma * abs(y[c])
+        column = columns[c]
+        for j in range(len(bias)):
+            f[j] += column[j] * value
+            bound[j] += abs(column[j]) * loose
+
+
+@njit(**INNER)
+def _are_certain(f, bound):
+    """Whether every sign is proved; not so where something is not a number."""
+    certain = True
+    for j in range(len(f)):
+        certain &= abs(f[j]) > bound[j]
+    return certain
+
+
+@njit(**INNER, fastmath=_FAST)
+def _reciprocals(f, bound, inverse_f):
+    """1 / f, and the largest of bound / |f|."""
+    most = 0.0
+    for j in range(len(f)):
+        inverse_f[j] = 1.0 / f[j]
+        most = max(most, bound[j] * abs(inverse_f[j]))
+    return most
+
+
+@njit(**INNER, fastmath=_FAST)
+def _shot(columns, direction, inverse_f, slope, h, bits):
+    """Slopes along an edge and h = -slope / f; the bits of its largest and of its least.
+
+    At ``tau`` along the edge f + tau slope = 0, and h = 1 / tau: its largest is the first expert
+    that is met upwards, its least the first one downwards, 0 where there is none.
+    """
+    d = len(columns)
+    for j in range(len(h)):
+        slope[j] = -direction[d]
+    for c in range(d):
+        value, column = direction[c], columns[c]
+        for j in range(len(h)):
+            slope[j] += column[j] * value
+    for j in range(len(h)):
+        h[j] = -slope[j] * inverse_f[j]
+    # floats of one sign are ordered as their bits, and maxima of integers are vector code
+    largest, least = np.int64(0), np.int64(0)
+    for j in range(len(h)):
+        largest = max(largest, bits[j])
+        least = max(least, bits[j] ^ _SIGN)
+    return largest, least ^ _SIGN
+
+
+@njit(**INNER)
+def _largest(values):
+    most = 0.0
+    for value in values:
+        most = max(most, abs(value)) if value == value else np.inf
+    return most
+
+
+@njit(**INNER)
+def _found(bits, value):
+    for j in range(len(bits)):
+        if bits[j] == value:
+            return j
+    return -1
+
+
+@njit(**INNER)
+def _is_ray(columns, basis, inverse, inverse_f, slope, column, scratch, num_experts):
+    """Whether every slope along an edge is known to differ from 0, where nothing is met."""
+    size = len(basis)
+    edge, error, right, left = scratch[0], scratch[1], scratch[2], scratch[3]
+    gamma = 2.0 * (size + 3) * _UNIT
+    for m in range(size):
+        right[m] = 1.0 if m == column else 0.0
+    _solved(basis, inverse, right, edge, error, left)
+    for j in range(num_experts):
+        if inverse_f[j] == 0.0:  # on the level itself
+            continue
+        bound = 1.01 * error[size - 1] + gamma * abs(edge[size - 1])
+        for m in range(size - 1):
+            bound += abs(columns[m, j]) * (1.01 * error[m] + gamma * abs(edge[m]))
+        if not abs(slope[j]) > bound:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def examine(
+    columns, bias, k, num_experts, upwards, on, above, point, rising, state, links, met, gap,
+    start, stop,
+):  # fmt: skip
+    """Signs and ends of the edges of the vertices ``start`` to ``stop`` of ``on``.
+
+    ``columns`` [d, lanes] and ``bias`` [lanes] are the router, padded with experts far below all.
+    ``above`` [vertices, words] becomes the experts over the level as bits, ``point`` [vertices, d]
+    where the vertex lies, ``rising`` [vertices] the experts of ``on`` as bits whose edge upwards
+    climbs along the direction ``upwards`` [d], and ``met`` [vertices - start, 2 (d + 1)] the
+    expert that enters at the end of each edge that the diagram has and ``links`` does not know yet:
+    at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. ``gap`` [0] is the least of
+    |f| / bound.
+    """
+    d, lanes = columns.shape
+    size = d + 1
+    basis, inverse = np.empty((size, size)), np.empty((size, size))
+    y, error, right, left = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    spare = np.empty((4, size))
+    f, bound, inverse_f = np.empty(lanes), np.empty(lanes), np.empty(lanes)
+    slope, h, direction = np.empty(lanes), np.empty(lanes), np.empty(size)
+    f_bits, h_bits, swapped = f.view(np.uint64), h.view(np.int64), np.empty(size, np.int64)
+    gamma = 2.0 * (size + 3) * _UNIT
+    reach, largest_row = _largest(upwards), 1.0
+    for c in range(d):
+        largest_row = max(largest_row, _largest(columns[c]))
+    for vertex in range(start, stop):
+        own, ends = on[vertex], met[vertex - start]
+        ends[:] = NONE
+        state[vertex] = UNCERTAIN
+        for r in range(size):
+            for c in range(d):
+                basis[r, c] = columns[c, own[r]]
+            basis[r, d] = -1.0
+            right[r] = -bias[own[r]]
+        inverse[:] = basis
+        if not _inverted(inverse, swapped):
+            continue
+        spoiled = _spoiled(basis, inverse)
+        if not spoiled < 0.3:
+            continue
+        _solved(basis, inverse, right, y, error, left)
+        if not _largest(y) * largest_row < _MOST:
+            continue
+        _levels(columns, bias, y, error, gamma, f, bound)
+        for r in range(size):
+            f[own[r]], bound[own[r]] = _MOST, 0.0
+        if not _are_certain(f, bound):
+            continue
+        worst = _reciprocals(f, bound, inverse_f)
+        count = 0
+        for r in range(size):
+            f[own[r]], inverse_f[own[r]] = -1.0, 0.0  # on the level: never met
+        for j in range(num_experts, lanes):
+            inverse_f[j] = 0.0
+        for word in range(above.shape[1]):
+            over, signs = np.uint64(0), f_bits[64 * word : 64 * word + 64]
+            for j in range(len(signs)):
+                over |= ((signs[j] >> np.uint64(63)) ^ np.uint64(1)) << np.uint64(j)
+            above[vertex, word] = over
+            while over:
+                over &= over - np.uint64(1)
+                count += 1
+        if count < k - d or count > k - 1:
+            continue
+        state[vertex] = PROVED
+        gap[0] = min(gap[0], 1.0 / worst)
+        for c in range(d):
+            point[vertex, c] = y[c]
+        bits = np.uint32(0)
+        for c in range(size):
+            climb, length = 0.0, 0.0
+            for m in range(size):
+                direction[m] = inverse[m, c]
+                length += abs(direction[m])
+                if m < d:
+                    climb += upwards[m] * direction[m]
+            if not length * largest_row < _MOST:
+                state[vertex] = UNCERTAIN
+                break
+            if climb > 0.0:
+                bits |= np.uint32(1) << np.uint32(c)
+            # M^-1 - G = E M^-1 with E = I - G M
+            if not abs(climb) > reach * length * (spoiled / (1.0 - spoiled) + gamma):
+                bits |= UNORDERED
+            down = count >= k - d + 1 and links[vertex, 2 * c] == NONE
+            up = count <= k - 2 and links[vertex, 2 * c + 1] == NONE
+            if not down and not up:
+                continue
+            largest, least = _shot(columns, direction, inverse_f, slope, h, h_bits)
+            for side in range(2):
+                nearest = largest if side else least
+                if not (up if side else down):
+                    continue
+                if nearest != (0 if side else _SIGN):
+                    ends[2 * c + side] = _found(h_bits, nearest)
+                elif _is_ray(columns, basis, inverse, inverse_f, slope, c, spare, num_experts):
+                    ends[2 * c + side] = RAY
+                else:
+                    state[vertex] = UNCERTAIN
+        rising[vertex] = bits
