@@ -1,0 +1,128 @@
+"""Slices, circles and polygons against other code and against dense points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+
+from moegeom.geometry.cells.circle import circle_arcs
+from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
+from moegeom.geometry.cells.polygons import polygons
+from moegeom.geometry.cells.subspace import principal_slice, random_slice, slice_through
+from moegeom.kernels.cpu.enumeration import Enumeration, enumerate_cells
+
+
+@pytest.mark.parametrize("tokens", [20, 200])
+def test_principal_directions_are_those_of_scikit_learn(tokens):
+    generator = np.random.default_rng(tokens)
+    inputs = generator.standard_normal((tokens, 40)) * np.linspace(3.0, 0.1, 40) + 1.0
+    found, share = principal_slice(inputs, 3)
+    oracle = PCA(n_components=3).fit(inputs)
+    np.testing.assert_allclose(np.abs(np.diag(found.basis.T @ oracle.components_.T)), 1.0)
+    np.testing.assert_allclose(share, oracle.explained_variance_ratio_.sum())
+    np.testing.assert_allclose(found.centre, oracle.mean_)
+    np.testing.assert_allclose(found.basis.T @ found.basis, np.eye(3), atol=1e-12)
+
+
+def test_logits_of_a_slice_are_those_of_its_points():
+    generator = np.random.default_rng(1)
+    weight, bias = generator.standard_normal((9, 30)), generator.standard_normal(9)
+    part = random_slice(generator.standard_normal(30), 3, seed=5)
+    rows, offset = part.instance(weight, bias)
+    points = generator.standard_normal((50, 3))
+    np.testing.assert_allclose(points @ rows.T + offset, part.inputs(points) @ weight.T + bias)
+    np.testing.assert_allclose(part.coordinates(part.inputs(points)), points)
+
+
+def test_a_plane_goes_through_its_three_points():
+    generator = np.random.default_rng(2)
+    points = generator.standard_normal((3, 20))
+    part = slice_through(points)
+    np.testing.assert_allclose(part.inputs(part.coordinates(points)), points)
+
+
+def test_points_on_a_line_span_no_plane():
+    line = np.outer([0.0, 1.0, 2.0], np.ones(5))
+    with pytest.raises(ValueError, match="span fewer"):
+        slice_through(line)
+
+
+def test_more_directions_than_the_inputs_span_are_refused():
+    with pytest.raises(ValueError, match="3 directions of 3 inputs"):
+        principal_slice(np.eye(3), 3)
+    with pytest.raises(ValueError, match="4 directions"):
+        random_slice(np.zeros(3), 4, 0)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_arcs_hold_the_choice_of_every_angle(has_bias):
+    generator = np.random.default_rng(3)
+    cosine, sine = generator.standard_normal((2, 16))
+    bias = generator.standard_normal(16) if has_bias else np.zeros(16)
+    arcs = circle_arcs(cosine, sine, bias, 4)
+    assert arcs.is_proved.all()
+    angles = np.linspace(0.0, 2.0 * np.pi, 20_001)[:-1]
+    logits = np.outer(np.cos(angles), cosine) + np.outer(np.sin(angles), sine) + bias
+    chosen = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :4], axis=1)
+    arc = np.searchsorted(arcs.start, angles, side="right") - 1
+    np.testing.assert_array_equal(arcs.coalition[arc], chosen)
+    assert np.all(np.diff(arcs.start) > 0.0)
+    assert arcs.stop[-1] == arcs.start[0] + 2.0 * np.pi
+    if not has_bias:
+        exact = exact_cells(np.column_stack([cosine, sine]), None, 4)
+        assert sorted(map(tuple, arcs.coalition.tolist())) == coalitions(exact)
+
+
+def test_a_circle_on_which_nothing_changes_is_one_arc():
+    bias = np.array([0.0, 5.0, 0.1])
+    arcs = circle_arcs(np.array([0.1, 0.2, 0.1]), np.zeros(3), bias, 1)
+    assert arcs.coalition.tolist() == [[1]]
+    same = circle_arcs(np.ones(3), np.ones(3), np.zeros(3), 3)
+    assert same.coalition.tolist() == [[0, 1, 2]]
+
+
+def test_polygons_hold_the_points_that_choose_their_coalition():
+    generator = np.random.default_rng(4)
+    weight, bias = generator.standard_normal((12, 2)), generator.standard_normal(12)
+    found = enumerate_cells(weight, bias, 3)
+    assert isinstance(found, Enumeration)
+    frame = (-2.0, 3.0, -2.5, 1.5)
+    drawn = polygons(weight, bias, found.coalition, found.walls, frame)
+    assert np.isclose(sum(map(_area, drawn.corners)), 5.0 * 4.0)
+    points = generator.uniform((-2.0, -2.5), (3.0, 1.5), (3000, 2))
+    logits = points @ weight.T + bias
+    chosen = np.sort(np.argsort(-logits, axis=1)[:, :3], axis=1)
+    cells = {tuple(row): n for n, row in enumerate(found.coalition.tolist())}
+    for point, coalition in zip(points, chosen.tolist(), strict=True):
+        assert _is_inside(drawn.corners[cells[tuple(coalition)]], point)
+
+
+def test_ends_of_a_wall_tie_its_two_experts_and_lie_in_the_frame():
+    generator = np.random.default_rng(5)
+    weight, bias = generator.standard_normal((12, 2)), generator.standard_normal(12)
+    found = enumerate_cells(weight, bias, 3)
+    assert isinstance(found, Enumeration)
+    drawn = polygons(weight, bias, found.coalition, found.walls, (-1.0, 1.0, -1.0, 1.0))
+    inside = ~np.isnan(drawn.wall_ends[:, 0, 0])
+    assert 0 < inside.sum() < len(found.walls)
+    for ends, (one, other) in zip(
+        drawn.wall_ends[inside], found.walls[inside].tolist(), strict=True
+    ):
+        (out,) = set(found.coalition[one].tolist()) - set(found.coalition[other].tolist())
+        (into,) = set(found.coalition[other].tolist()) - set(found.coalition[one].tolist())
+        gap = ends @ (weight[out] - weight[into]) + bias[out] - bias[into]
+        np.testing.assert_allclose(gap, 0.0, atol=1e-12)
+        assert (np.abs(ends) <= 1.0 + 1e-12).all()
+
+
+def _area(corners):
+    if not len(corners):
+        return 0.0
+    x, y = corners.T
+    return 0.5 * float(x @ np.roll(y, -1) - y @ np.roll(x, -1))
+
+
+def _is_inside(corners, point):
+    edge, to_point = np.roll(corners, -1, axis=0) - corners, point - corners
+    return (edge[:, 0] * to_point[:, 1] - edge[:, 1] * to_point[:, 0] >= -1e-12).all()
