@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
+#: Numbers that one range may stand for.
+_MOST_NUMBERS = 100_000
+
 
 class Format(StrEnum):
     """How results are printed."""
@@ -60,6 +63,22 @@ def parse_map(entries: Sequence[str]) -> dict[str, str]:
 
         raise UsageError("--map expects KEY=ROUTER.", "For example --map layer3=text/3.")
     return {key: router for key, _, router in pairs}
+
+
+def parse_numbers(option: str, text: str | None) -> tuple[int, ...]:
+    """Numbers such as ``3,17,40-42`` in their order; UsageError for anything else."""
+    found: list[int] = []
+    for part in (text or "").split(",") if text else ():
+        first, dash, last = part.strip().partition("-")
+        numbers = (first, last) if dash else (first, first)
+        is_known = all(n.isdecimal() and len(n) < 10 for n in numbers)
+        if not is_known or int(numbers[1]) - int(numbers[0]) > _MOST_NUMBERS:
+            from moegeom.core.errors import UsageError
+
+            hint = f"For example {option} 3,17,40."
+            raise UsageError(f"{option} {text}: expected numbers.", hint)
+        found += range(int(numbers[0]), int(numbers[1]) + 1)
+    return tuple(found)
 
 
 def width(unknown: int = 100) -> int:

@@ -1,8 +1,19 @@
-"""Tables in Markdown of GitHub."""
+"""Tables and plain text in Markdown of GitHub."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+#: What HTML and tables begin with becomes an entity; what Markdown and formulas do is escaped.
+_ESCAPES = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
+    | {character: f"\\{character}" for character in "\\`*_[]~$#!"}
+)
+
+
+def escaped(text: str) -> str:
+    """The text with nothing in it that Markdown, HTML or a table would take for its own."""
+    return text.translate(_ESCAPES)
 
 
 def table_row(cells: Sequence[str]) -> str:

@@ -15,7 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 #: Import names that differ from the name of the distribution.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "cupy": "cupy-cuda12x", "cupyx": "cupy-cuda12x"}
+DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "cupy": "cupy-cuda12x",
+    "cupyx": "cupy-cuda12x",
+    "mpl_toolkits": "matplotlib",
+}
 
 #: For machines with a GPU, or not run by the tests: nothing that CI installs.
 UNPINNED = {"cupy-cuda12x", "cupy-cuda13x", "ray"}

@@ -100,6 +100,14 @@ def test_rank_one_less_than_experts_is_said_and_not_counted():
     assert found.num_walls == 4426165368 * 8 * 56 // 2
 
 
+def test_a_central_router_on_a_line_has_its_wall_at_zero():
+    weight = np.array([[3.0], [1.0], [-2.0]])
+    found = enumerate_cells(weight, None, 1)
+    assert rows(found) == [(0,), (2,)]
+    assert found.walls.tolist() == [[0, 1]]
+    assert len(exact_cells(weight, None, 1).walls) == 1
+
+
 def test_threads_change_nothing():
     generator = np.random.default_rng(8)
     weight, bias = generator.standard_normal((40, 4)), generator.standard_normal(40)

@@ -55,7 +55,7 @@ def circle_arcs(
     ties, coalition, is_proved = ties[kept], coalition[kept], is_proved[kept]
     is_new = (coalition != np.roll(coalition, 1, axis=0)).any(axis=1)
     if not is_new.any():
-        return Arcs(np.zeros(1), coalition[:1], is_proved.all(keepdims=True))
+        return Arcs(np.zeros(1), coalition[:1], np.array([is_proved.all()]))
     first = np.flatnonzero(is_new)
     proved = np.logical_and.reduceat(np.roll(is_proved, -first[0]), first - first[0])
     return Arcs(ties[first], coalition[first], proved)

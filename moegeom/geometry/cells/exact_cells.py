@@ -69,7 +69,7 @@ def exact_cells(
         checked.add_cell(frozenset(range(experts)), [Fraction(0)] * len(kept), is_bounded=False)
     elif len(kept) == experts - 1:
         _all_subsets(inner, offsets, k, checked)
-    elif bias is None and kept:
+    elif bias is None and len(kept) > 1:  # on a line the charts would miss the wall at 0
         _central(inner, k, checked)
     else:
         _affine(inner, offsets, k, checked, Place(list))
@@ -77,7 +77,7 @@ def exact_cells(
     return ExactCells(
         {cell: tuple(spread(point)) for cell, point in checked.cells.items()},
         {pair: tuple(spread(point)) for pair, point in checked.walls.items()},
-        frozenset(checked.unbounded),
+        frozenset(checked.cells if len(kept) < len(rows[0]) else checked.unbounded),
     )
 
 

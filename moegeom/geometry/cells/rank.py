@@ -5,8 +5,66 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+from jaxtyping import Float64, Int64
+
 #: A Mersenne prime: dyadic numbers have inverses of their denominators modulo it.
-_PRIME = 2**31 - 1
+_PRIME, _PRIME_BITS = 2**31 - 1, 31
+
+#: Entries up to which columns are proved to depend on others in exact arithmetic.
+MOST_PROVED = 2**14
+
+
+def independent_columns_of(weight: Float64[np.ndarray, "experts dims"]) -> list[int]:
+    """``independent_columns`` of float64 rows; a second for 256 rows of 7168.
+
+    Raises ValueError for a rank below E - 1 and d of more than ``MOST_PROVED`` numbers. Oracle in
+    tests: ``independent_columns``.
+    """
+    if len(weight) < 2:
+        return []
+    found: list[int] = []
+    for width in (2 * len(weight), weight.shape[1]):  # the first columns are enough as a rule
+        part = weight[:, :width]
+        found = _echelon(_residues(part[1:]) - _residues(part[:1]))
+        if len(found) == len(weight) - 1:
+            return found
+    if len(found) == min(len(weight) - 1, weight.shape[1]):
+        return found
+    if weight.size > MOST_PROVED:
+        raise ValueError(
+            f"the differences of {len(weight)} rows have rank {len(found)} modulo a prime, below "
+            f"the {min(len(weight) - 1, weight.shape[1])} that rows in general have; not proved in "
+            f"{weight.shape[1]} dimensions"
+        )
+    return independent_columns([[Fraction(value) for value in row] for row in weight.tolist()])
+
+
+def _residues(values: Float64[np.ndarray, "rows dims"]) -> Int64[np.ndarray, "rows dims"]:
+    """The numbers modulo the prime: a mantissa times a power of two, and 2^31 is 1."""
+    mantissa, exponent = np.frexp(values)
+    whole = (mantissa * 2.0**53).astype(np.int64) % _PRIME
+    power = np.left_shift(np.int64(1), (exponent.astype(np.int64) - 53) % _PRIME_BITS)
+    return whole * power % _PRIME
+
+
+def _echelon(rows: Int64[np.ndarray, "rows dims"]) -> list[int]:
+    """Pivot columns of the row echelon form modulo the prime."""
+    rows, found = rows % _PRIME, []
+    for column in range(rows.shape[1]):
+        lead = len(found)
+        if lead == len(rows):
+            break
+        pivots = np.flatnonzero(rows[lead:, column])
+        if not len(pivots):
+            continue
+        pivot = lead + int(pivots[0])
+        rows[[lead, pivot]] = rows[[pivot, lead]]
+        own = rows[lead, column:] * pow(int(rows[lead, column]), -1, _PRIME) % _PRIME
+        below = rows[lead + 1 :]
+        below[:, column:] = (below[:, column:] - below[:, column, None] * own % _PRIME) % _PRIME
+        found.append(column)
+    return found
 
 
 def independent_columns(weight: Sequence[Sequence[Fraction]]) -> list[int]:

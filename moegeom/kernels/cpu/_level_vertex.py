@@ -83,8 +83,12 @@ def _spoiled(basis, inverse):
 
 
 @njit(**INNER)
-def _solved(basis, inverse, right, out, error, left):
-    """G times ``right`` for M x = right, and how far each coordinate may be from the solution."""
+def _solved(basis, inverse, spoiled, right, out, error, left):
+    """G times ``right`` for M x = right, and how far each coordinate may be from the solution.
+
+    The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
+    residual and, in each coordinate, |E| / (1 - |E|) times the sum of that.
+    """
     size = len(basis)
     gamma = 2.0 * (size + 3) * _UNIT
     for r in range(size):
@@ -99,11 +103,15 @@ def _solved(basis, inverse, right, out, error, left):
             value += term
             reach += abs(term)
         left[r] = abs(value) + gamma * reach
+    whole = 0.0
     for r in range(size):
         value = 0.0
         for c in range(size):
             value += abs(inverse[r, c]) * left[c]
-        error[r] = 1.5 * value
+        error[r] = value
+        whole += value
+    for r in range(size):
+        error[r] = 1.01 * (error[r] + 1.5 * spoiled * whole)
 
 
 @njit(**INNER, fastmath=_FAST)
@@ -181,14 +189,14 @@ def _found(bits, value):
 
 
 @njit(**INNER)
-def _is_ray(columns, basis, inverse, inverse_f, slope, column, scratch, num_experts):
+def _is_ray(columns, basis, inverse, spoiled, inverse_f, slope, column, scratch, num_experts):
     """Whether every slope along an edge is known to differ from 0, where nothing is met."""
     size = len(basis)
     edge, error, right, left = scratch[0], scratch[1], scratch[2], scratch[3]
     gamma = 2.0 * (size + 3) * _UNIT
     for m in range(size):
         right[m] = 1.0 if m == column else 0.0
-    _solved(basis, inverse, right, edge, error, left)
+    _solved(basis, inverse, spoiled, right, edge, error, left)
     for j in range(num_experts):
         if inverse_f[j] == 0.0:  # on the level itself
             continue
@@ -242,7 +250,7 @@ def examine(
         spoiled = _spoiled(basis, inverse)
         if not spoiled < 0.3:
             continue
-        _solved(basis, inverse, right, y, error, left)
+        _solved(basis, inverse, spoiled, right, y, error, left)
         if not _largest(y) * largest_row < _MOST:
             continue
         _levels(columns, bias, y, error, gamma, f, bound)
@@ -297,7 +305,9 @@ def examine(
                     continue
                 if nearest != (0 if side else _SIGN):
                     ends[2 * c + side] = _found(h_bits, nearest)
-                elif _is_ray(columns, basis, inverse, inverse_f, slope, c, spare, num_experts):
+                elif _is_ray(
+                    columns, basis, inverse, spoiled, inverse_f, slope, c, spare, num_experts
+                ):
                     ends[2 * c + side] = RAY
                 else:
                     state[vertex] = UNCERTAIN

@@ -6,14 +6,13 @@ The reference is :func:`moegeom.geometry.cells.exact_cells.exact_cells`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from math import comb
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
 
 from moegeom.geometry.cells.exact_cells import ExactCells, exact_cells
-from moegeom.geometry.cells.rank import independent_columns
+from moegeom.geometry.cells.rank import independent_columns_of
 from moegeom.kernels.cpu.level_cells import level_cells
 from moegeom.kernels.cpu.level_walk import Walked, Watch, level_walk
 
@@ -92,7 +91,7 @@ def enumerate_cells(
         raise ValueError(f"top_k {k} of {experts} experts")
     if not np.isfinite(weight).all() or not (bias is None or np.isfinite(bias).all()):
         raise ValueError("a row or a bias is not finite")
-    kept = independent_columns([[Fraction(v) for v in row] for row in weight.tolist()])
+    kept = independent_columns_of(weight)
     if k < experts and experts > 1 and len(kept) == experts - 1:
         return AllSubsets(experts, k)
     job = _Job(weight, bias, k, tie_broken, most, threads, watch)
@@ -120,10 +119,10 @@ class _Job:
     watch: Watch | None
 
     def run(self) -> Enumeration:
-        if self.bias is None:
-            return self._central()
         if self.weight.shape[1] == 1:
             return self._exactly("sweep", 0)
+        if self.bias is None:
+            return self._central()
         return self._walked()
 
     def one_cell(self) -> Enumeration:
@@ -203,7 +202,7 @@ class _Job:
             rows = np.ascontiguousarray(self.weight[:, others])
             offset = side * self.weight[:, column]
             part = replace(self, weight=rows, bias=offset)
-            found = part.run() if others else part.one_cell()
+            found = part.run()
             if not found.is_whole:
                 return replace(found, witness=np.empty((0, d)))
             witness = np.empty((len(found.witness), d))

@@ -43,6 +43,8 @@ _LANES, _BELOW = 8, -1e200
 
 Watch = Callable[[int, int], None]
 
+_Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
 
 @dataclass(frozen=True, eq=False)
 class Walked:
@@ -110,6 +112,14 @@ def level_walk(
 
 class _Walk:
     """Arrays that grow while vertices are found."""
+
+    _on: np.ndarray
+    _above: np.ndarray
+    _point: np.ndarray
+    _rising: np.ndarray
+    _state: np.ndarray
+    _links: np.ndarray
+    _codes: np.ndarray
 
     def __init__(
         self,
@@ -198,10 +208,10 @@ class _Walk:
     def _examine(self, met: np.ndarray, start: int, stop: int, gap: np.ndarray) -> None:
         examine(*self._router(), *self._vertices(), met, gap, start, stop)
 
-    def _router(self) -> tuple:
+    def _router(self) -> tuple[np.ndarray, np.ndarray, int, int, np.ndarray]:
         return self._columns, self._padded, self._k, len(self._weight), self._upwards
 
-    def _vertices(self) -> tuple:
+    def _vertices(self) -> _Vertices:
         return self._on, self._above, self._point, self._rising, self._state, self._links
 
     def run(self) -> bool:

@@ -17,13 +17,8 @@ from moegeom.report.balances._wording import (
     verdicts,
 )
 from moegeom.report.header import gate_rule_line, routers_line, rule_line, tokens_line
+from moegeom.report.markdown import escaped
 from moegeom.report.untrusted import printable
-
-#: What HTML and tables begin with becomes an entity; what Markdown and formulas do is escaped.
-_ESCAPES = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
-    | {character: f"\\{character}" for character in "\\`*_[]~$#!"}
-)
 
 _HEADINGS = (
     *("router", "MaxVio now", "chance", "these tokens", "other documents", "chance there"),
@@ -36,18 +31,18 @@ def render(balance: Balance, view: View) -> str:
     """A heading, the sentences, and a table with every router."""
     balance = printable(balance)
     run, summary = balance.run, summary_of(balance)
-    lines = [f"## moegeom balance: {_plain(run['checkpoint']['name'])}", ""]
-    lines += [f"**{_plain(places)}** {_plain(said)}\n" for _, places, said in verdicts(balance)]
-    lines += [f"**{_plain(places)}** {_plain(said)}\n" for places, said in remarks(balance)]
+    lines = [f"## moegeom balance: {escaped(run['checkpoint']['name'])}", ""]
+    lines += [f"**{escaped(places)}** {escaped(said)}\n" for _, places, said in verdicts(balance)]
+    lines += [f"**{escaped(places)}** {escaped(said)}\n" for places, said in remarks(balance)]
     facts = (
         ("rule", f"{rule_line(summary)} Rule {gate_rule_line(run)}"),
         ("routers", routers_line(summary)),
         ("tokens", tokens_line(summary)),
         ("sample", sample_line(balance)),
     )
-    lines += [f"- **{label}** {_plain(text)}" for label, text in facts]
+    lines += [f"- **{label}** {escaped(text)}" for label, text in facts]
     lines += ["", *_table(balance), ""]
-    lines += [_plain(text) + "\n" for text in limits(balance)]
+    lines += [escaped(text) + "\n" for text in limits(balance)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -55,7 +50,7 @@ def _table(balance: Balance) -> Iterator[str]:
     yield _row(_HEADINGS)
     yield _row(["---"] * len(_HEADINGS))
     for router in balance.routers:
-        yield _row([_plain(cell) for cell in _cells(router)])
+        yield _row([escaped(cell) for cell in _cells(router)])
 
 
 def _cells(router: RouterBalance) -> tuple[str, ...]:
@@ -82,10 +77,6 @@ def _cells(router: RouterBalance) -> tuple[str, ...]:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _plain(text: str) -> str:
-    return text.translate(_ESCAPES)
 
 
 REPORTER = Reporter("md", render)

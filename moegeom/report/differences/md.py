@@ -18,30 +18,25 @@ from moegeom.report.differences._wording import (
     warnings,
     where,
 )
+from moegeom.report.markdown import escaped
 from moegeom.report.untrusted import printable
-
-#: What HTML and tables begin with becomes an entity; what Markdown and formulas do is escaped.
-_ESCAPES = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
-    | {character: f"\\{character}" for character in "\\`*_[]~$#!"}
-)
 
 
 def render(difference: Difference, view: View) -> str:
     """A heading, the verdict, and a section for routers and for figures where any changed."""
     difference = printable(difference)
     first, second = difference.sides
-    lines = [f"## moegeom diff: {_plain(first.name)} and {_plain(second.name)}", ""]
-    lines += [f"**unlike** {_plain(text)}\n" for text in warnings(difference)]
-    lines += [_plain(verdict_sentence(difference)), ""]
+    lines = [f"## moegeom diff: {escaped(first.name)} and {escaped(second.name)}", ""]
+    lines += [f"**unlike** {escaped(text)}\n" for text in warnings(difference)]
+    lines += [escaped(verdict_sentence(difference)), ""]
     for name, side in zip("AB", difference.sides, strict=True):
         tokens = f" Tokens: {side.tokens}." if side.tokens else ""
-        lines.append(f"- **{name}** {_plain(f'{side.name}, {side.kind}: {side.rule}.{tokens}')}")
+        lines.append(f"- **{name}** {escaped(f'{side.name}, {side.kind}: {side.rule}.{tokens}')}")
     lines += ["", *_routers(difference)]
     lines += [] if difference.figures is None else _figures(difference, difference.figures)
-    lines += [_plain(note) + "\n" for note in difference.notes]
+    lines += [escaped(note) + "\n" for note in difference.notes]
     if difference.not_looked_at:
-        lines.append(_plain(f"Not looked at: {'; '.join(difference.not_looked_at)}."))
+        lines.append(escaped(f"Not looked at: {'; '.join(difference.not_looked_at)}."))
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -52,28 +47,28 @@ def _routers(difference: Difference) -> Iterator[str]:
         for router in changed:
             evidence = [change.detail for change in router.changes if change.detail]
             cells = (router.router, told(router), "; ".join([*evidence, *router.beside]))
-            yield _row([_plain(cell) for cell in cells])
+            yield _row([escaped(cell) for cell in cells])
         yield ""
         for word, meaning in meanings(difference).items():
-            yield f"- **{_plain(word)}** {_plain(meaning)}"
+            yield f"- **{escaped(word)}** {escaped(meaning)}"
         yield ""
     for said, routers in unchanged_beside(difference).items():
-        yield _plain(f"{where(routers, difference)}: {said}") + "\n"
+        yield escaped(f"{where(routers, difference)}: {said}") + "\n"
 
 
 def _figures(difference: Difference, figures: Figures) -> Iterator[str]:
-    yield _plain(figures_sentence(figures))
+    yield escaped(figures_sentence(figures))
     yield ""
     if figures.significant:
         yield from _header(("figure", "routers", "worst in", "A", "B", "change", "error", "p"))
         for test, count, total in by_column(figures):
             numbers = (test.before, test.after, test.change, test.error, test.p_value)
             cells = (test.column, f"{count} of {total}", where((test.router,), difference))
-            yield _row([_plain(cell) for cell in (*cells, *(f"{n:.3g}" for n in numbers))])
+            yield _row([escaped(cell) for cell in (*cells, *(f"{n:.3g}" for n in numbers))])
         yield ""
     for text in (detectable(figures), *left_out(figures)):
         if text:
-            yield _plain(text) + "\n"
+            yield escaped(text) + "\n"
 
 
 def _header(cells: Sequence[str]) -> Iterator[str]:
@@ -83,10 +78,6 @@ def _header(cells: Sequence[str]) -> Iterator[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _plain(text: str) -> str:
-    return text.translate(_ESCAPES)
 
 
 REPORTER = Reporter("md", render)

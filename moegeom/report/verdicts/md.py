@@ -11,6 +11,7 @@ from moegeom.core.verdict import Verdict
 from moegeom.report._reporter import View
 from moegeom.report._verdict_reporter import VerdictReporter
 from moegeom.report.header import gate_rule_line, routers_line, rule_line, tokens_line
+from moegeom.report.markdown import escaped
 from moegeom.report.summary import summarise_verdict
 from moegeom.report.untrusted import printable
 from moegeom.report.verdict_text import (
@@ -25,28 +26,24 @@ from moegeom.report.verdict_text import (
 
 _MARKS = {"good": "passed", "warning": "passed, with remarks", "error": "failed"}
 
-#: What HTML and tables begin with becomes an entity; what Markdown and formulas do is escaped.
-_ESCAPES = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;"}
-    | {character: f"\\{character}" for character in "\\`*_[]~$#!"}
-)
-
 
 def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
     """A heading, the verdict, a list of findings, and a table of all checks."""
     verdict, run = printable(verdict), printable(run)
     word = "inconclusive" if verdict.exit_code == 4 else _MARKS[mood(verdict)]
-    lines = [f"## moegeom check: {_plain(run['checkpoint']['name'])}", ""]
-    lines += [f"**{word}** (exit {verdict.exit_code}): {_plain(verdict_sentence(verdict))}", ""]
-    lines += [f"- **{label}** {_plain(text)}" for label, text in _facts(verdict, run)]
+    lines = [f"## moegeom check: {escaped(run['checkpoint']['name'])}", ""]
+    lines += [f"**{word}** (exit {verdict.exit_code}): {escaped(verdict_sentence(verdict))}", ""]
+    lines += [f"- **{label}** {escaped(text)}" for label, text in _facts(verdict, run)]
     for finding in verdict.findings:
         lines += ["", *_finding(finding, run)]
     for outcome in verdict.open:
-        said = _plain(f"{outcome.title}: {outcome.reason}")
-        lines += ["", f"**INCONCLUSIVE {_plain(outcome.code)}** {said}"]
+        said = escaped(f"{outcome.title}: {outcome.reason}")
+        lines += ["", f"**INCONCLUSIVE {escaped(outcome.code)}** {said}"]
     lines += ["", "<details>", f"<summary>All checks ({len(verdict.outcomes)})</summary>", ""]
     lines += [*_checks(verdict), "", "</details>", ""]
-    lines += [_plain(text) + "\n" for text in (detectable(verdict), not_looked_at(verdict)) if text]
+    lines += [
+        escaped(text) + "\n" for text in (detectable(verdict), not_looked_at(verdict)) if text
+    ]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -64,9 +61,9 @@ def _facts(verdict: Verdict, run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _finding(finding: Finding, run: Mapping[str, Any]) -> list[str]:
     where = places(finding.routers, run)
-    head = f"**{finding.severity.upper()} {_plain(finding.code)}** "
-    lines = [f"{head}{_plain(f'{where}: {finding.title}')} {_plain(finding.detail)}".rstrip(), ""]
-    lines += [f"- repair: {_plain(finding.repair)}"] if finding.repair else []
+    head = f"**{finding.severity.upper()} {escaped(finding.code)}** "
+    lines = [f"{head}{escaped(f'{where}: {finding.title}')} {escaped(finding.detail)}".rstrip(), ""]
+    lines += [f"- repair: {escaped(finding.repair)}"] if finding.repair else []
     lines += [f"- next: {_code(finding.next_command)}"] if finding.next_command else []
     return lines
 
@@ -77,15 +74,11 @@ def _checks(verdict: Verdict) -> Iterator[str]:
     for outcome in verdict.outcomes:
         state = f"failed ({outcome.severity})" if outcome.state == "failed" else None
         cells = (outcome.code, outcome.title, state or why_not_judged(outcome))
-        yield _row([_plain(cell) for cell in cells])
+        yield _row([escaped(cell) for cell in cells])
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _plain(text: str) -> str:
-    return text.translate(_ESCAPES)
 
 
 def _code(text: str) -> str:

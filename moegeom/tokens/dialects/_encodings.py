@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from moegeom.core.errors import RecordingError
-from moegeom.tokens.dialects._npy_array import parse_npy
+from moegeom.tokens.npy_arrays import parse_npy
 from moegeom.tokens.stages import EXPERT_DTYPES
 
 Ids = Integer[np.ndarray, "..."]

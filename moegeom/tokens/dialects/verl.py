@@ -16,8 +16,8 @@ import numpy as np
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.dialect import Dialect
-from moegeom.tokens.dialects._npy_array import npz_shapes, read_npz
 from moegeom.tokens.dialects._torch_file import has_keys, open_torch_file
+from moegeom.tokens.npy_arrays import npz_shapes, read_npz
 from moegeom.tokens.tensor_file import open_tensor_file
 from moegeom.tokens.trace import TRACE_BYTES, RequestTrace, Trace
 

@@ -17,13 +17,13 @@ from moegeom.core.errors import RecordingError
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._encodings import Encodings, decoded, nested_ids, npy_ids
 from moegeom.tokens.dialects._json_records import shows
-from moegeom.tokens.dialects._npy_array import npy_shape, npz_shapes, parse_npy, read_npz
 from moegeom.tokens.dialects._responses import (
     choice_trace,
     count_or_none,
     object_list,
     replies_trace,
 )
+from moegeom.tokens.npy_arrays import npy_shape, npz_shapes, parse_npy, read_npz
 from moegeom.tokens.trace import TRACE_BYTES, RequestTrace, Trace
 
 _ENCODINGS: Encodings = {"base64 of npy": npy_ids, "nested lists": nested_ids}

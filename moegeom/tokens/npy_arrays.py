@@ -1,4 +1,4 @@
-"""Arrays of integers of any shape in NumPy's own formats; nothing is unpickled."""
+"""Arrays of numbers of any shape in NumPy's own formats; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Integer, Shaped
 
 from moegeom.core.errors import RecordingError
-from moegeom.tokens.stages import EXPERT_DTYPES
+from moegeom.tokens.stages import EXPERT_DTYPES, FLOAT_DTYPES
 from moegeom.tokens.trace import TRACE_BYTES
 
 _BAD_HEADER = (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
+
+#: What the numbers of an array may be, and the word for it.
+_INTEGERS = frozenset(EXPERT_DTYPES.values())
+_NUMBERS = _INTEGERS | frozenset(FLOAT_DTYPES.values())
 
 #: NotImplementedError is how zipfile refuses a compression or a version that it does not know.
 _BAD_ARCHIVE = (
@@ -37,13 +41,17 @@ _READ_HEADER = {
 
 
 def parse_npy(raw: bytes, where: str) -> Integer[np.ndarray, "..."]:
-    """The array in the bytes of one npy file.
+    """The array of integers in the bytes of one npy file.
 
     Raises
     ------
     RecordingError
         When the header is damaged, the numbers are no integers, or bytes are missing.
     """
+    return _parsed(raw, where, _INTEGERS, "integers")
+
+
+def _parsed(raw: bytes, where: str, allowed: frozenset[np.dtype], word: str) -> np.ndarray:
     stream = io.BytesIO(raw)
     try:
         version = np.lib.format.read_magic(stream)
@@ -55,8 +63,8 @@ def parse_npy(raw: bytes, where: str) -> Integer[np.ndarray, "..."]:
     except _BAD_HEADER as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RecordingError(f"{where}: the npy header cannot be read ({text:.80}).") from None
-    if dtype.newbyteorder("=") not in EXPERT_DTYPES.values():
-        raise RecordingError(f"{where}: the array is {dtype}; expected integers.")
+    if dtype.newbyteorder("=") not in allowed:
+        raise RecordingError(f"{where}: the array is {dtype}; expected {word}.")
     if not all(size >= 0 for size in shape):
         raise RecordingError(f"{where}: the array has shape {shape}.")
     needed = math.prod(shape) * dtype.itemsize
@@ -100,6 +108,21 @@ def read_npz(path: Path) -> dict[str, Integer[np.ndarray, "..."]]:
     RecordingError
         When it is damaged or too large.
     """
+    return _read(path, _INTEGERS, "integers")
+
+
+def read_numbers(path: Path) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Every member of an archive that holds nothing but integers and floats.
+
+    Raises
+    ------
+    RecordingError
+        When it is damaged or too large.
+    """
+    return _read(path, _NUMBERS, "numbers")
+
+
+def _read(path: Path, allowed: frozenset[np.dtype], word: str) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -116,7 +139,7 @@ def read_npz(path: Path) -> dict[str, Integer[np.ndarray, "..."]]:
                 with archive.open(info) as member:
                     # no more than the directory promised, whatever decompression would give
                     raw = member.read(info.file_size)
-                arrays[name] = parse_npy(raw, f"{path.name}: {info.filename}")
+                arrays[name] = _parsed(raw, f"{path.name}: {info.filename}", allowed, word)
             return arrays
     except _BAD_ARCHIVE as error:
         raise RecordingError(f"{path.name}: not a readable npz file ({str(error)[:80]}).") from None

@@ -1,0 +1,164 @@
+"""``moegeom cells``: which sets of experts are cells of a slice, and where their walls are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moegeom_cli.family_options import FamilyFile, asked_family
+from moegeom_cli.options import (
+    CHECKPOINT,
+    AllLayers,
+    NoCache,
+    PrintFormat,
+    RouterMap,
+    StaleInputs,
+    Unverified,
+    remote_options,
+)
+from moegeom_cli.state import rules_folder
+from moegeom_cli.streams import Format, has_colours, parse_map, parse_numbers, watching, width
+
+NAME = "cells"
+NEEDS_ARGUMENTS = True
+
+
+def run(
+    checkpoint: Annotated[
+        str, typer.Argument(help=f"Checkpoint: {CHECKPOINT}; or --weights.")
+    ] = "",
+    layers: Annotated[
+        str | None, typer.Option("--layer", "--layers", help="Layers, such as 5 or 0,3-7.")
+    ] = None,
+    subspace: Annotated[
+        str | None,
+        typer.Option(
+            "--subspace",
+            help="full, pca:D, random:D, plane:A,B,C or circle:A,B (tokens), or an npz file with "
+            "centre and basis. [default: full; with --plot and tokens pca:2]",
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", help="Recording of router inputs.")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="A bare matrix instead: npz with weight and bias."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=1, help="Experts chosen of it.")
+    ] = None,
+    radius: Annotated[
+        float | None, typer.Option("--radius", help="Only within so far of the centre.")
+    ] = None,
+    box: Annotated[
+        float | None, typer.Option("--box", help="Only within so far along every direction.")
+    ] = None,
+    hops: Annotated[
+        int | None, typer.Option("--hops", min=0, help="Only so many walls from tokens --at.")
+    ] = None,
+    at: Annotated[str | None, typer.Option("--at", help="Tokens, such as 12,40-43.")] = None,
+    coalition: Annotated[
+        str | None,
+        typer.Option("--coalition", help="Is this set a cell? Experts, such as 3,17,40."),
+    ] = None,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Check every witness or proof again in integers.")
+    ] = False,
+    tie_broken: Annotated[
+        bool, typer.Option("--tie-broken", help="Of equal experts the lower number wins.")
+    ] = False,
+    inradius: Annotated[
+        bool, typer.Option("--inradius", help="The largest ball in each cell (with --out).")
+    ] = False,
+    vertices: Annotated[
+        int, typer.Option("--vertices", min=1, help="Vertices to walk at most.")
+    ] = 10_000_000,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for cells.parquet and walls.parquet.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Picture: .svg, .pdf, .png or .html.")
+    ] = None,
+    view: Annotated[
+        str, typer.Option("--view", help="cells, expert:E or tropical (the surface of e_k).")
+    ] = "cells",
+    band: Annotated[
+        float | None, typer.Option("--band", help="Shade so far on either side of walls.")
+    ] = None,
+    frame: Annotated[
+        float | None, typer.Option("--frame", help="Half the side of what is drawn.")
+    ] = None,
+    pixels: Annotated[
+        int, typer.Option("--pixels", min=8, max=4096, help="Pixels a side where walls are curved.")
+    ] = 512,
+    caption: Annotated[
+        bool, typer.Option("--caption", help="Write the caption below the picture.")
+    ] = False,
+    stage: Annotated[
+        str | None, typer.Option("--stage", help="What foreign numbers are: router_input.")
+    ] = None,
+    router_map: RouterMap = None,
+    stale_inputs: StaleInputs = False,
+    unverified: Unverified = False,
+    all_layers: AllLayers = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random slices and samples.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
+    ] = None,
+    family: FamilyFile = None,
+    no_cache: NoCache = False,
+    format: PrintFormat = Format.table,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """List the routing cells and walls of a slice, prove or refute one set, or draw them."""
+    from moegeom.report import View
+    from moegeom.report.enumerations import ENUMERATION_REPORTERS
+    from moegeom.scan.plan import num_workers
+    from moegeom.studies.cells import cells
+    from moegeom.studies.cells_request import CellsRequest, parse_view
+
+    kind, expert = parse_view(view)
+    request = CellsRequest(
+        checkpoint=checkpoint,
+        tokens=tokens,
+        layers=layers,
+        stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        router_map=parse_map(router_map or ()),
+        stale_inputs=stale_inputs,
+        unverified=unverified,
+        seed=seed,
+        asked=asked_family(family),
+        rules=rules_folder(),
+        remote=remote_options(no_cache),
+        weights=weights,
+        top_k=top_k,
+        subspace=subspace,
+        radius=radius,
+        box=box,
+        hops=hops,
+        at=parse_numbers("--at", at),
+        coalition=None if coalition is None else parse_numbers("--coalition", coalition),
+        certify=certify,
+        tie_broken=tie_broken,
+        inradius=inradius,
+        vertices=vertices,
+        threads=threads or num_workers(),
+        out=out,
+        plot=plot,
+        view=kind,
+        expert=expert,
+        band=band,
+        frame=frame,
+        pixels=pixels,
+        caption=caption,
+    )
+    watch = watching(quiet)
+    try:
+        found = cells(request, watch)
+    finally:
+        watch.close()
+    view_of_screen = View(width(), has_colours(), all_layers)
+    typer.echo(ENUMERATION_REPORTERS[format.value].render(found, view_of_screen), nl=False)

@@ -1,0 +1,23 @@
+"""Which sets of experts are cells of a slice: the record, and its reporters by file name."""
+
+from moegeom.report.enumerations._enumeration import (
+    ENUMERATION_REPORTERS,
+    Answer,
+    Between,
+    Cells,
+    Enumerations,
+    Outcome,
+    RouterCells,
+    Visited,
+)
+
+__all__ = [
+    "ENUMERATION_REPORTERS",
+    "Answer",
+    "Between",
+    "Cells",
+    "Enumerations",
+    "Outcome",
+    "RouterCells",
+    "Visited",
+]

@@ -1,0 +1,176 @@
+"""``--out``: cells.parquet, walls.parquet, and the slice and its numbers of each router."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.errors import InternalError, UsageError
+from moegeom.geometry.cells.certificate_check import CellPoint, check_certificate
+from moegeom.geometry.cells.inradius import inradii
+from moegeom.kernels.cpu.ball_cells import filter_ball
+from moegeom.results.cell_tables import CELL_TABLES, cell_table
+from moegeom.results.writer import refuse_existing, slug
+from moegeom.studies.cells_found import FoundCells, swapped
+from moegeom.studies.cells_request import CellsRequest
+from moegeom.studies.cells_router import Looked
+
+#: Numbers of witnesses in input coordinates that are written per router; beyond they are null,
+#: and follow from the slice.
+_MOST_COORDINATES = 20_000_000
+
+#: Walls whose distance is measured.
+_MOST_MEASURED = 500_000
+
+
+class CellFiles:
+    """The folder ``out`` while it is made: in ``out.partial``, moved when it is whole."""
+
+    def __init__(self, request: CellsRequest) -> None:
+        assert request.out is not None
+        self._out, self._request = request.out, request
+        refuse_existing(self._out)
+        self._partial = self._out.with_name(f"{self._out.name}.partial")
+        try:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial.mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(
+                f"{self._partial}: cannot be made ({error.strerror}).", "Choose another --out."
+            ) from None
+        self._tables: dict[str, list] = {name: [] for name in CELL_TABLES}
+        self.names: tuple[str, ...] = ()
+
+    def add(self, looked: Looked) -> None:
+        """Rows of one router, and its slice as an npz file that --subspace reads."""
+        for found in looked.found:
+            if found.is_whole:
+                self._tables["cells"].append(_cells(looked, found, self._request))
+                self._tables["walls"].append(_walls(looked, found))
+        if looked.part is not None and looked.weight is not None:
+            (self._partial / "slices").mkdir(exist_ok=True)
+            np.savez(
+                self._partial / "slices" / f"{slug(looked.router.name)}.npz",
+                centre=looked.part.centre,
+                basis=looked.part.basis,
+                weight=looked.weight,
+                bias=np.zeros(len(looked.weight)) if looked.bias is None else looked.bias,
+            )
+
+    def finish(self) -> None:
+        """Writes the tables and moves everything to ``out``."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for name, parts in self._tables.items():
+            empty = cell_table(name, {"router": []})
+            pq.write_table(pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet")
+        self.names = tuple(sorted(path.name for path in self._partial.iterdir()))
+        try:
+            self._partial.rename(self._out)
+        except OSError as error:
+            raise UsageError(f"--out {self._out}: cannot be written ({error.strerror}).") from None
+
+    def discard(self) -> None:
+        """Removes what was written until now."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+
+def _cells(looked: Looked, found: FoundCells, request: CellsRequest) -> Any:
+    count = len(found.coalition)
+    columns: dict[str, Any] = {
+        "router": [looked.router.name] * count,
+        "cell": np.arange(count),
+        "coalition": found.coalition.astype(np.int32).tolist(),
+        "witness": found.witness.tolist(),
+        "num_walls": np.bincount(found.walls.ravel(), minlength=count),
+        "witness_input": _inputs(looked, found.witness),
+        **_pair(found.cell_distance),
+    }
+    if found.at is not None:
+        columns["token"] = [found.at] * count
+    if found.hops is not None:
+        columns["hops"] = found.hops
+    if found.is_bounded is not None:
+        columns["is_bounded"] = found.is_bounded
+    if looked.placed is not None and found.at is None:
+        inside = looked.placed.cell
+        columns["num_tokens"] = np.bincount(inside[inside >= 0], minlength=count)
+        own = inside[looked.placed.is_own & (inside >= 0)]
+        columns["num_own_tokens"] = np.bincount(own, minlength=count)
+    weight, bias = _numbers(looked)
+    if request.inradius:
+        columns["inradius"] = inradii(weight, bias, found.coalition, found.walls)
+    if request.certify:
+        _check(weight, bias, found)
+        columns["is_checked"] = [True] * count
+    return cell_table("cells", columns)
+
+
+def _walls(looked: Looked, found: FoundCells) -> Any:
+    count = len(found.walls)
+    experts = [set(row) for row in found.coalition.tolist()]
+    pairs = found.walls.tolist()
+    columns: dict[str, Any] = {
+        "router": [looked.router.name] * count,
+        "cell": found.walls[:, 0],
+        "other_cell": found.walls[:, 1],
+        "experts_out": [sorted(experts[one] - experts[other]) for one, other in pairs],
+        "experts_in": [sorted(experts[other] - experts[one]) for one, other in pairs],
+        **_pair(_distances(looked, found)),
+    }
+    if found.at is not None:
+        columns["token"] = [found.at] * count
+    return cell_table("walls", columns)
+
+
+def _distances(looked: Looked, found: FoundCells) -> np.ndarray | None:
+    """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
+    if found.at is not None or found.wall_distance is not None:
+        return found.wall_distance
+    is_simple = all(
+        len(set(a) - set(b)) == 1
+        for a, b in zip(*(found.coalition[found.walls[:, n]].tolist() for n in (0, 1)), strict=True)
+    )
+    if len(found.walls) > _MOST_MEASURED or not is_simple:
+        return None
+    weight, bias = _numbers(looked)
+    centre = np.zeros(weight.shape[1])
+    if looked.sample is not None and looked.part is not None:
+        mean = looked.sample.inputs.astype(np.float64).mean(axis=0)
+        centre = looked.part.coordinates(mean[None, :])[0]
+    out, into = swapped(found.coalition, found.walls)
+    met = filter_ball(weight, bias, found.coalition, found.walls, out, into, centre, np.inf)
+    return np.column_stack([met.wall_lower, met.wall_upper])
+
+
+def _numbers(looked: Looked) -> tuple[np.ndarray, np.ndarray]:
+    assert looked.weight is not None
+    bias = np.zeros(len(looked.weight)) if looked.bias is None else looked.bias
+    return looked.weight, bias
+
+
+def _inputs(looked: Looked, witness: np.ndarray) -> Sequence[Any]:
+    if looked.part is None or len(witness) * looked.router.hidden_size > _MOST_COORDINATES:
+        return [None] * len(witness)
+    return looked.part.inputs(witness).astype(np.float32).tolist()
+
+
+def _pair(bracket: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    if bracket is None:
+        return {}
+    return {"distance_lower": bracket[:, 0], "distance_upper": bracket[:, 1]}
+
+
+def _check(weight: np.ndarray, bias: np.ndarray, found: FoundCells) -> None:
+    """Every witness in integers. Raises InternalError for one that lies in no cell of its own."""
+    for row, point in zip(found.coalition.tolist(), found.witness.tolist(), strict=True):
+        proof = CellPoint(tuple(Fraction(value) for value in point))
+        try:
+            check_certificate(weight, bias, row, proof)
+        except ValueError as error:
+            raise InternalError(f"the witness of cell {row} fails its check: {error}") from error

@@ -1,0 +1,224 @@
+"""The cells of one slice: whole, in a ball, in a box, or around tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int16, Int64
+
+from moegeom.core.errors import UsageError
+from moegeom.geometry.cells.box import filter_box
+from moegeom.geometry.cells.certificate_check import CellPoint
+from moegeom.geometry.cells.rank import independent_columns_of
+from moegeom.kernels.cpu.ball_cells import (
+    BallCells,
+    ball_cells,
+    cells_within_hops,
+    filter_ball,
+)
+from moegeom.kernels.cpu.enumeration import AllSubsets, Enumeration, enumerate_cells
+from moegeom.studies.cells_request import CellsRequest
+
+Watch = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class FoundCells:
+    """Cells in the order of their experts, a point inside each, walls as pairs of cells.
+
+    ``is_bounded`` is None where a ball, a box or steps bound the search. Brackets of distances are
+    those from the centre of the slice, or from the token ``at`` which the search began; None where
+    they were not asked for. ``hops`` are the walls crossed from there.
+    """
+
+    coalition: Int16[np.ndarray, "cells k"]
+    witness: Float64[np.ndarray, "cells dims"]
+    walls: Int64[np.ndarray, "walls 2"]
+    road: str
+    is_bounded: Bool[np.ndarray, "cells"] | None = None
+    num_vertices: int = 0
+    num_exact: int = 0
+    gap: float | None = None
+    is_whole: bool = True
+    cell_distance: Float64[np.ndarray, "cells 2"] | None = None
+    wall_distance: Float64[np.ndarray, "walls 2"] | None = None
+    hops: Int64[np.ndarray, "cells"] | None = None
+    at: int | None = None
+
+
+def domain_text(request: CellsRequest) -> str:
+    """What bounds the search, in words; empty for the whole slice."""
+    if request.radius is not None:
+        return f"within {request.radius:g} of its centre"
+    if request.box is not None:
+        return f"within {request.box:g} of its centre along every direction"
+    if request.hops is not None:
+        walls = "1 wall" if request.hops == 1 else f"{request.hops} walls"
+        whose = "token" if len(request.at) == 1 else f"{len(request.at)} tokens, one by one"
+        return f"at most {walls} from the cell of {'a ' if len(request.at) == 1 else ''}{whose}"
+    return ""
+
+
+def find_cells(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"] | None,
+    k: int,
+    request: CellsRequest,
+    points: Float64[np.ndarray, "points dims"],
+    watch: Watch | None,
+) -> list[FoundCells] | AllSubsets:
+    """The cells that were asked for; a list of one, or one entry for each of ``points``.
+
+    Raises UsageError for instances with more ties than exact arithmetic is given.
+    """
+    try:
+        if request.hops is not None:
+            starts = zip(request.at, points, strict=True)
+            return [_around(weight, bias, k, request, token, point) for token, point in starts]
+        if request.radius is not None:
+            return [_in_ball(weight, bias, k, request, watch)]
+        found = _enumerated(weight, bias, k, request, watch)
+        if isinstance(found, AllSubsets):
+            return found
+        return [found if request.box is None else _in_box(weight, bias, found, request.box)]
+    except ValueError as error:
+        raise UsageError(
+            f"cells: {error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
+        ) from error
+
+
+def _enumerated(
+    weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
+) -> FoundCells | AllSubsets:
+    found = enumerate_cells(
+        weight,
+        bias,
+        k,
+        tie_broken=request.tie_broken,
+        most=request.vertices,
+        threads=request.threads,
+        watch=watch,
+    )
+    return found if isinstance(found, AllSubsets) else _of_enumeration(found)
+
+
+def _of_enumeration(found: Enumeration) -> FoundCells:
+    return FoundCells(
+        coalition=found.coalition,
+        witness=found.witness,
+        walls=found.walls,
+        road=found.road,
+        is_bounded=found.is_bounded,
+        num_vertices=found.num_vertices,
+        num_exact=found.num_exact,
+        gap=found.gap,
+        is_whole=found.is_whole,
+    )
+
+
+def _in_ball(
+    weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
+) -> FoundCells:
+    """From wall to wall; where experts tie on whole walls, all cells of the slice are tried."""
+    assert request.radius is not None
+    centre = np.zeros(weight.shape[1])
+    offset = np.zeros(len(weight)) if bias is None else bias
+    try:
+        return _of_search(ball_cells(weight, offset, k, centre, request.radius, request.vertices))
+    except ValueError as error:
+        if "degenerate" not in str(error):
+            raise
+    whole = _enumerated(weight, bias, k, request, watch)
+    if isinstance(whole, AllSubsets) or not whole.is_whole:
+        raise ValueError("experts tie on whole walls in the ball, and the slice is too large")
+    out, into = swapped(whole.coalition, whole.walls)
+    met = filter_ball(
+        weight, offset, whole.coalition, whole.walls, out, into, centre, request.radius
+    )
+    kept = _kept(whole, met.cells, met.walls)
+    return replace(
+        kept,
+        road="walk and filter",
+        num_exact=whole.num_exact + met.num_exact,
+        cell_distance=np.column_stack([met.cell_lower, met.cell_upper])[met.cells],
+        wall_distance=np.column_stack([met.wall_lower, met.wall_upper])[met.walls],
+    )
+
+
+def _in_box(
+    weight: np.ndarray, bias: np.ndarray | None, whole: FoundCells, half: float
+) -> FoundCells:
+    if not whole.is_whole:
+        return whole
+    sides = np.full(weight.shape[1], half)
+    out, into = swapped(whole.coalition, whole.walls)
+    met = filter_box(
+        weight, bias, whole.coalition, whole.walls, out, into, -sides, sides, whole.witness
+    )
+    kept = _kept(whole, met.has_cell, met.has_wall)
+    points = [proof.point for proof in met.cells if isinstance(proof, CellPoint)]
+    witness = np.array([[float(x) for x in point] for point in points]).reshape(-1, len(sides))
+    return replace(kept, road="walk and filter", witness=witness)
+
+
+def _around(
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    k: int,
+    request: CellsRequest,
+    token: int,
+    point: Float64[np.ndarray, "dims"],
+) -> FoundCells:
+    """Cells a few walls away from the cell of a token, in the coordinates that carry the rank."""
+    assert request.hops is not None
+    offset = np.zeros(len(weight)) if bias is None else bias
+    kept = independent_columns_of(weight)
+    if len(kept) < weight.shape[1]:
+        raise ValueError(
+            f"the rows have rank {len(kept)} on {weight.shape[1]} dimensions: distances need a "
+            "slice that they span"
+        )
+    found = cells_within_hops(weight, offset, k, point, request.hops, request.vertices)
+    return replace(_of_search(found), hops=found.hops, at=token)
+
+
+def _of_search(found: BallCells) -> FoundCells:
+    return FoundCells(
+        coalition=found.coalition,
+        witness=found.nearest,
+        walls=found.walls,
+        road="search",
+        num_exact=found.num_exact,
+        is_whole=found.is_whole,
+        cell_distance=np.column_stack([found.distance_lower, found.distance_upper]),
+        wall_distance=np.column_stack([found.wall_distance_lower, found.wall_distance_upper]),
+    )
+
+
+def _kept(
+    whole: FoundCells, cells: Bool[np.ndarray, "cells"], walls: Bool[np.ndarray, "walls"]
+) -> FoundCells:
+    """Some of the cells and walls."""
+    number = np.cumsum(cells) - 1
+    return replace(
+        whole,
+        coalition=whole.coalition[cells],
+        witness=whole.witness[cells],
+        walls=number[whole.walls[walls]].reshape(-1, 2),
+        is_bounded=None,
+    )
+
+
+def swapped(
+    coalition: Int16[np.ndarray, "cells k"], walls: Int64[np.ndarray, "walls 2"]
+) -> tuple[Int16[np.ndarray, "walls"], Int16[np.ndarray, "walls"]]:
+    """The first expert that only the first cell has, and the first that only the second has."""
+    rows = coalition.astype(np.int64)
+    experts = int(rows.max(initial=0)) + 1
+    members = np.zeros((len(rows), experts), dtype=bool)
+    members[np.arange(len(rows))[:, None], rows] = True
+    first, second = members[walls[:, 0]], members[walls[:, 1]]
+    out, into = (first & ~second).argmax(axis=1), (second & ~first).argmax(axis=1)
+    return out.astype(np.int16), into.astype(np.int16)

@@ -1,0 +1,295 @@
+"""``cells`` as people type it: enumeration, proofs, tables, pictures and refusals."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.geometry.cells.certificate_check import check_certificate, from_json
+from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
+from moegeom.router.load import load_routers
+from moegeom.tokens.open import open_tokens
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
+CKPT, REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
+CURVED = ROOT / "sample_ckpts/deepseek-tiny"
+ON_SAMPLE = ("cells", CKPT, "--tokens", REC, "--layer", "0")
+
+
+@pytest.fixture(scope="module")
+def matrix() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(3)
+    return generator.standard_normal((9, 2)), generator.standard_normal(9)
+
+
+@pytest.fixture
+def place(tmp_path, matrix) -> Path:
+    weight, bias = matrix
+    np.savez(tmp_path / "router.npz", weight=weight, bias=bias)
+    return tmp_path
+
+
+BARE = ("cells", "--weights", "router.npz", "--top-k", "3")
+
+
+def test_tables_hold_the_cells_and_walls_of_a_bare_matrix(moegeom, place, matrix):
+    ran = moegeom(place, *BARE, "--out", "found", "--certify", "--inradius")
+    assert (ran.code, ran.err) == (0, ""), ran.err
+    exact = exact_cells(*matrix, 3)
+    cells = pq.read_table(place / "found/cells.parquet").to_pylist()
+    assert [tuple(row["coalition"]) for row in cells] == coalitions(exact)
+    assert all(row["is_checked"] for row in cells)
+    unbounded = {tuple(sorted(cell)) for cell in exact.unbounded}
+    assert {tuple(row["coalition"]) for row in cells if not row["is_bounded"]} == unbounded
+    walls = pq.read_table(place / "found/walls.parquet").to_pylist()
+    assert len(walls) == len(exact.walls)
+    for row in walls:
+        one, other = (set(cells[row[name]]["coalition"]) for name in ("cell", "other_cell"))
+        assert (sorted(one - other), sorted(other - one)) == (row["experts_out"], row["experts_in"])
+    # no point of a wall is nearer than the hyperplane
+    weight, bias = matrix
+    for row in walls:
+        (out,), (into,) = row["experts_out"], row["experts_in"]
+        plane = abs(bias[out] - bias[into]) / np.linalg.norm(weight[out] - weight[into])
+        assert row["distance_upper"] >= row["distance_lower"] >= plane * (1 - 1e-9)
+    assert f"{len(cells)} of C(9, 3) = 84 sets" in ran.out
+
+
+def test_the_inradius_is_the_distance_from_its_centre_to_every_rival(moegeom, place, matrix):
+    assert moegeom(place, *BARE, "--out", "found", "--inradius").code == 0
+    weight, bias = matrix
+    points = np.random.default_rng(0).uniform(-6.0, 6.0, (200_000, 2))
+    logits = points @ weight.T + bias
+    chosen = np.sort(np.argsort(-logits, axis=1)[:, :3], axis=1)
+    for row in pq.read_table(place / "found/cells.parquet").to_pylist():
+        inside = (chosen == row["coalition"]).all(axis=1)
+        if not inside.any() or not np.isfinite(row["inradius"]):
+            continue
+        others = [e for e in range(9) if e not in row["coalition"]]
+        z = logits[inside]
+        gaps = z[:, row["coalition"], None] - z[:, None, others]
+        lengths = np.linalg.norm(weight[row["coalition"]][:, None] - weight[others], axis=2)
+        assert (gaps / lengths).min(axis=(1, 2)).max() <= row["inradius"] * (1 + 1e-6)
+
+
+def test_a_certificate_from_the_screen_passes_an_independent_check(moegeom, place, matrix):
+    weight, bias = matrix
+    cells = set(coalitions(exact_cells(weight, bias, 3)))
+    for coalition in ((0, 1, 2), next(iter(sorted(cells)))):
+        asked = ",".join(map(str, coalition))
+        ran = moegeom(place, *BARE, "--coalition", asked, "--certify", "--format", "json")
+        (answer,) = json.loads(ran.out)["answers"]
+        assert answer["is_cell"] == (coalition in cells)
+        assert answer["is_checked"]
+        check_certificate(weight, bias, coalition, from_json(answer["certificate"]))
+
+
+def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp_path):
+    ran = moegeom(tmp_path, "cells", CKPT, "--layer", "0")
+    assert ran.code == 0
+    assert "all C(16, 4) = 1,820 sets" in ran.out
+    asked = ("--coalition", "3,9,11,15", "--certify", "--format", "json")
+    (answer,) = json.loads(moegeom(tmp_path, "cells", CKPT, "--layer", "0", *asked).out)["answers"]
+    router = load_routers(open_checkpoint(CKPT)).routers[0]
+    point = np.array([float(x) for x in from_json(answer["certificate"]).point])
+    assert sorted(np.argsort(-(router.weight.astype(np.float64) @ point))[:4]) == [3, 9, 11, 15]
+    assert answer["margin"] > 1e-3
+
+
+def test_witnesses_of_a_slice_choose_their_coalition_as_router_inputs(moegeom, tmp_path):
+    ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:3", "--out", "found")
+    assert ran.code == 0, ran.err
+    rows = pq.read_table(tmp_path / "found/cells.parquet").to_pylist()
+    router = load_routers(open_checkpoint(CKPT)).routers[0]
+    inputs = np.array([row["witness_input"] for row in rows])
+    chosen = np.sort(np.argsort(-(inputs @ router.weight.T.astype(np.float64)))[:, :4], axis=1)
+    assert chosen.tolist() == [row["coalition"] for row in rows]
+    # every token is drawn somewhere
+    assert sum(row["num_tokens"] for row in rows) == 4096
+    assert sum(row["num_own_tokens"] for row in rows) == int(
+        ran.out.split("tokens   ")[-1].split(" of ")[0].replace(",", "")
+    )
+
+
+def test_a_slice_that_was_written_is_read_again(moegeom, tmp_path):
+    random = ("--subspace", "random:2", "--seed", "5")
+    assert moegeom(tmp_path, *ON_SAMPLE, *random, "--out", "one").code == 0
+    slice_file = str(tmp_path / "one/slices/text.0.npz")
+    ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", slice_file, "--out", "two")
+    assert ran.code == 0, ran.err
+    one, two = (pq.read_table(tmp_path / name / "cells.parquet") for name in ("one", "two"))
+    assert one.equals(two)
+
+
+@pytest.mark.parametrize(("bound", "value"), [("--radius", "1"), ("--box", "1")])
+def test_a_bounded_search_finds_the_cells_of_the_points_inside(moegeom, tmp_path, bound, value):
+    asked = (*ON_SAMPLE, "--subspace", "pca:3", bound, value, "--out", "found")
+    assert moegeom(tmp_path, *asked).code == 0
+    whole = (*ON_SAMPLE, "--subspace", "pca:3", "--out", "whole")
+    assert moegeom(tmp_path, *whole).code == 0
+    part, all_cells = (
+        {tuple(c) for c in pq.read_table(tmp_path / n / "cells.parquet")["coalition"].to_pylist()}
+        for n in ("found", "whole")
+    )
+    assert part < all_cells
+    with np.load(tmp_path / "found/slices/text.0.npz") as stored:
+        weight, bias = stored["weight"], stored["bias"]
+    points = np.random.default_rng(0).uniform(-1.0, 1.0, (20_000, 3))
+    if bound == "--radius":
+        points = points[np.linalg.norm(points, axis=1) < 1.0]
+    chosen = np.sort(np.argsort(-(points @ weight.T + bias), axis=1)[:, :4], axis=1)
+    assert {tuple(row) for row in chosen.tolist()} <= part
+
+
+def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(moegeom, tmp_path):
+    asked = (*ON_SAMPLE, "--subspace", "pca:4", "--hops", "1", "--at", "5,77", "--out", "found")
+    ran = moegeom(tmp_path, *asked)
+    assert ran.code == 0, ran.err
+    rows = pq.read_table(tmp_path / "found/cells.parquet").to_pylist()
+    with np.load(tmp_path / "found/slices/text.0.npz") as stored:
+        weight, bias, centre, basis = (stored[n] for n in ("weight", "bias", "centre", "basis"))
+    inputs = open_tokens(REC).read_values("text/0", 0, 128).astype(np.float64)
+    for token in (5, 77):
+        logits = weight @ ((inputs[token] - centre) @ basis) + bias
+        (first,) = (row for row in rows if row["token"] == token and row["hops"] == 0)
+        assert first["coalition"] == sorted(np.argsort(-logits)[:4])
+        assert first["distance_upper"] == 0.0
+        others = [row for row in rows if row["token"] == token and row["hops"] == 1]
+        assert others
+        assert all(row["distance_lower"] > 0.0 for row in others)
+        nearest = min(row["distance_upper"] for row in others)
+        swaps = [
+            (logits[i] - logits[j]) / np.linalg.norm(weight[i] - weight[j])
+            for i in first["coalition"]
+            for j in range(16)
+            if j not in first["coalition"]
+        ]
+        assert np.isclose(nearest, min(swaps))
+
+
+@pytest.mark.parametrize("ending", ["svg", "pdf", "png", "html"])
+def test_a_picture_comes_with_the_numbers_behind_it(moegeom, tmp_path, ending):
+    ran = moegeom(tmp_path, *ON_SAMPLE, "--plot", f"figure.{ending}", "--caption")
+    assert ran.code == 0, ran.err
+    assert (tmp_path / f"figure.{ending}").stat().st_size > 10_000
+    with (tmp_path / "figure.tokens.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 4096
+    assert "figure.polygons.csv" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "table"),
+    [
+        (("--view", "expert:3"), "cells"),
+        (("--view", "tropical"), "cells"),
+        (("--subspace", "pca:3"), "nodes"),
+        (("--subspace", "plane:5,90,700"), "polygons"),
+        (("--subspace", "circle:5,900"), "arcs"),
+    ],
+)
+def test_every_kind_of_picture_is_drawn(moegeom, tmp_path, arguments, table):
+    ran = moegeom(tmp_path, *ON_SAMPLE, *arguments, "--plot", "figure.svg")
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "figure.svg").read_text("utf-8").startswith("<?xml")
+    assert (tmp_path / f"figure.{table}.csv").exists()
+
+
+def test_curved_walls_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
+    checkpoint = ("cells", str(CURVED / "step_1500"), "--layer", "1")
+    refused = moegeom(tmp_path, *checkpoint)
+    assert refused.code == 3
+    assert "they are no polyhedra" in refused.err
+    recorded = (*checkpoint, "--tokens", str(CURVED / "rec/step_1500"), "--subspace", "pca:2")
+    ran = moegeom(tmp_path, *recorded, "--pixels", "64", "--plot", "figure.png")
+    assert ran.code == 0, ran.err
+    assert "of the area proved" in ran.out
+    assert (tmp_path / "figure.labels.csv").exists()
+
+
+def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, tmp_path):
+    ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", "50", "--out", "found")
+    assert ran.code == 0
+    assert "more vertices than --vertices allows (a random router has about" in ran.out
+    assert pq.read_table(tmp_path / "found/cells.parquet").num_rows == 0
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
+    ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:2", COLUMNS=str(columns))
+    assert max(map(len, ran.out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("cells", "--radius", "1"), "expected a checkpoint"),
+        (("cells", CKPT, "--weights", "router.npz", "--top-k", "3"), "not both"),
+        (("cells", "--weights", "router.npz"), "--top-k"),
+        (("cells", "--weights", "router.npz", "--top-k", "10"), "1 to 9"),
+        ((*BARE, "--coalition", "1,2"), "expected 3 different experts"),
+        ((*BARE, "--coalition", "1,2,2"), "expected 3 different experts"),
+        ((*BARE, "--coalition", "1,x"), "expected numbers"),
+        ((*BARE, "--coalition", "0-999999999"), "expected numbers"),
+        ((*BARE, "--radius", "1", "--box", "2"), "exclude each other"),
+        ((*BARE, "--radius", "-1"), "positive"),
+        ((*BARE, "--hops", "2"), "--at"),
+        ((*BARE, "--subspace", "pca:2"), "--tokens"),
+        ((*BARE, "--subspace", "random:3"), "from 1 to 2"),
+        ((*BARE, "--subspace", "sphere"), "expected full, pca:D"),
+        ((*BARE, "--plot", "x.bmp"), "x.bmp"),
+        ((*BARE, "--plot", "x.svg", "--view", "expert:20"), "expert 20 of 9"),
+        ((*BARE, "--plot", "x.svg", "--view", "expert:a"), "expected a number"),
+        ((*BARE, "--plot", "x.svg", "--view", "sky"), "sky"),
+        ((*BARE, "--certify"), "--certify goes with"),
+        ((*ON_SAMPLE, "--subspace", "plane:1,2"), "expected tokens plane:A,B,C"),
+        ((*ON_SAMPLE, "--subspace", "plane:1,2,99999"), "token 99999"),
+        ((*ON_SAMPLE, "--subspace", "plane:1,2,2"), "one line"),
+        ((*ON_SAMPLE, "--subspace", "pca:5", "--plot", "x.svg"), "2 or 3 dimensions"),
+        (("cells", CKPT, "--plot", "x.svg"), "--layer"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place, arguments, said):
+    ran = moegeom(place, *arguments)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert said in " ".join(ran.err.split())
+    assert not (place / "x.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"w": np.ones((3, 2))}, "expected weight"),
+        ({"weight": np.ones(3)}, "expected (experts, dims)"),
+        ({"weight": np.ones((3, 2)), "bias": np.ones(2)}, "expected (3,)"),
+        ({"weight": np.full((3, 2), np.nan)}, "not finite"),
+        ({"weight": np.array([["a"]])}, "expected numbers"),
+    ],
+)
+def test_matrices_that_are_none_are_refused(moegeom, tmp_path, arrays, said):
+    np.savez(tmp_path / "router.npz", **arrays)
+    ran = moegeom(tmp_path, *BARE)
+    assert ran.code == 3
+    assert said in " ".join(ran.err.split())
+
+
+def test_a_file_that_is_no_archive_is_refused(moegeom, tmp_path):
+    (tmp_path / "router.npz").write_bytes(b"PK\x03\x04 and nothing else")
+    ran = moegeom(tmp_path, *BARE)
+    assert ran.code == 3
+    assert "not a readable npz file" in ran.err
+
+
+def test_a_refused_run_leaves_no_folder(moegeom, place):
+    ran = moegeom(place, *BARE, "--out", "found", "--plot", "x.bmp")
+    assert ran.code == 2
+    assert not (place / "found").exists()
+    assert not (place / "found.partial").exists()

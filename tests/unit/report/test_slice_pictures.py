@@ -1,0 +1,603 @@
+"""Pictures of slices show what their records hold, alike every time, and load nothing."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from moegeom.core.errors import UsageError
+from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
+from moegeom.report.slice_pictures import (
+    CircleCells,
+    PlaneCells,
+    RasterCells,
+    SliceCaption,
+    SpaceCells,
+    TokenMarks,
+    caption_text,
+    figure_csv,
+    write_picture,
+)
+from moegeom.report.slice_pictures._colours import PALETTE, cell_colours
+from moegeom.report.slice_pictures._polygons import area, areas, eroded, hull, region_of
+from moegeom.report.slice_pictures._raster_view import runs
+from moegeom.report.slice_pictures._space_view import shown_places
+from moegeom.report.slice_pictures._wall_names import wall_names
+
+SUFFIXES = [".svg", ".pdf", ".png", ".html"]
+FRAME = (-3.0, 3.0, -2.0, 2.0)
+CAPTION = SliceCaption(
+    model="a/model",
+    router="text/12",
+    top_k=2,
+    num_experts=7,
+    subspace="pca:2 of 16384 tokens",
+    variance_share=0.183,
+    own_cell_share=3 / 16384,
+    num_tokens=16384,
+    seed=5,
+    version="0.1.0",
+    is_certified=True,
+    remark="",
+)
+
+
+def clipped(polygon, normal, offset):
+    """The part of a convex polygon with normal . x <= offset."""
+    kept = []
+    for p, q in zip(np.roll(polygon, 1, axis=0), polygon, strict=True):
+        a, b = p @ normal - offset, q @ normal - offset
+        if a * b < 0:
+            kept.append(p + a / (a - b) * (q - p))
+        if b <= 0:
+            kept.append(q)
+    return np.array(kept, np.float64).reshape(-1, 2)
+
+
+def plane(experts=7, top_k=2, frame=FRAME, seed=0, tokens=None) -> PlaneCells:
+    """All cells of a random router, each clipped by all of its half-planes."""
+    generator = np.random.default_rng(seed)
+    weight, bias = generator.standard_normal((experts, 2)), generator.standard_normal(experts)
+    x0, x1, y0, y1 = frame
+    names, polygons = coalitions(exact_cells(weight, bias, top_k)), []
+    for name in names:
+        polygon = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]])
+        for i in name:
+            for j in set(range(experts)) - set(name):
+                polygon = clipped(polygon, weight[j] - weight[i], bias[i] - bias[j])
+        polygons.append(polygon)
+    walls = []
+    for a, one in enumerate(names):
+        for b, other in enumerate(names):
+            out, into = set(one) - set(other), set(other) - set(one)
+            if a < b and len(out) == 1:
+                i, j = *out, *into
+                away = polygons[a] @ (weight[j] - weight[i]) - (bias[i] - bias[j])
+                ends = polygons[a][np.abs(away) < 1e-9]
+                if len(ends) == 2 and np.linalg.norm(ends[0] - ends[1]) > 1e-9:
+                    walls.append((ends, (a, b), i, j))
+    return PlaneCells(
+        dataclasses.replace(CAPTION, top_k=top_k, num_experts=experts),
+        frame,
+        tuple(names),
+        tuple(polygons),
+        np.array([weight[list(name)].sum(0) for name in names]),
+        np.array([bias[list(name)].sum() for name in names]),
+        np.array([w[0] for w in walls]).reshape(-1, 2, 2),
+        np.array([w[1] for w in walls], np.int64).reshape(-1, 2),
+        np.array([w[2] for w in walls], np.int64),
+        np.array([w[3] for w in walls], np.int64),
+        tokens,
+    )
+
+
+def marks(number=40, seed=1) -> TokenMarks:
+    generator = np.random.default_rng(seed)
+    return TokenMarks(
+        generator.uniform((-3, -2), (3, 2), (number, 2)),
+        generator.random(number) < 0.3,
+        generator.random(number),
+        generator.integers(0, 3, number),
+    )
+
+
+PLANE = plane(tokens=marks())
+
+
+def raster() -> RasterCells:
+    label = np.repeat(np.arange(3, dtype=np.int32), 4)[None, :].repeat(9, axis=0)
+    state = np.zeros((9, 12), np.uint8)
+    state[:, [3, 7]] = 1
+    state[2:4, 9:11] = 2
+    return RasterCells(CAPTION, FRAME, label, state, ((0, 1), (0, 2), (1, 2)), marks())
+
+
+def space() -> SpaceCells:
+    place = np.random.default_rng(2).standard_normal((6, 3))
+    names = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
+    walls = np.array([[0, 1], [1, 2], [0, 3], [3, 5]])
+    return SpaceCells(
+        CAPTION, place, names, walls, np.array([1, 2, 0, 1]), np.array([2, 3, 2, 3]), np.arange(6)
+    )
+
+
+def circle() -> CircleCells:
+    start = np.array([0.5, 2.0, 4.0])
+    stop = np.array([2.0, 4.0, 0.5 + 2 * np.pi])
+    own = np.array([True, False, False])
+    return CircleCells(CAPTION, ((0, 1), (1, 2), (0, 2)), start, stop, np.array([1.0, 3, 5]), own)
+
+
+PICTURES = {"plane": PLANE, "raster": raster(), "space": space(), "circle": circle()}
+WAYS = [
+    *(("plane", {"view": "cells", "band": 0.05, "with_caption": True, "width": 183.0}),),
+    *(("plane", {"view": "expert", "expert": 3}), ("plane", {"view": "tropical"})),
+    *(("raster", {"with_caption": True}), ("space", {}), ("circle", {"with_caption": True})),
+]
+
+every_way = pytest.mark.parametrize(
+    ("kind", "options"), WAYS, ids=[f"{kind}-{o.get('view', 'cells')}" for kind, o in WAYS]
+)
+
+
+def written(picture, folder: Path, suffix: str, **options) -> bytes:
+    path = folder / f"picture{suffix}"
+    write_picture(picture, path, **options)
+    assert [file.name for file in folder.iterdir()] == [path.name]
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+def layer(svg: bytes, name: str) -> list[ET.Element]:
+    """What is drawn in one group of an SVG: paths and marks."""
+    spaces = "{http://www.w3.org/2000/svg}"
+    for group in ET.fromstring(svg).iter(f"{spaces}g"):
+        if group.get("id") == name:
+            drawn = [e for e in group.iter() if e.tag in (f"{spaces}use", f"{spaces}path")]
+            defined = [e for d in group.iter(f"{spaces}defs") for e in d.iter(f"{spaces}path")]
+            return [e for e in drawn if e not in defined]
+    return []
+
+
+@every_way
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_equal_input_gives_equal_bytes_of_the_kind_that_the_ending_says(
+    kind, options, suffix, tmp_path
+):
+    starts = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG", ".html": b"<!DOCTYPE html>"}
+    first = written(PICTURES[kind], tmp_path, suffix, **options)
+    assert first.startswith(starts[suffix])
+    assert written(PICTURES[kind], tmp_path, suffix, **options) == first
+
+
+def test_settings_of_the_caller_change_nothing(tmp_path):
+    import matplotlib as mpl
+
+    plain = written(PLANE, tmp_path, ".svg")
+    with mpl.rc_context({"font.size": 20, "svg.fonttype": "path", "lines.linewidth": 9}):
+        assert written(PLANE, tmp_path, ".svg") == plain
+
+
+@pytest.mark.parametrize("ending", ["gif", "", "svg.gz"])
+def test_an_unknown_ending_is_refused_with_the_known_ones(ending, tmp_path):
+    with pytest.raises(UsageError, match="ending") as refused:
+        write_picture(PLANE, tmp_path / f"picture.{ending}")
+    assert all(suffix in refused.value.hint for suffix in SUFFIXES)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("plane", {"view": "cell"}),
+        ("plane", {"colour": "red"}),
+        ("plane", {"view": "expert"}),
+        ("plane", {"view": "expert", "expert": 7}),
+        ("plane", {"width": 5.0}),
+        ("plane", {"width": float("nan")}),
+        ("plane", {"band": -1.0}),
+        ("plane", {"dpi": 10**6}),
+        ("circle", {"view": "tropical"}),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_an_option_that_means_nothing_is_refused_with_a_hint(kind, options, suffix, tmp_path):
+    with pytest.raises(UsageError) as refused:
+        write_picture(PICTURES[kind], tmp_path / f"picture{suffix}", **options)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("frame", [FRAME, (0.2, 0.9, -0.3, 0.4)])
+@pytest.mark.parametrize("band", [None, 1e-4])
+def test_a_polygon_is_drawn_for_every_cell_within_the_frame_and_for_no_other(frame, band, tmp_path):
+    picture = plane(frame=frame)
+    inside = sum(size > 0 for size in areas(picture))
+    assert 1 < inside < len(picture.coalitions) or frame == FRAME
+    svg = written(picture, tmp_path, ".svg", band=band)
+    assert len(layer(svg, "cells")) == inside
+    assert len(layer(svg, "walls")) == len(picture.wall_ends)
+
+
+def test_tokens_are_filled_exactly_where_the_cell_is_their_own(tmp_path):
+    assert PLANE.tokens is not None
+    own = int(PLANE.tokens.is_own.sum())
+    svg = written(PLANE, tmp_path, ".svg")
+    filled, hollow = layer(svg, "tokens-own"), layer(svg, "tokens-elsewhere")
+    assert (len(filled), len(hollow)) == (own, len(PLANE.tokens.place) - own)
+    assert all("fill: none" not in mark.get("style", "") for mark in filled)
+    assert all("fill: none" in mark.get("style", "") for mark in hollow)
+    text = "".join(ET.fromstring(svg).itertext())
+    assert f"token in its own cell ({own})" in text
+
+
+def test_many_tokens_become_one_image(tmp_path):
+    svg = written(plane(tokens=marks(4000)), tmp_path, ".svg", dpi=100)
+    assert layer(svg, "tokens-elsewhere") == []
+    assert b"<image" in svg
+    assert len(layer(svg, "cells")) > 3
+
+
+def test_a_caption_names_source_shares_seed_and_version():
+    text = caption_text(PLANE)
+    assert "top 2 of 7 experts of a/model, router text/12" in text
+    assert "pca:2 of 16384 tokens (18.3 % of the variance)" in text
+    assert "3 of 16 384 tokens (0.02 %) lie in the cell they are drawn in." in text
+    assert "every one proved" in text
+    assert text.endswith("Seed 5; moegeom 0.1.0.")
+    assert "\n" not in text
+
+
+def test_a_caption_says_nothing_of_what_is_unknown():
+    unknown = {"variance_share": None, "own_cell_share": None, "num_tokens": None, "seed": None}
+    caption = dataclasses.replace(CAPTION, **unknown, is_certified=False, remark="Only a part.")
+    text = caption_text(dataclasses.replace(space(), caption=caption))
+    assert "None" not in text
+    assert "Seed" not in text
+    assert "tokens)" not in text
+    assert "lie in" not in text
+    assert "not all of it proved. Only a part. moegeom" in text
+
+
+def test_tokens_of_the_picture_are_counted_where_the_caption_has_no_share():
+    caption = dataclasses.replace(CAPTION, own_cell_share=None, num_tokens=None)
+    text = caption_text(dataclasses.replace(circle(), caption=caption))
+    assert "1 of 3 tokens (33.3 %) lies in the cell" in text
+
+
+def test_a_caption_is_drawn_only_when_asked_for(tmp_path):
+    for suffix in (".svg", ".html"):
+        assert b"Seed 5;" not in written(PLANE, tmp_path, suffix)
+        assert b"Seed 5;" in written(PLANE, tmp_path, suffix, with_caption=True, width=183.0)
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_numbers_of_a_plane_read_back_exactly():
+    tables = {name: rows(text) for name, text in figure_csv(PLANE).items()}
+    for cell, polygon in enumerate(PLANE.polygons):
+        read = [(r["x"], r["y"]) for r in tables["polygons"] if r["cell"] == str(cell)]
+        np.testing.assert_array_equal(np.array(read, np.float64).reshape(-1, 2), polygon)
+    ends = [[[r["x0"], r["y0"]], [r["x1"], r["y1"]]] for r in tables["walls"]]
+    np.testing.assert_array_equal(np.array(ends, np.float64), PLANE.wall_ends)
+    gradient = [[r["gradient_x"], r["gradient_y"]] for r in tables["cells"]]
+    np.testing.assert_array_equal(np.array(gradient, np.float64), PLANE.gradient)
+    names = tuple(tuple(map(int, r["experts"].split())) for r in tables["cells"])
+    assert names == PLANE.coalitions
+    assert PLANE.tokens is not None
+    own = [r["is_own"] == "1" for r in tables["tokens"]]
+    np.testing.assert_array_equal(own, PLANE.tokens.is_own)
+    distance = [float(r["distance"]) for r in tables["tokens"]]
+    np.testing.assert_array_equal(distance, PLANE.tokens.distance)
+
+
+def test_the_numbers_of_pixels_arcs_and_nodes_read_back_exactly():
+    picture, tables = raster(), figure_csv(raster())
+    for name, expected in (("labels", picture.label), ("states", picture.state)):
+        lines = list(csv.reader(io.StringIO(tables[name])))
+        np.testing.assert_array_equal(np.array(lines[1:], np.float64)[:, 1:], expected)
+        assert float(lines[1][0]) == pytest.approx(-2 + 2 / 9, abs=1e-15)
+    arcs = rows(figure_csv(circle())["arcs"])
+    np.testing.assert_array_equal([float(r["stop"]) for r in arcs], circle().stop)
+    nodes = rows(figure_csv(space())["nodes"])
+    places = np.array([[r["x"], r["y"], r["z"]] for r in nodes], np.float64)
+    np.testing.assert_array_equal(places, space().place)
+    assert [r["tokens"] for r in nodes] == [str(n) for n in range(6)]
+
+
+class References(HTMLParser):
+    """Whatever a page would load, and the text outside of scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.text: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.found += [v or "" for k, v in attrs if k in ("src", "href", "srcset", "data")]
+
+    def handle_data(self, data):
+        if self.tags[-1:] != ["script"]:
+            self.text.append(data)
+
+
+@every_way
+def test_a_page_loads_nothing_and_forbids_to(kind, options, tmp_path):
+    page = written(PICTURES[kind], tmp_path, ".html", **options).decode()
+    read = References()
+    read.feed(page)
+    assert read.found == []
+    assert "http" not in "".join(read.text)
+    assert "default-src &#x27;none&#x27;" in page
+    own = [s for s in re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL) if len(s) < 10**6]
+    assert len(own) >= 2
+    assert all("http" not in script for script in own)
+
+
+@every_way
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_names_of_others_are_text_and_nothing_else(kind, options, suffix, hostile, tmp_path):
+    written_in = {"model": hostile, "router": hostile, "subspace": hostile, "remark": hostile}
+    caption = dataclasses.replace(CAPTION, **written_in)
+    picture = dataclasses.replace(PICTURES[kind], caption=caption)
+    content = written(picture, tmp_path, suffix, **{**options, "with_caption": True})
+    if suffix == ".svg":
+        text = "".join(ET.fromstring(content).itertext())
+        assert "<script>alert(1)</script>" in text.replace("\n", " ")
+    if suffix == ".html":
+        assert b"<script>alert(1)" not in content
+        assert b"&lt;script&gt;alert(1)" in content
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_a_name_of_a_million_letters_leaves_a_page(suffix, tmp_path):
+    long = {"model": "m" * 10**6, "router": "r" * 10**6, "remark": "w " * 10**6}
+    picture = dataclasses.replace(circle(), caption=dataclasses.replace(CAPTION, **long))
+    text = caption_text(picture)
+    assert len(text) < 2000
+    assert "mmm\u2026mmm" in text
+    content = written(picture, tmp_path, suffix, with_caption=True)
+    if suffix == ".svg":
+        height = ET.fromstring(content).get("height", "")
+        assert 200 < float(height.removesuffix("pt")) < 800
+
+
+def test_dollars_and_foreign_letters_are_drawn_as_they_are_or_by_number(tmp_path):
+    caption = dataclasses.replace(CAPTION, model="$x_1$ \u4e2d \U0001f600")
+    svg = written(dataclasses.replace(PLANE, caption=caption), tmp_path, ".svg")
+    text = "".join(ET.fromstring(svg).itertext())
+    assert "$x_1$ \\u4e2d" in text
+
+
+# ---------------------------------------------------------------------------------------- colours
+
+#: Machado, Oliveira and Fernandes 2009, severity 1, on linear red, green and blue.
+SEEN_BY = {
+    "everybody": np.eye(3),
+    "protanopes": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopes": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+}  # fmt: skip
+
+
+def oklab(linear):
+    """Ottosson 2020."""
+    to_cone = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]]  # fmt: skip
+    to_lab = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099], [0.0259040371, 0.7827717662, -0.8086757660]]  # fmt: skip
+    return np.cbrt(linear @ np.transpose(to_cone)) @ np.transpose(to_lab)
+
+
+@pytest.mark.parametrize("people", SEEN_BY)
+def test_any_two_colours_differ_for_everybody(people):
+    from matplotlib.colors import to_rgb
+
+    encoded = np.array([to_rgb(colour) for colour in PALETTE])
+    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+    seen = oklab(np.clip(linear @ SEEN_BY[people].T, 0, 1))
+    apart = np.linalg.norm(seen[:, None] - seen, axis=-1) + np.eye(len(seen))
+    assert apart.min() > 0.05  # two hundredths are just seen
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cells_side_by_side_have_different_colours(seed):
+    picture = plane(12, 3, seed=seed)
+    colours = cell_colours(picture.coalitions, picture.wall_cells)
+    pairs = colours[picture.wall_cells]
+    assert len(pairs) > 20
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+
+
+def test_colours_come_from_the_coalitions_and_not_from_their_numbers():
+    picture = plane(12, 3)
+    order = np.random.default_rng(3).permutation(len(picture.coalitions))
+    moved = tuple(picture.coalitions[cell] for cell in order)
+    colours = cell_colours(picture.coalitions, picture.wall_cells)
+    renumbered = cell_colours(moved, np.argsort(order)[picture.wall_cells[::-1]])
+    np.testing.assert_array_equal(renumbered, colours[order])
+
+
+# --------------------------------------------------------------------------------------- geometry
+
+
+def test_cells_fill_the_frame():
+    np.testing.assert_allclose(areas(PLANE).sum(), 24.0, rtol=1e-12)
+
+
+def test_the_region_of_an_expert_is_convex_for_top_1_and_its_share_is_that_of_its_cells():
+    picture = plane(9, 1)
+    served = [e for e in range(9) if region_of(picture, e).share > 0]
+    assert len(served) > 3
+    assert all(region_of(picture, expert).is_convex for expert in served)
+    np.testing.assert_allclose(sum(region_of(picture, e).share for e in served), 1.0, rtol=1e-12)
+
+
+def test_the_convexity_of_a_region_is_that_of_sampled_segments():
+    """Oracle: midpoints of pairs of points where the expert serves."""
+    generator = np.random.default_rng(4)
+    verdicts = set()
+    for seed in range(12):
+        picture = plane(6, 2, seed=seed)
+        points = generator.uniform((-3, -2), (3, 2), (4000, 2))
+        middles = (points + points[::-1]) / 2
+        chosen = [
+            np.array([picture.coalitions[c] for c in np.argmax(
+                p @ picture.gradient.T + picture.offset, axis=1)])
+            for p in (points, middles)
+        ]  # fmt: skip
+        for expert in range(6):
+            serves, between = ((c == expert).any(1) for c in chosen)
+            is_broken = bool((serves & serves[::-1] & ~between).any())
+            region = region_of(picture, expert)
+            verdicts.add(region.is_convex)
+            assert not (region.is_convex and is_broken)
+            if region.is_convex is False and area(region.hull) > 24 * region.share + 1.4:
+                assert is_broken
+    assert {True, False} <= verdicts
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_the_title_says_whether_the_region_is_convex(suffix, tmp_path):
+    for expert in range(7):
+        region = region_of(PLANE, expert)
+        said = {
+            None: "serves in no cell",
+            True: "a convex region",
+            False: "not a convex region",
+        }[region.is_convex]
+        content = written(PLANE, tmp_path, suffix, view="expert", expert=expert).decode()
+        assert said in re.sub(r"<[^>]*>|\s+", " ", content)
+        assert ("not a convex" in content) == (region.is_convex is False)
+
+
+def test_what_is_left_of_a_cell_is_away_from_its_walls_and_reaches_the_edge_of_the_frame():
+    band, generator = 0.07, np.random.default_rng(5)
+    for cell, polygon in enumerate(PLANE.polygons):
+        rest = eroded(polygon, PLANE.frame, band)
+        ends = PLANE.wall_ends[(PLANE.wall_cells == cell).any(1)]
+        if len(polygon) < 3:
+            continue
+        shares = generator.dirichlet(np.ones(len(polygon)), 400)
+        points = shares @ polygon
+        along = ends[:, 1] - ends[:, 0]
+        normal = np.stack([-along[:, 1], along[:, 0]], 1) / np.hypot(*along.T)[:, None]
+        away = np.abs(np.sum((points[:, None] - ends[:, 0]) * normal, -1)).min(1)
+        inside = np.array([is_inside(rest, point) for point in points])
+        is_clear = np.abs(away - band) > 1e-9
+        np.testing.assert_array_equal(inside[is_clear], (away > band)[is_clear])
+
+
+def is_inside(polygon, point) -> bool:
+    if len(polygon) < 3:
+        return False
+    along, to = np.roll(polygon, -1, axis=0) - polygon, point - polygon
+    return bool((along[:, 0] * to[:, 1] - along[:, 1] * to[:, 0] >= -1e-12).all())
+
+
+def test_the_hull_is_that_of_qhull():
+    from scipy.spatial import ConvexHull
+
+    points = np.random.default_rng(6).standard_normal((60, 2))
+    found = ConvexHull(points)
+    corners = hull(np.concatenate([points, points[:5]]))
+    np.testing.assert_allclose(area(corners), found.volume, rtol=1e-12)
+    assert {tuple(c) for c in corners} == {tuple(p) for p in points[found.vertices]}
+
+
+def test_names_of_walls_have_each_expert_on_its_own_side_and_do_not_touch():
+    picture = plane(12, 3)
+    ends, size = picture.wall_ends * 60, 6.0
+    centres = np.array([p.mean(0) if len(p) else (9.0, 9.0) for p in picture.polygons]) * 60
+    towards = ends.mean(1) - centres[picture.wall_cells[:, 0]]
+    nothing = np.zeros((0, 2, 2)), np.zeros((0, 2))
+    names = wall_names(
+        ends, towards, picture.wall_out, picture.wall_into, *nothing, size=size, most=20
+    )
+    assert len(names) > 8
+    places = np.array([(name.x, name.y) for name in names])
+    apart = np.linalg.norm(places[:, None] - places, axis=-1) + 99 * np.eye(len(places))
+    assert apart.min() > 0.7 * size
+    for name in names:
+        left, right = map(int, name.text.split("|"))
+        step = 5 * np.array([np.cos(np.radians(name.angle)), np.sin(np.radians(name.angle))])
+        assert -90 <= name.angle <= 90
+        for side, expert, other in ((-step, left, right), (step, right, left)):
+            here = (np.array([name.x, name.y]) + side) / 60
+            cell = int(np.argmax(picture.gradient @ here + picture.offset))
+            assert expert in picture.coalitions[cell]
+            assert other not in picture.coalitions[cell]
+
+
+def test_no_name_covers_what_is_to_be_kept_free():
+    ends = np.array([[[0.0, 0.0], [0.0, 60.0]]])
+    one, two = np.array([1]), np.array([22])
+    free = np.zeros((0, 2, 2))
+    towards = np.array([[1.0, 0.0]])
+
+    def named(points):
+        return wall_names(ends, towards, one, two, free, np.array(points, float), 6.0, 5)
+
+    assert [n.y for n in named([[50.0, 0.0]])] == [30.0]
+    assert [n.y for n in named([[2.0, 30.0]])] == [21.0]
+    assert named([[2.0, y] for y in range(60)]) == []
+
+
+def test_runs_of_pixels_are_those_that_are_marked():
+    is_marked = np.random.default_rng(7).random((13, 17)) < 0.5
+    drawn = np.zeros_like(is_marked)
+    for row, first, end in runs(is_marked):
+        assert not drawn[row, first:end].any()
+        drawn[row, first:end] = True
+    np.testing.assert_array_equal(drawn, is_marked)
+
+
+def test_undecided_pixels_are_hatched_and_counted(tmp_path):
+    svg = written(raster(), tmp_path, ".svg")
+    assert len(layer(svg, "open")) == 2
+    assert "not decided (4 pixels)" in "".join(ET.fromstring(svg).itertext())
+    assert b"not decided (4 pixels)" in written(raster(), tmp_path, ".html")
+
+
+def test_a_far_cell_is_drawn_nearer_on_its_ray_and_the_title_says_so(tmp_path):
+    plain = space()
+    assert shown_places(plain)[1]
+    place = plain.place.copy()
+    place[0] *= 1e6
+    far = dataclasses.replace(plain, place=place)
+    shown, is_true = shown_places(far)
+    assert not is_true
+    middle = np.median(place, axis=0)
+    rays = [(p - middle) / np.linalg.norm(p - middle, axis=1)[:, None] for p in (shown, place)]
+    np.testing.assert_allclose(*rays, rtol=1e-9, atol=1e-12)
+    assert np.linalg.norm(shown - middle, axis=1).max() < 20
+    assert b"far cells drawn nearer" in written(far, tmp_path, ".html")
+    assert b"far cells drawn nearer" not in written(plain, tmp_path, ".html")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_picture_of_nothing_is_a_picture(suffix, tmp_path):
+    no_tokens = TokenMarks(np.zeros((0, 2)), np.zeros(0, bool))
+    outside = plane(3, 1, frame=(50.0, 51.0, 50.0, 51.0))
+    for picture, views in (
+        (dataclasses.replace(outside, tokens=no_tokens), ("cells", "tropical", "expert")),
+        (SpaceCells(CAPTION, np.zeros((1, 3)), ((0, 1),), np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)), ("cells",)),
+        (CircleCells(CAPTION, ((0, 1),), np.array([0.0]), np.array([2 * np.pi])), ("cells",)),
+        (RasterCells(CAPTION, FRAME, np.full((2, 2), -1, np.int32), np.full((2, 2), 2, np.uint8), ()), ("cells",)),
+    ):  # fmt: skip
+        for view in views:
+            expert = 0 if view == "expert" else None
+            assert written(picture, tmp_path, suffix, view=view, expert=expert)
