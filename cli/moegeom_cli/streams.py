@@ -116,9 +116,9 @@ class Watching(Protocol):
 
 
 class ProgressBar:
-    """One line on stderr with rate and time left, counted in tokens times routers."""
+    """One line on stderr with rate and time left, in tokens times routers or another ``unit``."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -132,6 +132,7 @@ class ProgressBar:
             transient=True,
         )
         self._task = self._progress.add_task("", total=None, rate="")
+        self._unit = unit
 
     def start(self, num_tokens: int) -> None:
         self._progress.update(self._task, total=num_tokens)
@@ -144,7 +145,7 @@ class ProgressBar:
         self._progress.advance(self._task, num_tokens)
         speed = self._progress.tasks[0].speed
         if speed:
-            self._progress.update(self._task, rate=f"{speed:,.0f} tokens/s")
+            self._progress.update(self._task, rate=f"{speed:,.0f} {self._unit}/s")
 
     def close(self) -> None:
         self._progress.stop()
@@ -162,6 +163,6 @@ class Silence:
     def close(self) -> None: ...
 
 
-def watching(quiet: bool) -> Watching:
+def watching(quiet: bool, unit: str = "tokens") -> Watching:
     """A progress bar where somebody can see it."""
-    return Silence() if quiet or not sys.stderr.isatty() else ProgressBar()
+    return Silence() if quiet or not sys.stderr.isatty() else ProgressBar(unit)

@@ -21,7 +21,7 @@ from moegeom.studies.cells_answer import answer
 from moegeom.studies.cells_files import CellFiles
 from moegeom.studies.cells_pictures import draw
 from moegeom.studies.cells_request import CellsRequest, check_request, matrix_router
-from moegeom.studies.cells_router import look_at
+from moegeom.studies.cells_router import look_at, prediction
 from moegeom.studies.cells_slices import AskedSlice, asked_slice
 from moegeom.studies.cells_tokens import TokenSample, token_sample
 
@@ -71,10 +71,10 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
     drawn: tuple[str, ...] = ()
     try:
         for router in opened.routers:
-            if watch is not None:
-                watch.begin(router.name)
             sample = _sample(request, router, opened.source)
             asked = _slice(request, router, sample, opened.source)
+            if watch is not None:
+                watch.begin(f"{router.name}{prediction(router, asked)}")
             if request.coalition is not None:
                 answers.append(
                     answer(router, asked, request.coalition, request.certify, request.box)

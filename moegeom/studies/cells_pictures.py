@@ -43,6 +43,8 @@ def draw(looked: Looked, model: str, request: CellsRequest) -> tuple[str, ...]:
         expert=request.expert,
         band=request.band,
         with_caption=request.caption,
+        width=request.width,
+        dpi=request.dpi,
     )
     names = [request.plot.name]
     for name, text in figure_csv(picture).items():
@@ -72,10 +74,10 @@ def _picture(looked: Looked, model: str, request: CellsRequest) -> SlicePicture:
 
 
 def _caption(looked: Looked, model: str, request: CellsRequest) -> SliceCaption:
-    record = looked.record
-    share = None
-    if record.num_own is not None and record.num_tokens:
-        share = record.num_own / record.num_tokens
+    record, share, count = looked.record, None, None
+    if looked.placed is not None and looked.sample is not None:
+        is_own = looked.placed.is_own[_drawn_rows(looked)]
+        count, share = len(is_own), float(is_own.mean())
     is_certified = looked.arcs is None or bool(looked.arcs.is_proved.all())
     if looked.pixels is not None:
         is_certified = looked.pixels.count(PixelState.OPEN) == 0
@@ -87,7 +89,7 @@ def _caption(looked: Looked, model: str, request: CellsRequest) -> SliceCaption:
         subspace=record.subspace,
         variance_share=record.variance_share,
         own_cell_share=share,
-        num_tokens=record.num_tokens,
+        num_tokens=count,
         seed=request.seed,
         version=__version__,
         is_certified=is_certified,
@@ -130,13 +132,23 @@ def _spread(found: FoundCells) -> float:
 
 
 def _marks(looked: Looked) -> TokenMarks | None:
+    """All tokens; on a plane through three of them those three, which lie on it."""
     if looked.placed is None or looked.sample is None:
         return None
+    rows = _drawn_rows(looked)
+    distance = looked.sample.distance
     return TokenMarks(
-        place=looked.placed.place,
-        is_own=looked.placed.is_own,
-        distance=looked.sample.distance,
+        place=looked.placed.place[rows],
+        is_own=looked.placed.is_own[rows],
+        distance=None if distance is None else distance[rows],
     )
+
+
+def _drawn_rows(looked: Looked) -> np.ndarray:
+    assert looked.sample is not None
+    if looked.asked.at:
+        return looked.sample.rows_of(looked.asked.at, "--subspace")
+    return np.arange(len(looked.sample.token))
 
 
 def _space(looked: Looked, found: FoundCells, caption: SliceCaption) -> SpaceCells:

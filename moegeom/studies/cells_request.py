@@ -19,8 +19,9 @@ class CellsRequest(TokensRequest):
 
     ``weights`` is a bare matrix with its ``top_k`` instead of a checkpoint. ``radius`` and ``box``
     (half the side) bound the search around the centre of the slice, ``hops`` the walls crossed from
-    the tokens ``at``. ``coalition`` asks about one set of experts. ``plot`` is a picture of one
-    router, ``frame`` half the side of what it shows.
+    the tokens ``at``. ``coalition`` asks about one set of experts. ``null`` is the number of random
+    routers whose cells are counted too. ``plot`` is a picture of one router, ``frame`` half the
+    side of what it shows, ``width`` in millimetres.
     """
 
     weights: Path | None = None
@@ -34,6 +35,7 @@ class CellsRequest(TokensRequest):
     certify: bool = False
     tie_broken: bool = False
     inradius: bool = False
+    null: int = 0
     vertices: int = 10**7
     threads: int = 1
     out: Path | None = None
@@ -44,6 +46,8 @@ class CellsRequest(TokensRequest):
     frame: float | None = None
     pixels: int = 512
     caption: bool = False
+    width: float = 89.0
+    dpi: int = 300
 
 
 def check_request(request: CellsRequest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
@@ -14,24 +14,18 @@ from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.cells.cell_bounds import expected_diagram, most_cells
 from moegeom.geometry.cells.circle import Arcs, circle_arcs
-from moegeom.geometry.cells.crossings import crossing_rate
 from moegeom.geometry.cells.raster import raster
 from moegeom.geometry.cells.raster_frame import PixelState, Raster
 from moegeom.geometry.cells.raster_slice import plane_router
 from moegeom.geometry.cells.subspace import Slice
-from moegeom.geometry.cells.visited_graph import visited_graph
-from moegeom.geometry.cells.wall_graph import wall_graph
 from moegeom.kernels.cpu.enumeration import AllSubsets
-from moegeom.kernels.cpu.segment_crossings import segment_crossings
-from moegeom.report.enumerations import Between, Cells, Outcome, RouterCells, Visited
+from moegeom.report.enumerations import Cells, Outcome, RouterCells
+from moegeom.studies.cells_figures import between_of, facts_of, null_of, visited_of
 from moegeom.studies.cells_found import FoundCells, domain_text, find_cells
 from moegeom.studies.cells_frame import frame_of
 from moegeom.studies.cells_request import CellsRequest
 from moegeom.studies.cells_slices import AskedSlice
 from moegeom.studies.cells_tokens import TokenSample
-
-#: Ways between two tokens on which walls are counted.
-_SEGMENTS = 1000
 
 Told = Callable[[int, int], None]
 
@@ -103,15 +97,17 @@ def _by_cells(
     answer = find_cells(weight, offset, k, request, starts, told)
     found: tuple[FoundCells, ...] = ()
     outcome: Outcome = "all subsets"
-    placed, facts = None, None
+    placed, facts, null = None, None, None
     if not isinstance(answer, AllSubsets):
         found = tuple(answer)
         is_whole = all(part.is_whole for part in found)
         outcome = "cells" if is_whole else "unfinished"
-        facts = _facts(found) if is_whole else None
+        facts = facts_of(found) if is_whole else None
         if sample is not None and part is not None:
             cells = found[0].coalition if len(found) == 1 and is_whole else None
             placed = _placed(points, sample, weight, offset, k, cells)
+    if request.null and part is not None and outcome == "cells" and request.hops is None:
+        null = null_of(router, part, request)
     record = _record(
         router,
         asked,
@@ -125,6 +121,7 @@ def _by_cells(
         request.seed,
         is_central=offset is None,
     )
+    record = replace(record, null=null)
     return Looked(record, router, asked, sample, found, placed, part, weight, offset)
 
 
@@ -162,28 +159,6 @@ def _numbers(drawn: np.ndarray, cells: np.ndarray | None) -> Int64[np.ndarray, "
     return np.array([number.get(tuple(row), -1) for row in drawn.tolist()], np.int64)
 
 
-def _facts(found: tuple[FoundCells, ...]) -> Cells:
-    """Sums over the searches, and the graph of the walls where there is one."""
-    first = found[0]
-    graph = None
-    if len(found) == 1 and len(first.coalition):
-        graph = wall_graph(first.coalition, first.walls)
-    gaps = [part.gap for part in found if part.gap is not None]
-    return Cells(
-        num_cells=sum(len(part.coalition) for part in found),
-        road=first.road,
-        num_bounded=None if first.is_bounded is None else int(first.is_bounded.sum()),
-        num_walls=sum(len(part.walls) for part in found),
-        num_components=None if graph is None else graph.num_components,
-        degrees=None if graph is None else (graph.degree_min, graph.degree_mean, graph.degree_max),
-        diameter=None if graph is None else graph.diameter,
-        is_diameter_exact=graph is None or graph.is_diameter_exact,
-        num_vertices=sum(part.num_vertices for part in found),
-        num_exact=sum(part.num_exact for part in found),
-        gap=min(gaps, default=None),
-    )
-
-
 def _record(
     router: Router,
     asked: AskedSlice,
@@ -218,10 +193,18 @@ def _record(
         num_own=None if placed is None else int(placed.is_own.sum()),
         num_cells_with_tokens=_with_tokens(placed),
         left_out=0 if sample is None else sample.left_out,
-        between=_between(router, sample, seed),
-        visited=None if sample is None else _visited(sample),
+        between=between_of(router, sample, seed),
+        visited=None if sample is None else visited_of(sample),
         remark=remark,
     )
+
+
+def prediction(router: Router, asked: AskedSlice) -> str:
+    """How many vertices a random router has there, in words; empty where that says nothing."""
+    if not router.rule.is_affine or asked.part is None:
+        return ""
+    expected = _expected(router.num_experts, router.rule.top_k, asked.part.dims, False)
+    return "" if expected is None else f", about {expected:,.0f} vertices expected"
 
 
 def _expected(experts: int, k: int, dims: int, is_central: bool) -> float | None:
@@ -235,39 +218,6 @@ def _with_tokens(placed: Placed | None) -> int | None:
     if placed is None or (placed.cell < 0).all():
         return None
     return len(np.unique(placed.cell[placed.cell >= 0]))
-
-
-def _between(router: Router, sample: TokenSample | None, seed: int) -> Between | None:
-    """Walls on the ways between pairs of tokens that a seed chose; None for curved walls."""
-    if sample is None or not router.rule.is_affine or len(sample.inputs) < 2:
-        return None
-    count = min(_SEGMENTS, len(sample.inputs) // 2)
-    chosen = np.random.default_rng(seed).permutation(len(sample.inputs))[: 2 * count]
-    ends = sample.inputs[chosen].astype(np.float64)
-    logits = ends @ router.weight.T.astype(np.float64)
-    if router.affine_bias is not None:
-        logits += router.affine_bias
-    counted = segment_crossings(logits[:count], logits[count:], router.rule.top_k)
-    length = np.linalg.norm(ends[:count] - ends[count:], axis=1)
-    rate = crossing_rate(counted.count, length)
-    return Between(
-        num_segments=count,
-        mean_crossings=float(counted.count.mean()),
-        per_length=rate.per_length,
-        per_length_se=rate.standard_error,
-        num_exact=counted.num_exact,
-    )
-
-
-def _visited(sample: TokenSample) -> Visited:
-    graph = visited_graph(sample.chosen)
-    return Visited(
-        num_coalitions=graph.num_coalitions,
-        num_edges=graph.num_edges,
-        num_components=graph.num_components,
-        largest_share=graph.largest_share,
-        is_whole=graph.is_whole,
-    )
 
 
 def _by_pixels(

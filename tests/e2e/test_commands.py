@@ -27,6 +27,7 @@ CALLS = {
     "balance": ("balance", "model", "--tokens", "rec"),
     "boundary-report": ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
     "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--other", RECORDED),
+    "cells": ("cells", f"{SAMPLE}/step_1500", "--layer", "0"),
     "arithmetics": ("arithmetics",),
     "families": ("families",),
     "metrics": ("metrics",),

@@ -62,7 +62,7 @@ def test_two_steps_of_a_training_differ_by_noise(moegeom, folder):
     assert "gain different" in ran.out
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.nightly)])
 def test_figures_of_two_recordings_are_compared(moegeom, folder, columns):
     ran = moegeom(folder, "diff", OLD, NEW, *TOKENS, COLUMNS=str(columns))
     assert ran.code == 0, ran.err

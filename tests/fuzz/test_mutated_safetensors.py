@@ -69,9 +69,9 @@ def _is_answered(folder: Path) -> bool:
     ("file", "count"),
     rounds(
         {
-            "a.safetensors": (1200, 4000),
-            "model.safetensors.index.json": (400, 1500),
-            "config.json": (400, 1500),
+            "a.safetensors": (500, 4000),
+            "model.safetensors.index.json": (250, 1500),
+            "config.json": (250, 1500),
         }
     ),
 )

@@ -73,6 +73,10 @@ def run(
     inradius: Annotated[
         bool, typer.Option("--inradius", help="The largest ball in each cell (with --out).")
     ] = False,
+    null: Annotated[
+        int,
+        typer.Option("--null", min=0, max=1000, help="Count cells of so many random routers too."),
+    ] = 0,
     vertices: Annotated[
         int, typer.Option("--vertices", min=1, help="Vertices to walk at most.")
     ] = 10_000_000,
@@ -97,6 +101,10 @@ def run(
     caption: Annotated[
         bool, typer.Option("--caption", help="Write the caption below the picture.")
     ] = False,
+    page_width: Annotated[
+        float, typer.Option("--width", help="Width of the picture in mm: one column is 89.")
+    ] = 89.0,
+    dpi: Annotated[int, typer.Option("--dpi", help="Dots per inch where pixels count.")] = 300,
     stage: Annotated[
         str | None, typer.Option("--stage", help="What foreign numbers are: router_input.")
     ] = None,
@@ -144,6 +152,7 @@ def run(
         certify=certify,
         tie_broken=tie_broken,
         inradius=inradius,
+        null=null,
         vertices=vertices,
         threads=threads or num_workers(),
         out=out,
@@ -154,8 +163,10 @@ def run(
         frame=frame,
         pixels=pixels,
         caption=caption,
+        width=page_width,
+        dpi=dpi,
     )
-    watch = watching(quiet)
+    watch = watching(quiet, "vertices")
     try:
         found = cells(request, watch)
     finally:

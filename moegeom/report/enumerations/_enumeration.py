@@ -61,6 +61,15 @@ class Visited:
 
 
 @dataclass(frozen=True)
+class NullCells:
+    """Cells of random routers with the same row lengths, biases and rule on the same slice."""
+
+    num_routers: int
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True)
 class RouterCells:
     """One router on one slice.
 
@@ -88,6 +97,7 @@ class RouterCells:
     left_out: int = 0
     between: Between | None = None
     visited: Visited | None = None
+    null: NullCells | None = None
     remark: str = ""
 
 

@@ -10,6 +10,7 @@ from moegeom.report.enumerations._enumeration import (
     Between,
     Cells,
     Enumerations,
+    NullCells,
     RouterCells,
     Visited,
 )
@@ -47,6 +48,8 @@ def sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
     """Label and sentence of every fact about one router, in order."""
     yield "slice", _slice(router)
     yield "cells", _count(router)
+    if router.null is not None:
+        yield "null", _null(router.null)
     found = router.cells
     if found is not None and found.num_walls:
         yield "walls", _walls(found)
@@ -92,6 +95,15 @@ def _count(router: RouterCells) -> str:
     if router.cells.num_bounded is not None:
         said += f"; {router.cells.num_bounded:,} bounded"
     return said
+
+
+def _null(null: NullCells) -> str:
+    spread = f" +- {null.sd:.1f}" if null.num_routers > 1 else ""
+    draws = "1 draw" if null.num_routers == 1 else f"{null.num_routers} draws"
+    return (
+        f"random routers with the same row lengths have {null.mean:,.1f}{spread} cells there "
+        f"({draws}, standard deviation)"
+    )
 
 
 def _walls(found: Cells) -> str:

@@ -156,8 +156,9 @@ def typed(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "moegeom_cli", "capture", *arguments]
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_killed_captures_lose_at_most_the_last_shard_and_go_on(
-    balanced: Sample, text: Path, tmp_path: Path
+    balanced: Sample, text: Path, tmp_path: Path, kills: int
 ) -> None:
     """Killed at random moments until it is through; then the bytes are those of one run."""
     small = _SMALL_SHARDS.format(root=str(Path(__file__).parents[3]))
@@ -179,7 +180,7 @@ def test_killed_captures_lose_at_most_the_last_shard_and_go_on(
     generator = random.Random(0)
     cut_off, complete = tmp_path / "cut", 0
     journal = tmp_path / "cut.partial" / "journal.jsonl"
-    for _ in range(2):
+    for _ in range(kills):
         process = start(cut_off)
         wanted = complete + generator.randint(1, 3)
         deadline = time.monotonic() + 120
