@@ -11,11 +11,13 @@ import numpy as np
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.geometry.cells.certificate_check import CellPoint, check_certificate
+from moegeom.geometry.cells.exchange import exchanged
 from moegeom.geometry.cells.inradius import inradii
+from moegeom.geometry.cells.wall_graph import is_one_swap
 from moegeom.kernels.cpu.ball_cells import filter_ball
 from moegeom.results.cell_tables import CELL_TABLES, cell_table
 from moegeom.results.writer import refuse_existing, slug
-from moegeom.studies.cells_found import FoundCells, swapped
+from moegeom.studies.cells_found import FoundCells
 from moegeom.studies.cells_request import CellsRequest
 from moegeom.studies.cells_router import Looked
 
@@ -132,10 +134,7 @@ def _distances(looked: Looked, found: FoundCells) -> np.ndarray | None:
     """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
     if found.at is not None or found.wall_distance is not None:
         return found.wall_distance
-    is_simple = all(
-        len(set(a) - set(b)) == 1
-        for a, b in zip(*(found.coalition[found.walls[:, n]].tolist() for n in (0, 1)), strict=True)
-    )
+    is_simple = is_one_swap(found.coalition, found.walls).all()
     if len(found.walls) > _MOST_MEASURED or not is_simple:
         return None
     weight, bias = _numbers(looked)
@@ -143,7 +142,7 @@ def _distances(looked: Looked, found: FoundCells) -> np.ndarray | None:
     if looked.sample is not None and looked.part is not None:
         mean = looked.sample.inputs.astype(np.float64).mean(axis=0)
         centre = looked.part.coordinates(mean[None, :])[0]
-    out, into = swapped(found.coalition, found.walls)
+    out, into = (part.astype(np.int16) for part in exchanged(found.coalition, found.walls))
     met = filter_ball(weight, bias, found.coalition, found.walls, out, into, centre, np.inf)
     return np.column_stack([met.wall_lower, met.wall_upper])
 

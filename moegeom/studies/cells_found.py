@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float64, Int16, Int64
 from moegeom.core.errors import UsageError
 from moegeom.geometry.cells.box import filter_box
 from moegeom.geometry.cells.certificate_check import CellPoint
+from moegeom.geometry.cells.exchange import exchanged
 from moegeom.geometry.cells.rank import independent_columns_of
 from moegeom.kernels.cpu.ball_cells import (
     BallCells,
@@ -133,7 +134,7 @@ def _in_ball(
     whole = _enumerated(weight, bias, k, request, watch)
     if isinstance(whole, AllSubsets) or not whole.is_whole:
         raise ValueError("experts tie on whole walls in the ball, and the slice is too large")
-    out, into = swapped(whole.coalition, whole.walls)
+    out, into = _exchanged(whole)
     met = filter_ball(
         weight, offset, whole.coalition, whole.walls, out, into, centre, request.radius
     )
@@ -153,7 +154,7 @@ def _in_box(
     if not whole.is_whole:
         return whole
     sides = np.full(weight.shape[1], half)
-    out, into = swapped(whole.coalition, whole.walls)
+    out, into = _exchanged(whole)
     met = filter_box(
         weight, bias, whole.coalition, whole.walls, out, into, -sides, sides, whole.witness
     )
@@ -211,14 +212,6 @@ def _kept(
     )
 
 
-def swapped(
-    coalition: Int16[np.ndarray, "cells k"], walls: Int64[np.ndarray, "walls 2"]
-) -> tuple[Int16[np.ndarray, "walls"], Int16[np.ndarray, "walls"]]:
-    """The first expert that only the first cell has, and the first that only the second has."""
-    rows = coalition.astype(np.int64)
-    experts = int(rows.max(initial=0)) + 1
-    members = np.zeros((len(rows), experts), dtype=bool)
-    members[np.arange(len(rows))[:, None], rows] = True
-    first, second = members[walls[:, 0]], members[walls[:, 1]]
-    out, into = (first & ~second).argmax(axis=1), (second & ~first).argmax(axis=1)
+def _exchanged(whole: FoundCells) -> tuple[Int16[np.ndarray, "walls"], Int16[np.ndarray, "walls"]]:
+    out, into = exchanged(whole.coalition, whole.walls)
     return out.astype(np.int16), into.astype(np.int16)

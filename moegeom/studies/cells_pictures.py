@@ -6,6 +6,7 @@ import numpy as np
 
 from moegeom import __version__
 from moegeom.core.errors import UsageError
+from moegeom.geometry.cells.exchange import exchanged
 from moegeom.geometry.cells.polygons import polygons
 from moegeom.geometry.cells.raster_frame import PixelState
 from moegeom.report.slice_pictures import (
@@ -20,7 +21,7 @@ from moegeom.report.slice_pictures import (
     write_picture,
 )
 from moegeom.report.whole_file import write_whole
-from moegeom.studies.cells_found import FoundCells, swapped
+from moegeom.studies.cells_found import FoundCells
 from moegeom.studies.cells_frame import frame_of
 from moegeom.studies.cells_request import CellsRequest
 from moegeom.studies.cells_router import Looked
@@ -107,7 +108,7 @@ def _plane(
     frame = frame_of(points, looked.asked, looked.sample, request, _spread(found))
     drawn = polygons(weight, bias, found.coalition, found.walls, frame)
     inside = ~np.isnan(drawn.wall_ends[:, 0, 0])
-    out, into = swapped(found.coalition, found.walls[inside])
+    out, into = exchanged(found.coalition, found.walls[inside])
     chosen = found.coalition.astype(np.int64)
     return PlaneCells(
         caption=caption,
@@ -118,8 +119,8 @@ def _plane(
         offset=bias[chosen].sum(axis=1),
         wall_ends=drawn.wall_ends[inside],
         wall_cells=found.walls[inside],
-        wall_out=out.astype(np.int64),
-        wall_into=into.astype(np.int64),
+        wall_out=out,
+        wall_into=into,
         tokens=_marks(looked),
     )
 
@@ -152,7 +153,7 @@ def _drawn_rows(looked: Looked) -> np.ndarray:
 
 
 def _space(looked: Looked, found: FoundCells, caption: SliceCaption) -> SpaceCells:
-    out, into = swapped(found.coalition, found.walls)
+    out, into = exchanged(found.coalition, found.walls)
     inside = None
     if looked.placed is not None:
         cell = looked.placed.cell
@@ -162,8 +163,8 @@ def _space(looked: Looked, found: FoundCells, caption: SliceCaption) -> SpaceCel
         place=found.witness,
         coalitions=tuple(map(tuple, found.coalition.tolist())),
         walls=found.walls,
-        out=out.astype(np.int64),
-        into=into.astype(np.int64),
+        out=out,
+        into=into,
         tokens_inside=inside,
     )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int16, Int64
 
+from moegeom.geometry.cells.exchange import exchanged
+
 Frame = tuple[float, float, float, float]
 
 
@@ -60,11 +62,7 @@ def half_planes(
 
     The first expert that only the first cell has against the first that only the second has.
     """
-    experts = len(bias)
-    members = np.zeros((len(coalition), experts), dtype=bool)
-    members[np.arange(len(coalition))[:, None], coalition.astype(np.int64)] = True
-    first, second = members[walls[:, 0]], members[walls[:, 1]]
-    out, into = (first & ~second).argmax(axis=1), (second & ~first).argmax(axis=1)
+    out, into = exchanged(coalition, walls)
     return weight[out] - weight[into], bias[out] - bias[into]
 
 

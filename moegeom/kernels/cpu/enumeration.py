@@ -15,10 +15,7 @@ from moegeom.geometry.cells.exact_cells import ExactCells, exact_cells
 from moegeom.geometry.cells.rank import independent_columns_of
 from moegeom.kernels.cpu.level_cells import level_cells
 from moegeom.kernels.cpu.level_walk import Walked, Watch, level_walk
-
-#: Vertices that exact arithmetic is given where ties of the instance leave no other road: about a
-#: minute.
-MOST_EXACT = 60_000
+from moegeom.kernels.cpu.settled_cells import settled_cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,12 +76,12 @@ def enumerate_cells(
 
     The numbers are taken as they are. Lines are swept exactly; in d >= 2 the vertices of the
     order-k diagram are walked, at most ``most`` of them; without bias (None) two affine charts are
-    walked instead. An instance with ties (parallel walls, equal experts) that no vertex in general
-    position settles is given to ``exact_cells`` as a whole, and only there ``tie_broken`` matters.
+    walked instead. Vertices at which further experts tie (parallel walls, equal experts) take a
+    millisecond each, in exact arithmetic; only where there are such ``tie_broken`` matters: then
+    equal experts count as apart, the lower number ahead, while else no cell splits them.
 
-    Raises ValueError for k outside 1..E, for numbers that are not finite, and for instances with
-    ties of more than ``MOST_EXACT`` vertices. Source: CELLS.md; oracle in tests: the certified
-    instances there, and ``exact_cells``.
+    Raises ValueError for k outside 1..E and for numbers that are not finite. Source: CELLS.md;
+    oracle in tests: the certified instances there, and ``exact_cells``.
     """
     experts = len(weight)
     if not 1 <= k <= experts:
@@ -120,7 +117,7 @@ class _Job:
 
     def run(self) -> Enumeration:
         if self.weight.shape[1] == 1:
-            return self._exactly("sweep", 0)
+            return self._exactly("sweep")
         if self.bias is None:
             return self._central()
         return self._walked()
@@ -146,12 +143,13 @@ class _Job:
             return self._complement()
         walked = level_walk(self.weight, self.bias, self.k, self.most, self.threads, self.watch)
         if walked is None:
-            return self._exactly("exact walk", 0)
+            return self._exactly("exact walk")
         if not walked.is_whole:
             return self._unfinished(walked)
-        found = level_cells(walked, self.weight, self.bias, self.k)
         if walked.num_exact > 0:
-            return self._exactly("exact walk", len(walked.on))
+            found = settled_cells(walked, self.weight, self.bias, self.k, self.tie_broken)
+        else:
+            found = level_cells(walked, self.weight, self.bias, self.k)
         return Enumeration(
             coalition=found.coalition,
             witness=found.witness,
@@ -195,7 +193,7 @@ class _Job:
         d = self.weight.shape[1]
         column = _chart_column(self.weight)
         if column is None:
-            return self._exactly("exact walk", 0)
+            return self._exactly("exact walk")
         others = [m for m in range(d) if m != column]
         charts = []
         for side in (1.0, -1.0):
@@ -210,12 +208,7 @@ class _Job:
             charts.append(replace(found, witness=witness))
         return _united(charts)
 
-    def _exactly(self, road: str, num_vertices: int) -> Enumeration:
-        if num_vertices > MOST_EXACT:
-            raise ValueError(
-                f"ties between experts at some of {num_vertices} vertices: exact arithmetic takes "
-                f"at most {MOST_EXACT}; fewer dimensions, or a smaller part of the slice"
-            )
+    def _exactly(self, road: str) -> Enumeration:
         found = exact_cells(self.weight, self.bias, self.k, self.tie_broken)
         return replace(_from_exact(found, self.weight.shape[1], self.k), road=road)
 
