@@ -85,7 +85,7 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
             if files is not None:
                 files.add(looked)
             if request.plot is not None:
-                drawn = draw(looked, opened.name, request)
+                drawn = draw(looked, _model(opened), request)
         if files is not None:
             files.finish()
     except BaseException:
@@ -103,6 +103,13 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
         written=None if request.out is None else str(request.out),
         files=(*written, *drawn),
     )
+
+
+def _model(opened: _Opened) -> str:
+    """Family and name: of a checkpoint in a series the name alone says little."""
+    if opened.run is None:
+        return opened.name
+    return f"{opened.run['checkpoint']['family']} {opened.name}"
 
 
 def _opened(request: CellsRequest) -> _Opened:

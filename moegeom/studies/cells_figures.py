@@ -25,14 +25,16 @@ def facts_of(found: tuple[FoundCells, ...]) -> Cells:
     """Sums over the searches, and the graph of the walls where there is one."""
     first = found[0]
     graph = None
-    if len(found) == 1 and len(first.coalition):
+    if first.at is None and len(first.coalition):
         graph = wall_graph(first.coalition, first.walls)
     gaps = [part.gap for part in found if part.gap is not None]
+    sets = {tuple(row) for part in found for row in part.coalition.tolist()}
+    is_around = first.at is not None
     return Cells(
-        num_cells=sum(len(part.coalition) for part in found),
+        num_cells=len(sets),
         road=first.road,
         num_bounded=None if first.is_bounded is None else int(first.is_bounded.sum()),
-        num_walls=sum(len(part.walls) for part in found),
+        num_walls=None if is_around else len(first.walls),
         num_components=None if graph is None else graph.num_components,
         degrees=None if graph is None else (graph.degree_min, graph.degree_mean, graph.degree_max),
         diameter=None if graph is None else graph.diameter,

@@ -26,8 +26,8 @@ def frame_of(
 
     Of a plane through three tokens those three are shown, whatever lies around them.
     """
-    half = request.frame or request.radius or request.box
-    if half is not None:
+    if request.frame is not None:
+        half = request.frame
         return -half, half, -half, half
     if points is None or not len(points):
         return -reach, reach, -reach, reach

@@ -69,6 +69,8 @@ def _picture(looked: Looked, model: str, request: CellsRequest) -> SlicePicture:
             f"{dims:,}.",
             "Add --subspace pca:2, random:2 or plane:A,B,C.",
         )
+    if not len(found.coalition) or not np.isfinite(found.witness).all():
+        raise UsageError(f"--plot: {looked.asked.text} has no cell that could be drawn.")
     if dims == 3:
         return _space(looked, found, caption)
     return _plane(looked, found, caption, request)

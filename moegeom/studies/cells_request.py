@@ -9,6 +9,7 @@ import numpy as np
 
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.report.slice_pictures import check_picture
 from moegeom.scan.request import TokensRequest
 from moegeom.tokens.npy_arrays import read_numbers
 
@@ -71,8 +72,58 @@ def check_request(request: CellsRequest) -> None:
         raise UsageError("--hops H goes with --at TOKENS, the tokens to begin at.")
     if request.at and request.tokens is None and request.source is None:
         raise UsageError("--at names tokens of a recording: add --tokens REC.")
+    _refuse_alone(request)
+    _check_plot(request)
     if request.certify and request.coalition is None and request.out is None:
         raise UsageError("--certify goes with --coalition or --out: what it checks is written.")
+
+
+#: Options that mean nothing without another one, and what they are when they are not given.
+_GOES_WITH: dict[str, tuple[str, object]] = {
+    "view": ("plot", "cells"),
+    "band": ("plot", None),
+    "frame": ("plot", None),
+    "caption": ("plot", False),
+    "inradius": ("out", False),
+}
+
+#: Options that a question about one set of experts has no use for.
+_NOT_WITH_COALITION: dict[str, object] = {
+    "radius": None,
+    "hops": None,
+    "plot": None,
+    "out": None,
+    "tie_broken": False,
+    "null": 0,
+}
+
+
+def _refuse_alone(request: CellsRequest) -> None:
+    """Raises UsageError for options that would be passed over."""
+    for name, (wanted, default) in _GOES_WITH.items():
+        if getattr(request, name) != default and getattr(request, wanted) is None:
+            raise UsageError(f"--{name} goes with --{wanted}.")
+    if request.coalition is not None:
+        for name, default in _NOT_WITH_COALITION.items():
+            if getattr(request, name) != default:
+                raise UsageError(f"--coalition goes without --{name.replace('_', '-')}.")
+    if request.weights is not None and request.layers is not None:
+        raise UsageError("--layer goes with a checkpoint, not with --weights.")
+
+
+def _check_plot(request: CellsRequest) -> None:
+    """Raises UsageError for a picture that could not be drawn or written in the end."""
+    if request.plot is None:
+        return
+    for name in ("radius", "box", "hops"):
+        if getattr(request, name) is not None:
+            raise UsageError(
+                f"--plot draws the whole slice, not what --{name} leaves of it.",
+                "--frame R is half the side of what is drawn.",
+            )
+    check_picture(request.plot, view=request.view, band=request.band, width=request.width)
+    if not request.plot.absolute().parent.is_dir():
+        raise UsageError(f"--plot {request.plot}: the folder does not exist.")
 
 
 def parse_view(text: str) -> tuple[str, int | None]:

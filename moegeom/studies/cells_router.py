@@ -29,6 +29,9 @@ from moegeom.studies.cells_tokens import TokenSample
 
 Told = Callable[[int, int], None]
 
+#: Dimensions in which cells are looked for from wall to wall.
+MOST_DIMS = 16
+
 
 @dataclass(frozen=True, eq=False)
 class Placed:
@@ -68,6 +71,12 @@ def look_at(
 ) -> Looked:
     """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
     started = time.perf_counter()
+    is_list = asked.circle is None and router.rule.is_affine
+    if request.out is not None and not is_list:
+        raise UsageError(
+            f"--out writes lists of cells; router {router.name} has none on {asked.text}.",
+            "--plot writes the arcs or pixels as CSV beside the picture.",
+        )
     if asked.circle is not None:
         return _on_circle(router, asked, sample, request, started)
     if not router.rule.is_affine:
@@ -88,13 +97,28 @@ def _by_cells(
     offset = None if bias is None else bias.astype(np.float64)
     if part is not None:
         weight, offset = part.instance(weight, offset)
+    if offset is not None and (offset == offset[0]).all():
+        offset = None  # a common shift changes no choice
+    weight, offset = _of_usual_size(weight, offset)
     k, dims = router.rule.top_k, weight.shape[1]
     if sample is None:
         points = np.empty((0, dims))
     else:
         points = sample.inputs if part is None else part.coordinates(sample.inputs)
     starts = _starts(request, sample, points)
+    if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
+        raise UsageError(
+            f"--radius and --hops look at slices of at most {MOST_DIMS} dimensions; this one is "
+            f"{asked.text} with {dims:,}.",
+            "Add --subspace pca:D or random:D.",
+        )
     answer = find_cells(weight, offset, k, request, starts, told)
+    if isinstance(answer, AllSubsets) and (request.box is not None or request.out is not None):
+        raise UsageError(
+            f"router {router.name}: every set of {k} experts is a cell of {asked.text}, so there "
+            "is no list.",
+            "Add --subspace pca:D or random:D.",
+        )
     found: tuple[FoundCells, ...] = ()
     outcome: Outcome = "all subsets"
     placed, facts, null = None, None, None
@@ -123,6 +147,21 @@ def _by_cells(
     )
     record = replace(record, null=null)
     return Looked(record, router, asked, sample, found, placed, part, weight, offset)
+
+
+def _of_usual_size(
+    weight: Float64[np.ndarray, "experts dims"], offset: Float64[np.ndarray, "experts"] | None
+) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"] | None]:
+    """Both times one power of two where that loses no bit: cells and points stay what they are."""
+    _, exponent = np.frexp(np.abs(weight).max(initial=0.0))
+    if -500 < exponent < 500:
+        return weight, offset
+    parts = [weight] if offset is None else [weight, offset]
+    scaled = [np.ldexp(part, -int(exponent)) for part in parts]
+    back = [np.ldexp(part, int(exponent)) for part in scaled]
+    if not all(np.array_equal(a, b) for a, b in zip(parts, back, strict=True)):
+        return weight, offset
+    return scaled[0], None if offset is None else scaled[1]
 
 
 def _starts(

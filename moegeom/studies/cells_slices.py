@@ -54,7 +54,10 @@ class _Asked:
 
     def tokens(self, kind: str) -> TokenSample:
         if self.sample is None:
-            raise UsageError(f"--subspace {kind} is laid through tokens: add --tokens REC.")
+            raise UsageError(
+                f"--subspace {kind} is laid through recorded tokens of a checkpoint.",
+                "Add --tokens REC; a bare matrix has random:D and full.",
+            )
         return self.sample
 
     def dims(self, kind: str) -> int:
@@ -71,7 +74,7 @@ class _Asked:
         if len(parts) != len(names.split(",")) or not all(part.strip().isdigit() for part in parts):
             raise UsageError(
                 f"--subspace {kind}:{self.value}: expected tokens {kind}:{names}.",
-                f"For example {kind}:{','.join('170 4 95'.split()[: len(parts)] or ['170'])}.",
+                f"For example {kind}:{','.join('170 4 95'.split()[: len(names.split(','))])}.",
             )
         return tuple(int(part) for part in parts)
 

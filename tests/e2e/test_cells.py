@@ -216,7 +216,7 @@ def test_curved_walls_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
 
 def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, tmp_path):
     ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", "50", "--out", "found")
-    assert ran.code == 0
+    assert ran.code == 4
     assert "more vertices than --vertices allows (a random router has about" in ran.out
     assert pq.read_table(tmp_path / "found/cells.parquet").num_rows == 0
 
@@ -249,6 +249,16 @@ def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
         ((*BARE, "--plot", "x.svg", "--view", "expert:a"), "expected a number"),
         ((*BARE, "--plot", "x.svg", "--view", "sky"), "sky"),
         ((*BARE, "--certify"), "--certify goes with"),
+        ((*BARE, "--caption"), "--caption goes with --plot"),
+        ((*BARE, "--inradius"), "--inradius goes with --out"),
+        ((*BARE, "--coalition", "0,1,2", "--tie-broken"), "without --tie-broken"),
+        ((*BARE, "--coalition", "0,1,2", "--radius", "1"), "without --radius"),
+        ((*BARE, "--radius", "1", "--plot", "x.svg"), "--plot draws the whole slice"),
+        ((*BARE, "--plot", "nowhere/x.svg"), "the folder does not exist"),
+        ((*BARE, "--layer", "0"), "--layer goes with a checkpoint"),
+        (("cells", CKPT, "--layer", "0", "--out", "found"), "every set of 4 experts is a cell"),
+        (("cells", CKPT, "--layer", "0", "--radius", "1"), "at most 16 dimensions"),
+        ((*ON_SAMPLE, "--subspace", "circle:5,900", "--out", "found"), "--out writes lists"),
         ((*ON_SAMPLE, "--subspace", "plane:1,2"), "expected tokens plane:A,B,C"),
         ((*ON_SAMPLE, "--subspace", "plane:1,2,99999"), "token 99999"),
         ((*ON_SAMPLE, "--subspace", "plane:1,2,2"), "one line"),

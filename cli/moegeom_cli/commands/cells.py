@@ -122,6 +122,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """List the routing cells and walls of a slice, prove or refute one set, or draw them."""
+    from moegeom.core.verdict import EXIT_INCONCLUSIVE
     from moegeom.report import View
     from moegeom.report.enumerations import ENUMERATION_REPORTERS
     from moegeom.scan.plan import num_workers
@@ -173,3 +174,5 @@ def run(
         watch.close()
     view_of_screen = View(width(), has_colours(), all_layers)
     typer.echo(ENUMERATION_REPORTERS[format.value].render(found, view_of_screen), nl=False)
+    if any(router.outcome == "unfinished" for router in found.routers):
+        raise typer.Exit(EXIT_INCONCLUSIVE)

@@ -52,6 +52,7 @@ class Checked:
     ) -> None:
         self._rows, self._offsets = rows, offsets
         self._ranks = _classes(rows, offsets) if tie_broken else [0] * len(rows)
+        self._class_of = _first_equals(rows, offsets) if tie_broken else list(range(len(rows)))
         self.cells: dict[Coalition, Point] = {}
         self.walls: dict[Pair, Point] = {}
         self.unbounded: set[Coalition] = set()
@@ -60,13 +61,19 @@ class Checked:
         """Whether the coalition is ahead of all others at the point: then it is a cell."""
         if coalition not in self.cells:
             values = self._values(point)
-            outside = [value for i, value in enumerate(values) if i not in coalition]
-            if outside and not min(values[i] for i in coalition) > max(outside):
+            others = [j for j in range(len(values)) if j not in coalition]
+            if not all(self._is_ahead(values, i, j) for i in coalition for j in others):
                 return False
             self.cells[coalition] = tuple(point)
         if not is_bounded:
             self.unbounded.add(coalition)
         return True
+
+    def _is_ahead(self, values: Sequence[tuple[Fraction, int]], one: int, other: int) -> bool:
+        """Ahead by the logit; the rank decides between equal experts alone."""
+        if values[one][0] != values[other][0]:
+            return values[one][0] > values[other][0]
+        return self._class_of[one] == self._class_of[other] and values[one] > values[other]
 
     def add_wall(self, pair: Pair, point: Sequence[Fraction]) -> bool:
         """Whether only the pair that is exchanged ties at the point: then it is a wall."""
@@ -106,3 +113,12 @@ def _classes(rows: Sequence[Sequence[Fraction]], offsets: Sequence[Fraction]) ->
         ranks.append(seen.get(key, 0))
         seen[key] = ranks[-1] + 1
     return ranks
+
+
+def _first_equals(rows: Sequence[Sequence[Fraction]], offsets: Sequence[Fraction]) -> list[int]:
+    """For each expert the first one that is equal to it."""
+    first: dict[tuple[Fraction, ...], int] = {}
+    return [
+        first.setdefault((*row, offset), number)
+        for number, (row, offset) in enumerate(zip(rows, offsets, strict=True))
+    ]

@@ -131,12 +131,13 @@ class Dictionary:
 
     def shot(self, column: int, upwards: bool) -> int | None:
         """The first expert that is met where ``on[column]`` leaves the level; None for a ray."""
+        on, above, residual = self.on, self.above, self.residual
         best, own_rate, own_height = None, 0, 0
         for j, rate in enumerate(self.slope(column)):
-            if rate == 0 or ((rate > 0) == upwards) == (j in self.above) or j in self.on:
+            if rate == 0 or ((rate > 0) == upwards) == (j in above) or j in on:
                 continue
             # where the expert that leaves is at f = tau, j is met at |tau| = |F_j| / |R_j|
-            rate, height = abs(rate), abs(self.residual[j])
+            rate, height = abs(rate), abs(residual[j])
             farther = -1 if best is None else height * own_rate - own_height * rate
             if farther == 0 and best is not None:
                 farther = self._tie(j, best, column) * (1 if upwards else -1)

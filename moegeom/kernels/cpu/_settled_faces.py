@@ -88,14 +88,15 @@ def settled_faces(walked: Walked, k: int, settled: Settled) -> Faces:
     vertex that is not simple to one that is, all vertices are of the first kind.
     """
     found = Faces()
+    is_simple = walked.is_simple.tolist()
     vertices = np.flatnonzero(~walked.is_simple).tolist()
     above = masks_of(walked.bits[vertices])
     links = walked.links[vertices].tolist()
     for vertex, over, ends in zip(vertices, above, links, strict=True):
         for edge, end in enumerate(ends):
-            if end >= 0 and walked.is_simple[end]:
+            if end >= 0 and is_simple[end]:
                 cells, walls = _around(*_along(settled.on[vertex], over, edge), k)
-                found.simple_vertex.update(dict.fromkeys(cells, end))
+                found.simple_vertex.update((cell, end) for cell in cells)
                 found.simple_walls.update(walls)
     for vertex, over, ends in zip(vertices, above, links, strict=True):
         cells, walls = _left(found, *_around(settled.on[vertex], over, k))

@@ -88,6 +88,8 @@ def enumerate_cells(
         raise ValueError(f"top_k {k} of {experts} experts")
     if not np.isfinite(weight).all() or not (bias is None or np.isfinite(bias).all()):
         raise ValueError("a row or a bias is not finite")
+    if bias is not None and (bias == bias[0]).all():
+        bias = None  # a common shift changes no choice
     kept = independent_columns_of(weight)
     if k < experts and experts > 1 and len(kept) == experts - 1:
         return AllSubsets(experts, k)

@@ -33,7 +33,6 @@ from moegeom.kernels.cpu._settled_faces import (
     Faces,
     Mask,
     Settled,
-    Swap,
     experts_of,
     mask_of,
     masks_of,
@@ -162,9 +161,10 @@ def _facets(faces: Faces, arrangement: Arrangement, k: int) -> Iterator[tuple[Ma
             continue
         for own, sign in ((out, -1), (into, 1)):
             cell = common | 1 << own
-            order = sorted(slopes, key=lambda expert: (sign * slopes[expert], expert))
             sure = cell & ~tied
-            yield cell, sure | mask_of(order[: k - sure.bit_count()])
+            ranked = sorted((sign * slope, expert) for expert, slope in slopes.items())
+            taken = (expert for _, expert in ranked[: k - sure.bit_count()])
+            yield cell, sure | mask_of(taken)
 
 
 def _slopes(arrangement: Arrangement, tied: Mask, out: int, into: int) -> dict[int, int] | None:

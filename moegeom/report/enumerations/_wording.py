@@ -22,9 +22,9 @@ _ROADS = {
     "sweep": "swept from end to end in exact arithmetic",
     "walk": "{vertices} vertices walked",
     "charts": "{vertices} vertices walked on two affine charts",
-    "exact walk": "walked in exact arithmetic, because experts tie",
-    "one cell": "no wall: no row differs from another, or all experts are chosen",
-    "search": "searched from wall to wall by least distances",
+    "exact walk": "walked in exact arithmetic",
+    "one cell": "the choice is the same everywhere",
+    "search": "searched from wall to wall by least distances, every answer proved",
     "walk and filter": "{vertices} vertices walked, and each cell and wall tried",
     "circle": "all ties on the circle",
     "interval subdivision": "interval subdivision down to the pixel",
@@ -89,7 +89,11 @@ def _count(router: RouterCells) -> str:
         return f"not listed: more vertices than --vertices allows{guess}."
     assert router.cells is not None
     count = router.cells.num_cells
+    if router.outcome == "pixels":
+        return f"at least {count:,} of {sets} in the frame; smaller ones may lie between pixels"
     said = f"{count:,} of {sets}"
+    if count == 0:
+        return f"{said}: every place is a tie. With --tie-broken the lower number is ahead."
     if router.most_cells is not None and router.most_cells < router.num_possible:
         said += f", of at most {number(router.most_cells)} in {_dimensions(router.dims)}"
     if router.cells.num_bounded is not None:
@@ -113,7 +117,8 @@ def _walls(found: Cells) -> str:
         said += f"; a cell has {least} to {most}, {mean:.1f} on average"
     if found.diameter is not None:
         at_least = "" if found.is_diameter_exact else "at least "
-        said += f"; the farthest cells are {at_least}{found.diameter} walls apart"
+        walls = "1 wall" if found.diameter == 1 else f"{found.diameter} walls"
+        said += f"; the farthest cells are {at_least}{walls} apart"
     if found.num_components is not None and found.num_components > 1:
         said += f"; {found.num_components} pieces that share no wall"
     return said
@@ -122,9 +127,9 @@ def _walls(found: Cells) -> str:
 def _proof(router: RouterCells, found: Cells) -> str:
     said = _ROADS[found.road].format(vertices=f"{found.num_vertices:,}")
     if found.num_exact:
-        said += f", {found.num_exact:,} of the signs or distances in exact arithmetic"
+        said += f", {found.num_exact:,} of the answers in exact arithmetic, the others in float64"
     elif found.gap is not None and math.isfinite(found.gap):
-        said += f", all proved in float64 (the nearest tie is {found.gap:.1e} error bounds away)"
+        said += f", all proved in float64 (safe by a factor of {found.gap:.1e} or more)"
     if found.proved_share is not None:
         what = "area" if router.outcome == "pixels" else "arcs"
         said += f"; {_percent(found.proved_share)} of the {what} proved"
@@ -149,8 +154,8 @@ def _tokens(router: RouterCells) -> str:
 def _between(between: Between) -> str:
     return (
         f"{between.mean_crossings:.3g} walls on the straight way between two tokens, "
-        f"{between.per_length:.3g} +- {between.per_length_se:.1g} per unit of length "
-        f"({between.num_segments:,} ways)"
+        f"{between.per_length:.3g} +- {between.per_length_se:.1g} per unit of length of the "
+        f"router input ({between.num_segments:,} ways)"
     )
 
 
@@ -166,18 +171,23 @@ def _visited(visited: Visited) -> str:
 
 def answer_sentences(answer: Answer) -> Iterator[str]:
     """What is said of a set of experts: whether it is a cell, and how that is proved."""
-    chosen = ", ".join(map(str, answer.coalition))
+    numbers = ", ".join(map(str, answer.coalition))
+    several = len(answer.coalition) > 1
+    chosen = f"{answer.router}: expert{'s' if several else ''} {numbers}"
+    are = "are chosen together" if several else "is chosen"
     where = f"on {answer.subspace}"
     checked = " Checked again in exact arithmetic." if answer.is_checked else ""
     took = f" ({duration(answer.seconds)})"
     if answer.is_cell:
         assert answer.margin is not None
-        yield (
-            f"experts {chosen} are chosen together {where}: at the point of the certificate each "
-            f"of them is ahead of all others by {answer.margin:.3g} or more.{checked}{took}"
-        )
+        each = "each of them is ahead of all others" if several else "it is ahead of all others"
+        ahead = f"{each} by {answer.margin:.3g} or more"
+        if math.isinf(answer.margin):
+            ahead = "there are no others"
+        said = f"at the point of the certificate {ahead}"
+        yield f"{chosen} {are} {where}: {said}.{checked}{took}"
         return
-    yield f"experts {chosen} are chosen together nowhere {where}.{checked}{took}"
+    yield f"{chosen} {are} nowhere {where}.{checked}{took}"
     if answer.weights is not None:
         inside, outside = (_mixture(part) for part in answer.weights)
         yield (
@@ -191,4 +201,6 @@ def _mixture(weights: tuple[tuple[int, float], ...]) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100.0 * share:.3g} %"
+    """Rounded down where rounding would say all of them."""
+    text = f"{100.0 * share:.3g} %"
+    return f"{math.floor(1e4 * share) / 100:.4g} %" if text == "100 %" and share < 1.0 else text

@@ -42,7 +42,8 @@ def _header(found: Enumerations, width: int) -> list[Text]:
 
 
 def _router(router: RouterCells, width: int) -> list[Text]:
-    head = f"{router.router}  {router.num_experts} experts, top-{router.top_k}"
+    experts = "1 expert" if router.num_experts == 1 else f"{router.num_experts} experts"
+    head = f"{router.router}  {experts}, top-{router.top_k}"
     lines = [Text(head, style="bold")]
     for label, text in sentences(router):
         style = STYLES["warning"] if router.outcome == "unfinished" and label == "cells" else "bold"

@@ -12,7 +12,7 @@ from moegeom.report.slice_pictures._picture import (
     SpaceCells,
     TokenMarks,
 )
-from moegeom.report.slice_pictures._write import write_picture
+from moegeom.report.slice_pictures._write import check_picture, write_picture
 
 __all__ = [
     "CircleCells",
@@ -24,6 +24,7 @@ __all__ = [
     "SpaceCells",
     "TokenMarks",
     "caption_text",
+    "check_picture",
     "figure_csv",
     "write_picture",
 ]

@@ -80,6 +80,22 @@ def write_picture(picture: SlicePicture, path: Path | str, **options: Any) -> No
     that this kind of picture has not, and for an unknown option.
     """
     path = Path(path)
+    content = _renderer(path)(picture, picture_options(options))
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside.write_bytes(content)
+    beside.replace(path)
+
+
+def check_picture(path: Path, **options: Any) -> None:
+    """Raises UsageError for an ending, a view or an option that no picture has."""
+    _renderer(path)
+    view = picture_options(options).view
+    known = sorted({name for views in _VIEWS.values() for name in views})
+    if view not in known:
+        raise unknown_name("view of a picture", view, known)
+
+
+def _renderer(path: Path) -> Callable[[SlicePicture, PictureOptions], bytes]:
     render = RENDERERS.get(path.suffix.lower())
     if render is None:
         guess = nearest_name(path.suffix.lower(), RENDERERS)
@@ -87,10 +103,7 @@ def write_picture(picture: SlicePicture, path: Path | str, **options: Any) -> No
             f"{path.name}: no picture is written with the ending '{path.suffix}'.{guess}",
             f"Known: {', '.join(RENDERERS)}.",
         )
-    content = render(picture, picture_options(options))
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    beside.write_bytes(content)
-    beside.replace(path)
+    return render
 
 
 def _view(picture: SlicePicture, options: PictureOptions) -> tuple[_Draw, _Page]:
