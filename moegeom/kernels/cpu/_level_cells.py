@@ -40,9 +40,11 @@ def _num_above(bits):
 def _code_above(bits, marks):
     """The hash of the experts above, to which the marks of others are added."""
     code = np.uint64(0)
-    for j in range(len(marks)):
-        if (bits[j >> 6] >> np.uint64(j & 63)) & np.uint64(1):
-            code ^= marks[j]
+    for w in range(len(bits)):
+        word, some = bits[w], marks[64 * w : 64 * w + 64]
+        for j in range(len(some)):
+            # all ones where the bit is set: no branches, so that lanes are worked on together
+            code ^= some[j] & (np.uint64(0) - ((word >> np.uint64(j)) & np.uint64(1)))
     return code
 
 
@@ -52,15 +54,15 @@ def _joined(bits, own, some, out):
     for w in range(len(bits)):
         out[w] = bits[w]
     for c in range(len(own)):
-        if (some >> np.uint32(c)) & np.uint32(1):
-            out[own[c] >> 6] |= np.uint64(1) << np.uint64(own[c] & 63)
+        bit = np.uint64((some >> np.uint32(c)) & np.uint32(1))
+        out[own[c] >> 6] |= bit << np.uint64(own[c] & 63)
 
 
 @njit(**INNER)
 def _code_joined(code, own, some, marks):
     for c in range(len(own)):
-        if (some >> np.uint32(c)) & np.uint32(1):
-            code ^= marks[own[c]]
+        bit = np.uint64((some >> np.uint32(c)) & np.uint32(1))
+        code ^= marks[own[c]] & (np.uint64(0) - bit)
     return code
 
 

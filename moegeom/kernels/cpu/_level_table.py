@@ -19,7 +19,7 @@ def _code(marks, row):
 
 
 @njit(**INNER)
-def _place(table, on, codes, row, code):
+def _place(table, on, codes, row, code, dims):
     """The slot of an on-set in the table, or the empty one where it belongs."""
     mask = np.uint64(len(table) - 1)
     slot = code & mask
@@ -27,10 +27,8 @@ def _place(table, on, codes, row, code):
         vertex = table[slot]
         if codes[vertex] == code:
             same = True
-            for c in range(len(row)):
-                if on[vertex, c] != row[c]:
-                    same = False
-                    break
+            for c in range(len(dims) + 1):
+                same &= on[vertex, c] == row[c]
             if same:
                 return slot
         slot = (slot + np.uint64(1)) & mask
@@ -38,13 +36,13 @@ def _place(table, on, codes, row, code):
 
 
 @njit(**INNER)
-def _number(table, on, codes, num, row, code):
+def _number(table, on, codes, num, row, code, dims):
     """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
-    slot = _place(table, on, codes, row, code)
+    slot = _place(table, on, codes, row, code, dims)
     if table[slot] < 0:
         if num == len(on):
             return -1
-        for c in range(len(row)):
+        for c in range(len(dims) + 1):
             on[num, c] = row[c]
         codes[num] = code
         table[slot] = num
@@ -52,24 +50,21 @@ def _number(table, on, codes, num, row, code):
 
 
 @njit(**INNER)
-def _swapped(on, leaving, entering, out):
+def _swapped(on, leaving, entering, out, dims):
     """The on-set without ``on[leaving]`` and with ``entering``, in order; where that stands."""
-    n, place = 0, -1
-    for c in range(len(on)):
-        if c == leaving:
-            continue
-        if place < 0 and entering < on[c]:
-            out[n], place = entering, n
-            n += 1
-        out[n] = on[c]
-        n += 1
-    if place < 0:
-        out[n], place = entering, n
+    size, place = len(dims) + 1, 0
+    for c in range(size):
+        place += np.int64((on[c] < entering) & (c != leaving))
+    # no branches: which way they went could not be foretold
+    for n in range(size):
+        left = n - np.int64(n > place)
+        out[n] = on[min(left + np.int64(left >= leaving), size - 1)]
+    out[place] = entering
     return place
 
 
 @njit(nogil=True, cache=True)
-def enter(on, above, links, codes, table, marks, met, start, first, stop, num):
+def enter(on, above, links, codes, table, marks, met, start, first, stop, num, dims):
     """Numbers for the ends of the edges of the vertices ``first`` to ``stop``.
 
     ``met`` is what ``examine`` found for the vertices from ``start`` on. The same edge is entered
@@ -78,17 +73,17 @@ def enter(on, above, links, codes, table, marks, met, start, first, stop, num):
     """
     following = np.empty(on.shape[1], dtype=on.dtype)
     for vertex in range(first, stop):
-        for edge in range(links.shape[1]):
+        for edge in range(2 * len(dims) + 2):
             entering = met[vertex - start, edge]
             if entering == NONE or links[vertex, edge] != NONE:
                 continue
             if entering == RAY:
                 links[vertex, edge] = RAY
                 continue
-            leaving = on[vertex, edge // 2]
-            place = _swapped(on[vertex], edge // 2, entering, following)
+            leaving = on[vertex, edge >> 1]
+            place = _swapped(on[vertex], edge >> 1, entering, following, dims)
             code = codes[vertex] ^ marks[leaving] ^ marks[entering]
-            end = _number(table, on, codes, num, following, code)
+            end = _number(table, on, codes, num, following, code, dims)
             if end < 0:
                 return vertex, num
             num = max(num, end + 1)
@@ -117,7 +112,9 @@ def advance(
             columns, bias, k, num_experts, upwards, on, above, point, rising, state, links, met,
             gap, head, stop,
         )  # fmt: skip
-        done, num = enter(on, above, links, codes, table, marks, met, head, head, stop, num)
+        done, num = enter(
+            on, above, links, codes, table, marks, met, head, head, stop, num, upwards
+        )
         head = done
         if done < stop:
             return head, num, False
@@ -159,13 +156,13 @@ def check_links(on, above, state, links, num):
 
 
 @njit(nogil=True, cache=True)
-def fill_table(table, on, codes, num):
+def fill_table(table, on, codes, num, dims):
     """Puts the first on-sets into the table."""
     for row in range(num):
-        table[_place(table, on, codes, on[row], codes[row])] = row
+        table[_place(table, on, codes, on[row], codes[row], dims)] = row
 
 
 @njit(nogil=True, cache=True)
-def entered(table, on, codes, marks, num, row):
+def entered(table, on, codes, marks, num, row, dims):
     """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
-    return _number(table, on, codes, num, row, _code(marks, row))
+    return _number(table, on, codes, num, row, _code(marks, row), dims)

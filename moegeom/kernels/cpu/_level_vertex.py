@@ -29,11 +29,14 @@ _SIGN = np.int64(-(2**63))
 #: What lets sums be computed in vector registers; not for error bounds.
 _FAST: set[str] = {"nnan", "nsz", "reassoc", "contract"}
 
+#: Products and sums in one operation, in the order in which they stand.
+_FUSED: set[str] = {"nnan", "nsz", "contract"}
+
 
 @njit(**INNER)
-def _inverted(matrix, swapped):
+def _inverted(matrix, swapped, dims):
     """Gauss-Jordan with row pivots, in place; False where a pivot is 0."""
-    size = len(matrix)
+    size = len(dims) + 1
     for column in range(size):
         pivot = column
         for r in range(column + 1, size):
@@ -65,9 +68,9 @@ def _inverted(matrix, swapped):
 
 
 @njit(**INNER)
-def _spoiled(basis, inverse):
+def _spoiled(basis, inverse, dims):
     """Bound of the largest column sum of |I - G M|, what rounding hides included."""
-    size, most = len(basis), 0.0
+    size, most = len(dims) + 1, 0.0
     gamma = 2.0 * (size + 3) * _UNIT
     for c in range(size):
         total = 0.0
@@ -83,13 +86,13 @@ def _spoiled(basis, inverse):
 
 
 @njit(**INNER)
-def _solved(basis, inverse, spoiled, right, out, error, left):
+def _solved(basis, inverse, spoiled, right, out, error, left, dims):
     """G times ``right`` for M x = right, and how far each coordinate may be from the solution.
 
     The error is e = G (right - M x) + E e with E = I - G M, so that |e| is at most |G| times the
     residual and, in each coordinate, |E| / (1 - |E|) times the sum of that.
     """
-    size = len(basis)
+    size = len(dims) + 1
     gamma = 2.0 * (size + 3) * _UNIT
     for r in range(size):
         value = 0.0
@@ -114,19 +117,17 @@ def _solved(basis, inverse, spoiled, right, out, error, left):
         error[r] = 1.01 * (error[r] + 1.5 * spoiled * whole)
 
 
-@njit(**INNER, fastmath=_FAST)
-def _levels(columns, bias, y, error, gamma, f, bound):
+@njit(**INNER, fastmath=_FUSED)
+def _levels(columns, bias, y, error, gamma, f, bound, dims):
     """f of every expert at y, and what it may be wrong by: |f - f_computed| < bound."""
-    d = len(columns)
+    d = len(dims)
     for j in range(len(bias)):
-        f[j] = bias[j] - y[d]
-        bound[j] = _LEAST + 1.01 * error[d] + gamma * (abs(y[d]) + abs(bias[j]))
-    for c in range(d):
-        value, loose = y[c], 1.01 * error[c] + gamma * abs(y[c])
-        column = columns[c]
-        for j in range(len(bias)):
-            f[j] += column[j] * value
-            bound[j] += abs(column[j]) * loose
+        value = bias[j] - y[d]
+        reach = _LEAST + 1.01 * error[d] + gamma * (abs(y[d]) + abs(bias[j]))
+        for c in range(d):
+            value += columns[c, j] * y[c]
+            reach += abs(columns[c, j]) * (1.01 * error[c] + gamma * abs(y[c]))
+        f[j], bound[j] = value, reach
 
 
 @njit(**INNER)
@@ -148,22 +149,19 @@ def _reciprocals(f, bound, inverse_f):
     return most
 
 
-@njit(**INNER, fastmath=_FAST)
-def _shot(columns, direction, inverse_f, slope, h, bits):
-    """Slopes along an edge and h = -slope / f; the bits of its largest and of its least.
+@njit(**INNER, fastmath=_FUSED)
+def _shot(columns, direction, inverse_f, h, bits, dims):
+    """h = -slope / f along an edge; the bits of its largest and of its least.
 
     At ``tau`` along the edge f + tau slope = 0, and h = 1 / tau: its largest is the first expert
     that is met upwards, its least the first one downwards, 0 where there is none.
     """
-    d = len(columns)
+    d = len(dims)
     for j in range(len(h)):
-        slope[j] = -direction[d]
-    for c in range(d):
-        value, column = direction[c], columns[c]
-        for j in range(len(h)):
-            slope[j] += column[j] * value
-    for j in range(len(h)):
-        h[j] = -slope[j] * inverse_f[j]
+        slope = -direction[d]
+        for c in range(d):
+            slope += columns[c, j] * direction[c]
+        h[j] = -slope * inverse_f[j]
     # floats of one sign are ordered as their bits, and maxima of integers are vector code
     largest, least = np.int64(0), np.int64(0)
     for j in range(len(h)):
@@ -182,28 +180,33 @@ def _largest(values):
 
 @njit(**INNER)
 def _found(bits, value):
+    """The first place of a value that is there."""
+    place = np.int64(len(bits))
     for j in range(len(bits)):
-        if bits[j] == value:
-            return j
-    return -1
+        place = min(place, np.int64(j) if bits[j] == value else np.int64(len(bits)))
+    return place
 
 
 @njit(**INNER)
-def _is_ray(columns, basis, inverse, spoiled, inverse_f, slope, column, scratch, num_experts):
+def _is_ray(
+    columns, basis, inverse, spoiled, inverse_f, direction, column, scratch, num_experts, dims
+):
     """Whether every slope along an edge is known to differ from 0, where nothing is met."""
-    size = len(basis)
+    size = len(dims) + 1
     edge, error, right, left = scratch[0], scratch[1], scratch[2], scratch[3]
     gamma = 2.0 * (size + 3) * _UNIT
     for m in range(size):
         right[m] = 1.0 if m == column else 0.0
-    _solved(basis, inverse, spoiled, right, edge, error, left)
+    _solved(basis, inverse, spoiled, right, edge, error, left, dims)
     for j in range(num_experts):
         if inverse_f[j] == 0.0:  # on the level itself
             continue
         bound = 1.01 * error[size - 1] + gamma * abs(edge[size - 1])
+        slope = -direction[size - 1]
         for m in range(size - 1):
+            slope += columns[m, j] * direction[m]
             bound += abs(columns[m, j]) * (1.01 * error[m] + gamma * abs(edge[m]))
-        if not abs(slope[j]) > bound:
+        if not abs(slope) > bound:
             return False
     return True
 
@@ -223,16 +226,20 @@ def examine(
     at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. ``gap`` [0] is the least of
     |f| / bound.
     """
-    d, lanes = columns.shape
+    dims, lanes = upwards, columns.shape[1]
+    # known to the compiler, which unrolls what runs over it
+    d = len(dims)
     size = d + 1
     basis, inverse = np.empty((size, size)), np.empty((size, size))
     y, error, right, left = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
     spare = np.empty((4, size))
     f, bound, inverse_f = np.empty(lanes), np.empty(lanes), np.empty(lanes)
-    slope, h, direction = np.empty(lanes), np.empty(lanes), np.empty(size)
+    h, direction, along = np.empty(lanes), np.empty(size), np.empty(d)
     f_bits, h_bits, swapped = f.view(np.uint64), h.view(np.int64), np.empty(size, np.int64)
     gamma = 2.0 * (size + 3) * _UNIT
-    reach, largest_row = _largest(upwards), 1.0
+    for c in range(d):
+        along[c] = upwards[c]
+    reach, largest_row = _largest(along), 1.0
     for c in range(d):
         largest_row = max(largest_row, _largest(columns[c]))
     for vertex in range(start, stop):
@@ -245,15 +252,15 @@ def examine(
             basis[r, d] = -1.0
             right[r] = -bias[own[r]]
         inverse[:] = basis
-        if not _inverted(inverse, swapped):
+        if not _inverted(inverse, swapped, dims):
             continue
-        spoiled = _spoiled(basis, inverse)
+        spoiled = _spoiled(basis, inverse, dims)
         if not spoiled < 0.3:
             continue
-        _solved(basis, inverse, spoiled, right, y, error, left)
+        _solved(basis, inverse, spoiled, right, y, error, left, dims)
         if not _largest(y) * largest_row < _MOST:
             continue
-        _levels(columns, bias, y, error, gamma, f, bound)
+        _levels(columns, bias, y, error, gamma, f, bound, dims)
         for r in range(size):
             f[own[r]], bound[own[r]] = _MOST, 0.0
         if not _are_certain(f, bound):
@@ -285,7 +292,7 @@ def examine(
                 direction[m] = inverse[m, c]
                 length += abs(direction[m])
                 if m < d:
-                    climb += upwards[m] * direction[m]
+                    climb += along[m] * direction[m]
             if not length * largest_row < _MOST:
                 state[vertex] = UNCERTAIN
                 break
@@ -298,7 +305,7 @@ def examine(
             up = count <= k - 2 and links[vertex, 2 * c + 1] == NONE
             if not down and not up:
                 continue
-            largest, least = _shot(columns, direction, inverse_f, slope, h, h_bits)
+            largest, least = _shot(columns, direction, inverse_f, h, h_bits, dims)
             for side in range(2):
                 nearest = largest if side else least
                 if not (up if side else down):
@@ -306,7 +313,16 @@ def examine(
                 if nearest != (0 if side else _SIGN):
                     ends[2 * c + side] = _found(h_bits, nearest)
                 elif _is_ray(
-                    columns, basis, inverse, spoiled, inverse_f, slope, c, spare, num_experts
+                    columns,
+                    basis,
+                    inverse,
+                    spoiled,
+                    inverse_f,
+                    direction,
+                    c,
+                    spare,
+                    num_experts,
+                    dims,
                 ):
                     ends[2 * c + side] = RAY
                 else:

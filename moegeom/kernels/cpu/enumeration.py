@@ -248,8 +248,11 @@ def _united(charts: list[Enumeration]) -> Enumeration:
 
 def _ordered(walls: Int64[np.ndarray, "walls 2"]) -> Int64[np.ndarray, "walls 2"]:
     """The cell that comes first in front, and walls in their order."""
-    walls = np.sort(walls.reshape(-1, 2), axis=1)
-    return walls[np.lexsort(walls.T[::-1])]
+    one, other = walls.reshape(-1, 2).T
+    first, second = np.minimum(one, other), np.maximum(one, other)
+    key = first * (second.max(initial=0) + 1) + second
+    order = np.argsort(key) if (key[1:] < key[:-1]).any() else slice(None)
+    return np.stack([first[order], second[order]], axis=1)
 
 
 def _sorted(found: Enumeration) -> Enumeration:

@@ -39,15 +39,18 @@ def level_cells(
     )
     octets = masks.astype("<u8").view(np.uint8)
     members = np.unpackbits(octets, axis=1, count=len(bias), bitorder="little")
-    coalition = np.nonzero(members)[1].reshape(len(masks), k)
-    order = np.lexsort(coalition.T[::-1])
+    # of two coalitions the one whose lowest expert outside the other is lower comes first
+    ranks = np.packbits(members, axis=1)
+    ranks = np.pad(ranks, ((0, 0), (0, -ranks.shape[1] % 8))).view(">u8").astype(np.uint64)
+    order = np.lexsort(~ranks.T[::-1]) if ranks.shape[1] > 1 else np.argsort(~ranks[:, 0])
+    coalition = np.nonzero(members[order])[1].reshape(len(masks), k)
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     pairs = place[walls[:, :2]]
     # walls in the order of their cells, whatever vertex they were found at
-    by_cells = np.lexsort(pairs.T[::-1])
+    by_cells = np.argsort(pairs[:, 0] * len(order) + pairs[:, 1])
     return Cells(
-        coalition=coalition[order].astype(np.int16),
+        coalition=coalition.astype(np.int16),
         witness=witness[order],
         is_bounded=is_bounded[order],
         is_proved=np.ones(len(order), dtype=bool),
@@ -100,9 +103,11 @@ def _rays(
     vertex, edge = np.nonzero(walked.links == RAY)
     ray_of = np.full(walked.links.shape, -1, np.int32)
     ray_of[vertex, edge] = np.arange(len(vertex))
-    experts = walked.on[vertex].astype(np.int64)
+    # a vertex has several edges without end: each basis is inverted once
+    is_new = np.append(True, vertex[1:] != vertex[:-1])[: len(vertex)]
+    experts, basis_of = walked.on[vertex[is_new]].astype(np.int64), np.cumsum(is_new) - 1
     basis = np.concatenate([weight[experts], np.full((*experts.shape, 1), -1.0)], axis=2)
     inverse = np.linalg.inv(basis)
-    found = inverse[np.arange(len(vertex)), :-1, edge // 2]
+    found = inverse[basis_of, :-1, edge // 2]
     found *= np.where(edge % 2 == 1, 1.0, -1.0)[:, None]
     return found / np.linalg.norm(found, axis=1, keepdims=True), ray_of

@@ -6,7 +6,7 @@ go whose signs float64 cannot prove.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -137,7 +137,8 @@ class _Walk:
         self._columns, self._padded = np.zeros((d, lanes)), np.full(lanes, _BELOW)
         self._columns[:, :experts], self._padded[:experts] = weight.T, bias
         generator = np.random.default_rng(0)
-        self._upwards = generator.standard_normal(d)
+        # a tuple, for its length is a part of its type: kernels are compiled for each d
+        self._upwards = tuple(generator.standard_normal(d).tolist())
         self._marks = generator.integers(1, 2**63, experts).astype(np.uint64)
         self._exact: Arrangement | None = None
         self._num = self._head = 0
@@ -170,13 +171,15 @@ class _Walk:
                 array[: self._num] = getattr(self, name)[: self._num]
             setattr(self, name, array)
         self._table = np.full(1 << max(4, (2 * room - 1).bit_length()), -1, np.int32)
-        fill_table(self._table, self._on, self._codes, self._num)
+        fill_table(self._table, self._on, self._codes, self._num, self._upwards)
 
     def _add(self, on: tuple[int, ...]) -> int | None:
         """The number of a vertex, a new one if need be; None where there is no room for it."""
         row = np.array(on, np.int16)
         for _ in range(2):
-            number = entered(self._table, self._on, self._codes, self._marks, self._num, row)
+            number = entered(
+                self._table, self._on, self._codes, self._marks, self._num, row, self._upwards
+            )
             if number >= 0:
                 self._num = max(self._num, int(number) + 1)
                 return int(number)
@@ -208,7 +211,7 @@ class _Walk:
     def _examine(self, met: np.ndarray, start: int, stop: int, gap: np.ndarray) -> None:
         examine(*self._router(), *self._vertices(), met, gap, start, stop)
 
-    def _router(self) -> tuple[np.ndarray, np.ndarray, int, int, np.ndarray]:
+    def _router(self) -> tuple[np.ndarray, np.ndarray, int, int, tuple[float, ...]]:
         return self._columns, self._padded, self._k, len(self._weight), self._upwards
 
     def _vertices(self) -> _Vertices:
@@ -255,7 +258,7 @@ class _Walk:
         while self._head < stop:
             self._head, self._num = enter(
                 self._on, self._above, self._links, self._codes, self._table, self._marks,
-                met, start, self._head, stop, self._num,
+                met, start, self._head, stop, self._num, self._upwards,
             )  # fmt: skip
             if self._head < stop and not self._grow():
                 return False
@@ -307,24 +310,22 @@ class _Walk:
             rising=self._rising[kept],
             links=number[self._links[kept]],
             is_simple=state[kept] == PROVED,
-            upwards=self._upwards,
+            upwards=np.array(self._upwards),
             num_experts=len(self._weight),
             gap=float(self._gap[0]),
             is_whole=is_whole,
         )
 
 
-def _guesses(weight: np.ndarray, bias: np.ndarray, k: int) -> list[tuple[int, ...]]:
+def _guesses(weight: np.ndarray, bias: np.ndarray, k: int) -> Iterator[tuple[int, ...]]:
     """Experts around rank k at points without pattern: often those of a vertex of the diagram."""
     experts, d = weight.shape
     generator = np.random.default_rng(1)
     # one scale for rows and one for biases, so that points lie where logits are comparable
     scale = max(float(np.abs(bias).max()), 1e-12) / max(float(np.abs(weight).max()), 1e-12)
-    found: dict[tuple[int, ...], None] = {}
     for attempt in range(16):
         point = generator.standard_normal(d) * scale * 2.0 ** (attempt % 4 - 2)
         order = np.argsort(-(weight @ point + bias), kind="stable")
         for before in range(d + 1):
             start = min(max(0, k - 1 - before), experts - d - 1)
-            found[tuple(sorted(order[start : start + d + 1].tolist()))] = None
-    return list(found)
+            yield tuple(sorted(order[start : start + d + 1].tolist()))
