@@ -144,6 +144,7 @@ def _marks(looked: Looked) -> TokenMarks | None:
         place=looked.placed.place[rows],
         is_own=looked.placed.is_own[rows],
         distance=None if distance is None else distance[rows],
+        number=looked.sample.token[rows],
     )
 
 

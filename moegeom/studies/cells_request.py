@@ -178,4 +178,11 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             f"{path.name}: holds {', '.join(found) or 'nothing'}; expected weight.",
             "numpy.savez writes one: weight=W (experts, dims) and bias=b (experts).",
         )
+    for name in ("weight", "bias"):
+        whole = name in found and found[name].dtype.kind in "iu"
+        if whole and ((found[name] > 2**53) | (found[name] < -(2**53))).any():
+            raise RouterError(
+                f"{path.name}: {name} holds integers that float64 does not tell apart.",
+                "Store it as float64: cells are exact for the numbers that are read.",
+            )
     return {name: found[name].astype(np.float64) for name in ("weight", "bias") if name in found}

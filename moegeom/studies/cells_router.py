@@ -71,17 +71,19 @@ def look_at(
 ) -> Looked:
     """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
     started = time.perf_counter()
-    is_list = asked.circle is None and router.rule.is_affine
-    if request.out is not None and not is_list:
-        raise UsageError(
-            f"--out writes lists of cells; router {router.name} has none on {asked.text}.",
-            "--plot writes the arcs or pixels as CSV beside the picture.",
-        )
     if asked.circle is not None:
         return _on_circle(router, asked, sample, request, started)
     if not router.rule.is_affine:
         return _by_pixels(router, asked, sample, request, started)
     return _by_cells(router, asked, sample, request, told, started)
+
+
+def _refuse_out(router: Router, asked: AskedSlice, request: CellsRequest) -> None:
+    if request.out is not None:
+        raise UsageError(
+            f"--out writes lists of cells; router {router.name} has none on {asked.text}.",
+            "--plot writes the arcs or pixels as CSV beside the picture.",
+        )
 
 
 def _by_cells(
@@ -157,8 +159,9 @@ def _of_usual_size(
     if -500 < exponent < 500:
         return weight, offset
     parts = [weight] if offset is None else [weight, offset]
-    scaled = [np.ldexp(part, -int(exponent)) for part in parts]
-    back = [np.ldexp(part, int(exponent)) for part in scaled]
+    with np.errstate(over="ignore", under="ignore"):
+        scaled = [np.ldexp(part, -int(exponent)) for part in parts]
+        back = [np.ldexp(part, int(exponent)) for part in scaled]
     if not all(np.array_equal(a, b) for a, b in zip(parts, back, strict=True)):
         return weight, offset
     return scaled[0], None if offset is None else scaled[1]
@@ -276,6 +279,7 @@ def _by_pixels(
             "and are not listed.",
             "A plane is drawn, proved pixel by pixel: --subspace pca:2, random:2 or plane:A,B,C.",
         )
+    _refuse_out(router, asked, request)
     if request.radius is not None or request.box is not None or request.hops is not None:
         raise UsageError("--radius, --box and --hops go with routers whose walls are straight.")
     points = None if sample is None else part.coordinates(sample.inputs)
@@ -295,6 +299,7 @@ def _by_pixels(
         num_cells=len(found.coalitions),
         road="interval subdivision",
         proved_share=found.share(PixelState.CONSTANT),
+        num_open=found.count(PixelState.OPEN),
     )
     placed = None
     if sample is not None and points is not None:
@@ -343,6 +348,7 @@ def _on_circle(
             f"router {router.name}: on a great circle only routers with straight walls are known.",
             "A plane is drawn, proved pixel by pixel: --subspace plane:A,B,C.",
         )
+    _refuse_out(router, asked, request)
     assert asked.circle is not None
     assert asked.centre is not None
     weight = router.weight.astype(np.float64)

@@ -130,7 +130,7 @@ def _plane(asked: _Asked) -> AskedSlice:
             f"--subspace plane:{asked.value}: the inputs of these tokens lie on one line.",
             "Choose three tokens that differ.",
         ) from None
-    return AskedSlice(f"plane through the tokens {_listed(numbers)}", part, at=numbers)
+    return AskedSlice(f"the plane through the tokens {_listed(numbers)}", part, at=numbers)
 
 
 def _circle(asked: _Asked) -> AskedSlice:
@@ -153,7 +153,7 @@ def _circle(asked: _Asked) -> AskedSlice:
         )
     radius = math.sqrt(hidden) if router.gain is not None else float(np.linalg.norm(unit[0]))
     axes = radius * gain[:, None] * np.column_stack([first, second / length])
-    text = f"great circle through the tokens {_listed(numbers)}"
+    text = f"the great circle through the tokens {_listed(numbers)}"
     return AskedSlice(text, None, circle=axes, centre=shift, at=numbers)
 
 
@@ -184,7 +184,7 @@ def _of_file(path: Path, router: Router) -> AskedSlice:
         raise UsageError(f"--subspace {path.name}: the columns of basis depend on one another.")
     if not np.allclose(basis.T @ basis, np.eye(dims), atol=1e-9):
         basis = np.linalg.qr(basis)[0]
-    return AskedSlice(f"{path.name}, {dims} directions", Slice(centre, basis))
+    return AskedSlice(f"the slice {path.name}", Slice(centre, basis))
 
 
 _KINDS: dict[str, Callable[[_Asked], AskedSlice]] = {

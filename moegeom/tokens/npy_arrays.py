@@ -131,7 +131,7 @@ def _read(path: Path, allowed: frozenset[np.dtype], word: str) -> dict[str, np.n
                 raise RecordingError(
                     f"{path.name}: {size:,} bytes of arrays, more than the {TRACE_BYTES:,} "
                     "allowed.",
-                    "Give the requests in several files.",
+                    "Give less in one file.",
                 )
             arrays = {}
             for info in members:

@@ -21,7 +21,8 @@ class Cells:
     ``road`` is the one that was taken, ``gap`` how many error bounds the nearest sign that float64
     proved is from a tie. Degrees are walls of a cell; ``diameter`` the most walls between two cells
     of one piece, a lower bound unless it ``is_diameter_exact``. ``num_bounded`` is None where a
-    ball, a box or steps bound the search; ``proved_share`` is that of arcs or of the pixels.
+    ball, a box or steps bound the search; ``proved_share`` is that of arcs, or of pixels
+    that one set is proved for; ``num_open`` pixels are undecided, the others crossed by a wall.
     """
 
     num_cells: int
@@ -36,6 +37,7 @@ class Cells:
     num_exact: int = 0
     gap: float | None = None
     proved_share: float | None = None
+    num_open: int | None = None
 
 
 @dataclass(frozen=True)

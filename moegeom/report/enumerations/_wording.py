@@ -130,9 +130,13 @@ def _proof(router: RouterCells, found: Cells) -> str:
         said += f", {found.num_exact:,} of the answers in exact arithmetic, the others in float64"
     elif found.gap is not None and math.isfinite(found.gap):
         said += f", all proved in float64 (safe by a factor of {found.gap:.1e} or more)"
-    if found.proved_share is not None:
-        what = "area" if router.outcome == "pixels" else "arcs"
-        said += f"; {_percent(found.proved_share)} of the {what} proved"
+    if found.proved_share is not None and found.num_open is not None:
+        said += (
+            f"; one set is proved for {_percent(found.proved_share)} of the area, {found.num_open} "
+            "pixels are undecided, the rest is proved to be crossed by walls"
+        )
+    elif found.proved_share is not None:
+        said += f"; {_percent(found.proved_share)} of the arcs proved"
     return f"{said}; {duration(router.seconds)}"
 
 

@@ -22,7 +22,7 @@ def caption_text(picture: SlicePicture) -> str:
     caption = _bounded(picture.caption)
     router = f"{caption.num_experts} experts of {caption.model}, router {caption.router}"
     sentences = [
-        f"Cells of the top {caption.top_k} of {router}, in the slice {caption.subspace}"
+        f"Cells of the top {caption.top_k} of {router}, on {caption.subspace}"
         + _variance(picture)
         + ".",
         f"{_content(picture)}.",
@@ -48,8 +48,8 @@ def title_text(picture: SlicePicture) -> str:
 
 
 def count_text(number: int) -> str:
-    """``16 384``."""
-    return f"{number:,}".replace(",", " ")
+    """``16,384``."""
+    return f"{number:,}"
 
 
 def percent_text(share: float) -> str:
@@ -73,7 +73,8 @@ def _content(picture: SlicePicture) -> str:
     match picture:
         case PlaneCells():
             seen = sum(len(polygon) > 2 for polygon in picture.polygons)
-            counts = [f"{count_text(seen)} cells", f"{count_text(len(picture.wall_ends))} walls"]
+            walls = count_text(len(picture.wall_ends))
+            counts = [f"{count_text(seen)} cells and {walls} walls in the frame"]
         case SpaceCells():
             counts = [f"{count_text(len(picture.place))} cells"]
             counts += [f"{count_text(len(picture.walls))} walls"]

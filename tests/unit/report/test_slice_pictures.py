@@ -250,7 +250,7 @@ def test_a_caption_names_source_shares_seed_and_version():
     text = caption_text(PLANE)
     assert "top 2 of 7 experts of a/model, router text/12" in text
     assert "pca:2 of 16384 tokens (18.3 % of the variance)" in text
-    assert "3 of 16 384 tokens (0.02 %) lie in the cell they are drawn in." in text
+    assert "3 of 16,384 tokens (0.02 %) lie in the cell they are drawn in." in text
     assert "every one proved" in text
     assert text.endswith("Seed 5; moegeom 0.1.0.")
     assert "\n" not in text
