@@ -24,14 +24,14 @@ def groups_of_two(kind, fill):
 
 #: Rule, number of experts, spread of selection biases, tokens.
 SEPARABLE = [
-    (Rule(1, "sigmoid", SCORE, True), 3, 0.2, 400),
+    (Rule(1, "sigmoid", SCORE, True), 3, 0.2, 200),
     (Rule(2, "sigmoid", SCORE, True, logit_map=LogitMap(1.0, 3.0)), 3, 0.2, 200),
-    (Rule(1, "sqrt_softplus", SCORE, True), 3, 0.3, 400),
+    (Rule(1, "sqrt_softplus", SCORE, True), 3, 0.3, 200),
     (Rule(1, "sqrt_softplus", SCORE, True, logit_map=LogitMap(0.5, 2.0)), 3, 0.3, 200),
     (Rule(1, "identity", SCORE, True, logit_map=LogitMap(1.0, 2.0)), 3, 0.5, 200),
 ]
 BOUNDED = [
-    (Rule(1, "softmax", SCORE, True), 3, 0.05, 400),
+    (Rule(1, "softmax", SCORE, True), 3, 0.05, 200),
     *(
         (Rule(2, score, SCORE, True, groups=groups_of_two(kind, fill)), 6, spread, 60)
         for score, spread in (("sigmoid", 0.2), ("softmax", 0.02), ("identity", 0.2))

@@ -75,8 +75,14 @@ def _request(folder: Path, case: Case, spoil: Spoil, lean: float) -> GateRequest
     return GateRequest(str(model), tokens=tokens, num_workers=1)
 
 
+@pytest.fixture(scope="session")
+def baselines() -> dict[Case, str]:
+    """What baselines say that were made before, by what they were made of."""
+    return {}
+
+
 @pytest.fixture
-def outcomes(tmp_path, monkeypatch) -> Callable[[Case], dict[str, Outcome]]:
+def outcomes(tmp_path, monkeypatch, baselines) -> Callable[[Case], dict[str, Outcome]]:
     """Outcomes of the gate by code, from a folder without a profile."""
     monkeypatch.chdir(tmp_path)
 
@@ -85,8 +91,12 @@ def outcomes(tmp_path, monkeypatch) -> Callable[[Case], dict[str, Outcome]]:
         baseline = None
         if case.before is not None:
             baseline = tmp_path / f"baseline-{number}.json"
-            made = _request(tmp_path / f"before-{number}", case, case.before, case.before_lean)
-            gate(replace(made, baseline=baseline, update_baseline=True))
+            made_of = replace(case, spoil=keep, lean=0.0, request={})
+            if made_of not in baselines:
+                made = _request(tmp_path / f"before-{number}", case, case.before, case.before_lean)
+                gate(replace(made, baseline=baseline, update_baseline=True))
+                baselines[made_of] = baseline.read_text("utf-8")
+            baseline.write_text(baselines[made_of], "utf-8")
         asked = _request(tmp_path / f"now-{number}", case, case.spoil, case.lean)
         found = gate(replace(asked, **{"baseline": baseline, **case.request}))
         return {outcome.code: outcome for outcome in found.verdict.outcomes}

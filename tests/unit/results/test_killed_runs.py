@@ -119,7 +119,7 @@ def kill_again_and_again(disk, forker, folder, num_kills: int) -> None:
 
 
 def test_some_kills_leave_no_results_or_whole_ones(disk, forker, tmp_path):
-    kill_again_and_again(disk, forker, tmp_path, 6)
+    kill_again_and_again(disk, forker, tmp_path, 3)
 
 
 @pytest.mark.nightly
