@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -11,6 +11,7 @@ from moegeom_cli.streams import Format
 
 if TYPE_CHECKING:
     from moegeom.checkpoint.remote_options import RemoteOptions
+    from moegeom.core.tokens import Stage
 
 #: What is accepted wherever a checkpoint is asked for.
 CHECKPOINT = (
@@ -50,6 +51,11 @@ NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Ask the server of a URL for everything; keep nothing.")
 ]
 PrintFormat = Annotated[Format, typer.Option("--format", help="How to print.")]
+
+
+def asked_stage(text: str | None) -> Stage | None:
+    """What foreign numbers are; ``open_tokens`` refuses what is no stage."""
+    return cast("Stage | None", text)
 
 
 def remote_options(no_cache: bool) -> RemoteOptions | None:

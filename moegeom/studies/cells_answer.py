@@ -10,7 +10,7 @@ import numpy as np
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.cells.certificate import cell_certificate
-from moegeom.geometry.cells.certificate_check import CellPoint, check_certificate
+from moegeom.geometry.cells.certificate_check import CellPoint, Weights, check_certificate
 from moegeom.report.enumerations import Answer
 from moegeom.studies.cells_slices import AskedSlice
 
@@ -64,17 +64,14 @@ def answer(
         inside = np.isin(np.arange(experts), chosen)
         margin = float(logits[inside].min() - logits[~inside].max()) if k < experts else np.inf
     else:
-        weights = tuple(
-            tuple((expert, float(share)) for expert, share in part)
-            for part in (found.inside, found.outside)
-        )
+        weights = _rounded(found.inside), _rounded(found.outside)
     return Answer(
         router=router.name,
         coalition=chosen,
         subspace=where,
         is_cell=isinstance(found, CellPoint),
         margin=margin,
-        weights=weights,  # type: ignore[arg-type] - a tuple of two, made of two
+        weights=weights,
         certificate=found.as_json(),
         is_checked=with_check,
         seconds=time.perf_counter() - started,
@@ -88,3 +85,7 @@ def _of_usual_size(found: CellPoint) -> CellPoint:
         return found
     away = largest.numerator.bit_length() - largest.denominator.bit_length()
     return CellPoint(tuple(value / Fraction(2) ** away for value in found.point))
+
+
+def _rounded(weights: Weights) -> tuple[tuple[int, float], ...]:
+    return tuple((expert, float(share)) for expert, share in weights)

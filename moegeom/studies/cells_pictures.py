@@ -96,7 +96,7 @@ def _caption(looked: Looked, model: str, request: CellsRequest) -> SliceCaption:
         seed=request.seed,
         version=__version__,
         is_certified=is_certified,
-        remark=record.remark,
+        remark="",
     )
 
 

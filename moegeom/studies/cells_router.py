@@ -14,8 +14,8 @@ from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.geometry.cells.cell_bounds import expected_diagram, most_cells
 from moegeom.geometry.cells.circle import Arcs, circle_arcs
-from moegeom.geometry.cells.raster import raster
-from moegeom.geometry.cells.raster_frame import PixelState, Raster
+from moegeom.geometry.cells.raster import plane_raster
+from moegeom.geometry.cells.raster_frame import Frame, PixelState, Raster
 from moegeom.geometry.cells.raster_slice import plane_router
 from moegeom.geometry.cells.subspace import Slice
 from moegeom.kernels.cpu.enumeration import AllSubsets
@@ -213,7 +213,6 @@ def _record(
     started: float,
     seed: int,
     is_central: bool = False,
-    remark: str = "",
 ) -> RouterCells:
     experts, k = router.num_experts, router.rule.top_k
     is_sliced = router.rule.is_affine and asked.circle is None and outcome != "all subsets"
@@ -237,7 +236,6 @@ def _record(
         left_out=0 if sample is None else sample.left_out,
         between=between_of(router, sample, seed),
         visited=None if sample is None else visited_of(sample),
-        remark=remark,
     )
 
 
@@ -284,17 +282,16 @@ def _by_pixels(
         raise UsageError("--radius, --box and --hops go with routers whose walls are straight.")
     points = None if sample is None else part.coordinates(sample.inputs)
     frame = frame_of(points, asked, sample, request, _reach(router))
-    found = raster(
+    plane = plane_router(
         router.rule,
         router.weight,
         router.logit_bias,
         router.selection_bias,
         part.centre,
         part.basis,
-        frame,
-        (request.pixels, request.pixels),
         router.projection,
     )
+    found = plane_raster(plane, Frame(*frame, request.pixels, request.pixels))
     facts = Cells(
         num_cells=len(found.coalitions),
         road="interval subdivision",
@@ -303,7 +300,9 @@ def _by_pixels(
     )
     placed = None
     if sample is not None and points is not None:
-        placed = _on_pixels(router, part, points, sample, found)
+        drawn = plane.choice(points)
+        cells = np.array(found.coalitions)
+        placed = Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
     seed, window = request.seed, _window(frame)
     record = _record(router, asked, sample, 2, window, "pixels", facts, placed, started, seed)
     return Looked(record, router, asked, sample, (), placed, part, pixels=found, frame=frame)
@@ -317,23 +316,6 @@ def _window(frame: tuple[float, float, float, float]) -> str:
 def _reach(router: Router) -> float:
     """Length of a router input behind its norm; 1 without."""
     return float(np.sqrt(router.hidden_size)) if router.gain is not None else 1.0
-
-
-def _on_pixels(
-    router: Router, part: Slice, points: np.ndarray, sample: TokenSample, found: Raster
-) -> Placed:
-    plane = plane_router(
-        router.rule,
-        router.weight,
-        router.logit_bias,
-        router.selection_bias,
-        part.centre,
-        part.basis,
-        router.projection,
-    )
-    drawn = plane.choice(points)
-    cells = np.array(found.coalitions)
-    return Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
 
 
 def _on_circle(

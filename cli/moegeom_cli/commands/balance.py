@@ -17,6 +17,7 @@ from moegeom_cli.options import (
     RouterMap,
     StaleInputs,
     Unverified,
+    asked_stage,
     remote_options,
 )
 from moegeom_cli.state import rules_folder
@@ -59,7 +60,7 @@ def run(
     request = BalanceRequest(
         checkpoint=checkpoint,
         tokens=tokens,
-        stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        stage=asked_stage(stage),
         router_map=parse_map(router_map or ()),
         layers=layers,
         stale_inputs=stale_inputs,

@@ -19,6 +19,7 @@ from moegeom_cli.options import (
     StaleInputs,
     Threads,
     Unverified,
+    asked_stage,
     default_out,
     remote_options,
 )
@@ -97,7 +98,7 @@ def run(
             checkpoint=checkpoint,
             out=out or default_out(checkpoint, "boundary"),
             tokens=tokens,
-            stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+            stage=asked_stage(stage),
             router_map=parse_map(router_map or ()),
             layers=layers,
             exclude_first=exclude_first,

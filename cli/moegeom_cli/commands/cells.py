@@ -16,6 +16,7 @@ from moegeom_cli.options import (
     RouterMap,
     StaleInputs,
     Unverified,
+    asked_stage,
     remote_options,
 )
 from moegeom_cli.state import rules_folder
@@ -134,7 +135,7 @@ def run(
         checkpoint=checkpoint,
         tokens=tokens,
         layers=layers,
-        stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        stage=asked_stage(stage),
         router_map=parse_map(router_map or ()),
         stale_inputs=stale_inputs,
         unverified=unverified,

@@ -26,6 +26,7 @@ from moegeom_cli.options import (
     StaleInputs,
     Threads,
     Unverified,
+    asked_stage,
     remote_options,
 )
 from moegeom_cli.state import rules_folder
@@ -114,7 +115,7 @@ def run(
     request = GateRequest(
         target=target,
         tokens=tokens,
-        stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        stage=asked_stage(stage),
         router_map=parse_map(router_map or ()),
         layers=layers,
         profile=profile,

@@ -17,6 +17,7 @@ from moegeom_cli.options import (
     RouterMap,
     StaleInputs,
     Unverified,
+    asked_stage,
     remote_options,
 )
 from moegeom_cli.state import rules_folder
@@ -76,7 +77,7 @@ def run(
         against=against,
         log_probs=log_probs,
         layers=layers,
-        stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        stage=asked_stage(stage),
         router_map=parse_map(router_map or ()),
         stale_inputs=stale_inputs,
         unverified=unverified,

@@ -29,6 +29,7 @@ from moegeom_cli.options import (
     StaleInputs,
     Threads,
     Unverified,
+    asked_stage,
     default_out,
     remote_options,
 )
@@ -109,7 +110,7 @@ def run(
         checkpoint=checkpoint,
         out=out or default_out(checkpoint, "moegeom"),
         tokens=tokens,
-        stage=stage,  # type: ignore[arg-type] - open_tokens refuses what is no stage
+        stage=asked_stage(stage),
         dialect=dialect,
         router_map=pairs,
         prior=prior,

@@ -220,7 +220,7 @@ def _chart_column(weight: Float64[np.ndarray, "experts dims"]) -> int | None:
     distinct = len(np.unique(weight, axis=0))
     for column in reversed(range(weight.shape[1])):
         others = np.delete(weight, column, axis=1)
-        if not others.shape[1] or len(np.unique(others, axis=0)) == distinct:
+        if len(np.unique(others, axis=0)) == distinct:
             return column
     return None
 

@@ -27,8 +27,8 @@ from jaxtyping import Bool, Float64, Int16, Int64, UInt32
 
 from moegeom.geometry.cells.dictionary import Arrangement, dictionary
 from moegeom.geometry.cells.exact_walk import Hull
+from moegeom.kernels.cpu._level_diagram import diagram_of, points_near
 from moegeom.kernels.cpu._level_vertex import UNORDERED
-from moegeom.kernels.cpu._settled_diagram import diagram_of, points_near
 from moegeom.kernels.cpu._settled_faces import (
     Faces,
     Mask,

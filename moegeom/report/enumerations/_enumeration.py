@@ -100,7 +100,6 @@ class RouterCells:
     between: Between | None = None
     visited: Visited | None = None
     null: NullCells | None = None
-    remark: str = ""
 
 
 @dataclass(frozen=True)

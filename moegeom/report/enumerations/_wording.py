@@ -61,8 +61,6 @@ def sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
         yield "between", _between(router.between)
     if router.visited is not None:
         yield "visited", _visited(router.visited)
-    if router.remark:
-        yield "note", router.remark
 
 
 def _slice(router: RouterCells) -> str:

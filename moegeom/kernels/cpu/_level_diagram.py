@@ -1,4 +1,4 @@
-"""Cells and walls of a whole walk with its ties broken, where some vertices are not simple."""
+"""Cells and walls of a whole walk with its ties broken, and points of its cells."""
 
 from __future__ import annotations
 
@@ -60,9 +60,11 @@ def points_near(
     vertex, edge = np.nonzero(is_ray)
     ray_of = np.full(walked.links.shape, -1, np.int32)
     ray_of[is_ray] = np.arange(len(vertex))
-    experts = walked.on[vertex].astype(np.int64)
+    # a vertex has several edges without end: each basis is inverted once
+    is_new = np.append(True, vertex[1:] != vertex[:-1])[: len(vertex)]
+    experts, basis_of = walked.on[vertex[is_new]].astype(np.int64), np.cumsum(is_new) - 1
     basis = np.concatenate([weight[experts], np.full((*experts.shape, 1), -1.0)], axis=2)
-    direction = np.linalg.inv(basis)[np.arange(len(vertex)), :-1, edge // 2]
+    direction = np.linalg.inv(basis)[basis_of, :-1, edge // 2]
     direction *= np.where(edge % 2 == 1, 1.0, -1.0)[:, None]
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
     ends = np.where((walked.links == RAY) & ~is_ray, NONE, walked.links)
