@@ -7,7 +7,7 @@ cut. Nothing is held for the whole stream, so memory does not grow with the numb
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int16, Int32, Int64, Integer, Shaped
@@ -126,4 +126,17 @@ class TokenSource(Protocol):
         chosen ones, (tokens, top_k), in the order of ``read_chosen``. A kind that is none of
         ``OUTPUT_KINDS`` is an ``InternalError``.
         """
+        ...
+
+
+@runtime_checkable
+class StoredValues(Protocol):
+    """A source that also gives values as they are stored, without widening them to float32."""
+
+    def stored_dtype(self, router: str) -> np.dtype:
+        """Dtype of what ``read_values`` reads; that of ml_dtypes for bfloat16."""
+        ...
+
+    def read_stored(self, router: str, start: int, out: Shaped[np.ndarray, "tokens width"]) -> None:
+        """Fills ``out``, of the stored dtype or float32, from token ``start`` on."""
         ...

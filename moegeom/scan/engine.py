@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from moegeom.core.tokens import TILE
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
-from moegeom.scan.measure import Measured, measure, refuse_non_finite
+from moegeom.scan.measure import Measured, Routed, measure, refuse_non_finite
 from moegeom.scan.plan import MAX_TILES
 from moegeom.scan.task import Task
 
@@ -35,14 +35,14 @@ class Progress:
     num_non_finite: int = 0
     states: dict[str, State] = field(default_factory=dict)
 
-    def after(self, next_tile: int, num_tokens: int, measured: Measured) -> Progress:
-        """What is known once ``num_tokens`` more were measured; the first lost ones keep names."""
+    def after(self, next_tile: int, num_tokens: int, lost: tuple[int, ...]) -> Progress:
+        """What is known once ``num_tokens`` more were measured; the first ``lost`` keep names."""
         return replace(
             self,
             next_tile=next_tile,
             num_tokens=self.num_tokens + num_tokens,
-            non_finite=(*self.non_finite, *measured.non_finite)[:8],
-            num_non_finite=self.num_non_finite + len(measured.non_finite),
+            non_finite=(*self.non_finite, *lost)[:8],
+            num_non_finite=self.num_non_finite + len(lost),
         )
 
 
@@ -53,6 +53,9 @@ class Hooks:
     advanced: Callable[[int], None] | None = None
     snapshot: Callable[[Progress], None] | None = None
     rows: Callable[[Quantities], None] | None = None
+
+
+NO_HOOKS = Hooks()
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def scan_router(
     tiles: Sequence[int],
     pace: Pace,
     skip_non_finite: bool = False,
-    hooks: Hooks = Hooks(),
+    hooks: Hooks = NO_HOOKS,
     begin: Progress | None = None,
 ) -> Progress:
     """All ``tiles`` of the source through one router, folded into ``reductions``.
@@ -89,8 +92,8 @@ def scan_router(
             progress.num_tokens,
         )
     router = task.prepared.router
-    with _Workers(task, reductions, pace.num_workers) as workers:
-        pending: deque[tuple[_Range, Future[Measured]]] = deque()
+    with Workers(task, reductions, pace.num_workers) as workers:
+        pending: deque[tuple[TokenRange, Future[Measured]]] = deque()
         folded = progress.next_tile
         last_snapshot = time.monotonic()
 
@@ -98,7 +101,9 @@ def scan_router(
             nonlocal progress, folded
             batch, future = pending.popleft()
             measured = future.result()
-            progress = progress.after(batch.next_tile, batch.stop - batch.start, measured)
+            progress = progress.after(
+                batch.next_tile, batch.stop - batch.start, measured.non_finite
+            )
             if not skip_non_finite:
                 refuse_non_finite(
                     router.name,
@@ -111,19 +116,20 @@ def scan_router(
             if hooks.advanced:
                 hooks.advanced(batch.stop - batch.start)
 
-        for batch in _ranges(tiles, folded, task.source.facts.num_tokens, pace.batch_tokens):
-            pending.append((batch, workers.submit(batch)))
+        longest = min(max(pace.batch_tokens // TILE, 1), MAX_TILES)
+        for batch in token_ranges(tiles, folded, task.source.facts.num_tokens, longest):
+            pending.append((batch, workers.submit(batch.start, batch.stop)))
             if len(pending) > 2 * pace.num_workers:
                 finish_one()
             due = time.monotonic() - last_snapshot > pace.snapshot_seconds
             if hooks.snapshot and due:
                 while pending:
                     finish_one()
-                hooks.snapshot(_with_states(progress, workers))
+                hooks.snapshot(with_states(progress, workers.states()))
                 last_snapshot = time.monotonic()
         while pending:
             finish_one()
-        return _with_states(progress, workers)
+        return with_states(progress, workers.states())
 
 
 def extent_of(task: Task) -> Extent:
@@ -139,17 +145,18 @@ def extent_of(task: Task) -> Extent:
 
 
 @dataclass(frozen=True)
-class _Range:
+class TokenRange:
+    """Tokens ``[start, stop)``; the sequence of tiles goes on with ``next_tile``."""
+
     start: int
     stop: int
     next_tile: int
 
 
-def _ranges(
-    tiles: Sequence[int], first: int, num_tokens: int, batch_tokens: int
-) -> Iterator[_Range]:
-    """Runs of neighbouring tiles, at most ``batch_tokens`` and MAX_TILES long."""
-    longest = min(max(batch_tokens // TILE, 1), MAX_TILES)
+def token_ranges(
+    tiles: Sequence[int], first: int, num_tokens: int, longest: int
+) -> Iterator[TokenRange]:
+    """Runs of at most ``longest`` neighbouring tiles, from the one of number ``first`` on."""
     index = first
     while index < len(tiles):
         length = 1
@@ -160,11 +167,11 @@ def _ranges(
         ):
             length += 1
         start = tiles[index] * TILE
-        yield _Range(start, min(start + length * TILE, num_tokens), index + length)
+        yield TokenRange(start, min(start + length * TILE, num_tokens), index + length)
         index += length
 
 
-class _Workers:
+class Workers:
     """Threads that measure ranges and fold them, each into accumulators of its own."""
 
     def __init__(self, task: Task, reductions: Sequence[str], count: int) -> None:
@@ -182,18 +189,19 @@ class _Workers:
         # One BLAS thread per product: its result must not depend on how many there are.
         self._limits = threadpool_limits(1, user_api="blas")
 
-    def __enter__(self) -> _Workers:
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._limits.restore_original_limits()
 
-    def submit(self, batch: _Range) -> Future[Measured]:
-        return self._pool.submit(self._work, batch)
+    def submit(self, start: int, stop: int, routed: Routed | None = None) -> Future[Measured]:
+        """Measures tokens ``[start, stop)``, of which a device may know the choice already."""
+        return self._pool.submit(self._work, start, stop, routed)
 
-    def _work(self, batch: _Range) -> Measured:
-        measured = measure(self._task, batch.start, batch.stop)
+    def _work(self, start: int, stop: int, routed: Routed | None) -> Measured:
+        measured = measure(self._task, start, stop, routed)
         accumulators = self._free.get()
         try:
             for accumulator in accumulators.values():
@@ -213,8 +221,8 @@ class _Workers:
         return merged
 
 
-def _with_states(progress: Progress, workers: _Workers) -> Progress:
-    merged = workers.states()
+def with_states(progress: Progress, merged: Mapping[str, State]) -> Progress:
+    """The progress with ``merged`` added to the states that it began from."""
     before = progress.states
     states = {
         name: REDUCTIONS[name].merge(before[name], state) if name in before else state

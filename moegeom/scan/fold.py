@@ -42,7 +42,7 @@ class Fold:
         if tile not in self._tiles:
             return
         measured = measure(self._task, start, stop)
-        self._progress = self._progress.after(tile + 1, stop - start, measured)
+        self._progress = self._progress.after(tile + 1, stop - start, measured.non_finite)
         if not self._skip_non_finite:
             refuse_non_finite(
                 self._task.prepared.router.name,

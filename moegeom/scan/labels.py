@@ -42,13 +42,18 @@ class Populations:
     @property
     def outliers(self) -> int:
         """Counter index of outlier tokens."""
-        return min(len(self.domains), MAX_DOMAINS) + 2
+        return self.unlabelled + 1
+
+    @property
+    def unlabelled(self) -> int:
+        """Counter index of tokens without a domain."""
+        return min(len(self.domains), MAX_DOMAINS) + 1
 
     def label(self, columns: TokenColumns) -> Int32[np.ndarray, "tokens"]:
         """Counter index of each token."""
         domain = columns.domain.astype(np.int32)
         own = min(len(self.domains), MAX_DOMAINS)
-        return np.where(domain < 0, own + 1, np.minimum(domain, own)).astype(np.int32)
+        return np.where(domain < 0, self.unlabelled, np.minimum(domain, own)).astype(np.int32)
 
 
 def is_outlier(

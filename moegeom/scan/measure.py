@@ -32,6 +32,7 @@ from moegeom.scan.order_distances import order_distances
 from moegeom.scan.prepared import unavailable
 from moegeom.scan.products import tile_logits
 from moegeom.scan.recorded import (
+    RecordedLogits,
     recorded_choice,
     recorded_ids,
     recorded_logits,
@@ -55,8 +56,30 @@ class Measured:
     non_finite: tuple[int, ...]
 
 
-def measure(task: Task, start: int, stop: int) -> Measured:
-    """Quantities of tokens ``[start, stop)``; ``start`` is a multiple of the tile."""
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """What a device has found out about the tokens of a range; None where it was not asked.
+
+    ``values`` are the router inputs in the dtype that they are stored in; ``is_lost`` marks tokens
+    with a logit that is not finite, of which the rest means nothing.
+    """
+
+    logits: Float[np.ndarray, "tokens experts"]
+    is_lost: Bool[np.ndarray, "tokens"]
+    chosen: Int32[np.ndarray, "tokens k"]
+    margin: Float64[np.ndarray, "tokens"]
+    group_margin: Float64[np.ndarray, "tokens"] | None = None
+    distance: Float64[np.ndarray, "tokens"] | None = None
+    pair: Int32[np.ndarray, "tokens 2"] | None = None
+    norm: Float64[np.ndarray, "tokens"] | None = None
+    values: Float[np.ndarray, "tokens hidden"] | None = None
+
+
+def measure(task: Task, start: int, stop: int, routed: Routed | None = None) -> Measured:
+    """Quantities of tokens ``[start, stop)``; ``start`` is a multiple of the tile.
+
+    What is ``routed`` is not computed again.
+    """
     facts = task.source.facts
     columns = task.source.read_columns(start, stop)
     labels = {
@@ -73,7 +96,12 @@ def measure(task: Task, start: int, stop: int) -> Measured:
     if facts.stage == "ids":
         labels["chosen"] = recorded_ids(task, start, stop)
         return Measured(Quantities(**_rows(labels, kept)), ())
-    found = recorded_logits(task, start, stop)
+    if routed is None:
+        found, choice = recorded_logits(task, start, stop), {}
+    else:
+        found = RecordedLogits(routed.logits, routed.norm, routed.values)
+        names = ("chosen", "margin", "group_margin", "distance", "pair")
+        choice = {name: getattr(routed, name) for name in names}
     theirs = None if task.against is None else logits_of(task.against, found.values)
     # One sum tells whether all are finite: nan and infinities survive it, and if finite numbers
     # overflow it, the closer look finds nothing. A non-finite input makes every logit of its token
@@ -81,7 +109,10 @@ def measure(task: Task, start: int, stop: int) -> Measured:
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
         total = found.logits.sum() + (0.0 if theirs is None else theirs.sum())
     lost: tuple[int, ...] = ()
-    if not np.isfinite(total):
+    if routed is not None:
+        lost = tuple((np.flatnonzero(routed.is_lost & kept) + start).tolist())
+        kept &= ~routed.is_lost
+    elif not np.isfinite(total):
         finite = np.isfinite(found.logits).all(axis=1)
         if theirs is not None:
             finite &= np.isfinite(theirs).all(axis=1)
@@ -98,6 +129,7 @@ def measure(task: Task, start: int, stop: int) -> Measured:
         "top_expert": found.top_expert,
         "recorded": recorded_choice(task, start, stop),
         **recorded_outputs(task, start, stop),
+        **choice,
     }
     quantities = _quantities(task, _Arrays(**_rows(arrays, kept)))
     return Measured(quantities, lost)
@@ -109,7 +141,8 @@ class _Arrays:
 
     ``logits`` are ``W y + b``, whose order is the choice and whose differences are distances;
     ``scale``, where there is one, takes them to the logits that scores are made of.
-    ``their_logits`` are those of the router of a second checkpoint.
+    ``their_logits`` are those of the router of a second checkpoint. ``chosen`` and what follows it
+    are known where a device has routed the tokens.
     """
 
     token: np.ndarray
@@ -129,6 +162,11 @@ class _Arrays:
     expert_output: np.ndarray | None = None
     scale: Float64[np.ndarray, "tokens"] | None = None
     their_logits: Float[np.ndarray, "tokens experts"] | None = None
+    chosen: Int32[np.ndarray, "tokens k"] | None = None
+    margin: Float64[np.ndarray, "tokens"] | None = None
+    group_margin: Float64[np.ndarray, "tokens"] | None = None
+    distance: Float64[np.ndarray, "tokens"] | None = None
+    pair: Int32[np.ndarray, "tokens 2"] | None = None
 
     @property
     def scored_logits(self) -> Float[np.ndarray, "tokens experts"]:
@@ -193,16 +231,23 @@ def _float_bound(
 def _quantities(task: Task, read: _Arrays) -> Quantities:
     prepared, rule, kernels = task.prepared, task.prepared.router.rule, task.kernels
     scored, norm = read.scored_logits, read.norm
-    compared, group_margin = compared_scores(prepared, read.logits, scored, kernels)
-    chosen, margin = kernels["top_k"](compared, rule.top_k)
-    distance, distance_upper, pair = _boundary(task, read, chosen, margin)
+    wanted = task.wanted.difference(unavailable(prepared.router, task.source.facts))
+    compared, group_margin = None, read.group_margin
+    if read.chosen is None or not _COMPARED.isdisjoint(wanted):
+        compared, group_margin = compared_scores(prepared, read.logits, scored, kernels)
+    if read.chosen is None or read.margin is None:
+        chosen, margin = kernels["top_k"](compared, rule.top_k)
+        distance, distance_upper, pair = _boundary(task, read, chosen, margin)
+    else:
+        chosen, margin = read.chosen, read.margin
+        distance = distance_upper = read.distance
+        pair = read.pair
     if rule.is_affine and read.scale is not None:
         compared, margin = scored, margin * read.scale
     population = read.population
     if norm is not None and task.typical_norm is not None:
         outlier = is_outlier(norm, task.typical_norm)
         population = np.where(outlier, task.populations.outliers, population).astype(np.int32)
-    wanted = task.wanted.difference(unavailable(prepared.router, task.source.facts))
     costly: dict[str, Any] = {
         name: compute(task, read, chosen) for name, compute in _ON_DEMAND.items() if name in wanted
     }
@@ -214,6 +259,7 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
     if "selection" in wanted:
         costly["selection"] = compared
     if "fill_decides" in wanted:
+        assert compared is not None
         last = np.take_along_axis(compared, chosen[:, -1:], axis=1)[:, 0]
         fill = np.nan if rule.groups is None else rule.groups.fill  # nothing is filled: never
         costly["fill_decides"] = fill_decides(last, fill)
@@ -374,6 +420,9 @@ _ON_DEMAND: Mapping[str, Callable[[Task, _Arrays, np.ndarray], np.ndarray]] = {
     "rounding_sigmas": _rounding_sigmas,
     "input": lambda task, read, chosen: _inputs(read),
 }
+
+#: Those that are made of what is compared.
+_COMPARED = frozenset({"selection", "fill_decides"})
 
 #: Those that one kernel gives together.
 _SCORES = frozenset({"probability", "entropy", "log_sum_exp"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float, Float32, Int32, Shaped
 
 from moegeom.core.errors import InternalError
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
@@ -15,6 +15,8 @@ from moegeom.tokens.outputs import check_output_kind
 class ArraySource:
     """Router inputs from arrays; documents are runs of ``document_tokens`` tokens.
 
+    Arrays of bfloat16 (the dtype of ml_dtypes) are widened where they are read as values.
+
     ``chosen`` has one array by router, ``outputs`` by kind and then by router.
 
     A token beyond the arrays is the one that many rows earlier again, so that a small buffer serves
@@ -23,7 +25,7 @@ class ArraySource:
 
     def __init__(
         self,
-        values: Mapping[str, Float32[np.ndarray, "tokens hidden"]],
+        values: Mapping[str, Float[np.ndarray, "tokens hidden"]],
         num_tokens: int | None = None,
         document_tokens: int = 512,
         chosen: Mapping[str, Int32[np.ndarray, "tokens top_k"]] | None = None,
@@ -64,7 +66,15 @@ class ArraySource:
     def read_values(
         self, router: str, start: int, stop: int
     ) -> Float32[np.ndarray, "tokens hidden"]:
-        return self._turn(self._values[router], start, stop)
+        return self._turn(self._values[router], start, stop).astype(np.float32, copy=False)
+
+    def stored_dtype(self, router: str) -> np.dtype:
+        return self._values[router].dtype
+
+    def read_stored(
+        self, router: str, start: int, out: Shaped[np.ndarray, "tokens hidden"]
+    ) -> None:
+        out[...] = self._turn(self._values[router], start, start + len(out))
 
     def read_chosen(
         self, router: str, start: int, stop: int

@@ -154,6 +154,10 @@ class ParquetRows:
     width: int
 
     @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32)  # lists are decoded, never copied as they are
+
+    @property
     def row_shape(self) -> tuple[int, ...]:
         return (self.width,)
 

@@ -27,6 +27,11 @@ class Rows(Protocol):
     """
 
     @property
+    def dtype(self) -> np.dtype:
+        """As stored; float32 where parts differ."""
+        ...
+
+    @property
     def num_rows(self) -> int: ...
 
     @property
@@ -36,7 +41,7 @@ class Rows(Protocol):
     def row_shape(self) -> tuple[int, ...]: ...
 
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
-        """Fill ``out`` (float32 or int32) with rows ``[start, start + len(out))``."""
+        """Fill ``out`` (float32, int32 or as stored) with rows ``[start, start + len(out))``."""
         ...
 
 
@@ -58,6 +63,10 @@ class ArrayRows:
 
     array: Shaped[np.ndarray, "rows width"]
     where: str
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
 
     @property
     def num_rows(self) -> int:
@@ -134,6 +143,11 @@ class ShardedRows:
     def of(cls, parts: tuple[Rows, ...]) -> ShardedRows:
         """The concatenation of ``parts``."""
         return cls(parts, tuple(accumulate((part.num_rows for part in parts), initial=0)))
+
+    @property
+    def dtype(self) -> np.dtype:
+        dtypes = {part.dtype for part in self.parts}
+        return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
 
     @property
     def num_rows(self) -> int:

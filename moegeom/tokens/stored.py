@@ -45,6 +45,13 @@ class StoredSource:
             raise self._not_held("hidden states or logits of every expert")
         return self._read(router, self._facts.stage, start, stop, np.float32)
 
+    def stored_dtype(self, router: str) -> np.dtype:
+        return self._rows(router, self._facts.stage).dtype
+
+    def read_stored(self, router: str, start: int, out: Shaped[np.ndarray, "tokens width"]) -> None:
+        check_range(self._facts, start, start + len(out))
+        self._rows(router, self._facts.stage).read_into(start, out)
+
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         if self._facts.stage != "top_logits":
             raise self._not_held("top logits")
@@ -72,13 +79,16 @@ class StoredSource:
         self, router: str, tensor: str, start: int, stop: int, dtype: type
     ) -> Shaped[np.ndarray, "tokens *width"]:
         check_range(self._facts, start, stop)
-        if router not in self._tensors:
-            error = unknown_name(f"router in {self._facts.name}", router, self._tensors)
-            raise RecordingError(error.message, error.hint)
-        rows = self._tensors[router][tensor]
+        rows = self._rows(router, tensor)
         out = np.empty((stop - start, rows.width), dtype)
         rows.read_into(start, out)
         return out.reshape(stop - start, *rows.row_shape)
+
+    def _rows(self, router: str, tensor: str) -> Rows:
+        if router not in self._tensors:
+            error = unknown_name(f"router in {self._facts.name}", router, self._tensors)
+            raise RecordingError(error.message, error.hint)
+        return self._tensors[router][tensor]
 
     def _not_held(self, wanted: str) -> RecordingError:
         return RecordingError(

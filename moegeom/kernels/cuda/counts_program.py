@@ -1,0 +1,12 @@
+"""The program of the kernels that only count."""
+
+from __future__ import annotations
+
+from moegeom.kernels.cuda.layout import layout_of
+from moegeom.kernels.cuda.program import Program
+
+
+def counts_program(entry: str) -> Program:
+    """``entry`` of ``counts.cu``; the layout of its headers is not used."""
+    defines = layout_of(1, 1).defines(1)
+    return Program(entry, ("lanes.cuh", "tally.cuh", "counts.cu"), defines)

@@ -1,0 +1,211 @@
+"""A GPU through CuPy: memory, queues, cuBLAS products, and kernels compiled when first used."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError, OutOfDeviceMemory
+from moegeom.kernels.cuda.program import OPTIONS, Program
+
+#: Numbers of ``cudaDataType``.
+_FLOAT32, _BFLOAT16 = 0, 14
+
+#: What to install for lack of CuPy.
+INSTALL = 'pip install "moegeom[cuda13]" (or cuda12, whichever the driver can run)'
+
+
+def count_devices() -> int:
+    """GPUs that CuPy sees.
+
+    Raises
+    ------
+    DeviceError
+        With the reason, when there is no CuPy or no driver.
+    """
+    if importlib.util.find_spec("cupy") is None:
+        raise DeviceError("CuPy is not installed, which a GPU is driven through.", INSTALL)
+    import cupy
+
+    try:
+        return cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(
+            f"CuPy finds no GPU: {error}.", "`nvidia-smi` tells what is there."
+        ) from None
+
+
+@functools.cache
+def open_device(index: int) -> Device:
+    """The GPU of this number.
+
+    Raises
+    ------
+    DeviceError
+        When there is none.
+    """
+    count = count_devices()
+    if not 0 <= index < count:
+        known = "none" if not count else "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise DeviceError(f"There is no device cuda:{index}; found {known}.")
+    return _CupyDevice(index)
+
+
+def first_device() -> Device:
+    """Device 0."""
+    return open_device(0)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """CUDA's errors as those of moegeom."""
+    import cupy
+
+    try:
+        yield
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        raise OutOfDeviceMemory(f"The device has no room left: {error}.") from None
+    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+        raise DeviceError(f"The device failed: {error}.") from None
+
+
+class _CupyDevice:
+    def __init__(self, index: int) -> None:
+        import cupy
+
+        self.index = index
+        self.name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
+
+    @contextmanager
+    def current(self) -> Iterator[Any]:
+        """CuPy, with this device as the current one."""
+        import cupy
+
+        with _translated(), cupy.cuda.Device(self.index):
+            yield cupy
+
+    def free_bytes(self) -> int:
+        with self.current() as cupy:
+            return cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+        with self.current() as cupy:
+            return cupy.empty(shape, dtype)
+
+    def put(self, array: np.ndarray) -> DeviceArray:
+        with self.current() as cupy:
+            found = cupy.asarray(array)
+            cupy.cuda.get_current_stream().synchronize()
+            return found
+
+    def get(self, array: DeviceArray) -> np.ndarray:
+        with self.current() as cupy:
+            return cupy.asnumpy(array)
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        with self.current():
+            import cupyx
+
+            return cupyx.empty_pinned(shape, dtype)  # pyright: ignore[reportArgumentType]
+
+    def queue(self) -> _CupyQueue:
+        return _CupyQueue(self)
+
+
+class _CupyQueue:
+    """A stream with a cuBLAS handle of its own, so that products of queues share no workspace.
+
+    cuBLAS gives the same bits for the same shapes where one stream uses a handle.
+    """
+
+    def __init__(self, device: _CupyDevice) -> None:
+        self._device = device
+        with device.current() as cupy:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._handle: int | None = None
+        self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+
+    @contextmanager
+    def _current(self) -> Iterator[Any]:
+        with self._device.current() as cupy, self._stream:
+            yield cupy
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            _cublas().destroy(self._handle)
+
+    def upload(self, to: DeviceArray, values: np.ndarray) -> None:
+        with self._current():
+            to.set(values, stream=self._stream)
+
+    def download(self, to: np.ndarray, values: DeviceArray) -> None:
+        with self._current():
+            values.get(stream=self._stream, out=to, blocking=False)
+
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        with self._current() as cupy:
+            cupy.cuda.runtime.memsetAsync(array.data.ptr, byte, array.nbytes, self._stream.ptr)
+
+    def adopt(self, tensor: Any) -> DeviceArray:
+        with self._current() as cupy:
+            found = cupy.from_dlpack(tensor)
+        # CuPy names bfloat16 by the dtype of ml_dtypes; here it is its bits
+        return found.view(np.uint16) if found.dtype.name == "bfloat16" else found
+
+    def launch(self, program: Program, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
+        given = tuple(np.uint64(0) if value is None else value for value in arguments)
+        with self._current():
+            _kernel(program)((grid,), (block,), given)
+
+    def product(self, out: DeviceArray, values: DeviceArray, rows: DeviceArray) -> None:
+        cublas = _cublas()
+        kind = _FLOAT32 if values.dtype == np.float32 else _BFLOAT16
+        tokens, hidden = values.shape
+        with self._current():
+            if self._handle is None:
+                self._handle = cublas.create()
+            # cuBLAS counts by columns: out^T = rows values^T, both operands with hidden fastest
+            cublas.gemmEx(
+                self._handle,
+                cublas.CUBLAS_OP_T,
+                cublas.CUBLAS_OP_N,
+                len(rows),
+                tokens,
+                hidden,
+                self._one.ctypes.data,
+                rows.data.ptr,
+                kind,
+                hidden,
+                values.data.ptr,
+                kind,
+                hidden,
+                self._zero.ctypes.data,
+                out.data.ptr,
+                _FLOAT32,
+                len(rows),
+                cublas.CUBLAS_COMPUTE_32F,
+                cublas.CUBLAS_GEMM_DEFAULT,
+            )
+
+    def finish(self) -> None:
+        with self._device.current():
+            self._stream.synchronize()
+
+
+def _cublas() -> Any:
+    """CuPy's bindings, which it does not document: this module alone knows them."""
+    return importlib.import_module("cupy_backends.cuda.libs.cublas")
+
+
+@functools.cache
+def _kernel(program: Program) -> Any:
+    """The compiled kernel; CuPy keeps it on the disk, for the next process."""
+    import cupy
+
+    return cupy.RawKernel(program.text, program.entry, options=OPTIONS, backend="nvrtc")

@@ -1,0 +1,105 @@
+"""What kernels and the engine ask of a device; :mod:`moegeom.kernels.cuda.cupy_device` gives it.
+
+The arrays of a device are opaque here: they have a shape, and slices of rows. Work is put into a
+queue and done in its order, some time before the queue is finished; queues do not wait for each
+other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from moegeom.core.errors import MoeGeomError
+from moegeom.kernels.cuda.program import Program
+
+#: An array in the memory of a device.
+DeviceArray = Any
+
+
+class DeviceError(MoeGeomError):
+    """A device is not there, or does not do what it was asked."""
+
+
+class OutOfDeviceMemory(DeviceError):
+    """An allocation did not fit."""
+
+
+class Queue(Protocol):
+    """Work in order; every call returns at once, except :meth:`finish`."""
+
+    def upload(self, to: DeviceArray, values: np.ndarray) -> None:
+        """Copies from pinned memory of the host, which must stay as it is until ``finish``."""
+        ...
+
+    def download(self, to: np.ndarray, values: DeviceArray) -> None:
+        """Copies to pinned memory of the host."""
+        ...
+
+    def fill(self, array: DeviceArray, byte: int) -> None:
+        """Sets every byte of an array."""
+        ...
+
+    def launch(self, program: Program, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
+        """Runs ``grid`` blocks of ``block`` threads; None stands for a null pointer."""
+        ...
+
+    def product(self, out: DeviceArray, values: DeviceArray, rows: DeviceArray) -> None:
+        """``values @ rows.T`` with float32 accumulation, of bfloat16 or float32 operands.
+
+        bfloat16 is kept as uint16; TF32 is not used. One shape always meets the same operations.
+        """
+        ...
+
+    def adopt(self, tensor: Any) -> DeviceArray:
+        """The memory of another library's tensor by DLPack; bfloat16 as uint16; nothing is copied.
+
+        The queue waits for what was put into the tensor before.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Waits until all work is done.
+
+        Raises
+        ------
+        DeviceError
+            What a kernel or a copy in this queue ran into.
+        """
+        ...
+
+
+class Device(Protocol):
+    """One device of one host."""
+
+    @property
+    def name(self) -> str:
+        """Its model, as ``NVIDIA H200``."""
+        ...
+
+    def free_bytes(self) -> int: ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+        """Memory as it is found.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            When it does not fit.
+        """
+        ...
+
+    def put(self, array: np.ndarray) -> DeviceArray:
+        """A copy on the device, there when this returns."""
+        ...
+
+    def get(self, array: DeviceArray) -> np.ndarray:
+        """A copy on the host, of work that is finished."""
+        ...
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Memory of the host that the device can copy from and to by itself."""
+        ...
+
+    def queue(self) -> Queue: ...

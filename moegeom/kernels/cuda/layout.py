@@ -1,0 +1,58 @@
+"""How experts are spread over the lanes of a warp, and how many warps share a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Experts that a lane holds, where that many lanes are to be had: enough to sort in registers.
+_WANTED = 8
+
+#: Shared memory of a block without asking for more, in bytes.
+_SHARED_BYTES = 48 * 1024
+
+#: Most experts and slots that the kernels are compiled for.
+MAX_EXPERTS = 1024
+MAX_TOP_K = 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``lanes`` lanes a token with ``per`` experts each, both powers of two."""
+
+    experts: int
+    top_k: int
+    lanes: int
+    per: int
+
+    @property
+    def tokens_in_warp(self) -> int:
+        return 32 // self.lanes
+
+    def defines(self, warps: int) -> tuple[tuple[str, str], ...]:
+        """What ``lanes.cuh`` and ``selection.cuh`` expect."""
+        named = {
+            "EXPERTS": self.experts,
+            "TOP_K": self.top_k,
+            "LANES": self.lanes,
+            "PER": self.per,
+            "WARPS": warps,
+        }
+        return tuple((name, str(value)) for name, value in named.items())
+
+    def warps(self, fixed_bytes: int, warp_bytes: int) -> int:
+        """Warps of a block whose shared memory fits: 8, 4, 2 or 1."""
+        for warps in (8, 4, 2):
+            if fixed_bytes + warps * warp_bytes <= _SHARED_BYTES:
+                return warps
+        return 1
+
+
+def layout_of(experts: int, top_k: int) -> Layout:
+    """Lanes for this many experts: 1 for up to 8, 8 for 64, the whole warp from 256 on."""
+    lanes = 1
+    while lanes < 32 and lanes * _WANTED < experts:
+        lanes *= 2
+    per = 1
+    while lanes * per < experts:
+        per *= 2
+    return Layout(experts, top_k, lanes, per)

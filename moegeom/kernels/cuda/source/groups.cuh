@@ -1,0 +1,79 @@
+// Group-limited selection (THEORY.md E2): experts of dropped groups get a fill.
+//
+// Set by the caller: NUM_GROUPS, at most 32 and dividing EXPERTS.
+
+#define GROUP_SIZE (EXPERTS / NUM_GROUPS)
+
+struct Mask {
+    int num_kept;
+    bool is_sum_of_two;  // or the largest score of the group
+    double fill;
+};
+
+__device__ double group_score(const double* row, int group, Mask mask) {
+    double first = -INF, second = -INF;
+    for (int expert = group * GROUP_SIZE; expert < (group + 1) * GROUP_SIZE; expert++) {
+        double value = row[expert];
+        if (value > first) {
+            second = first;
+            first = value;
+        } else if (value > second) {
+            second = value;
+        }
+    }
+    return mask.is_sum_of_two && GROUP_SIZE > 1 ? __dadd_rn(first, second) : first;
+}
+
+// Masks ``score`` and ``row``, the scores of the whole token, which all lanes have written; returns
+// the margin between the last kept and the first dropped group, inf when none is dropped.
+__device__ double mask_groups(double* row, double (&score)[PER], Mask mask, Place place) {
+    double own[(NUM_GROUPS + LANES - 1) / LANES];
+#pragma unroll
+    for (int turn = 0; turn * LANES < NUM_GROUPS; turn++) {
+        int group = turn * LANES + place.member;
+        own[turn] = group < NUM_GROUPS ? group_score(row, group, mask) : -INF;
+    }
+    u32 kept = 0u;
+    double last = INF, following = -INF;
+#pragma unroll 1
+    for (int round = 0; round < mask.num_kept + (mask.num_kept < NUM_GROUPS); round++) {
+        double best = -INF;
+        int group = NUM_GROUPS;
+#pragma unroll
+        for (int turn = 0; turn * LANES < NUM_GROUPS; turn++) {
+            int candidate = turn * LANES + place.member;
+            bool is_free = candidate < NUM_GROUPS && !(kept >> candidate & 1u);
+            if (is_free && (group == NUM_GROUPS || own[turn] > best)) {
+                best = own[turn];
+                group = candidate;
+            }
+        }
+#pragma unroll
+        for (int step = LANES / 2; step > 0; step /= 2) {
+            double theirs = across(best, step);
+            int other = across(group, step);
+            // of equal groups the lower number is kept
+            bool is_better = theirs > best || (theirs == best && other < group);
+            if (other < NUM_GROUPS && (group == NUM_GROUPS || is_better)) {
+                best = theirs;
+                group = other;
+            }
+        }
+        if (round < mask.num_kept) {
+            kept |= 1u << group;
+            last = best;
+        } else {
+            following = best;
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int slot = 0; slot < PER; slot++) {
+        int expert = place.member * PER + slot;
+        if (expert >= EXPERTS || (kept >> (expert / GROUP_SIZE) & 1u)) continue;
+        score[slot] = mask.fill;
+        row[expert] = mask.fill;
+    }
+    __syncwarp();
+    return __dsub_rn(last, following);
+}

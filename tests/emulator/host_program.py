@@ -1,0 +1,72 @@
+"""A CUDA program compiled for the processor, to be called with NumPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from moegeom.kernels.cuda.program import Program
+
+HEADER = Path(__file__).with_name("threads_of_a_block.h")
+
+#: Sums are rounded as they are written, as on the device without -fmad.
+OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
+
+_ENTRY = re.compile(
+    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^\n]*\)\s*)?(\w+)\(([^)]*)\)', re.S
+)
+
+
+def compiler() -> str:
+    """The C++ compiler that the tests use."""
+    found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    assert found, "the tests run CUDA sources on the processor and need a C++ compiler (c++)"
+    return found
+
+
+def host_text(program: Program) -> str:
+    """The program's source behind what stands for CUDA, and a function that starts each kernel."""
+    starts = []
+    for name, parameters in _ENTRY.findall(program.text):
+        names = ", ".join(re.findall(r"(\w+)\s*(?:,|$)", parameters))
+        starts.append(
+            f'extern "C" void start_{name}(unsigned grid, unsigned block, {parameters}) {{\n'
+            f"    host::run(grid, block, [=] {{ {name}({names}); }});\n}}\n"
+        )
+    assert starts, f"no kernel in {program.parts}"
+    return f'#include "{HEADER}"\n{program.text}\n{"".join(starts)}'
+
+
+@functools.cache
+def host_function(program: Program) -> ctypes._CFuncPtr:
+    """The compiled kernel; equal programs are compiled once in a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "program.cpp", Path(folder) / "program.so"
+        source.write_text(host_text(program), "utf-8")
+        command = [compiler(), *OPTIONS, "-o", str(library), str(source)]
+        found = subprocess.run(command, capture_output=True, text=True)
+        assert found.returncode == 0, found.stderr[:4000]
+        return getattr(ctypes.CDLL(str(library)), f"start_{program.entry}")
+
+
+def host_call(program: Program, grid: int, block: int, arguments: tuple) -> None:
+    """Runs the kernel on arrays and NumPy scalars, as a device would."""
+    given = [ctypes.c_uint(grid), ctypes.c_uint(block), *map(_argument, arguments)]
+    host_function(program)(*given)
+
+
+def _argument(value: object) -> object:
+    if value is None:
+        return ctypes.c_void_p(0)
+    if isinstance(value, np.ndarray):
+        assert value.flags.c_contiguous
+        return ctypes.c_void_p(value.ctypes.data)
+    assert isinstance(value, np.int64 | np.float64 | np.int32), type(value)
+    return np.ctypeslib.as_ctypes_type(value.dtype)(value.item())
