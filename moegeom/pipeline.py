@@ -38,6 +38,7 @@ from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter, refuse_existing
 from moegeom.router.load import load_routers
 from moegeom.scan.against import Against, open_against
+from moegeom.scan.engines.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
 from moegeom.scan.plan import num_workers
 from moegeom.scan.prepared import prepare
 from moegeom.scan.request import ScanRequest, Terms
@@ -75,6 +76,8 @@ class Watch(Protocol):
 
     def advance(self, num_tokens: int) -> None: ...
 
+    def say(self, text: str) -> None: ...
+
 
 def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     """Measures every router on the tokens and returns the results directory.
@@ -95,7 +98,10 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     trust = examine_tokens(request, routers, chosen, source)
     other = open_other(request, source, routers.routers)
     metrics = metrics_for(request)
-    plan = plan_facts(routers, token_facts, _files(request), _options(request, against))
+    device = choose_devices(request.device or "auto", token_facts, len(chosen))
+    if watch and (device.devices or request.device == "auto"):
+        watch.say(device.text)
+    plan = plan_facts(routers, token_facts, _files(request), _options(request, device, against))
     with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
         refuse_unknown_positions(request, source)
         refuse_no_rows(request, source)
@@ -104,12 +110,13 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
             each = 1 + len(request.arithmetics) + sides
             watch.start(each * _tokens_left(chosen, source, writer))
         for router in chosen:
-            measure(router, source, request, metrics, writer, watch, other, against)
+            measure(router, source, request, metrics, writer, watch, other, against, device)
         facts = _facts(request, routers, chosen, token_facts, trust, started)
         facts |= {
             "other": None if other is None else other_facts(other),
             "against": None if against is None else against_facts(against),
             "next_command": explain_command(request),
+            "device": device.facts(),
         }
         return finish(writer, chosen, request, routers, facts)
 
@@ -132,7 +139,7 @@ def write_folded(
     ``measured`` holds one entry by router name, ``started`` is a time of ``perf_counter``.
     """
     chosen = [router for router in routers.routers if router.name in measured]
-    plan = plan_facts(routers, token_facts, [], _options(request))
+    plan = plan_facts(routers, token_facts, [], _options(request, ON_THE_PROCESSOR))
     with ResultsWriter(request.out, plan, metrics_for(request), request.restart) as writer:
         for router in chosen:
             found = measured[router.name]
@@ -256,6 +263,7 @@ def measure(
     watch: Watch | None,
     other: OtherSide | None = None,
     against: Against | None = None,
+    device: DeviceChoice = ON_THE_PROCESSOR,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
     if writer.has_part(router.name):
@@ -295,6 +303,8 @@ def measure(
             against=None if against is None else against.routers[router.name],
             bitmaps=folder if request.compares else None,
             advanced=watch.advance if watch else None,
+            devices=device.devices,
+            said=watch.say if watch else None,
         )
         finished = measure_router(run)
     writer.add_part(router.name, folder, finished.rows, finished.facts)
@@ -333,7 +343,9 @@ def finish(
     return writer.finish(names, run | dict(facts), others)
 
 
-def _options(request: ScanRequest, against: Against | None = None) -> dict[str, Any]:
+def _options(
+    request: ScanRequest, device: DeviceChoice, against: Against | None = None
+) -> dict[str, Any]:
     """What changes results.
 
     Speed settings are left out on purpose, and so is skip_non_finite: a part that was finished
@@ -341,6 +353,7 @@ def _options(request: ScanRequest, against: Against | None = None) -> dict[str, 
     """
     kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "dialect", "exclude_first")
     options = {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
+    options["device"] = device.kind  # a product of another device may differ in the last bit
     if request.other is not None:
         options |= {"other": file_identity(Path(request.other))}
     if against is not None:

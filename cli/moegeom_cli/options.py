@@ -47,6 +47,10 @@ Restart = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
 ]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="auto, cpu, cuda, cuda:1 or cuda:0,1 [default: auto]."),
+]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Ask the server of a URL for everything; keep nothing.")
 ]

@@ -112,6 +112,8 @@ class Watching(Protocol):
 
     def advance(self, num_tokens: int) -> None: ...
 
+    def say(self, text: str) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -147,12 +149,18 @@ class ProgressBar:
         if speed:
             self._progress.update(self._task, rate=f"{speed:,.0f} {self._unit}/s")
 
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False)
+
     def close(self) -> None:
         self._progress.stop()
 
 
 class Silence:
-    """No progress: stderr is no terminal, or --quiet."""
+    """No progress: stderr is no terminal, or --quiet, which says nothing at all."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
 
     def start(self, num_tokens: int) -> None: ...
 
@@ -160,9 +168,13 @@ class Silence:
 
     def advance(self, num_tokens: int) -> None: ...
 
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, file=sys.stderr)
+
     def close(self) -> None: ...
 
 
 def watching(quiet: bool, unit: str = "tokens") -> Watching:
     """A progress bar where somebody can see it."""
-    return Silence() if quiet or not sys.stderr.isatty() else ProgressBar(unit)
+    return Silence(quiet) if quiet or not sys.stderr.isatty() else ProgressBar(unit)

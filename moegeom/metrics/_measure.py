@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.core.variant_names import AGAINST, OTHER, under_null
+from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.reduction import REDUCTIONS, Kernels, State, reduction_of
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.metrics._finish import Rows, finish_router
@@ -31,6 +33,8 @@ from moegeom.metrics._kept import (
 )
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
+from moegeom.scan.engines.cuda import scan_on_devices
+from moegeom.scan.engines.device_router import refusal
 from moegeom.scan.labels import Populations
 from moegeom.scan.measure import measure
 from moegeom.scan.per_token import PerTokenFile
@@ -62,7 +66,8 @@ class RouterRun:
     Under each of ``arithmetics`` the choice is compared with that of the router as stored, or under
     ``reference``; with that of the router as stored so are the choices of the ``other`` run, and
     those of the router ``against`` for the same inputs. Which tokens switch is written to the
-    folder ``bitmaps``.
+    folder ``bitmaps``. The pass over all tokens runs on ``devices``, if any can do it; ``said``
+    hears what a user should know about that.
     """
 
     router: Router
@@ -83,6 +88,8 @@ class RouterRun:
     against: Router | None = None
     bitmaps: Path | None = None
     advanced: Callable[[int], None] | None = None
+    devices: tuple[Device, ...] = ()
+    said: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -359,12 +366,13 @@ def _pace(run: RouterRun) -> Pace:
 def _scan(run: RouterRun, planned: Pass) -> Progress:
     """The pass over all tokens, with rows per token or with snapshots to go on from."""
     task, reductions, tiles = planned.task, planned.reductions, planned.tiles
+    engine = _engine(run, task)
     if run.per_token is not None:
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         rows = PerTokenFile(run.per_token, run.router)
         try:
             hooks = Hooks(advanced=run.advanced, rows=rows.write)
-            return scan_router(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks)
+            return engine(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks)
         finally:
             rows.close()
     snapshot = run.snapshot
@@ -375,7 +383,18 @@ def _scan(run: RouterRun, planned: Pass) -> Progress:
         advanced=run.advanced,
         snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
     )
-    return scan_router(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks, begin)
+    return engine(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks, begin)
+
+
+def _engine(run: RouterRun, task: Task) -> Callable[..., Progress]:
+    """The loop that can do this task: on the devices, or on the processor."""
+    if not run.devices:
+        return scan_router
+    if reason := refusal(task):
+        if run.said:
+            run.said(f"router {run.router.name}: on the processor, since {reason}")
+        return scan_router
+    return functools.partial(scan_on_devices, devices=run.devices, said=run.said)
 
 
 def _extend(rows: Rows, more: Rows) -> None:

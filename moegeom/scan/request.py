@@ -39,12 +39,13 @@ class Terms:
 class ScanRequest(Terms):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
-    ``num_workers``, ``batch_tokens`` and ``backend`` change how fast the answer comes, not the
-    answer. ``source`` is a token source made by the caller instead of a path. Under each of
-    ``arithmetics`` the choice is compared with that of the router as stored, or with that under
-    the arithmetic ``reference``. ``noise`` disturbs the inputs: of all routers, or
-    of those that it names. ``other`` are choices of another run for the same tokens, ``against`` is
-    a second checkpoint, whose routers choose for the same inputs.
+    ``num_workers``, ``batch_tokens``, ``backend`` and ``device`` change how fast the answer comes,
+    not the answer. ``device`` is ``cpu``, ``auto``, ``cuda`` or ``cuda:0,1``; None is ``auto``
+    that says nothing where it stays on the processor. ``source`` is a token source made by the
+    caller instead of a path. Under each of ``arithmetics`` the choice is compared with that of the
+    router as stored, or with that under the arithmetic ``reference``. ``noise`` disturbs the
+    inputs: of all routers, or of those that it names. ``other`` are choices of another run for the
+    same tokens, ``against`` is a second checkpoint, whose routers choose for the same inputs.
     """
 
     checkpoint: str
@@ -60,6 +61,7 @@ class ScanRequest(Terms):
     exclude_first: int = 0
     restart: bool = False
     backend: str = "cpu"
+    device: str | None = "cpu"
     num_workers: int | None = None
     batch_tokens: int | None = None
     arithmetics: tuple[str, ...] = ()

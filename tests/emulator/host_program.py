@@ -37,8 +37,8 @@ def host_text(program: Program) -> str:
     for name, parameters in _ENTRY.findall(program.text):
         names = ", ".join(re.findall(r"(\w+)\s*(?:,|$)", parameters))
         starts.append(
-            f'extern "C" void start_{name}(unsigned grid, unsigned block, {parameters}) {{\n'
-            f"    host::run(grid, block, [=] {{ {name}({names}); }});\n}}\n"
+            f'extern "C" void start_{name}(unsigned of_grid, unsigned of_block, {parameters}) {{\n'
+            f"    host::run(of_grid, of_block, [=] {{ {name}({names}); }});\n}}\n"
         )
     assert starts, f"no kernel in {program.parts}"
     return f'#include "{HEADER}"\n{program.text}\n{"".join(starts)}'

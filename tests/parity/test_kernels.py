@@ -1,7 +1,8 @@
 """Every kernel of every backend gives what the reference gives, within its stated tolerance.
 
 One parametrised test over ``moegeom.kernels.table.KERNELS``: a new kernel needs an entry in
-``ARGUMENTS``, a new backend nothing.
+``ARGUMENTS``, a new backend nothing. ``cuda`` runs on a device; ``emulated`` runs the same sources
+and the same Python around them on the processor, so that what they compute is tested everywhere.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from moegeom.geometry.selection.pick import margin
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.table import BACKENDS, KERNELS, load_kernels
+from tests.emulator.emulated_device import EmulatedDevice
 
 #: (tokens, experts, k)
 SHAPES = [(1, 2, 1), (12, 5, 2), (5, 5, 5), (16, 64, 8), (8, 256, 8), (6, 64, 1), (6, 16, 15)]
@@ -301,9 +303,33 @@ KINDS = (
 )
 
 
+#: Every backend but the reference, by the name of its tests, with what it runs.
+UNDER_TEST = [
+    pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else [])
+    for name in (*BACKENDS[1:], "emulated")
+]
+
+
+def kernel_cases() -> list:
+    """Backend and kernel, for each kernel that the backend has."""
+    return [
+        pytest.param(name, kernel, marks=backend.marks, id=f"{name}-{kernel.name}")
+        for backend in UNDER_TEST
+        for name in backend.values
+        for kernel in KERNELS
+        if name.replace("emulated", "cuda") in kernel.backends
+    ]
+
+
 @functools.cache
 def kernels(backend: str):
-    return load_kernels(backend)
+    if backend != "emulated":
+        return load_kernels(backend)
+    device = EmulatedDevice()
+    return {
+        name: functools.partial(kernel, device=device)
+        for name, kernel in load_kernels("cuda").items()
+    }
 
 
 def run(backend: str, name: str, arguments: tuple) -> list:
@@ -336,8 +362,7 @@ def test_every_kernel_has_arguments():
 
 
 @pytest.mark.parametrize("values", KINDS)
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+@pytest.mark.parametrize(("backend", "kernel"), kernel_cases())
 def test_the_backend_agrees_with_the_reference(backend, kernel, values):
     for shape in SHAPES:
         case = Case(*shape, values)
@@ -350,8 +375,7 @@ def test_the_backend_agrees_with_the_reference(backend, kernel, values):
                 assert_agree(ours, theirs, kernel.rtol, max(scale, 1e-290))
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+@pytest.mark.parametrize(("backend", "kernel"), kernel_cases())
 def test_a_batch_cut_anywhere_gives_the_same_bits(backend, kernel):
     """Token by token equals all at once: nothing leaks from one token to the next."""
     case = Case(13, 16, 4, "ties")

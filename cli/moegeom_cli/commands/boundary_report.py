@@ -10,6 +10,7 @@ import typer
 from moegeom_cli.family_options import FamilyFile, asked_family
 from moegeom_cli.options import (
     AllLayers,
+    Device,
     ExcludeFirst,
     Layers,
     NoCache,
@@ -79,6 +80,7 @@ def run(
     all_layers: AllLayers = False,
     restart: Restart = False,
     threads: Threads = None,
+    device: Device = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
     family: FamilyFile = None,
     no_cache: NoCache = False,
@@ -110,6 +112,7 @@ def run(
             remote=remote_options(no_cache),
             seed=seed,
             num_workers=threads,
+            device=device,
             arithmetics=tuple(arith or ()),
             reference=reference,
             noisy=noise,

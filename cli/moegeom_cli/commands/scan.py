@@ -20,6 +20,7 @@ from moegeom_cli.family_options import (
 from moegeom_cli.options import (
     AllLayers,
     Checkpoint,
+    Device,
     ExcludeFirst,
     Layers,
     NoCache,
@@ -79,7 +80,7 @@ def run(
     all_layers: AllLayers = False,
     restart: Restart = False,
     threads: Threads = None,
-    device: Annotated[str, typer.Option("--device", help="auto or cpu.")] = "auto",
+    device: Device = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of the prior.")] = 0,
     family: FamilyFile = None,
     router_pattern: RouterPattern = None,
@@ -100,10 +101,6 @@ def run(
 
     if non_finite not in ("fail", "skip"):
         raise UsageError(f"--non-finite {non_finite}: expected fail or skip.")
-    if device not in ("auto", "cpu"):
-        raise UsageError(
-            f"--device {device}: this version computes on the CPU only.", "Expected auto or cpu."
-        )
     pairs = parse_map(router_map or ())
     watch = watching(quiet)
     request = ScanRequest(
@@ -128,6 +125,7 @@ def run(
         remote=remote_options(no_cache),
         seed=seed,
         num_workers=threads,
+        device=device,
     )
     try:
         written = scan(request, watch)

@@ -14,13 +14,17 @@ INPUT_KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _WARPS = 8
 
 
+def norm_program(kind: str) -> Program:
+    """The kernel for inputs kept as ``kind``."""
+    return Program("input_norm", ("input_norm.cu",), (("INPUT", str(INPUT_KINDS[kind])),))
+
+
 def launch_input_norm(
     queue: Queue, kind: str, values: DeviceArray, tokens: int, norm: DeviceArray
 ) -> None:
     """Puts the lengths of the first ``tokens`` rows into ``norm``."""
-    program = Program("input_norm", ("input_norm.cu",), (("INPUT", str(INPUT_KINDS[kind])),))
     sizes = (np.int64(tokens), np.int64(values.shape[1]))
-    queue.launch(program, -(-tokens // _WARPS), 32 * _WARPS, (*sizes, values, norm))
+    queue.launch(norm_program(kind), -(-tokens // _WARPS), 32 * _WARPS, (*sizes, values, norm))
 
 
 def input_norm(values: np.ndarray, device: Device | None = None) -> np.ndarray:

@@ -20,9 +20,6 @@ BLOCK_TOKENS = 256
 #: Label of a token that is not counted.
 NOT_COUNTED = 0xFFFF
 
-#: Groups that a mask of 32 bits can hold.
-MAX_GROUPS = 32
-
 _PARTS = ("lanes.cuh", "selection.cuh", "scores.cuh", "groups.cuh", "walls.cuh", "tally.cuh")
 
 #: Counters that a block of threads shares: five histograms, and two pairs of counts.
@@ -50,8 +47,6 @@ class RouteRule:
         """Why there is no kernel for this rule; empty where there is one."""
         if self.num_experts > MAX_EXPERTS or self.top_k > MAX_TOP_K:
             return f"more than {MAX_EXPERTS} experts or {MAX_TOP_K} slots"
-        if self.groups is not None and self.groups.num_groups > MAX_GROUPS:
-            return f"more than {MAX_GROUPS} groups"
         return "" if self.score in SCORE_KINDS else f"{self.score} scores"
 
     @property
@@ -63,7 +58,7 @@ class RouteRule:
         """Warps of a block: as many as the shared memory has room for."""
         layout = self.layout
         row_bytes = (4 if self.is_affine else 8) * self.num_experts * layout.tokens_in_warp
-        token_bytes = 2 * (self.top_k + 1) + 2 + 56
+        token_bytes = 2 * (self.top_k + 1) + 2 + (48 if self.is_affine else 56)
         fixed = 4 * (_SHARED_COUNTERS + self.num_experts)
         return layout.warps(fixed, row_bytes + 32 * token_bytes)
 

@@ -38,10 +38,11 @@ def scan_on_devices(
     reductions: Sequence[str],
     tiles: Sequence[int],
     pace: Pace,
-    devices: Sequence[Device],
     skip_non_finite: bool = False,
     hooks: Hooks = NO_HOOKS,
     begin: Progress | None = None,
+    *,
+    devices: Sequence[Device],
     said: Callable[[str], None] | None = None,
 ) -> Progress:
     """As :func:`moegeom.scan.engine.scan_router`, with the products and the counting on devices.

@@ -1,6 +1,6 @@
 // Group-limited selection (THEORY.md E2): experts of dropped groups get a fill.
 //
-// Set by the caller: NUM_GROUPS, at most 32 and dividing EXPERTS.
+// Set by the caller: NUM_GROUPS, which divides EXPERTS.
 
 #define GROUP_SIZE (EXPERTS / NUM_GROUPS)
 
@@ -33,7 +33,7 @@ __device__ double mask_groups(double* row, double (&score)[PER], Mask mask, Plac
         int group = turn * LANES + place.member;
         own[turn] = group < NUM_GROUPS ? group_score(row, group, mask) : -INF;
     }
-    u32 kept = 0u;
+    u32 kept[(NUM_GROUPS + 31) / 32] = {};  // a bit a group, the same in every lane
     double last = INF, following = -INF;
 #pragma unroll 1
     for (int round = 0; round < mask.num_kept + (mask.num_kept < NUM_GROUPS); round++) {
@@ -42,7 +42,7 @@ __device__ double mask_groups(double* row, double (&score)[PER], Mask mask, Plac
 #pragma unroll
         for (int turn = 0; turn * LANES < NUM_GROUPS; turn++) {
             int candidate = turn * LANES + place.member;
-            bool is_free = candidate < NUM_GROUPS && !(kept >> candidate & 1u);
+            bool is_free = candidate < NUM_GROUPS && !(kept[candidate / 32] >> (candidate % 32) & 1u);
             if (is_free && (group == NUM_GROUPS || own[turn] > best)) {
                 best = own[turn];
                 group = candidate;
@@ -60,7 +60,7 @@ __device__ double mask_groups(double* row, double (&score)[PER], Mask mask, Plac
             }
         }
         if (round < mask.num_kept) {
-            kept |= 1u << group;
+            kept[group / 32] |= 1u << (group % 32);
             last = best;
         } else {
             following = best;
@@ -70,7 +70,8 @@ __device__ double mask_groups(double* row, double (&score)[PER], Mask mask, Plac
 #pragma unroll
     for (int slot = 0; slot < PER; slot++) {
         int expert = place.member * PER + slot;
-        if (expert >= EXPERTS || (kept >> (expert / GROUP_SIZE) & 1u)) continue;
+        const int group = expert / GROUP_SIZE;
+        if (expert >= EXPERTS || (kept[group / 32] >> (group % 32) & 1u)) continue;
         score[slot] = mask.fill;
         row[expert] = mask.fill;
     }

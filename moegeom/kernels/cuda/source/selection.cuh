@@ -38,18 +38,28 @@ __device__ void exchange(u32& first, u32& second) {
     first = larger;
 }
 
-// Batcher's odd-even merge sort, descending; PER is a power of two.
+// Batcher's odd-even merge sort, descending; PER is a power of two. Templates, because keys stay in
+// registers only where every place is known to the compiler.
+template <int FIRST, int SIZE, int STEP>
+__device__ void merge_keys(u32 (&key)[PER]) {
+    if constexpr (2 * STEP < SIZE) {
+        merge_keys<FIRST, SIZE, 2 * STEP>(key);
+        merge_keys<FIRST + STEP, SIZE, 2 * STEP>(key);
+#pragma unroll
+        for (int at = FIRST + STEP; at + STEP < FIRST + SIZE; at += 2 * STEP)
+            exchange(key[at], key[at + STEP]);
+    } else {
+        exchange(key[FIRST], key[FIRST + STEP]);
+    }
+}
+
+template <int FIRST, int SIZE>
 __device__ void sort_keys(u32 (&key)[PER]) {
-#pragma unroll
-    for (int p = 1; p < PER; p *= 2)
-#pragma unroll
-        for (int k = p; k >= 1; k /= 2)
-#pragma unroll
-            for (int j = k % p; j <= PER - 1 - k; j += 2 * k)
-#pragma unroll
-                for (int i = 0; i < k; i++)
-                    if (i + j + k < PER && (i + j) / (p * 2) == (i + j + k) / (p * 2))
-                        exchange(key[i + j], key[i + j + k]);
+    if constexpr (SIZE > 1) {
+        sort_keys<FIRST, SIZE / 2>(key);
+        sort_keys<FIRST + SIZE / 2, SIZE / 2>(key);
+        merge_keys<FIRST, SIZE, 1>(key);
+    }
 }
 
 // False where the order is not proved.
@@ -61,7 +71,7 @@ __device__ bool select_by_keys(const Score (&score)[PER], Place place, int (&win
         int expert = place.member * PER + slot;
         key[slot] = expert < EXPERTS ? key_of(score[slot], expert) : 0u;
     }
-    sort_keys(key);
+    sort_keys<0, PER>(key);
     bool is_proved = true;
     u32 before = 0u;
 #pragma unroll

@@ -118,10 +118,16 @@ __device__ Wall nearest_wall(const float* row, const float (&value)[PER], const 
         best = least_of(fminf(best, least[rank]));
     }
     const float reach = best * WIDER;
-    Wall wall = {NEVER, -1, EXPERTS};
+    u64 candidates = 0ull;  // ranks, mostly one of them and in one lane
 #pragma unroll
-    for (int rank = TOP_K - 1; rank >= 0; rank--)
-        if (least[rank] <= reach)
-            wall = walls_of_rank(wall, row, rank, ranked[rank], closed, rows.inverse, place);
+    for (int rank = 0; rank < TOP_K; rank++)
+        if (least[rank] <= reach) candidates |= 1ull << rank;
+    Wall wall = {NEVER, -1, EXPERTS};
+    while (candidates) {
+        const int rank = 63 - __clzll(candidates);
+        candidates ^= 1ull << rank;
+        wall = walls_of_rank(wall, row, rank, ranked[rank], closed, rows.inverse, place);
+    }
+    __syncwarp();
     return nearest_of(wall);
 }
