@@ -10,6 +10,8 @@ from jaxtyping import Float64
 #: Residual of the dual problem that counts as 0: no vector meets the inequalities.
 _NOTHING_LEFT = 1e-10
 
+_EPSILON = float(np.finfo(np.float64).eps)
+
 _MOST_ROUNDS = 50
 
 
@@ -59,9 +61,12 @@ def least_distance(
         dual, residual = nnls(system, target, maxiter=_MOST_ROUNDS * system.shape[1])
     except RuntimeError:
         return LeastDistance(origin, 0.0)
-    if residual < _NOTHING_LEFT:
+    # what rounding alone leaves where large terms of the dual cancel
+    rounding = _EPSILON * system.shape[1] * np.linalg.norm(np.abs(system) @ dual)
+    if residual < max(_NOTHING_LEFT, rounding):
         return LeastDistance(origin, np.inf)
-    left = target - system @ dual
     product = system @ dual
+    left = target - product
     bound = product[-1] / np.linalg.norm(product[:-1])
-    return LeastDistance(-left[:-1] / left[-1] * farthest, float(bound) * farthest)
+    # at the optimum left is at right angles to product: left[-1] = |left|^2, which does not cancel
+    return LeastDistance(-left[:-1] / (left @ left) * farthest, float(bound) * farthest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moegeom.geometry.least_distance import least_distance
 from moegeom.geometry.logit_distance import logit_distance
 from moegeom.geometry.order_distance import flat_distance, order_distance, row_coordinates
 
@@ -106,3 +107,11 @@ def test_a_real_shape_is_solved_within_few_steps():
     found = [order_distance(z, rows, 8, order, most_nodes=1500) for order in (1, 2, 3)]
     assert all(distance.is_exact for distance in found)
     assert found[0].upper <= found[1].upper <= found[2].upper
+
+
+@pytest.mark.parametrize("slope", [1e-3, 1e-5, 1e-7, 1e-8, 1e-9])
+def test_a_far_corner_between_nearly_opposite_walls_is_not_lost_in_rounding(slope):
+    """The walls of (1, 0) and (-1, slope) meet at (1, 1 / slope), far from the origin."""
+    found = least_distance(np.array([[1.0, 0.0], [-1.0, slope]]), np.array([1.0, 0.0]), 0.0)
+    assert found.bound * slope == pytest.approx(1.0, rel=1e-2)
+    assert found.point[1] * slope == pytest.approx(1.0, rel=1e-2)
