@@ -54,7 +54,8 @@ def score_resolution(
     is 8u for softmax (and as much again for each unit below the largest logit, which is subtracted
     first), :math:`8u (1 + e^z)` for sigmoid (saturated at z = 17), and inf where the score
     underflows: softmax probabilities 87 below the largest logit are 0 or lose their digits, so that
-    an engine breaks ties among them. 0 for raw logits.
+    an engine breaks ties among them. 0 for raw logits, and
+    where no expert follows (-inf).
 
     ``largest``, ``last`` and ``following`` are the first, k-th and (k+1)-th logit.
     Source: THEORY.md E1, E4. Oracle in tests: torch.softmax and torch.sigmoid in float32.
@@ -62,13 +63,15 @@ def score_resolution(
     unit = 8.0 * UNIT_FLOAT32
     if score == "identity":
         return np.zeros(len(last))
+    lost = following < -LARGEST_EXPONENT
     if score == "softmax":
         spread = largest - following
-        return np.where(spread > LARGEST_EXPONENT, np.inf, unit * (1.0 + spread))
-    lost = following < -LARGEST_EXPONENT
-    if score == "sigmoid":
-        return np.where(lost, np.inf, unit * (1.0 + np.exp(np.minimum(last, 700.0))))
-    return np.where(lost, np.inf, 2.0 * unit * np.maximum(last, 1.0))
+        lost, resolution = spread > LARGEST_EXPONENT, unit * (1.0 + spread)
+    elif score == "sigmoid":
+        resolution = unit * (1.0 + np.exp(np.minimum(last, 700.0)))
+    else:
+        resolution = 2.0 * unit * np.maximum(last, 1.0)
+    return np.where(np.isneginf(following), 0.0, np.where(lost, np.inf, resolution))
 
 
 def bf16_noise_scale(

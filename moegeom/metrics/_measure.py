@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +32,7 @@ from moegeom.metrics._kept import (
 )
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
-from moegeom.scan.engines.cuda import scan_on_devices
-from moegeom.scan.engines.device_router import refusal
+from moegeom.scan.engines.dispatch import engine_for
 from moegeom.scan.labels import Populations
 from moegeom.scan.measure import measure
 from moegeom.scan.per_token import PerTokenFile
@@ -366,7 +364,7 @@ def _pace(run: RouterRun) -> Pace:
 def _scan(run: RouterRun, planned: Pass) -> Progress:
     """The pass over all tokens, with rows per token or with snapshots to go on from."""
     task, reductions, tiles = planned.task, planned.reductions, planned.tiles
-    engine = _engine(run, task)
+    engine = engine_for(task, run.devices, run.said)
     if run.per_token is not None:
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         rows = PerTokenFile(run.per_token, run.router)
@@ -384,17 +382,6 @@ def _scan(run: RouterRun, planned: Pass) -> Progress:
         snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
     )
     return engine(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks, begin)
-
-
-def _engine(run: RouterRun, task: Task) -> Callable[..., Progress]:
-    """The loop that can do this task: on the devices, or on the processor."""
-    if not run.devices:
-        return scan_router
-    if reason := refusal(task):
-        if run.said:
-            run.said(f"router {run.router.name}: on the processor, since {reason}")
-        return scan_router
-    return functools.partial(scan_on_devices, devices=run.devices, said=run.said)
 
 
 def _extend(rows: Rows, more: Rows) -> None:

@@ -14,8 +14,9 @@ from threadpoolctl import threadpool_limits
 from moegeom.core.tokens import TILE
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
-from moegeom.scan.measure import Measured, Routed, measure, refuse_non_finite
+from moegeom.scan.measure import Measured, measure, refuse_non_finite
 from moegeom.scan.plan import MAX_TILES
+from moegeom.scan.routed import Routed
 from moegeom.scan.task import Task
 
 #: Seconds between two snapshots of a running scan.

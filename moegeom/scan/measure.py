@@ -13,19 +13,15 @@ from jaxtyping import Bool, Float, Float64, Int32
 from moegeom.core.errors import NonFiniteError
 from moegeom.geometry.norm import unit_rows
 from moegeom.geometry.projected_rows import cosine_scale
-from moegeom.geometry.rounding import (
-    UNIT_FLOAT32,
-    bf16_noise_scale,
-    logit_error_bound,
-    score_resolution,
-)
+from moegeom.geometry.rounding import bf16_noise_scale
 from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.mask import fill_decides
-from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
+from moegeom.geometry.selection.score import SCORES
 from moegeom.kernels.quantities import OrderDistances, Quantities
 from moegeom.kernels.switch import NoisySwitch, Switch
 from moegeom.scan.before_norm import angle_before_norm
 from moegeom.scan.choice import chosen_by, compared_scores, logits_of
+from moegeom.scan.float_bound import float_bound
 from moegeom.scan.labels import block_of, is_outlier
 from moegeom.scan.noisy import noisy_switch
 from moegeom.scan.order_distances import order_distances
@@ -38,6 +34,7 @@ from moegeom.scan.recorded import (
     recorded_logits,
     recorded_outputs,
 )
+from moegeom.scan.routed import Routed
 from moegeom.scan.switching import (
     Reference,
     emulated_choice,
@@ -54,25 +51,6 @@ class Measured:
 
     quantities: Quantities
     non_finite: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Routed:
-    """What a device has found out about the tokens of a range; None where it was not asked.
-
-    ``values`` are the router inputs in the dtype that they are stored in; ``is_lost`` marks tokens
-    with a logit that is not finite, of which the rest means nothing.
-    """
-
-    logits: Float[np.ndarray, "tokens experts"]
-    is_lost: Bool[np.ndarray, "tokens"]
-    chosen: Int32[np.ndarray, "tokens k"]
-    margin: Float64[np.ndarray, "tokens"]
-    group_margin: Float64[np.ndarray, "tokens"] | None = None
-    distance: Float64[np.ndarray, "tokens"] | None = None
-    pair: Int32[np.ndarray, "tokens 2"] | None = None
-    norm: Float64[np.ndarray, "tokens"] | None = None
-    values: Float[np.ndarray, "tokens hidden"] | None = None
 
 
 def measure(task: Task, start: int, stop: int, routed: Routed | None = None) -> Measured:
@@ -201,33 +179,6 @@ def _rows(arrays: Mapping[str, Any], kept: Bool[np.ndarray, "tokens"]) -> dict[s
     }
 
 
-def _float_bound(
-    task: Task,
-    norm: Float64[np.ndarray, "tokens"],
-    logits: Float[np.ndarray, "tokens experts"],
-    chosen: Int32[np.ndarray, "tokens k"],
-    margin: Float64[np.ndarray, "tokens"],
-    scale: Float64[np.ndarray, "tokens"] | None,
-) -> Float64[np.ndarray, "tokens"]:
-    """Margin below which two correct float32 engines may choose differently."""
-    prepared, rule = task.prepared, task.prepared.router.rule
-    bound = logit_error_bound(norm, prepared.num_terms, prepared.longest_row, prepared.largest_bias)
-    if scale is not None:
-        bound = bound * scale
-    if rule.is_affine:
-        first, last = (
-            np.take_along_axis(logits, chosen[:, [rank]], axis=1)[:, 0].astype(np.float64)
-            for rank in (0, -1)
-        )
-        return 2.0 * bound + score_resolution(rule.score, first, last, last - margin)
-    # A score and its bias are rounded a few times each, relative to their size.
-    largest_logit = mapped_logits(logits.max(axis=1, keepdims=True), rule.logit_map)
-    size = SCORES[rule.score](largest_logit)[:, 0] + 1.0
-    own_rounding = 8 * UNIT_FLOAT32 * (size + float(np.abs(prepared.selection_bias).max()))
-    slope = LARGEST_SLOPE[rule.score] * (rule.logit_map.multiplier if rule.logit_map else 1.0)
-    return 2.0 * slope * bound + own_rounding
-
-
 def _quantities(task: Task, read: _Arrays) -> Quantities:
     prepared, rule, kernels = task.prepared, task.prepared.router.rule, task.kernels
     scored, norm = read.scored_logits, read.norm
@@ -279,7 +230,7 @@ def _quantities(task: Task, read: _Arrays) -> Quantities:
         input_norm=norm,
         float_bound=None
         if norm is None
-        else _float_bound(task, norm, scored, chosen, margin, read.scale),
+        else float_bound(task.prepared, norm, scored, chosen, margin, read.scale),
         noise_scale=None
         if norm is None or distance is None or not rule.is_affine
         else bf16_noise_scale(norm, prepared.router.hidden_size),

@@ -17,13 +17,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 #: Import names that differ from the name of the distribution.
 DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
-    "cupy": "cupy-cuda12x",
-    "cupyx": "cupy-cuda12x",
+    "cupy": "cupy-cuda13x",
+    "cupyx": "cupy-cuda13x",
+    "cupy_backends": "cupy-cuda13x",
     "mpl_toolkits": "matplotlib",
 }
 
-#: For machines with a GPU, or not run by the tests: nothing that CI installs.
-UNPINNED = {"cupy-cuda12x", "cupy-cuda13x", "ray"}
+#: For other machines, or not run by the tests: nothing that CI installs.
+UNPINNED = {"cupy-cuda12x", "ray"}
 
 OWN = {"moegeom", "moegeom_cli"}
 

@@ -154,7 +154,7 @@ class _CupyQueue:
 
     def adopt(self, tensor: Any) -> DeviceArray:
         with self._current() as cupy:
-            found = cupy.from_dlpack(tensor)
+            found = cupy.ascontiguousarray(cupy.from_dlpack(tensor))
         # CuPy names bfloat16 by the dtype of ml_dtypes; here it is its bits
         return found.view(np.uint16) if found.dtype.name == "bfloat16" else found
 

@@ -53,9 +53,10 @@ class Queue(Protocol):
         ...
 
     def adopt(self, tensor: Any) -> DeviceArray:
-        """The memory of another library's tensor by DLPack; bfloat16 as uint16; nothing is copied.
+        """The memory of another library's tensor by DLPack, bfloat16 as uint16.
 
-        The queue waits for what was put into the tensor before.
+        Nothing is copied, unless the tensor is not C-ordered. The queue waits for what was put into
+        the tensor before.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class RouteRule:
     def layout(self) -> Layout:
         return layout_of(self.num_experts, self.top_k)
 
-    @property
+    @cached_property
     def warps(self) -> int:
         """Warps of a block: as many as the shared memory has room for."""
         layout = self.layout
@@ -62,7 +63,7 @@ class RouteRule:
         fixed = 4 * (_SHARED_COUNTERS + self.num_experts)
         return layout.warps(fixed, row_bytes + 32 * token_bytes)
 
-    @property
+    @cached_property
     def program(self) -> Program:
         groups = self.groups or GroupMask(1, 1, "max", -np.inf)
         fill = "(-INF)" if np.isneginf(groups.fill) else f"({float(groups.fill)!r})"

@@ -55,7 +55,7 @@ class DeviceFold:
         self._taken = 0
 
     def take(self, tensor: Any) -> None:
-        """Queues the work on [tokens, hidden] more inputs, which must stay until ``progress``.
+        """Queues the work on [tokens, hidden] more inputs, which must stay until ``wait``.
 
         Raises
         ------
@@ -100,9 +100,13 @@ class DeviceFold:
             held = self._room[name] = self._device.empty(shape, np.dtype(dtype))
         return held[:tokens]
 
-    def progress(self) -> Progress:
-        """Waits for the work queued so far, and gives the counts as a scan would."""
+    def wait(self) -> None:
+        """Waits for the work queued so far: the tensors may go after it."""
         self._queue.finish()
+
+    def progress(self) -> Progress:
+        """Waits, and gives the counts as a scan would."""
+        self.wait()
         states = states_of(self._device, self._counters)
         counted = int(states[_TOKENS]["counts"][..., TOKENS].sum())
         done = Progress(num_tokens=self._taken, states=states)

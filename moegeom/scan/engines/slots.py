@@ -20,7 +20,8 @@ from moegeom.scan.engines.device_router import (
     start_counters,
 )
 from moegeom.scan.engines.inputs import InputReader
-from moegeom.scan.measure import Measured, Routed
+from moegeom.scan.measure import Measured
+from moegeom.scan.routed import Routed
 from moegeom.scan.task import Task
 
 #: Bytes of inputs in one product: large enough to keep a GPU busy, small enough that the logits are
@@ -106,7 +107,8 @@ class Slot:
 
     def routed(self, first: int, last: int, reader: InputReader) -> Routed:
         """What the device found out about rows ``[first, last)``, once the queue is finished."""
-        rows = {name: array[first:last] for name, array in self.answers.items()}
+        # copies: whoever keeps them must not see the next batch
+        rows = {name: array[first:last].copy() for name, array in self.answers.items()}
         return Routed(
             logits=rows["logits"],
             is_lost=rows["is_lost"].astype(bool),

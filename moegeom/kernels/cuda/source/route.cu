@@ -100,7 +100,9 @@ __device__ double float_bound(double norm, const double* number, const Token& to
     double last = (double)token.last;
     double following = __dsub_rn(last, token.margin);
     double resolution = 0.0;
-    if (SCORE == SOFTMAX) {
+    if (following == -INF) {
+        resolution = 0.0;  // every expert is chosen
+    } else if (SCORE == SOFTMAX) {
         double spread = __dsub_rn((double)token.first, following);
         resolution = spread > 87.0 ? INF : number[UNIT] * (1.0 + spread);
     } else if (SCORE == SIGMOID) {

@@ -1,0 +1,304 @@
+"""Claim: on a GPU a scan runs near the floor that memory, the bus and cuBLAS set.
+
+For each shape and for 10^7 tokens of bfloat16 inputs, by cycling a buffer larger than any cache:
+
+- ``resident``: inputs that are on the device already, through ``DeviceFold``; over the larger of
+  reading them once at the measured copy bandwidth and the bare cuBLAS product of that shape.
+- ``streamed``: inputs in host memory, through ``scan_on_devices``; over the measured time of
+  copying them to the device and nothing else.
+- plain torch and plain CuPy, which make the same counts of chosen experts and histograms of margin
+  and distance from the same inputs; with the product and without it.
+
+Targets: at least 0.75 of the floor resident, within 1.10 of the copy streamed, at least 3 times
+plain torch, at least 10 times plain CuPy without the product. Needs a GPU, CuPy and torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from gpu_results import FOLDER, device_facts, write_results
+
+from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.core.tokens import TILE
+from moegeom.geometry.boundary import row_distances
+from moegeom.kernels.cuda.cupy_device import open_device
+from moegeom.kernels.cuda.route import RouteOutputs, launch_route
+from moegeom.kernels.reduction import REDUCTIONS
+from moegeom.kernels.table import load_kernels
+from moegeom.scan.engine import Pace
+from moegeom.scan.engines.cuda import scan_on_devices
+from moegeom.scan.engines.device_router import device_router, start_counters
+from moegeom.scan.engines.resident import DeviceFold
+from moegeom.scan.labels import Populations
+from moegeom.scan.prepared import prepare
+from moegeom.scan.task import Task
+from moegeom.testing.array_source import ArraySource
+
+SHAPES = ((2048, 64, 8), (7168, 256, 8), (2880, 128, 4))
+COUNTED = ("token_counts", "expert_counts", "margin_histogram", "distance_histogram")
+
+#: Inputs that are cycled: far more than the cache of any GPU.
+BUFFER_BYTES = 2 * 2**30
+
+#: Tokens of one tensor of a running model, and of one product.
+PIECES = (2**15, 2**16, 2**17)
+
+
+def _router(hidden: int, experts: int, top_k: int, is_exact: bool) -> Router:
+    weight = np.random.default_rng(0).standard_normal((experts, hidden), dtype=np.float32)
+    weight /= np.float32(np.sqrt(hidden))
+    if is_exact:
+        weight = weight.astype(ml_dtypes.bfloat16).astype(np.float32)
+    origin = Provenance("synthetic", (), "", "BF16" if is_exact else "F32")
+    return Router("text/0", "text", 0, weight, Rule(top_k, "softmax", Weights("scores")), origin)
+
+
+def _task(router: Router, source: ArraySource) -> Task:
+    wanted = frozenset(need for name in COUNTED for need in REDUCTIONS[name].needs)
+    return Task(prepare(router), source, Populations(()), load_kernels("reference"), wanted)
+
+
+def _seconds(work: Callable[[], object], repeats: int) -> float:
+    """Least seconds of several runs; ``work`` waits for the device."""
+    work()
+    best = np.inf
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _copy_bandwidth() -> float:
+    """Bytes read and written each second by a copy on the device."""
+    import cupy
+
+    source = cupy.zeros(BUFFER_BYTES, cupy.uint8)
+    to = cupy.empty_like(source)
+
+    def copy() -> None:
+        for _ in range(4):
+            cupy.cuda.runtime.memcpyAsync(to.data.ptr, source.data.ptr, source.nbytes, 3, 0)
+        cupy.cuda.runtime.deviceSynchronize()
+
+    return 4 * 2 * BUFFER_BYTES / _seconds(copy, 5)
+
+
+def _upload_seconds(device: Any, pinned: np.ndarray, repeats: int) -> float:
+    """Seconds of copying an array from pinned memory to the device."""
+    to, queue = device.empty(pinned.shape, pinned.dtype), device.queue()
+
+    def copy() -> None:
+        queue.upload(to, pinned)
+        queue.finish()
+
+    return _seconds(copy, repeats)
+
+
+def _resident(task: Task, device: Any, buffer: Any, piece: int, tokens: int) -> Callable[[], None]:
+    fold, held = DeviceFold(task, COUNTED, device), len(buffer) // piece
+
+    def run() -> None:
+        for number in range(tokens // piece):
+            first = number % held * piece
+            fold.take(buffer[first : first + piece])
+        fold.wait()
+
+    return run
+
+
+def _bare_product(
+    task: Task, device: Any, buffer: Any, piece: int, tokens: int
+) -> Callable[[], None]:
+    router, queue = device_router(task, device, "bfloat16"), device.queue()
+    out = device.empty((piece, router.logit_columns), np.dtype(np.float32))
+    held = len(buffer) // piece
+
+    def run() -> None:
+        for number in range(tokens // piece):
+            first = number % held * piece
+            queue.product(out, buffer[first : first + piece], router.rows)
+        queue.finish()
+
+    return run
+
+
+def _only_routing(
+    task: Task, device: Any, logits: Any, piece: int, tokens: int
+) -> Callable[[], None]:
+    router, queue = device_router(task, device, "float32"), device.queue()
+    counters = start_counters(task, device, queue, COUNTED)
+    held = len(logits) // piece
+
+    def run() -> None:
+        for number in range(tokens // piece):
+            first = number % held * piece
+            part = logits[first : first + piece]
+            tables, outputs = router.tables, RouteOutputs()
+            launch_route(queue, router.rule, piece, part, tables, None, None, outputs, counters)
+        queue.finish()
+
+    return run
+
+
+def _plain_torch(
+    router: Router, buffer: Any, piece: int, tokens: int, with_product: bool
+) -> Callable[[], None]:
+    import torch
+
+    k, inverse = router.rule.top_k, row_distances(router.weight).inverse
+    rows = torch.tensor(router.weight, device="cuda", dtype=torch.bfloat16)
+    table = torch.tensor(inverse, device="cuda")
+    inputs = torch.as_tensor(buffer, device="cuda").view(torch.bfloat16)
+    counts = torch.zeros(router.num_experts, device="cuda", dtype=torch.int64)
+    bins = torch.zeros(2, 2**16, device="cuda", dtype=torch.int64)
+    held = len(inputs) // piece
+    fixed = (inputs[:piece] @ rows.T).float()
+
+    def route(logits: Any) -> None:
+        nonlocal counts
+        best, chosen = torch.topk(logits, k + 1, dim=1)
+        counts += torch.bincount(chosen[:, :k].flatten(), minlength=router.num_experts)
+        margin = best[:, k - 1].double() - best[:, k].double()
+        gaps = best[:, :k, None].double() - logits[:, None, :].double()
+        quotients = gaps * table[chosen[:, :k]]
+        quotients.scatter_(2, chosen[:, None, :k].expand(-1, k, -1), torch.inf)
+        distance = quotients.amin(dim=(1, 2))
+        for row, values in enumerate((margin, distance)):
+            codes = values.view(torch.int64) >> 48
+            bins[row] += torch.bincount(codes, minlength=2**16)
+
+    def run() -> None:
+        for number in range(tokens // piece):
+            first = number % held * piece
+            route((inputs[first : first + piece] @ rows.T).float() if with_product else fixed)
+        torch.cuda.synchronize()
+
+    return run
+
+
+def _plain_cupy(router: Router, logits: Any, piece: int, tokens: int) -> Callable[[], None]:
+    import cupy
+
+    k, table = router.rule.top_k, cupy.asarray(row_distances(router.weight).inverse)
+    counts = cupy.zeros(router.num_experts, cupy.int64)
+    bins = cupy.zeros((2, 2**16), cupy.int64)
+    row, held = cupy.arange(piece)[:, None], len(logits) // piece
+
+    def route(part: Any) -> None:
+        nonlocal counts
+        order = cupy.argsort(-part, axis=1)[:, : k + 1]
+        best, chosen = cupy.take_along_axis(part, order, axis=1).astype(cupy.float64), order[:, :k]
+        counts += cupy.bincount(chosen.ravel(), minlength=router.num_experts)
+        margin = best[:, k - 1] - best[:, k]
+        distance = cupy.full(piece, cupy.inf)
+        for rank in range(k):
+            quotients = (best[:, rank, None] - part) * table[chosen[:, rank]]
+            quotients[row, chosen] = cupy.inf
+            distance = cupy.minimum(distance, quotients.min(axis=1))
+        for number, values in enumerate((margin, distance)):
+            bins[number] += cupy.bincount(values.view(cupy.int64) >> 48, minlength=2**16)
+
+    def run() -> None:
+        for number in range(tokens // piece):
+            first = number % held * piece
+            route(logits[first : first + piece])
+        cupy.cuda.runtime.deviceSynchronize()
+
+    return run
+
+
+def _measure(
+    shape: tuple[int, int, int], is_exact: bool, tokens: int, repeats: int, bandwidth: float
+) -> dict[str, Any]:
+    import cupy
+
+    hidden, experts, top_k = shape
+    router, device = _router(*shape, is_exact), open_device(0)
+    rows = BUFFER_BYTES // (2 * hidden) // PIECES[-1] * PIECES[-1] or PIECES[-1]
+    drawn = np.random.default_rng(1).standard_normal((2**15, hidden), dtype=np.float32)
+    values = np.tile(drawn.astype(ml_dtypes.bfloat16), (rows // 2**15, 1))
+    task = _task(router, ArraySource({router.name: values}, num_tokens=tokens))
+    buffer = device.put(values.view(np.uint16))
+    free = device.free_bytes()
+    row: dict[str, Any] = {"hidden": hidden, "experts": experts, "top_k": top_k}
+    row |= {"tokens": tokens, "bf16_exact_rows": is_exact, "copy_bytes_per_second": bandwidth}
+
+    per_token: dict[str, float] = {"read": 2.0 * hidden / bandwidth}
+    for piece in PIECES:
+        whole = tokens // piece * piece
+        bare = _seconds(_bare_product(task, device, buffer, piece, tokens), repeats) / whole
+        ours = _seconds(_resident(task, device, buffer, piece, tokens), repeats) / whole
+        per_token |= {f"product_{piece}": bare, f"resident_{piece}": ours}
+    bare = min(per_token[f"product_{piece}"] for piece in PIECES)
+    ours = min(per_token[f"resident_{piece}"] for piece in PIECES)
+    row["resident_over_floor"] = max(bare, per_token["read"]) / ours
+    row["memory_bytes"] = free - device.free_bytes()
+
+    piece = PIECES[1]
+    logits = cupy.random.default_rng(2).standard_normal((4 * piece, experts), dtype=cupy.float32)
+    whole, fewer = tokens // piece * piece, max(tokens // 20, piece)
+    few = fewer // piece * piece
+    routing = _seconds(_only_routing(task, device, logits, piece, tokens), repeats) / whole
+    per_token |= {"routing": routing}
+    per_token["cupy_routing"] = _seconds(_plain_cupy(router, logits, piece // 4, fewer), 2) / (
+        fewer // (piece // 4) * (piece // 4)
+    )
+    for name, with_product in (("torch", True), ("torch_routing", False)):
+        work = _plain_torch(router, buffer, piece // 4, fewer, with_product)
+        per_token[name] = _seconds(work, 2) / (fewer // (piece // 4) * (piece // 4))
+    row["torch_over_resident"] = per_token["torch"] / ours
+    row["torch_routing_over_ours"] = per_token["torch_routing"] / routing
+    row["cupy_routing_over_ours"] = per_token["cupy_routing"] / routing
+    row["tokens_of_peers"] = few
+
+    pinned = device.pinned((piece, hidden), np.dtype(np.uint16))
+    pinned[...] = values[:piece].view(np.uint16)
+    upload = _upload_seconds(device, pinned, 20) / piece
+    pace = Pace(piece, 16)
+
+    def stream() -> None:
+        scan_on_devices(task, COUNTED, range(-(-tokens // TILE)), pace, devices=[device])
+
+    per_token |= {"upload": upload, "streamed": _seconds(stream, max(repeats // 2, 1)) / tokens}
+    row["streamed_over_upload"] = per_token["streamed"] / upload
+    row["host_to_device_bytes_per_second"] = 2 * hidden / upload
+    row["host_memory_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    row["ns_per_token"] = {name: round(1e9 * value, 4) for name, value in per_token.items()}
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=10_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--commit", required=True, help="of the sources that are measured")
+    parser.add_argument("--out", type=Path, default=FOLDER / "gpu_scan_runs_near_its_floor.json")
+    asked = parser.parse_args()
+    bandwidth, rows = _copy_bandwidth(), []
+    facts = device_facts("on a GPU a scan runs near its floor", asked.commit)
+    for shape in SHAPES:
+        for is_exact in (True, False):
+            row = _measure(shape, is_exact, asked.tokens, asked.repeats, bandwidth)
+            rows.append(row)
+            write_results(asked.out, facts, rows)
+            print(
+                f"{shape} {'bf16' if is_exact else 'f32 '} rows: "
+                f"{row['resident_over_floor']:.2f} of the floor resident, "
+                f"{row['streamed_over_upload']:.2f} of the copy streamed, "
+                f"torch {row['torch_over_resident']:.1f}, routing alone: "
+                f"torch {row['torch_routing_over_ours']:.1f}, "
+                f"CuPy {row['cupy_routing_over_ours']:.1f}   {row['ns_per_token']}"
+            )
+
+
+if __name__ == "__main__":
+    main()

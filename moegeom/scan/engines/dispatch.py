@@ -1,0 +1,28 @@
+"""Which loop does a task."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from moegeom.kernels.cuda.device import Device
+from moegeom.scan.engine import Progress, scan_router
+from moegeom.scan.engines.cuda import scan_on_devices
+from moegeom.scan.engines.device_router import refusal
+from moegeom.scan.task import Task
+
+
+def engine_for(
+    task: Task, devices: Sequence[Device], said: Callable[[str], None] | None = None
+) -> Callable[..., Progress]:
+    """The loop on the devices where there are any that can do the task, else the processor's.
+
+    ``said`` hears why a task stays on the processor though there are devices.
+    """
+    if not devices:
+        return scan_router
+    if reason := refusal(task):
+        if said:
+            said(f"router {task.prepared.router.name}: on the processor, since {reason}")
+        return scan_router
+    return functools.partial(scan_on_devices, devices=devices, said=said)
