@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from moegeom import __version__
+from moegeom.kernels.cuda.cupy_device import count_devices, open_device
+from moegeom.kernels.cuda.device import DeviceError
 from moegeom.scan.plan import num_workers
 from moegeom.scan.run_facts import arithmetic_facts
 
@@ -22,9 +24,12 @@ _PACKAGES = {
     "ray": ("ray",),
 }
 
+#: Distributions that bring a package of another name.
+_DISTRIBUTIONS = {"cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x")}
+
 
 def diagnose() -> list[dict[str, str]]:
-    """Versions and abilities; imports nothing but NumPy's BLAS."""
+    """Versions and abilities; imports nothing but NumPy's BLAS, and CuPy where it is installed."""
     blas = arithmetic_facts("cpu")
     rows = [
         _row("moegeom", __version__, "Python " + platform.python_version()),
@@ -34,18 +39,30 @@ def diagnose() -> list[dict[str, str]]:
     if (blas["blas_core"] or "").lower() in ("haswell", "prescott") and _has_avx512():
         text = "this processor has AVX-512: an OPENBLAS_CORETYPE preset may halve its speed"
         rows.append(_row("BLAS core", "slow", text))
+    rows.append(_gpus())
     for extra, packages in _PACKAGES.items():
         rows += [_package(name, extra) for name in packages]
     return rows
 
 
+def _gpus() -> dict[str, str]:
+    try:
+        devices = [open_device(number) for number in range(count_devices())]
+    except DeviceError as error:
+        return _row("GPU", "none", error.message)
+    names = ", ".join(f"cuda:{n} {device.name}" for n, device in enumerate(devices))
+    return _row("GPU", str(len(devices)), names or "CuPy finds none")
+
+
 def _package(name: str, extra: str) -> dict[str, str]:
     if importlib.util.find_spec(name) is None:
         return _row(name, "absent", f'pip install "moegeom[{extra.split(maxsplit=1)[0]}]"')
-    try:
-        found = version(name)
-    except PackageNotFoundError:
-        found = "present"
+    found = "present"
+    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        try:
+            found = version(distribution)
+        except PackageNotFoundError:
+            continue
     return _row(name, found, "core" if extra == "core" else f"extra {extra}")
 
 

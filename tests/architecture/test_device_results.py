@@ -1,0 +1,59 @@
+"""What the documentation says about a GPU is what result files show."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "benchmarks/results").glob("*.json"))
+PAGE = (ROOT / "docs/gpu.md").read_text("utf-8")
+FACTS = ("claim", "device", "driver", "cuda_runtime", "cupy", "numpy", "python", "commit", "date")
+
+NOT_RUN = "**Status: not run on a GPU yet.**"
+
+
+def problems(document: dict) -> list[str]:
+    """What a result file lacks, or shows against its own claim."""
+    found = [f"no {name}" for name in FACTS if not document.get(name)]
+    if not re.fullmatch(r"[0-9a-f]{7,40}", str(document.get("commit"))):
+        found.append("the commit is none")
+    rows = document.get("rows") or []
+    if not rows:
+        found.append("no rows")
+    for row in rows:
+        name = row.get("kernel") or row.get("scan") or str(row.get("hidden"))
+        if row.get("difference"):
+            found.append(f"{name}: differs from the reference ({row['difference']})")
+        if row.get("differ_beyond_bound"):
+            found.append(f"{name}: {row['differ_beyond_bound']} tokens choose otherwise")
+        found += [f"{name}: not {k}" for k in ("lost_equal", "repeat_equal") if not row.get(k, True)]
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_result_file_says_where_it_was_taken_and_shows_no_difference_in_meaning(file):
+    assert (ROOT / "benchmarks" / f"{file.stem}.py").is_file()
+    assert problems(json.loads(file.read_text("utf-8"))) == []
+
+
+def test_the_page_claims_figures_exactly_where_there_are_result_files():
+    assert (NOT_RUN in PAGE) == (not FILES)
+    assert ("| not yet |" in PAGE) == (not FILES)
+
+
+def test_problems_of_a_result_file_are_found():
+    good = dict.fromkeys(FACTS, "x") | {"commit": "0123abc", "rows": [{"kernel": "top_k"}]}
+    assert problems(good) == []
+    for change in (
+        {"driver": ""},
+        {"commit": "HEAD"},
+        {"rows": []},
+        {"rows": [{"kernel": "top_k", "difference": "ties"}]},
+        {"rows": [{"scan": "softmax", "differ_beyond_bound": 1}]},
+        {"rows": [{"scan": "softmax", "repeat_equal": False}]},
+    ):
+        assert problems(good | change), change
