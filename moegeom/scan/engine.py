@@ -9,8 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
-from threadpoolctl import threadpool_limits
-
 from moegeom.core.tokens import TILE
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
@@ -188,6 +186,8 @@ class Workers:
             self._free.put(accumulators)
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="moegeom-scan")
         # One BLAS thread per product: its result must not depend on how many there are.
+        from threadpoolctl import threadpool_limits  # not for scans that devices do alone
+
         self._limits = threadpool_limits(1, user_api="blas")
 
     def __enter__(self) -> Workers:

@@ -79,7 +79,11 @@ class ArraySource:
     def read_stored(
         self, router: str, start: int, out: Shaped[np.ndarray, "tokens hidden"]
     ) -> None:
-        out[...] = self._turn(self._values[router], start, start + len(out))
+        held = self._turn(self._values[router], start, start + len(out))
+        if held.dtype == out.dtype:  # as bits: NumPy holds its lock while it copies bfloat16
+            bits = f"u{out.itemsize}"
+            held, out = held.view(bits), out.view(bits)
+        out[...] = held
 
     def read_chosen(
         self, router: str, start: int, stop: int

@@ -20,6 +20,9 @@ _FLOAT32, _BFLOAT16 = 0, 14
 #: What to install for lack of CuPy.
 INSTALL = 'pip install "moegeom[cuda13]" (or cuda12, whichever the driver can run)'
 
+#: What to install for lack of cuBLAS or NVRTC.
+_LIBRARIES = 'pip install "cupy-cuda13x[ctk]" brings them (or cupy-cuda12x[ctk]).'
+
 
 def count_devices() -> int:
     """GPUs that CuPy sees.
@@ -73,6 +76,9 @@ def _translated() -> Iterator[None]:
         raise OutOfDeviceMemory(f"The device has no room left: {error}.") from None
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
         raise DeviceError(f"The device failed: {error}.") from None
+    except ImportError as error:  # CuPy loads libraries of CUDA when they are first used
+        what = str(error).splitlines()[0]
+        raise DeviceError(f"CuPy misses a library of CUDA: {what}.", _LIBRARIES) from None
 
 
 class _CupyDevice:
@@ -164,10 +170,10 @@ class _CupyQueue:
             _kernel(program)((grid,), (block,), given)
 
     def product(self, out: DeviceArray, values: DeviceArray, rows: DeviceArray) -> None:
-        cublas = _cublas()
         kind = _FLOAT32 if values.dtype == np.float32 else _BFLOAT16
         tokens, hidden = values.shape
         with self._current():
+            cublas = _cublas()
             if self._handle is None:
                 self._handle = cublas.create()
             # cuBLAS counts by columns: out^T = rows values^T, both operands with hidden fastest

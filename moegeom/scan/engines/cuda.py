@@ -6,11 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import numpy as np
 
 from moegeom.core.tokens import TILE
-from moegeom.kernels.cuda.device import Device, OutOfDeviceMemory
+from moegeom.kernels.cuda.device import Device, DeviceError, OutOfDeviceMemory
 from moegeom.kernels.cuda.route import NOT_COUNTED
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State
@@ -59,7 +60,7 @@ def scan_on_devices(
         When a device fails, or its memory does not hold the smallest batch.
     """
     run = _Run(task, reductions, pace, devices, skip_non_finite, hooks, begin or Progress(), said)
-    with Workers(task, run.on_host, pace.num_workers) as workers:
+    with run.workers() as workers:
         return run.scan(tiles, workers)
 
 
@@ -79,8 +80,8 @@ class _Run:
         self._skip_non_finite = skip_non_finite
         self._progress = begin
         self._on_device = kept_on_device(task, reductions)
-        self.on_host = tuple(name for name in reductions if name not in self._on_device)
-        self._folds = bool(self.on_host) or hooks.rows is not None
+        self._on_host = tuple(name for name in reductions if name not in self._on_device)
+        self._folds = bool(self._on_host) or hooks.rows is not None
         self._reader = input_reader(task)
         self._refuse(begin.non_finite)
         self._by_device = self._make_slots(devices, said)
@@ -113,13 +114,19 @@ class _Run:
             self.batch_tokens = tokens
             return made
 
-    def scan(self, tiles: Sequence[int], workers: Workers) -> Progress:
+    def workers(self) -> AbstractContextManager[Workers | None]:
+        """Threads of the host; None where devices do everything."""
+        if not self._folds:
+            return nullcontext()
+        return Workers(self._task, self._on_host, self._pace.num_workers)
+
+    def scan(self, tiles: Sequence[int], workers: Workers | None) -> Progress:
         """Everything from the first tile that is not folded in yet."""
         slots = _in_turn([slots for _, slots in self._by_device])
         busy: deque[Slot] = deque()
         num_tokens = self._task.source.facts.num_tokens
         last_snapshot = time.monotonic()
-        with ThreadPoolExecutor(self._pace.num_workers) as readers:
+        with self._waiting_for_devices(), ThreadPoolExecutor(self._pace.num_workers) as readers:
             first = self._progress.next_tile
             for batch in token_ranges(tiles, first, num_tokens, self.batch_tokens // TILE):
                 slot = next(slots)
@@ -138,6 +145,17 @@ class _Run:
             self._finish_all(busy, workers)
         return with_states(self._progress, self._states(workers))
 
+    @contextmanager
+    def _waiting_for_devices(self) -> Iterator[None]:
+        """However the loop ends, no device still reads or writes memory that is let go."""
+        try:
+            yield
+        finally:
+            for _, slots in self._by_device:
+                for slot in slots:
+                    with suppress(DeviceError):
+                        slot.queue.finish()
+
     def _fill(self, slot: Slot, batch: TokenRange, readers: ThreadPoolExecutor) -> None:
         """Values and labels of a batch, into memory that the device copies from."""
         tokens = batch.stop - batch.start
@@ -150,12 +168,12 @@ class _Run:
         for read in reads:
             read.result()
 
-    def _fold(self, slot: Slot, workers: Workers) -> None:
+    def _fold(self, slot: Slot, workers: Workers | None) -> None:
         """Waits for the device, and hands its answers to the host's threads."""
         if slot.batch is None or slot.folds:
             return
         slot.queue.finish()
-        if not self._folds:
+        if workers is None:
             return
         step = MAX_TILES * TILE
         for start in range(slot.batch.start, slot.batch.stop, step):
@@ -163,13 +181,13 @@ class _Run:
             rows = start - slot.batch.start, stop - slot.batch.start
             slot.folds.append(workers.submit(start, stop, slot.routed(*rows, self._reader)))
 
-    def _finish(self, slot: Slot, workers: Workers) -> None:
+    def _finish(self, slot: Slot, workers: Workers | None) -> None:
         """Takes a batch out of its slot; batches are finished in the order of their tokens."""
         self._fold(slot, workers)
         batch = slot.batch
         assert batch is not None
         tokens = batch.stop - batch.start
-        if self._folds:
+        if workers is not None:
             measured = [fold.result() for fold in slot.folds]
             lost = tuple(token for part in measured for token in part.non_finite)
         else:
@@ -185,7 +203,7 @@ class _Run:
         if self._hooks.advanced:
             self._hooks.advanced(tokens)
 
-    def _finish_all(self, busy: deque[Slot], workers: Workers) -> None:
+    def _finish_all(self, busy: deque[Slot], workers: Workers | None) -> None:
         while busy:
             self._finish(busy.popleft(), workers)
 
@@ -194,9 +212,9 @@ class _Run:
             name, source = self._task.prepared.router.name, self._task.source.facts.name
             refuse_non_finite(name, source, lost, self._progress.num_tokens)
 
-    def _states(self, workers: Workers) -> dict[str, State]:
+    def _states(self, workers: Workers | None) -> dict[str, State]:
         """States of the host and of all devices; only while nothing is on its way."""
-        merged = workers.states()
+        merged = {} if workers is None else workers.states()
         for device, slots in self._by_device:
             for name, state in states_of(device, slots[0].counters).items():
                 merged[name] = (
