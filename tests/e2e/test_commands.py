@@ -76,7 +76,7 @@ def test_quiet_prints_nothing(moegeom, place):
         (("scan", "model", "--tokns", "rec"), "--tokns"),
         (("scan", "model", "--format", "xml"), "xml"),
         (("scan", "model", "--prior", "gaussian"), "isotropic-rms"),
-        (("scan", "model", "--device", "cuda"), "auto or cpu"),
+        (("scan", "model", "--device", "tpu"), "auto, cpu, cuda"),
         (("scan", "model", "--prior", "isotropic-rms", "--tokens", "rec"), "--prior"),
         (("scan", "model", "--out", "results"), "exists already"),
         (("scan", "model", "--layers", "one"), "one"),

@@ -17,6 +17,12 @@ from moegeom.kernels.cuda.program import OPTIONS, Program
 #: Numbers of ``cudaDataType``.
 _FLOAT32, _BFLOAT16 = 0, 14
 
+#: A pointer to nothing, as an argument of a kernel.
+_NULL = np.uint64(0)
+
+#: Bytes that kernels read in one piece.
+_ALIGNED = 16
+
 #: What to install for lack of CuPy.
 INSTALL = 'pip install "moegeom[cuda13]" (or cuda12, whichever the driver can run)'
 
@@ -161,11 +167,13 @@ class _CupyQueue:
     def adopt(self, tensor: Any) -> DeviceArray:
         with self._current() as cupy:
             found = cupy.ascontiguousarray(cupy.from_dlpack(tensor))
+            if found.data.ptr % _ALIGNED:  # a tensor may begin anywhere in memory of its own
+                found = found.copy()
         # CuPy names bfloat16 by the dtype of ml_dtypes; here it is its bits
         return found.view(np.uint16) if found.dtype.name == "bfloat16" else found
 
     def launch(self, program: Program, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
-        given = tuple(np.uint64(0) if value is None else value for value in arguments)
+        given = tuple(_NULL if value is None else value for value in arguments)
         with self._current():
             _kernel(program)((grid,), (block,), given)
 
