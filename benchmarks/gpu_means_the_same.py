@@ -124,8 +124,9 @@ def _scan_row(name: str, router: Router, dtype: type) -> dict[str, Any]:
     theirs: list[Quantities] = []
     ours: list[Quantities] = []
     expected = scan_router(task, names, tiles, Pace(8192, 8), True, kept(theirs))
-    found = scan_on_devices(task, names, tiles, Pace(8192, 8), True, kept(ours), devices=[device])
-    again = scan_on_devices(task, names, tiles, Pace(8192, 8), True, devices=[device])
+    pace, on = Pace(8192, 8), {"devices": [device], "batch_tokens": 8192}
+    found = scan_on_devices(task, names, tiles, pace, True, kept(ours), **on)
+    again = scan_on_devices(task, names, tiles, pace, True, **on)
     chosen = [np.sort(joined(rows, "chosen"), axis=1) for rows in (theirs, ours)]
     differs = (chosen[0] != chosen[1]).any(axis=1)
     margin = np.minimum(joined(theirs, "margin"), joined(ours, "margin"))

@@ -266,7 +266,8 @@ def _measure(
     pace = Pace(piece, 16)
 
     def stream() -> None:
-        scan_on_devices(task, COUNTED, range(-(-tokens // TILE)), pace, devices=[device])
+        tiles = range(-(-tokens // TILE))
+        scan_on_devices(task, COUNTED, tiles, pace, devices=[device], batch_tokens=piece)
 
     per_token |= {"upload": upload, "streamed": _seconds(stream, max(repeats // 2, 1)) / tokens}
     row["streamed_over_upload"] = per_token["streamed"] / upload

@@ -364,7 +364,7 @@ def _pace(run: RouterRun) -> Pace:
 def _scan(run: RouterRun, planned: Pass) -> Progress:
     """The pass over all tokens, with rows per token or with snapshots to go on from."""
     task, reductions, tiles = planned.task, planned.reductions, planned.tiles
-    engine = engine_for(task, run.devices, run.said)
+    engine = engine_for(task, run.devices, run.batch_tokens, run.said)
     if run.per_token is not None:
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         rows = PerTokenFile(run.per_token, run.router)

@@ -44,13 +44,16 @@ def scan_on_devices(
     begin: Progress | None = None,
     *,
     devices: Sequence[Device],
+    batch_tokens: int | None = None,
     said: Callable[[str], None] | None = None,
 ) -> Progress:
     """As :func:`moegeom.scan.engine.scan_router`, with the products and the counting on devices.
 
     Batches go to the devices in turn. Reductions that the devices do not keep are folded by
     ``pace.num_workers`` threads of the host from the logits and choices that the devices give, so
-    both see the same choices. ``said`` hears of a batch that had to be halved for lack of memory.
+    both see the same choices. ``batch_tokens`` is the size of a batch, by default what suits a GPU
+    and its free memory; that of ``pace`` is meant for processors. ``said`` hears of a batch that
+    had to be halved for lack of memory.
 
     Raises
     ------
@@ -59,7 +62,8 @@ def scan_on_devices(
     DeviceError
         When a device fails, or its memory does not hold the smallest batch.
     """
-    run = _Run(task, reductions, pace, devices, skip_non_finite, hooks, begin or Progress(), said)
+    run = _Run(task, reductions, pace, skip_non_finite, hooks, begin or Progress())
+    run.make_slots(devices, batch_tokens, said)
     with run.workers() as workers:
         return run.scan(tiles, workers)
 
@@ -70,11 +74,9 @@ class _Run:
         task: Task,
         reductions: Sequence[str],
         pace: Pace,
-        devices: Sequence[Device],
         skip_non_finite: bool,
         hooks: Hooks,
         begin: Progress,
-        said: Callable[[str], None] | None,
     ) -> None:
         self._task, self._pace, self._hooks = task, pace, hooks
         self._skip_non_finite = skip_non_finite
@@ -84,24 +86,27 @@ class _Run:
         self._folds = bool(self._on_host) or hooks.rows is not None
         self._reader = input_reader(task)
         self._refuse(begin.non_finite)
-        self._by_device = self._make_slots(devices, said)
+        self._by_device: list[tuple[Device, list[Slot]]] = []
 
-    def _make_slots(
-        self, devices: Sequence[Device], said: Callable[[str], None] | None
-    ) -> list[tuple[Device, list[Slot]]]:
+    def make_slots(
+        self,
+        devices: Sequence[Device],
+        batch_tokens: int | None,
+        said: Callable[[str], None] | None,
+    ) -> None:
         """Slots of one size on every device, halved until they fit all of them."""
-        row_bytes = self._reader.width * self._reader.dtype.itemsize
+        task, reader = self._task, self._reader
         free = min(device.free_bytes() for device in devices)
-        tokens = product_tokens(row_bytes, free, self._pace.batch_tokens)
+        tokens = product_tokens(
+            reader.width * reader.dtype.itemsize,
+            free,
+            task.source.facts.num_tokens,
+            batch_tokens,
+        )
         while True:
             try:
-                made = [
-                    (
-                        d,
-                        make_slots(
-                            self._task, d, self._reader, self._on_device, tokens, self._folds
-                        ),
-                    )
+                self._by_device = [
+                    (d, make_slots(task, d, reader, self._on_device, tokens, self._folds))
                     for d in devices
                 ]
             except OutOfDeviceMemory:
@@ -110,9 +115,9 @@ class _Run:
                 tokens //= 2
                 if said:
                     said(f"the device has no room for {2 * tokens} tokens at once; taking {tokens}")
-                continue
-            self.batch_tokens = tokens
-            return made
+            else:
+                self._batch_tiles = tokens // TILE
+                return
 
     def workers(self) -> AbstractContextManager[Workers | None]:
         """Threads of the host; None where devices do everything."""
@@ -128,7 +133,7 @@ class _Run:
         last_snapshot = time.monotonic()
         with self._waiting_for_devices(), ThreadPoolExecutor(self._pace.num_workers) as readers:
             first = self._progress.next_tile
-            for batch in token_ranges(tiles, first, num_tokens, self.batch_tokens // TILE):
+            for batch in token_ranges(tiles, first, num_tokens, self._batch_tiles):
                 slot = next(slots)
                 if len(busy) == sum(len(made) for _, made in self._by_device):
                     self._finish(busy.popleft(), workers)

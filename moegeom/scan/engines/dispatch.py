@@ -13,11 +13,15 @@ from moegeom.scan.task import Task
 
 
 def engine_for(
-    task: Task, devices: Sequence[Device], said: Callable[[str], None] | None = None
+    task: Task,
+    devices: Sequence[Device],
+    batch_tokens: int | None = None,
+    said: Callable[[str], None] | None = None,
 ) -> Callable[..., Progress]:
     """The loop on the devices where there are any that can do the task, else the processor's.
 
-    ``said`` hears why a task stays on the processor though there are devices.
+    ``batch_tokens`` is what a user asked for; ``said`` hears why a task stays on the
+    processor though there are devices.
     """
     if not devices:
         return scan_router
@@ -25,4 +29,4 @@ def engine_for(
         if said:
             said(f"router {task.prepared.router.name}: on the processor, since {reason}")
         return scan_router
-    return functools.partial(scan_on_devices, devices=devices, said=said)
+    return functools.partial(scan_on_devices, devices=devices, batch_tokens=batch_tokens, said=said)

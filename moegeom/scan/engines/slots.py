@@ -38,16 +38,19 @@ SLOTS = 3
 _SHARE_OF_FREE = 0.8
 
 
-def product_tokens(row_bytes: int, free_bytes: int, batch_tokens: int | None = None) -> int:
+def product_tokens(
+    row_bytes: int, free_bytes: int, num_tokens: int, batch_tokens: int | None = None
+) -> int:
     """Tokens of a batch, which one product takes: a power of two times 1024.
 
-    As many as ``_PRODUCT_BYTES`` hold, fewer where ``free_bytes`` are short or ``batch_tokens`` is
-    less. A whole row stands for about twice its bytes: logits and answers come to it.
+    As many as ``_PRODUCT_BYTES`` hold; fewer where ``free_bytes`` are short, where the stream of
+    ``num_tokens`` is no longer than half of that, or where ``batch_tokens`` are asked for. A whole
+    row stands for about twice its bytes: logits and answers come to it.
     """
     room = int(free_bytes * _SHARE_OF_FREE) // (2 * SLOTS * row_bytes)
     wanted = min(_PRODUCT_BYTES // row_bytes, room, _MOST_TOKENS, batch_tokens or _MOST_TOKENS)
     tokens = _LEAST_TOKENS
-    while 2 * tokens <= wanted:
+    while 2 * tokens <= wanted and tokens < num_tokens:
         tokens *= 2
     return tokens
 
