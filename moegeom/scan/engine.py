@@ -47,7 +47,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller may listen to. ``rows`` gets batches in token order."""
+    """What a caller may listen to.
+
+    ``rows`` gets batches in token order; their inputs lie in memory that is used again.
+    """
 
     advanced: Callable[[int], None] | None = None
     snapshot: Callable[[Progress], None] | None = None

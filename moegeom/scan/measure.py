@@ -344,14 +344,16 @@ def _direction(
 
 
 def _angle(task: Task, read: _Arrays, chosen: np.ndarray) -> Float64[np.ndarray, "tokens"]:
-    return angle_before_norm(task.prepared, _inputs(read), read.logits, chosen, task.kernels)
+    values = _inputs(read).astype(np.float32, copy=False)
+    return angle_before_norm(task.prepared, values, read.logits, chosen, task.kernels)
 
 
 def _rounding_sigmas(
     task: Task, read: _Arrays, chosen: np.ndarray
 ) -> Float64[np.ndarray, "tokens"]:
     weight = task.prepared.router.weight
-    return task.kernels["rounding_sigmas"](_inputs(read), read.logits, chosen, weight)
+    values = _inputs(read).astype(np.float32, copy=False)  # a device hands on what is stored
+    return task.kernels["rounding_sigmas"](values, read.logits, chosen, weight)
 
 
 def _inputs(read: _Arrays) -> Float[np.ndarray, "tokens hidden"]:

@@ -15,7 +15,7 @@ def tile_logits(
 ) -> Float[np.ndarray, "tokens experts"]:
     """Logits W y + b of tokens that begin on a tile border.
 
-    One product per tile of 256 tokens, the last one filled with zeros: each token meets the same
+    One product per tile, the last one filled with zeros: each token meets the same
     product, of the same shape and at the same row, whatever batch it came in. The dtype is that of
     the weights (float32, or float64 where they are stored so), and so is the accumulation.
     """

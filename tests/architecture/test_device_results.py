@@ -30,7 +30,9 @@ def problems(document: dict) -> list[str]:
             found.append(f"{name}: differs from the reference ({row['difference']})")
         if row.get("differ_beyond_bound"):
             found.append(f"{name}: {row['differ_beyond_bound']} tokens choose otherwise")
-        found += [f"{name}: not {k}" for k in ("lost_equal", "repeat_equal") if not row.get(k, True)]
+        found += [
+            f"{name}: not {k}" for k in ("lost_equal", "repeat_equal") if not row.get(k, True)
+        ]
     return found
 
 

@@ -2,11 +2,13 @@
 
 Work is kept until somebody waits, and queues take turns in an order drawn at random. So a buffer
 that is filled again before it was read, or read before it was written, gives wrong results here as
-it would on a GPU, only every time.
+it would on a GPU, only every time. Memory that nobody holds any more is given back; work that still
+uses it then fails, where a GPU would use what is another's by now.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -20,16 +22,22 @@ from tests.emulator.host_program import host_call
 
 
 class EmulatedArray:
-    """Memory of the device: the host sees its shape and cuts rows from it, and no more."""
+    """Memory of the device: the host sees its shape and cuts rows from it, and no more.
 
-    def __init__(self, held: np.ndarray) -> None:
-        self.held = held
+    Rows keep the array alive that they were cut from, its ``owner``. What ``is_adopted`` belongs to
+    somebody else, who sees to it that it stays.
+    """
+
+    def __init__(
+        self, held: np.ndarray, owner: EmulatedArray | None = None, is_adopted: bool = False
+    ) -> None:
+        self.held, self.owner, self.is_adopted = held, owner, is_adopted
 
     def __len__(self) -> int:
         return len(self.held)
 
     def __getitem__(self, rows: slice) -> EmulatedArray:
-        return EmulatedArray(self.held[rows])
+        return EmulatedArray(self.held[rows], self.owner or self, self.is_adopted)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +82,12 @@ class EmulatedDevice:
         self.used += array.nbytes
         # memory as it is found: nobody may count on zeros
         array.reshape(-1).view(np.uint8)[...] = 0xA5
-        return EmulatedArray(array)
+        made = EmulatedArray(array)
+        weakref.finalize(made, self._give_back, array.nbytes).atexit = False
+        return made
+
+    def _give_back(self, size: int) -> None:
+        self.used -= size
 
     def put(self, array: np.ndarray) -> EmulatedArray:
         made = self.empty(array.shape, array.dtype)
@@ -102,30 +115,49 @@ class EmulatedQueue:
         self._device = device
         self.waiting: deque[Callable[[], None]] = deque()
 
+    def _later(self, work: Callable[..., None], *given: Any) -> None:
+        """Queues ``work(*given)``, with NumPy arrays in place of those of the device.
+
+        What waits keeps no memory from being given back: whoever queued it must hold that.
+        """
+        arrays = [v for v in given if isinstance(v, EmulatedArray) and not v.is_adopted]
+        holders = [weakref.ref(array.owner or array) for array in arrays]
+        values = [v.held if isinstance(v, EmulatedArray) else v for v in given]
+
+        def do() -> None:
+            assert all(holder() is not None for holder in holders), "memory was given back"
+            work(*values)
+
+        self.waiting.append(do)
+
     def upload(self, to: EmulatedArray, values: np.ndarray) -> None:
         assert to.shape == values.shape and to.dtype == values.dtype
         self._device.uploaded_bytes += values.nbytes
-        self.waiting.append(lambda: np.copyto(to.held, values))
+        self._later(np.copyto, to, values)
 
     def download(self, to: np.ndarray, values: EmulatedArray) -> None:
         assert values.shape == to.shape and values.dtype == to.dtype
-        self.waiting.append(lambda: np.copyto(to, values.held))
+        self._later(np.copyto, to, values)
 
     def fill(self, array: EmulatedArray, byte: int) -> None:
-        self.waiting.append(lambda: array.held.reshape(-1).view(np.uint8).fill(byte))
+        self._later(lambda held: held.reshape(-1).view(np.uint8).fill(byte), array)
 
     def adopt(self, tensor: Any) -> EmulatedArray:
         found = np.asarray(tensor) if isinstance(tensor, np.ndarray) else np.from_dlpack(tensor)
-        return EmulatedArray(found)
+        return EmulatedArray(np.ascontiguousarray(found), is_adopted=True)
 
     def launch(self, program: Program, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
-        given = tuple(v.held if isinstance(v, EmulatedArray) else v for v in arguments)
+        assert 0 < grid < 2**31 and 0 < block <= 1024, "CUDA refuses to launch this"
         self._device.launches.append(program)
-        self.waiting.append(lambda: host_call(program, grid, block, given))
+        self._later(lambda *given: host_call(program, grid, block, given), *arguments)
 
     def product(self, out: EmulatedArray, values: EmulatedArray, rows: EmulatedArray) -> None:
-        self.waiting.append(
-            lambda: np.copyto(out.held, self._device.product(values.held, rows.held))
+        # cuBLAS is told sizes alone: whatever does not fit is read and written past its end
+        assert out.shape == (len(values), len(rows)) and values.shape[1] == rows.shape[1]
+        assert values.dtype == rows.dtype
+        assert all(array.held.flags.c_contiguous for array in (out, values, rows))
+        self._later(
+            lambda to, *operands: np.copyto(to, self._device.product(*operands)), out, values, rows
         )
 
     def finish(self) -> None:

@@ -82,14 +82,13 @@ def choose_devices(
     if reason := _against(source, num_routers):
         return DeviceChoice((), asked, reason)
     try:
-        found = count()
+        devices = tuple(opened(number) for number in range(count()))
     except DeviceError as error:
         return DeviceChoice((), asked, error.message)
-    if not found:
+    if not devices:
         return DeviceChoice((), asked, "CuPy finds no GPU")
     assert source is not None
-    why = f"{_work(source, num_routers)} are worth starting it"
-    return DeviceChoice(tuple(opened(number) for number in range(found)), asked, why)
+    return DeviceChoice(devices, asked, f"{_work(source, num_routers)} are worth starting it")
 
 
 def _against(source: SourceFacts | None, num_routers: int) -> str:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 import numpy as np
 
+from moegeom.core.errors import UsageError
 from moegeom.core.tokens import TILE
 from moegeom.kernels.cuda.device import Device, DeviceError, OutOfDeviceMemory
 from moegeom.kernels.cuda.route import NOT_COUNTED
@@ -25,7 +26,7 @@ from moegeom.scan.engine import (
     token_ranges,
     with_states,
 )
-from moegeom.scan.engines.device_router import kept_on_device, states_of
+from moegeom.scan.engines.device_router import kept_on_device, refusal, states_of
 from moegeom.scan.engines.inputs import input_reader
 from moegeom.scan.engines.slots import Slot, make_slots, product_tokens
 from moegeom.scan.labels import block_of
@@ -57,6 +58,8 @@ def scan_on_devices(
 
     Raises
     ------
+    UsageError
+        For a task that devices do not do.
     NonFiniteError
         At the first batch with a non-finite token, unless ``skip_non_finite``.
     DeviceError
@@ -78,6 +81,9 @@ class _Run:
         hooks: Hooks,
         begin: Progress,
     ) -> None:
+        if reason := refusal(task):
+            name = task.prepared.router.name
+            raise UsageError(f"Router {name} stays on the processor: {reason}.")
         self._task, self._pace, self._hooks = task, pace, hooks
         self._skip_non_finite = skip_non_finite
         self._progress = begin

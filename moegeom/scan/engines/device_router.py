@@ -47,6 +47,8 @@ def refusal(task: Task) -> str:
         return "logits are divided by the length of a projected input"
     if not router.rule.is_affine and router.rule.logit_map is not None:
         return "logits go through a map before they are scored"
+    if not router.rule.is_affine and "distance" in task.wanted:
+        return "distances to curved or grouped walls are found there"
     if router.weight.dtype != np.float32:
         return "rows are stored in float64"
     return _rule(task, 1).refusal

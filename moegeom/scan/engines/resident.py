@@ -36,7 +36,8 @@ class DeviceFold:
     Raises
     ------
     UsageError
-        For reductions that devices do not keep, and for rules that they do not route.
+        For reductions that devices do not keep, rules that they do not route, and tasks that are
+        not about all router inputs.
     """
 
     def __init__(self, task: Task, reductions: Sequence[str], device: Device) -> None:
@@ -47,11 +48,17 @@ class DeviceFold:
         if reason := refusal(task):
             name = task.prepared.router.name
             raise UsageError(f"Router {name} is not routed on a device: {reason}.")
+        if task.source.facts.stage != "router_input" or task.exclude_first:
+            raise UsageError(
+                f"Tensors are router inputs of every position; asked for "
+                f"{task.source.facts.stage.replace('_', ' ')} without the first "
+                f"{task.exclude_first} of a document."
+            )
         self._task, self._device, self._queue = task, device, device.queue()
         names = dict.fromkeys((_TOKENS, *reductions))
         self._counters = start_counters(task, device, self._queue, names)
         self._routers: dict[str, Any] = {}
-        self._room: dict[str, DeviceArray] = {}
+        self._room: dict[tuple[str, int], DeviceArray] = {}
         self._taken = 0
 
     def take(self, tensor: Any) -> None:
@@ -72,6 +79,8 @@ class DeviceFold:
                 f"{self._task.prepared.router.name}; expected tokens x {hidden} in bfloat16 or "
                 "float32."
             )
+        if not len(values):
+            return
         if kind not in self._routers:
             self._routers[kind] = device_router(self._task, self._device, kind)
         router, tokens = self._routers[kind], len(values)
@@ -93,11 +102,11 @@ class DeviceFold:
 
     def _at_least(self, name: str, tokens: int, columns: int, dtype: type) -> DeviceArray:
         """Room that grows with the tensors; the old one is let go once its work is done."""
-        held = self._room.get(name)
+        held = self._room.get((name, columns))
         if held is None or len(held) < tokens:
             self._queue.finish()
             shape = (tokens, columns) if columns else (tokens,)
-            held = self._room[name] = self._device.empty(shape, np.dtype(dtype))
+            held = self._room[name, columns] = self._device.empty(shape, np.dtype(dtype))
         return held[:tokens]
 
     def wait(self) -> None:

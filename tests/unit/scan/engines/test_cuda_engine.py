@@ -1,0 +1,538 @@
+"""The engine of devices gives what the processor's gives, bit for bit where the product does.
+
+Devices are emulated: the sources of the kernels run on the processor, and queues do their work as
+late and in as odd an order as they may.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
+from moegeom.core.router import GroupMask
+from moegeom.core.tokens import TILE
+from moegeom.geometry.boundary import row_distances
+from moegeom.kernels.cuda.device import OutOfDeviceMemory
+from moegeom.kernels.cuda.device_rows import device_rows
+from moegeom.scan.engine import Hooks, Pace, Progress
+from moegeom.scan.engines.device_router import kept_on_device, refusal
+from moegeom.scan.labels import MAX_DOMAINS
+from tests.unit.scan.engines.scanned import (
+    COUNTED,
+    DISTANCES,
+    ON_HOST,
+    Recorded,
+    all_tiles,
+    assert_equal,
+    bf16,
+    emulated,
+    every_reduction,
+    exact_product,
+    inputs,
+    normal,
+    on_devices,
+    on_processor,
+    router_of,
+    some_choices,
+    task_of,
+    usual,
+    without_labels,
+)
+
+INF = np.inf
+
+# ------------------------------------------------------------------------------- equal to the bit
+
+
+def _bias(experts: int, scale: float = 0.1) -> np.ndarray:
+    return normal(experts, seed=7, scale=scale)
+
+
+def _masked(groups: int, kept: int, score: str, fill: float, rule: str = "sigmoid", **biases):
+    return router_of(32, 8, 4, rule, GroupMask(groups, kept, score, fill), **biases)
+
+
+#: Selection rules, straight, curved and masked.
+RULES = {
+    "softmax": router_of(64, 8, 8),
+    "softmax and logit bias": router_of(12, 8, 3, logit_bias=_bias(12)),
+    "identity": router_of(12, 8, 3, "identity"),
+    "identity and both biases": router_of(
+        12, 8, 3, "identity", logit_bias=_bias(12), selection_bias=_bias(12, 0.3)
+    ),
+    "sigmoid": router_of(12, 8, 3, "sigmoid"),
+    "sigmoid + bias": router_of(12, 8, 3, "sigmoid", selection_bias=_bias(12)),
+    "sqrt_softplus + bias": router_of(
+        12, 8, 3, "sqrt_softplus", logit_bias=_bias(12), selection_bias=_bias(12)
+    ),
+    "softmax + bias": router_of(12, 8, 3, selection_bias=_bias(12)),
+    "groups filled with -inf": _masked(8, 4, "top2_sum", -INF, selection_bias=_bias(32)),
+    "groups filled with 0": _masked(8, 4, "max", 0.0, selection_bias=_bias(32, 1.0)),
+    "groups of logits": _masked(8, 3, "max", 0.0, "identity"),
+    "groups of one expert": _masked(32, 9, "top2_sum", -INF),
+    "groups of softmax": _masked(4, 2, "max", 0.0, "softmax"),
+    "all chosen": router_of(12, 8, 12),
+    "one of one": router_of(1, 8, 1),
+    "100 experts": router_of(100, 8, 6),
+    "256 experts": router_of(256, 8, 8),
+    "512 experts": router_of(512, 8, 10),
+}
+
+
+def _twins() -> np.ndarray:
+    weight = normal(12, 8)
+    weight[[7, 11]] = weight[2]
+    return weight
+
+
+def _biased_twins() -> np.ndarray:
+    return np.eye(12, dtype=np.float32)[7] * np.float32(0.25)
+
+
+#: Rows and biases that make ties.
+TIES = {
+    "integer rows": router_of(weight=np.rint(normal(12, 8, scale=1.5))),
+    "integer rows with scores": router_of(
+        weight=np.rint(normal(12, 8, scale=1.5)), score="sigmoid", selection_bias=0 * _bias(12)
+    ),
+    "twins": router_of(weight=_twins()),
+    "twins with different biases": router_of(weight=_twins(), logit_bias=_biased_twins()),
+    "twins that the selection bias parts": router_of(
+        weight=_twins(), score="identity", selection_bias=_biased_twins()
+    ),
+    "zero rows": router_of(weight=np.zeros((12, 8), np.float32)),
+}
+
+#: Arrays of float64 that differ in the last bits: softmax scores are added up in another order.
+SUMMED = ("agreement/margin",)
+
+
+def _assert_equal_engines(router, source, **changes) -> Progress:
+    names = every_reduction(router, source)
+    assert set(COUNTED) - {"ambiguity"} < set(names)
+    if source.facts.stage == "router_input":
+        changes = {"typical_norm": float(np.sqrt(router.hidden_size))} | changes
+    task = task_of(router, source, names, **changes)
+    expected = on_processor(task, names, skip_non_finite=True)
+    found = on_devices(task, names, devices=emulated(2), pace=Pace(TILE, 2), skip_non_finite=True)
+    is_summed = router.rule.score == "softmax" and not router.rule.is_affine
+    assert_equal(found, expected, SUMMED if is_summed else ())
+    return found
+
+
+def _recorded(router, values, **given) -> Recorded:
+    chosen = some_choices(len(values), router.num_experts, router.rule.top_k)
+    return Recorded(values, chosen=chosen, **given)
+
+
+@pytest.mark.parametrize("router", RULES.values(), ids=RULES)
+def test_every_rule_gives_equal_states(router):
+    tokens = 300 if router.num_experts > 100 else 2100
+    found = _assert_equal_engines(router, _recorded(router, inputs(tokens, 8)))
+    assert found.states["token_counts"]["counts"][..., 0].sum() == tokens
+
+
+@pytest.mark.parametrize("router", TIES.values(), ids=TIES)
+def test_ties_are_broken_and_counted_alike(router):
+    found = _assert_equal_engines(router, _recorded(router, np.rint(inputs(1500, 8))))
+    assert found.states["token_counts"]["counts"][..., 1].sum() > 100
+
+
+@pytest.mark.parametrize("tokens", [1, TILE - 1, TILE, TILE + 1, 5 * TILE])
+def test_any_number_of_tokens_gives_equal_states(tokens):
+    router = RULES["sigmoid + bias"] if tokens % 2 else router_of()
+    _assert_equal_engines(router, _recorded(router, inputs(tokens, 8)))
+
+
+def _with_outliers(tokens: int) -> np.ndarray:
+    """Some inputs 128 times as long as the others, some as short, some without length."""
+    values = inputs(tokens, 8)
+    values[::50] *= 128
+    values[7::71] /= 128
+    values[3::61] = 0.0
+    return values
+
+
+@pytest.mark.parametrize("exclude_first", [0, 5, 96])
+def test_outliers_domains_documents_and_left_out_positions_give_equal_states(exclude_first):
+    for name in ("softmax and logit bias", "sigmoid + bias"):
+        source = _recorded(RULES[name], _with_outliers(3000))
+        found = _assert_equal_engines(RULES[name], source, exclude_first=exclude_first)
+        counts = found.states["token_counts"]["counts"][..., 0]
+        if exclude_first < 96:  # both domains, no other ones, unlabelled tokens and outliers
+            np.testing.assert_array_equal(counts.sum(axis=1) > 0, [True, True, False, True, True])
+        assert counts.sum() == (source.columns.position >= exclude_first).sum()
+
+
+def test_a_stream_without_documents_and_domains_gives_equal_states():
+    _assert_equal_engines(router_of(), without_labels(inputs(9 * TILE, 8)))
+
+
+@pytest.mark.parametrize("known", [1, MAX_DOMAINS + 7])
+def test_as_many_domains_as_there_are_populations_for_give_equal_states(known):
+    domain = np.random.default_rng(3).integers(-1, known, 2100).astype(np.int16)
+    names = tuple(map(str, range(known)))
+    source = _recorded(router_of(), _with_outliers(2100), domains=names, domain=domain)
+    found = _assert_equal_engines(router_of(), source)
+    counts = found.states["token_counts"]["counts"][..., 0]
+    assert len(counts) == min(known, MAX_DOMAINS) + 3
+    assert counts[-1].sum() > 50  # outliers have the largest label
+
+
+@pytest.mark.parametrize("name", ["softmax", "identity and both biases", "groups filled with 0"])
+def test_recorded_logits_give_equal_states(name):
+    router = RULES[name]
+    source = _recorded(router, inputs(2100, router.num_experts), stage="logits")
+    found = _assert_equal_engines(router, source)
+    assert "ambiguity" not in found.states  # lengths of inputs are not known
+
+
+def _rows_at(distance: float) -> np.ndarray:
+    """Rows this far from each other, about."""
+    return normal(12, 8) * np.float32(distance)
+
+
+@pytest.mark.parametrize("distance", [1e-36, 1e-31, 1e8, 1e15])
+def test_rows_whose_distances_leave_float32_give_equal_states(distance):
+    router = router_of(weight=_rows_at(distance))
+    assert not device_rows(row_distances(router.weight)).fits_float32
+    _assert_equal_engines(router, _recorded(router, inputs(1500, 8)))
+
+
+@pytest.mark.parametrize("scale", [2.0**-140, 2.0**-120, 2.0**60, 2.0**124])
+def test_inputs_of_any_size_give_equal_states(scale):
+    """Logits are subnormal, or too large for the float32 search of the nearest wall."""
+    values = (inputs(1500, 8).astype(np.float64) * scale).astype(np.float32)
+    _assert_equal_engines(router_of(), _recorded(router_of(), values), typical_norm=3.0 * scale)
+
+
+def test_sums_over_lengths_agree_as_well_as_lengths_do():
+    source = Recorded(normal(3000, 8))
+    task = task_of(router_of(), source, ("bf16_switch",))
+    found, expected = (
+        scan(task, ("bf16_switch",)).states["bf16_switch"]["counts"]
+        for scan in (on_devices, on_processor)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert found.sum() > 0
+
+
+# --------------------------------------------------------------------- what does not change a bit
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 2 * TILE, 3 * TILE + 7, 10**9])
+def test_the_result_does_not_depend_on_batching(batch_tokens):
+    task, names, expected = usual()
+    assert_equal(on_devices(task, names, pace=Pace(batch_tokens, 2)), expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_result_does_not_depend_on_the_number_of_devices_and_whose_turn_it_is(count):
+    task, names, expected = usual()
+    for seed in range(3):
+        found = on_devices(task, names, devices=emulated(count, seed), pace=Pace(TILE, 2))
+        assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_the_result_does_not_depend_on_the_number_of_threads(num_workers):
+    task, names, expected = usual()
+    assert_equal(on_devices(task, names, pace=Pace(TILE, num_workers)), expected)
+
+
+def test_devices_that_keep_everything_give_the_states_that_the_host_would():
+    """Without reductions of the host nothing is asked back from the device but lost tokens."""
+    task, names, expected = usual()
+    kept = kept_on_device(task, names)
+    assert set(kept) == {*COUNTED, *DISTANCES}
+    few = {name: expected.states[name] for name in kept}
+    found = on_devices(task, kept, devices=emulated(2), pace=Pace(TILE, 2))
+    assert_equal(found, dataclasses.replace(expected, states=few))
+
+
+@pytest.mark.parametrize("tiles", [[0, 2, 3], [1, 4], [4], [0, 1, 3, 4], []])
+def test_tiles_that_are_a_sample_give_equal_states(tiles):
+    task, names, _ = usual()
+    expected = on_processor(task, names, tiles=tiles)
+    assert_equal(on_devices(task, names, tiles=tiles), expected)
+    assert expected.num_tokens == sum(min(TILE, 4196 - TILE * tile) for tile in tiles)
+
+
+def test_no_token_left_to_count_gives_empty_counts():
+    source = Recorded(inputs(1500, 8))
+    names = every_reduction(router_of(), source)
+    task = task_of(router_of(), source, names, exclude_first=97)
+    found = on_devices(task, names)
+    assert_equal(found, on_processor(task, names))
+    assert not any(found.states[name]["counts"].any() for name in COUNTED)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_scan_goes_on_from_any_snapshot_to_equal_states(count):
+    """A snapshot holds what the processor makes of the tiles up to it, and no more."""
+    task, names, expected = usual()
+    snapshots = []
+    given = {"pace": Pace(TILE, 2, snapshot_seconds=-1.0)}
+    hooks = Hooks(snapshot=snapshots.append)
+    assert_equal(on_devices(task, names, devices=emulated(count), hooks=hooks, **given), expected)
+    assert [s.next_tile for s in snapshots] == [1, 2, 3, 4, 5]
+    for begin in snapshots:
+        tiles = all_tiles(task.source)[: begin.next_tile]
+        assert_equal(begin, on_processor(task, names, tiles=tiles))
+        assert_equal(on_devices(task, names, devices=emulated(count, 1), begin=begin), expected)
+        assert_equal(on_processor(task, names, begin=begin), expected)  # on another engine
+
+
+def test_rows_reach_the_caller_in_the_order_of_the_tokens_and_stay_as_they_are():
+    """What is kept of a batch is not overwritten by later ones, but for the inputs themselves."""
+    task, names, _ = usual()
+    kept, read, expected, advanced = [], [], [], []
+
+    def keep(quantities):
+        kept.append(quantities)
+        read.append(quantities.input.astype(np.float32))
+
+    hooks = Hooks(rows=keep, advanced=advanced.append)
+    on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2), devices=emulated(1))
+    on_processor(task, names, hooks=Hooks(rows=expected.append))
+    assert advanced == [TILE] * 4 + [100]
+    for field in ("token", "population", "block", "chosen", "margin", "distance", "pair"):
+        ours, theirs = (
+            np.concatenate([getattr(q, field) for q in rows]) for rows in (kept, expected)
+        )
+        np.testing.assert_array_equal(ours, theirs, err_msg=field)
+    np.testing.assert_array_equal(np.concatenate([q.token for q in kept]), np.arange(4196))
+    np.testing.assert_array_equal(np.concatenate(read), task.source.values)
+
+
+# --------------------------------------------------------------------------------- lost tokens
+
+#: Inputs that are not finite, or that overflow in the product.
+BAD = {7: np.nan, TILE - 1: INF, TILE: -INF, 2 * TILE + 5: 3e38}
+
+
+def _damaged(tokens: int = 3 * TILE) -> np.ndarray:
+    values = inputs(tokens, 8)
+    for token, value in BAD.items():
+        values[token] = np.float32(value) * np.sign(router_of().weight[0])
+    return values
+
+
+@pytest.mark.parametrize("router", [router_of(), RULES["groups filled with -inf"]])
+@pytest.mark.parametrize("exclude_first", [0, 8])
+def test_tokens_that_are_not_finite_are_left_out_and_named_alike(router, exclude_first):
+    source = _recorded(router, _damaged())
+    found = _assert_equal_engines(router, source, exclude_first=exclude_first)
+    bad = {7, TILE - 1, TILE, 2 * TILE + 5}
+    lost = sorted(t for t in bad if t % 97 >= exclude_first)
+    assert len(lost) == (3 if exclude_first else 4)
+    if router.num_experts == 12:  # 3e38 was made to overflow at this router
+        assert found.non_finite == tuple(lost)
+
+
+def test_lost_tokens_are_named_alike_without_reductions_of_the_host():
+    source = Recorded(_damaged())
+    task = task_of(router_of(), source, COUNTED, exclude_first=8)
+    found = on_devices(task, COUNTED, skip_non_finite=True, pace=Pace(TILE, 2))
+    assert_equal(found, on_processor(task, COUNTED, skip_non_finite=True))
+    assert found.num_non_finite == 3
+
+
+def test_a_stream_without_any_finite_token_gives_equal_states():
+    found = _assert_equal_engines(router_of(), _recorded(router_of(), inputs(2100, 8) * np.nan))
+    assert found.num_non_finite == 2100
+    assert found.non_finite == tuple(range(8))
+
+
+@pytest.mark.parametrize("names", [COUNTED, (*COUNTED, *ON_HOST[1:])], ids=["device", "host"])
+def test_the_first_token_that_is_not_finite_ends_the_scan_with_the_same_error(names):
+    task = task_of(router_of(), Recorded(_damaged()), names)
+    said = []
+    for scan in (on_processor, on_devices):
+        with pytest.raises(NonFiniteError) as refused:
+            scan(task, names, pace=Pace(TILE, 2))
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+    assert "2 of 1024 tokens" in said[0] and "first: token 7" in said[0]
+
+
+def test_what_another_run_skipped_is_refused_at_once():
+    task, names, _ = usual()
+    begin = Progress(1, TILE, (7,), 1)
+    said = []
+    for scan in (on_processor, on_devices):
+        with pytest.raises(NonFiniteError) as refused:
+            scan(task, names, begin=begin)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+
+
+def test_a_scan_that_ends_with_an_error_leaves_no_work_that_writes_into_its_memory():
+    """The memory goes back to its pools, and whoever gets it next must be the only one to write."""
+    source = Recorded(inputs(9 * TILE, 8))
+    source.values[2 * TILE] = np.nan
+    devices = emulated(2)
+    with pytest.raises(NonFiniteError):
+        on_devices(
+            task_of(router_of(), source, COUNTED), COUNTED, devices=devices, pace=Pace(TILE, 2)
+        )
+    assert [len(queue.waiting) for device in devices for queue in device.queues] == [0] * 8
+
+
+class _Interrupted(Exception):
+    """What a caller raises in the middle of a scan."""
+
+
+def test_errors_of_the_source_and_of_the_caller_come_out_as_they_are():
+    def interrupt(_: object) -> None:
+        raise _Interrupted
+
+    task, names, _ = usual()
+    for hooks in (Hooks(advanced=interrupt), Hooks(rows=interrupt), Hooks(snapshot=interrupt)):
+        with pytest.raises(_Interrupted):
+            on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2, snapshot_seconds=-1.0))
+    source = Recorded(inputs(9 * TILE, 8))
+    read = source.read_values
+    source.read_values = lambda name, start, stop: (  # the first row is read, to see that it fits
+        read(name, start, stop) if start < 4 * TILE else interrupt(None)
+    )
+    with pytest.raises(_Interrupted):
+        on_devices(task_of(router_of(), source, COUNTED), COUNTED, pace=Pace(TILE, 2))
+
+
+def test_inputs_of_another_width_are_refused_before_anything_is_moved():
+    devices = emulated()
+    task = task_of(router_of(), Recorded(inputs(300, 9)), COUNTED)
+    with pytest.raises(RecordingError, match="has 9 values a token; the checkpoint expects 8"):
+        on_devices(task, COUNTED, devices=devices)
+    assert devices[0].used == 0
+
+
+# ------------------------------------------------------------------------- products and transfers
+
+
+@pytest.mark.parametrize("tiles", [range(5), [0, 2, 3]], ids=["all", "sample"])
+def test_every_product_of_a_scan_has_one_shape(tiles):
+    task, names, _ = usual()
+    devices = emulated(3)
+    on_devices(task, names, tiles=tiles, devices=devices, pace=Pace(2 * TILE, 2))
+    assert {shape for device in devices for shape in device.products} == {(2 * TILE, 8, 12)}
+
+
+def test_inputs_in_bfloat16_are_moved_in_half_the_bytes():
+    values, moved = inputs(2100, 8), []
+    for stored in (values, bf16(values)):
+        device = emulated()[0]
+        on_devices(task_of(router_of(), Recorded(stored), COUNTED), COUNTED, devices=[device])
+        labels = 2 * 2100
+        moved.append(device.uploaded_bytes - labels)
+    assert moved == [2100 * 8 * 4, 2100 * 8 * 2]
+
+
+@pytest.mark.parametrize(("is_short", "columns"), [(True, 12), (False, 36)])
+def test_rows_that_bfloat16_holds_take_one_product_and_others_three(is_short, columns):
+    weight = router_of().weight
+    if is_short:
+        weight = weight.astype(ml_dtypes.bfloat16).astype(np.float32)
+    device = emulated(product=exact_product)[0]
+    task = task_of(router_of(weight=weight), Recorded(bf16(inputs(1500, 8))), COUNTED)
+    assert_equal(
+        on_devices(task, COUNTED, devices=[device]),
+        on_processor(task, COUNTED),
+        ("margin_histogram/counts", "tightness_histogram/counts"),
+    )
+    assert set(device.products) == {(2 * TILE, 8, columns)}
+
+
+@pytest.mark.parametrize("product", [None, exact_product], ids=["float32", "float64"])
+def test_choices_for_inputs_in_bfloat16_are_those_of_exact_products_but_for_near_ties(product):
+    router = router_of(64, 32, 8, logit_bias=_bias(64))
+    values = bf16(normal(3000, 32))
+    rows = []
+    given = {} if product is None else {"product": product}
+    on_devices(
+        task_of(router, Recorded(values), ("ambiguity", "distance_histogram")),
+        ("ambiguity", "distance_histogram"),
+        hooks=Hooks(rows=rows.append),
+        devices=emulated(**given),
+    )
+    weight, bias = router.weight.astype(np.float64), router.logit_bias.astype(np.float64)
+    logits = values.astype(np.float64) @ weight.T + bias
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :8]
+    chosen, margin, bound = (
+        np.concatenate([getattr(q, name) for q in rows])
+        for name in ("chosen", "margin", "float_bound")
+    )
+    is_clear = margin > bound
+    assert is_clear.mean() > 0.99
+    np.testing.assert_array_equal(np.sort(chosen)[is_clear], np.sort(order)[is_clear])
+    last = np.sort(-logits, axis=1)
+    np.testing.assert_array_less(np.abs(margin - (last[:, 8] - last[:, 7])), bound)
+
+
+# --------------------------------------------------------------------------------------- memory
+
+
+def _room(tokens: int) -> int:
+    """Bytes of device memory that a scan with batches of so many tokens takes."""
+    task, names, _ = usual()
+    device = emulated()[0]
+    held: list[int] = []
+    hooks = Hooks(advanced=lambda _: held.append(device.used))
+    on_devices(task, names, devices=[device], pace=Pace(tokens, 2), hooks=hooks)
+    assert len(set(held)) == 1  # nothing is allocated while batches go round
+    return held[0]
+
+
+def test_a_batch_that_does_not_fit_is_halved_until_it_does():
+    """What a failed attempt took is given back: the room is just enough for one that fits."""
+    task, names, expected = usual()
+    for fits in (2 * TILE, TILE):
+        said: list[str] = []
+        device = emulated(room=_room(fits))[0]
+        found = on_devices(task, names, devices=[device], pace=Pace(4 * TILE, 2), said=said.append)
+        assert_equal(found, expected)
+        halved = [4096, 2048, 1024][: 3 if fits == TILE else 2]
+        assert said == [
+            f"the device has no room for {tokens} tokens at once; taking {tokens // 2}"
+            for tokens in halved[:-1]
+        ]
+        assert {shape[0] for shape in device.products} == {fits}
+
+
+def test_the_device_with_the_least_memory_sets_the_batch_of_all():
+    task, names, expected = usual()
+    devices = [*emulated(1), *emulated(1, 1, room=_room(TILE))]
+    assert_equal(on_devices(task, names, devices=devices, pace=Pace(2 * TILE, 2)), expected)
+    assert {shape[0] for device in devices for shape in device.products} == {TILE}
+
+
+def test_a_device_without_room_for_the_least_batch_is_an_error():
+    task, names, _ = usual()
+    for room in (0, 1000, _room(TILE) - 1):
+        device = emulated(room=room)[0]
+        with pytest.raises(OutOfDeviceMemory):
+            on_devices(task, names, devices=[device])
+
+
+def test_all_memory_is_given_back_after_a_scan():
+    task, names, _ = usual()
+    devices = emulated(2)
+    on_devices(task, names, devices=devices)
+    assert [device.used for device in devices] == [0, 0]
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("name", ["distance_histogram", "relative_distance_histogram"])
+def test_distances_to_curved_walls_are_not_asked_of_a_device(name):
+    router, names = RULES["sigmoid + bias"], ("token_counts", name)
+    task = task_of(router, Recorded(inputs(1100, 8)), names)
+    assert "walls are found there" in refusal(task)
+    with pytest.raises(UsageError, match="walls are found there"):
+        on_devices(task, names)

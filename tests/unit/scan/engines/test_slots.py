@@ -1,0 +1,108 @@
+"""How much memory a batch takes, and that a set of slots is there whole or not at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moegeom.core.tokens import TILE
+from moegeom.kernels.cuda.device import OutOfDeviceMemory
+from moegeom.scan.engines.inputs import input_reader
+from moegeom.scan.engines.slots import SLOTS, make_slots, product_tokens
+from tests.unit.scan.engines.scanned import (
+    COUNTED,
+    Recorded,
+    emulated,
+    every_reduction,
+    inputs,
+    router_of,
+    task_of,
+)
+
+
+@given(
+    st.integers(1, 2**20),
+    st.integers(0, 2**38),
+    st.integers(0, 2**20),
+    st.none() | st.integers(1, 2**24),
+)
+def test_a_batch_is_a_power_of_two_of_tiles_within_its_bounds(row_bytes, free, stream, wanted):
+    tokens = product_tokens(row_bytes, free, stream, wanted)
+    tiles = tokens // TILE
+    assert tokens == tiles * TILE and tiles & (tiles - 1) == 0
+    assert TILE <= tokens <= 2**16
+    if tokens > TILE:  # one tile is taken whatever it costs
+        assert wanted is None or tokens <= wanted
+        assert tokens < 2 * stream
+        assert tokens * row_bytes <= 2**28
+        assert 2 * SLOTS * tokens * row_bytes <= 0.8 * free
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "free", "stream", "wanted", "tokens"),
+    [
+        (4096, 2**37, 10**9, None, 2**16),
+        (4096, 2**37, 10**9, 2**15, 2**15),
+        (4096, 2**37, 10**9, 2**15 - 1, 2**14),
+        (4096, 2**37, 10**9, 1, TILE),
+        (8192, 2**37, 10**9, None, 2**15),
+        (4096, 0, 10**9, None, TILE),
+        (4096, 2**30, 10**9, None, 2**15),
+        (4096, 2**37, 4096, None, 4096),
+        (4096, 2**37, 4097, None, 8192),
+        (4096, 2**37, 0, None, TILE),
+    ],
+)
+def test_batches_of_usual_widths_are_as_large_as_they_should_be(
+    row_bytes, free, stream, wanted, tokens
+):
+    assert product_tokens(row_bytes, free, stream, wanted) == tokens
+
+
+def slots_of(device, tokens: int, with_answers: bool = True):
+    source = Recorded(inputs(100, 8))
+    names = every_reduction(router_of(), source)
+    task = task_of(router_of(), source, names)
+    return make_slots(task, device, input_reader(task), COUNTED, tokens, with_answers)
+
+
+@pytest.mark.parametrize("with_answers", [True, False])
+def test_slots_share_a_router_and_counters_and_nothing_else(with_answers):
+    device = emulated()[0]
+    slots = slots_of(device, TILE, with_answers)
+    assert len(slots) == SLOTS
+    assert len({id(slot.router) for slot in slots}) == 1
+    assert len({id(slot.counters) for slot in slots}) == 1
+    for name in ("queue", "values", "label", "device_values", "device_label", "device_logits"):
+        assert len({id(getattr(slot, name)) for slot in slots}) == SLOTS
+    assert [set(slot.answers) == {"is_lost"} for slot in slots] == [not with_answers] * SLOTS
+    # a slot more costs as much as the one before
+    more = device.used
+    del slots
+    assert device.used == 0
+    held = slots_of(device, 2 * TILE, with_answers)
+    assert held and more < device.used < 2 * more
+
+
+def test_counters_begin_at_zero_in_memory_that_does_not():
+    device = emulated()[0]
+    slots = slots_of(device, TILE)
+    for name in COUNTED:
+        counts = device.get(getattr(slots[0].counters, name))
+        assert counts.dtype == np.uint64 and not counts.any()
+
+
+def test_slots_that_do_not_fit_leave_nothing_behind():
+    device = emulated()[0]
+    slots = slots_of(device, TILE)
+    needed = device.used
+    del slots
+    for room in range(0, needed, needed // 7):
+        device = emulated(room=room)[0]
+        with pytest.raises(OutOfDeviceMemory):
+            slots_of(device, TILE)
+        assert device.used == 0
+    device = emulated(room=needed)[0]
+    assert slots_of(device, TILE) and device.used == needed
