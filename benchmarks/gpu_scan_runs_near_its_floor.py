@@ -149,37 +149,78 @@ def _only_routing(
     return run
 
 
-def _plain_torch(
-    router: Router, buffer: Any, piece: int, tokens: int, with_product: bool
-) -> Callable[[], None]:
+def _torch_route(logits: Any, k: int, table: Any) -> tuple[Any, Any, Any]:
+    """Chosen experts, margin and distance as somebody would write them in torch."""
     import torch
 
-    k, inverse = router.rule.top_k, row_distances(router.weight).inverse
-    rows = torch.tensor(router.weight, device="cuda", dtype=torch.bfloat16)
-    table = torch.tensor(inverse, device="cuda")
+    best, chosen = torch.topk(logits, k + 1, dim=1)
+    best, chosen = best.double(), chosen[:, :k]
+    quotients = (best[:, :k, None] - logits[:, None, :].double()) * table[chosen]
+    quotients.scatter_(2, chosen[:, None, :].expand(-1, k, -1), torch.inf)
+    return chosen, best[:, k - 1] - best[:, k], quotients.amin(dim=(1, 2))
+
+
+def _cupy_route(logits: Any, k: int, table: Any) -> tuple[Any, Any, Any]:
+    """The same in CuPy, an expert at a time: all of them together do not fit."""
+    import cupy
+
+    order = cupy.argsort(-logits, axis=1)[:, : k + 1]
+    best, chosen = cupy.take_along_axis(logits, order, axis=1).astype(cupy.float64), order[:, :k]
+    row, distance = cupy.arange(len(logits))[:, None], cupy.full(len(logits), cupy.inf)
+    for rank in range(k):
+        quotients = (best[:, rank, None] - logits) * table[chosen[:, rank]]
+        quotients[row, chosen] = cupy.inf
+        distance = cupy.minimum(distance, quotients.min(axis=1))
+    return chosen, best[:, k - 1] - best[:, k], distance
+
+
+def _check_peers(router: Router) -> None:
+    """Peers give what the reference gives, so that equal things are compared."""
+    import cupy
+    import torch
+
+    k, rows, kernels = router.rule.top_k, row_distances(router.weight), load_kernels("reference")
+    shape = (256, router.num_experts)
+    logits = np.random.default_rng(4).standard_normal(shape, dtype=np.float32)
+    chosen, margin = kernels["top_k"](logits, k)
+    distance, _ = kernels["boundary_distance"](logits, chosen, margin, rows, False)
+    on_torch = [torch.tensor(array, device="cuda") for array in (logits, rows.inverse)]
+    on_cupy = [cupy.asarray(array) for array in (logits, rows.inverse)]
+    for found in (
+        [np.asarray(v.cpu()) for v in _torch_route(on_torch[0], k, on_torch[1])],
+        [cupy.asnumpy(v) for v in _cupy_route(on_cupy[0], k, on_cupy[1])],
+    ):
+        np.testing.assert_array_equal(found[0], chosen)
+        np.testing.assert_allclose(found[1], margin, rtol=1e-12)
+        np.testing.assert_allclose(found[2], distance, rtol=1e-12)
+
+
+def _plain_torch(
+    router: Router, buffer: Any, is_exact: bool, piece: int, tokens: int, with_product: bool
+) -> Callable[[], None]:
+    """``is_exact`` rows are multiplied in bfloat16, others in float32, as ours are."""
+    import torch
+
+    dtype = torch.bfloat16 if is_exact else torch.float32
+    rows = torch.tensor(router.weight, device="cuda", dtype=dtype)
+    table = torch.tensor(row_distances(router.weight).inverse, device="cuda")
     inputs = torch.as_tensor(buffer, device="cuda").view(torch.bfloat16)
     counts = torch.zeros(router.num_experts, device="cuda", dtype=torch.int64)
     bins = torch.zeros(2, 2**16, device="cuda", dtype=torch.int64)
     held = len(inputs) // piece
-    fixed = (inputs[:piece] @ rows.T).float()
 
-    def route(logits: Any) -> None:
-        nonlocal counts
-        best, chosen = torch.topk(logits, k + 1, dim=1)
-        counts += torch.bincount(chosen[:, :k].flatten(), minlength=router.num_experts)
-        margin = best[:, k - 1].double() - best[:, k].double()
-        gaps = best[:, :k, None].double() - logits[:, None, :].double()
-        quotients = gaps * table[chosen[:, :k]]
-        quotients.scatter_(2, chosen[:, None, :k].expand(-1, k, -1), torch.inf)
-        distance = quotients.amin(dim=(1, 2))
-        for row, values in enumerate((margin, distance)):
-            codes = values.view(torch.int64) >> 48
-            bins[row] += torch.bincount(codes, minlength=2**16)
+    def product(first: int) -> Any:
+        return (inputs[first : first + piece].to(dtype) @ rows.T).float()
+
+    fixed = product(0)
 
     def run() -> None:
         for number in range(tokens // piece):
-            first = number % held * piece
-            route((inputs[first : first + piece] @ rows.T).float() if with_product else fixed)
+            logits = product(number % held * piece) if with_product else fixed
+            chosen, margin, distance = _torch_route(logits, router.rule.top_k, table)
+            counts.add_(torch.bincount(chosen.flatten(), minlength=router.num_experts))
+            for row, values in enumerate((margin, distance)):
+                bins[row] += torch.bincount(values.view(torch.int64) >> 48, minlength=2**16)
         torch.cuda.synchronize()
 
     return run
@@ -188,29 +229,19 @@ def _plain_torch(
 def _plain_cupy(router: Router, logits: Any, piece: int, tokens: int) -> Callable[[], None]:
     import cupy
 
-    k, table = router.rule.top_k, cupy.asarray(row_distances(router.weight).inverse)
+    table = cupy.asarray(row_distances(router.weight).inverse)
     counts = cupy.zeros(router.num_experts, cupy.int64)
     bins = cupy.zeros((2, 2**16), cupy.int64)
-    row, held = cupy.arange(piece)[:, None], len(logits) // piece
-
-    def route(part: Any) -> None:
-        nonlocal counts
-        order = cupy.argsort(-part, axis=1)[:, : k + 1]
-        best, chosen = cupy.take_along_axis(part, order, axis=1).astype(cupy.float64), order[:, :k]
-        counts += cupy.bincount(chosen.ravel(), minlength=router.num_experts)
-        margin = best[:, k - 1] - best[:, k]
-        distance = cupy.full(piece, cupy.inf)
-        for rank in range(k):
-            quotients = (best[:, rank, None] - part) * table[chosen[:, rank]]
-            quotients[row, chosen] = cupy.inf
-            distance = cupy.minimum(distance, quotients.min(axis=1))
-        for number, values in enumerate((margin, distance)):
-            bins[number] += cupy.bincount(values.view(cupy.int64) >> 48, minlength=2**16)
+    held = len(logits) // piece
 
     def run() -> None:
         for number in range(tokens // piece):
             first = number % held * piece
-            route(logits[first : first + piece])
+            part = logits[first : first + piece]
+            chosen, margin, distance = _cupy_route(part, router.rule.top_k, table)
+            counts[...] += cupy.bincount(chosen.ravel(), minlength=router.num_experts)
+            for row, values in enumerate((margin, distance)):
+                bins[row] += cupy.bincount(values.view(cupy.int64) >> 48, minlength=2**16)
         cupy.cuda.runtime.deviceSynchronize()
 
     return run
@@ -226,6 +257,7 @@ def _measure(
     rows = BUFFER_BYTES // (2 * hidden) // PIECES[-1] * PIECES[-1] or PIECES[-1]
     drawn = np.random.default_rng(1).standard_normal((2**15, hidden), dtype=np.float32)
     values = np.tile(drawn.astype(ml_dtypes.bfloat16), (rows // 2**15, 1))
+    _check_peers(router)
     task = _task(router, ArraySource({router.name: values}, num_tokens=tokens))
     buffer = device.put(values.view(np.uint16))
     free = device.free_bytes()
@@ -253,7 +285,7 @@ def _measure(
         fewer // (piece // 4) * (piece // 4)
     )
     for name, with_product in (("torch", True), ("torch_routing", False)):
-        work = _plain_torch(router, buffer, piece // 4, fewer, with_product)
+        work = _plain_torch(router, buffer, is_exact, piece // 4, fewer, with_product)
         per_token[name] = _seconds(work, 2) / (fewer // (piece // 4) * (piece // 4))
     row["torch_over_resident"] = per_token["torch"] / ours
     row["torch_routing_over_ours"] = per_token["torch_routing"] / routing

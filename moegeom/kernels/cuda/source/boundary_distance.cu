@@ -26,7 +26,7 @@ extern "C" __global__ void boundary_distance(i64 tokens, const LOGIT_TYPE* logit
     __shared__ u16 ranked[WARPS][TOKENS_IN_WARP][TOP_K];
     const Place place = place_of_thread();
     const i64 warp = threadIdx.x >> 5;
-    const i64 token = (blockIdx.x * (i64)WARPS + warp) * TOKENS_IN_WARP + place.token;
+    const i64 token = token_of_thread(place);
     const i64 at = token < tokens ? token : tokens - 1;
     u16* own = ranked[warp][place.token];
     for (int rank = place.member; rank < TOP_K; rank += LANES)

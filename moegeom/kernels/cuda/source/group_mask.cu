@@ -5,7 +5,7 @@ extern "C" __global__ void group_mask(i64 tokens, i64 num_kept, i64 is_sum_of_tw
     __shared__ double rows[WARPS][TOKENS_IN_WARP][EXPERTS];
     const Place place = place_of_thread();
     const i64 warp = threadIdx.x >> 5;
-    const i64 token = (blockIdx.x * (i64)WARPS + warp) * TOKENS_IN_WARP + place.token;
+    const i64 token = token_of_thread(place);
     const i64 at = token < tokens ? token : tokens - 1;
     double* row = rows[warp][place.token];
     double score[PER];

@@ -29,6 +29,11 @@ __device__ Place place_of_thread() {
     return place;
 }
 
+// The token of this thread, where a kernel gives TOKENS_IN_WARP of them to each of WARPS warps.
+__device__ i64 token_of_thread(Place place) {
+    return (blockIdx.x * (i64)WARPS + (threadIdx.x >> 5)) * TOKENS_IN_WARP + place.token;
+}
+
 #define WHOLE_WARP 0xffffffffu
 
 // The value of the lane ``step`` away in the same token.
@@ -37,25 +42,14 @@ __device__ Value across(Value value, int step) {
     return __shfl_xor_sync(WHOLE_WARP, value, step);
 }
 
-// The largest value of the lanes of a token; every lane gets it.
-__device__ u32 largest_of(u32 value) {
+// The largest value of the lanes of a token, which are numbers; every lane gets it.
+template <typename Value>
+__device__ Value largest_of(Value value) {
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2) {
-        u32 other = across(value, step);
+        Value other = across(value, step);
         value = value > other ? value : other;
     }
-    return value;
-}
-
-__device__ float largest_of(float value) {
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) value = fmaxf(value, across(value, step));
-    return value;
-}
-
-__device__ double largest_of(double value) {
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) value = fmax(value, across(value, step));
     return value;
 }
 

@@ -5,8 +5,7 @@
 extern "C" __global__ void selection_scores(i64 tokens, i64 kind, const LOGIT_TYPE* logits,
                                             const double* bias, double* scores) {
     const Place place = place_of_thread();
-    const i64 warp = threadIdx.x >> 5;
-    const i64 token = (blockIdx.x * (i64)WARPS + warp) * TOKENS_IN_WARP + place.token;
+    const i64 token = token_of_thread(place);
     const i64 at = token < tokens ? token : tokens - 1;
     LOGIT_TYPE logit[PER];
     double score[PER];

@@ -6,7 +6,7 @@ extern "C" __global__ void top_k(i64 tokens, const SCORE_TYPE* scores, int* chos
     __shared__ u16 ranked[WARPS][TOKENS_IN_WARP][WINNERS];
     const Place place = place_of_thread();
     const i64 warp = threadIdx.x >> 5;
-    const i64 token = (blockIdx.x * (i64)WARPS + warp) * TOKENS_IN_WARP + place.token;
+    const i64 token = token_of_thread(place);
     // lanes behind the last token do its work again, so that a warp stays together
     const SCORE_TYPE* row = scores + (token < tokens ? token : tokens - 1) * EXPERTS;
     SCORE_TYPE score[PER];
