@@ -50,11 +50,6 @@ class ArraySource:
             outputs=tuple(self._outputs),
         )
 
-    @classmethod
-    def stream(cls, router: str) -> ArraySource:
-        """Inputs of one router that are not known here, of any number: facts without values."""
-        return cls({router: np.empty((0, 0), np.float32)})
-
     @property
     def facts(self) -> SourceFacts:
         return self._facts

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import UsageError
+from moegeom.core.router import Router
 from moegeom.kernels.cuda.device import Device, DeviceArray
 from moegeom.kernels.cuda.route import ON_DEVICE, RouteOutputs
+from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.reductions.token_counts import TOKENS
+from moegeom.kernels.table import load_kernels
 from moegeom.scan.engine import Progress
 from moegeom.scan.engines.device_router import (
     device_router,
@@ -20,6 +23,9 @@ from moegeom.scan.engines.device_router import (
     start_counters,
     states_of,
 )
+from moegeom.scan.engines.tensors import Tensors
+from moegeom.scan.labels import Populations
+from moegeom.scan.prepared import prepare
 from moegeom.scan.task import Task
 
 #: Number of every token that is counted, which the progress is read from.
@@ -120,3 +126,19 @@ class DeviceFold:
         counted = int(states[_TOKENS]["counts"][..., TOKENS].sum())
         done = Progress(num_tokens=self._taken, states=states)
         return replace(done, num_non_finite=self._taken - counted)
+
+
+def device_fold(router: Router, reductions: Sequence[str], device: Device) -> DeviceFold:
+    """A fold of tensors of this router's inputs; see :class:`DeviceFold` for what it refuses.
+
+    Outlier tokens are counted with the others: their usual length is not known in advance.
+    """
+    wanted = frozenset(need for name in reductions for need in REDUCTIONS[name].needs)
+    task = Task(
+        prepare(router, with_distances="distance" in wanted),
+        Tensors(router.name),
+        Populations(()),
+        load_kernels("reference"),
+        wanted,
+    )
+    return DeviceFold(task, reductions, device)

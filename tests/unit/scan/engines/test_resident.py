@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.tokens import TILE
 from moegeom.kernels.cuda.route import ON_DEVICE
 from moegeom.scan.engine import Pace
-from moegeom.scan.engines.resident import DeviceFold
+from moegeom.scan.engines.resident import DeviceFold, device_fold
+from moegeom.scan.engines.tensors import Tensors
 from tests.unit.scan.engines.scanned import (
     COUNTED,
     DISTANCES,
@@ -212,3 +213,19 @@ def test_a_task_that_leaves_out_positions_is_refused():
 def test_distances_to_curved_walls_are_refused():
     with pytest.raises(UsageError):
         fold_of(some_router("curved"), ("token_counts", "distance_histogram"))
+
+
+def test_a_fold_of_a_router_alone_needs_no_recording():
+    router, values = some_router("straight"), inputs(700, 8)
+    names = ("expert_counts", "distance_histogram")
+    fold = device_fold(router, names, emulated(product=exact_product)[0])
+    fold.take(values)
+    found = fold.progress()
+    expected = fold_of(router, names)
+    expected.take(values)
+    for name in names:
+        np.testing.assert_array_equal(
+            found.states[name]["counts"], expected.progress().states[name]["counts"]
+        )
+    with pytest.raises(InternalError, match="handed over"):
+        Tensors(router.name).read_values(router.name, 0, 1)
