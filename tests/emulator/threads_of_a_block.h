@@ -30,6 +30,7 @@ constexpr unsigned MOST_THREADS = 1024, STACK_BYTES = 1 << 16;
 static Fiber fibers[MOST_THREADS];
 static jmp_buf scheduler;
 static unsigned current, num_threads;
+static bool backwards = false;
 
 struct Body { virtual void call() = 0; };
 static Body* body;
@@ -112,10 +113,13 @@ template <typename Kernel> static void run(unsigned grid, unsigned block, Kernel
             if (!fiber.stack) fiber.stack = static_cast<char*>(std::malloc(STACK_BYTES));
             fiber.has_begun = fiber.has_ended = false;
         }
+        // some barrier is missed only by the threads that come first, some only by the last
+        backwards = !backwards;
         unsigned running = block;
         for (unsigned idle = 0; running;) {
             const unsigned before = running;
-            for (unsigned thread = 0; thread < block; thread++) {
+            for (unsigned turn = 0; turn < block; turn++) {
+                const unsigned thread = backwards ? block - 1 - turn : turn;
                 Fiber& fiber = fibers[thread];
                 if (fiber.has_ended) continue;
                 current = thread;
