@@ -30,7 +30,8 @@ constexpr unsigned MOST_THREADS = 1024, STACK_BYTES = 1 << 16;
 static Fiber fibers[MOST_THREADS];
 static jmp_buf scheduler;
 static unsigned current, num_threads;
-static bool backwards = false;
+static unsigned running;
+static unsigned long events;  // arrivals at barriers, and ends of threads
 
 struct Body { virtual void call() = 0; };
 static Body* body;
@@ -58,6 +59,7 @@ static uint64_t slots[MOST_THREADS];
 
 static void wait(Barrier& barrier, unsigned expected) {
     const unsigned generation = barrier.generation;
+    events++;
     if (++barrier.arrived == expected) {
         barrier.arrived = 0;
         barrier.generation++;
@@ -93,6 +95,36 @@ static Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace host {
 
+// Lets a thread go on until it waits or ends.
+static void step(unsigned thread) {
+    Fiber& fiber = fibers[thread];
+    if (fiber.has_ended) return;
+    current = thread;
+    threadIdx.x = thread;
+    if (_setjmp(scheduler) == 0) {
+        if (fiber.has_begun) _longjmp(fiber.here, 1);
+        fiber.has_begun = true;
+        getcontext(&fiber.begin);
+        fiber.begin.uc_stack.ss_sp = fiber.stack;
+        fiber.begin.uc_stack.ss_size = STACK_BYTES;
+        fiber.begin.uc_link = nullptr;
+        makecontext(&fiber.begin, enter, 0);
+        setcontext(&fiber.begin);
+    }
+    if (fiber.has_ended) {
+        running--;
+        events++;
+    }
+}
+
+// Gives each of the threads a turn; false where nobody has come any further.
+static bool turns(unsigned first, unsigned last, bool backwards) {
+    const unsigned long before = events;
+    for (unsigned turn = first; turn < last; turn++)
+        step(backwards ? first + last - 1 - turn : turn);
+    return events != before;
+}
+
 template <typename Kernel> static void run(unsigned grid, unsigned block, Kernel kernel) {
     if (block % 32 || block > MOST_THREADS) fail("blocks of 1 to 32 whole warps are expected");
     struct Holder : Body {
@@ -104,7 +136,11 @@ template <typename Kernel> static void run(unsigned grid, unsigned block, Kernel
     blockDim.x = block;
     gridDim.x = grid;
     body = &holder;
-    for (unsigned number = 0; number < grid; number++) {
+    // A missing barrier shows only where some thread comes first: forwards and backwards in turn,
+    // all threads step by step and then each warp as far as it gets before the next one.
+    static unsigned order = 0;
+    for (unsigned number = 0; number < grid; number++, order++) {
+        const bool backwards = order & 1u, by_warps = order & 2u;
         blockIdx.x = number;
         for (Barrier& barrier : of_warp) barrier = Barrier();
         of_block = Barrier();
@@ -113,31 +149,15 @@ template <typename Kernel> static void run(unsigned grid, unsigned block, Kernel
             if (!fiber.stack) fiber.stack = static_cast<char*>(std::malloc(STACK_BYTES));
             fiber.has_begun = fiber.has_ended = false;
         }
-        // some barrier is missed only by the threads that come first, some only by the last
-        backwards = !backwards;
-        unsigned running = block;
-        for (unsigned idle = 0; running;) {
-            const unsigned before = running;
-            for (unsigned turn = 0; turn < block; turn++) {
-                const unsigned thread = backwards ? block - 1 - turn : turn;
-                Fiber& fiber = fibers[thread];
-                if (fiber.has_ended) continue;
-                current = thread;
-                threadIdx.x = thread;
-                if (_setjmp(scheduler) == 0) {
-                    if (fiber.has_begun) _longjmp(fiber.here, 1);
-                    fiber.has_begun = true;
-                    getcontext(&fiber.begin);
-                    fiber.begin.uc_stack.ss_sp = fiber.stack;
-                    fiber.begin.uc_stack.ss_size = STACK_BYTES;
-                    fiber.begin.uc_link = nullptr;
-                    makecontext(&fiber.begin, enter, 0);
-                    setcontext(&fiber.begin);
-                }
-                if (fiber.has_ended) running--;
+        running = block;
+        while (running) {
+            bool has_moved = false;
+            for (unsigned turn = 0; by_warps && turn < block / 32; turn++) {
+                const unsigned first = 32 * (backwards ? block / 32 - 1 - turn : turn);
+                while (turns(first, first + 32, backwards)) has_moved = true;
             }
-            idle = before == running ? idle + 1 : 0;
-            if (idle > 100000000) fail("its threads wait for each other for ever");
+            if (!by_warps) has_moved = turns(0, block, backwards);
+            if (!has_moved) fail("its threads wait for each other for ever");
         }
     }
 }
