@@ -167,7 +167,7 @@ def main() -> None:
     facts = device_facts("a GPU changes speed and never meaning", asked.commit)
     rows: list[dict[str, Any]] = []
     for kernel in KERNELS:
-        if "cuda" in kernel.backends:
+        if kernel.on_device:
             rows.append(_kernel_row(kernel))
             print(rows[-1])
     for name, router, dtype in _scans():

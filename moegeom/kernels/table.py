@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from moegeom.core.registry import unknown_name
 
-#: Backends of the processor, and all of them.
-EVERY_HOST = ("reference", "cpu")
-BACKENDS = (*EVERY_HOST, "cuda")
-
 
 @dataclass(frozen=True)
 class Kernel:
     """A hot loop. ``rtol`` is the largest relative difference from the reference; 0 means equal.
 
-    ``cuda`` is among the ``backends`` of what the fused kernel of a device does
-    (:mod:`moegeom.kernels.cuda.route`); the rest is done on the processor with what it gives.
+    Every kernel has the backends of the processor. ``on_device`` are those that the fused kernel of
+    a device does (:mod:`moegeom.kernels.cuda.route`) and that ``cuda`` has by themselves; the rest
+    is done on the processor with what a device gives.
 
     The module ``moegeom.kernels.<backend>.<name>`` defines a function of the same name.
     """
@@ -28,33 +25,16 @@ class Kernel:
     name: str
     rtol: float
     summary: str
-    backends: tuple[str, ...] = EVERY_HOST
+    on_device: bool = False
 
 
 #: Sums are done in another order or precision than in the reference where rtol is not 0.
 KERNELS: tuple[Kernel, ...] = (
-    Kernel(
-        "input_norm",
-        1e-5,
-        "Euclidean norm of each router input; not finite if the input is",
-        BACKENDS,
-    ),
-    Kernel("selection_scores", 1e-14, "what experts are compared by, for curved rules", BACKENDS),
-    Kernel(
-        "group_mask",
-        0.0,
-        "selection scores with dropped groups filled, and the group margin",
-        BACKENDS,
-    ),
-    Kernel(
-        "top_k", 0.0, "chosen experts in descending order, ties to the lowest; margin", BACKENDS
-    ),
-    Kernel(
-        "boundary_distance",
-        1e-14,
-        "exact distance to the boundary of an affine cell; pair",
-        BACKENDS,
-    ),
+    Kernel("input_norm", 1e-5, "length of each router input; not finite if the input is", True),
+    Kernel("selection_scores", 1e-14, "what experts are compared by, for curved rules", True),
+    Kernel("group_mask", 0.0, "selection scores, dropped groups filled, and group margin", True),
+    Kernel("top_k", 0.0, "chosen experts, descending, ties to the lowest; margin", True),
+    Kernel("boundary_distance", 1e-14, "exact distance to an affine cell's boundary; pair", True),
     Kernel("distance_bracket", 1e-14, "bounds of that distance from the largest logits; pair"),
     Kernel("curved_distance", 2e-6, "certified bounds of the distance for other rules; pair"),
     Kernel("routing_weights", 1e-13, "weight of each chosen expert"),
@@ -64,24 +44,35 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("add_scores", 0.0, "sums of probabilities by population, block and expert"),
     Kernel("rounding_sigmas", 1e-10, "nearest wall in standard deviations of input rounding"),
     Kernel("num_shared", 0.0, "number of experts that two choices have in common"),
-    Kernel("count_pairs", 0.0, "tokens by block and pair of experts", BACKENDS),
-    Kernel("count_experts", 0.0, "chosen slots by population, block and expert", BACKENDS),
-    Kernel(
-        "count_bins", 0.0, "histogram over the bits of a value by population and block", BACKENDS
-    ),
+    Kernel("count_pairs", 0.0, "tokens by block and pair of experts", True),
+    Kernel("count_experts", 0.0, "chosen slots by population, block and expert", True),
+    Kernel("count_bins", 0.0, "histogram over a value's bits by population and block", True),
 )
+
+#: Backends of the processor: each has all kernels.
+BACKENDS = ("reference", "cpu")
 
 
 def load_kernels(backend: str) -> MappingProxyType[str, Callable[..., Any]]:
-    """All kernels of one backend by name; imports Numba for ``cpu`` alone and CuPy for none."""
+    """All kernels of one backend of the processor by name; imports Numba only for ``cpu``."""
     if backend not in BACKENDS:
         raise unknown_name("kernel backend", backend, BACKENDS)
+    return _kernels_of(backend, KERNELS)
+
+
+def device_kernels() -> MappingProxyType[str, Callable[..., Any]]:
+    """The kernels that a device has, by name; imports no CuPy."""
+    return _kernels_of("cuda", [kernel for kernel in KERNELS if kernel.on_device])
+
+
+def _kernels_of(
+    backend: str, kernels: Iterable[Kernel]
+) -> MappingProxyType[str, Callable[..., Any]]:
     return MappingProxyType(
         {
             kernel.name: getattr(
                 importlib.import_module(f"moegeom.kernels.{backend}.{kernel.name}"), kernel.name
             )
-            for kernel in KERNELS
-            if backend in kernel.backends
+            for kernel in kernels
         }
     )

@@ -21,7 +21,7 @@ from moegeom.geometry.float_bits import NUM_BINS, bin_edges
 from moegeom.geometry.selection.pick import margin
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.quantities import NUM_BLOCKS
-from moegeom.kernels.table import BACKENDS, KERNELS, load_kernels
+from moegeom.kernels.table import BACKENDS, KERNELS, device_kernels, load_kernels
 from tests.emulator.emulated_device import EmulatedDevice
 
 #: (tokens, experts, k)
@@ -306,7 +306,7 @@ KINDS = (
 #: Every backend but the reference, by the name of its tests, with what it runs.
 UNDER_TEST = [
     pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else [])
-    for name in (*BACKENDS[1:], "emulated")
+    for name in (*BACKENDS[1:], "cuda", "emulated")
 ]
 
 
@@ -317,19 +317,16 @@ def kernel_cases() -> list:
         for backend in UNDER_TEST
         for name in backend.values
         for kernel in KERNELS
-        if name.replace("emulated", "cuda") in kernel.backends
+        if name in BACKENDS or kernel.on_device
     ]
 
 
 @functools.cache
 def kernels(backend: str):
-    if backend != "emulated":
+    if backend in BACKENDS:
         return load_kernels(backend)
-    device = EmulatedDevice()
-    return {
-        name: functools.partial(kernel, device=device)
-        for name, kernel in load_kernels("cuda").items()
-    }
+    on = {} if backend == "cuda" else {"device": EmulatedDevice()}
+    return {name: functools.partial(kernel, **on) for name, kernel in device_kernels().items()}
 
 
 def run(backend: str, name: str, arguments: tuple) -> list:
