@@ -93,7 +93,8 @@ def tokens_line(summary: Summary) -> str:
         "differs": "RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)",
         "unknown": "from a file that does not name its checkpoint",
     }[trust.get("fingerprint", "unknown")]
-    took = duration(summary.run["seconds"])
+    names = (summary.run.get("device") or {}).get("names")
+    took = duration(summary.run["seconds"]) + (f" on {', '.join(names)}" if names else "")
     if tokens["size_bytes"]:
         told = f"{origin}. {size(tokens['size_bytes'])}, {took}"
     else:  # folded: no recording was written

@@ -46,3 +46,12 @@ def test_folded_tokens_are_not_called_recorded(run_on_tokens: dict) -> None:
     folded = tokens_line(summary(run_on_tokens, "router_input", [], size_bytes=0))
     assert "taken from the running model, nothing stored. 9.1 s" in folded
     assert "recorded" not in folded and "0 B" not in folded
+
+
+def test_a_scan_on_devices_names_them_and_one_on_the_processor_names_nothing(
+    run_on_tokens: dict,
+) -> None:
+    on_device = {**run_on_tokens, "device": {"kind": "cuda", "names": ["NVIDIA H200", "NVIDIA A"]}}
+    assert " on NVIDIA H200, NVIDIA A" in tokens_line(summary(on_device, "router_input", []))
+    for facts in ({}, {"device": {"kind": "cpu", "names": []}}):
+        assert " on " not in tokens_line(summary(run_on_tokens | facts, "router_input", []))
