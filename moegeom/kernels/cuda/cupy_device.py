@@ -87,10 +87,24 @@ def _translated() -> Iterator[None]:
         raise DeviceError(f"CuPy misses a library of CUDA: {what}.", _LIBRARIES) from None
 
 
+def need_libraries() -> None:
+    """Loads cuBLAS and NVRTC, which CuPy looks for when they are first used.
+
+    Raises
+    ------
+    DeviceError
+        When one is missing: better now than in the middle of a scan.
+    """
+    with _translated():
+        _cublas()
+        importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
+
+
 class _CupyDevice:
     def __init__(self, index: int) -> None:
         import cupy
 
+        need_libraries()
         self.index = index
         self.name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
 
