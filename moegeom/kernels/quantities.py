@@ -12,6 +12,9 @@ from moegeom.kernels.switch import NoisySwitch, Switch
 #: Blocks that every reduction is kept in, for standard errors by leaving one out.
 NUM_BLOCKS = 16
 
+#: Tokens that share a block where no document is known.
+RUN_TOKENS = 256
+
 #: Orders of the ties whose distance is looked for: of three experts at the border, and of four.
 ORDERS = (2, 3)
 

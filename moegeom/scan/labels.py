@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int32
 
 from moegeom.core.populations import OUTLIERS
 from moegeom.core.tokens import TokenColumns
-from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.quantities import NUM_BLOCKS, RUN_TOKENS
 
 #: Domains with figures of their own; the rest share one population (7 bits in a coalition key).
 MAX_DOMAINS = 120
@@ -19,9 +19,6 @@ MAX_DOMAINS = 120
 #: over the whole input, so that after the norm its length is that of one coordinate's gain, and
 #: before it a thousand times the usual one; ordinary tokens stay within a factor of 2.
 OUTLIER_FACTOR = 4.0
-
-#: Tokens that share a block where no document is known.
-RUN_TOKENS = 256
 
 
 @dataclass(frozen=True)

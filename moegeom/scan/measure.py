@@ -59,7 +59,7 @@ def measure(task: Task, start: int, stop: int, routed: Routed | None = None) -> 
     What is ``routed`` is not computed again.
     """
     facts = task.source.facts
-    columns = task.source.read_columns(start, stop)
+    columns = task.source.read_columns(start, stop) if routed is None else routed.columns
     labels = {
         "token": np.arange(start, stop, dtype=np.int64),
         "population": task.populations.label(columns),
@@ -68,7 +68,7 @@ def measure(task: Task, start: int, stop: int, routed: Routed | None = None) -> 
         "position": columns.position,
         "token_id": columns.token_id,
     }
-    kept = (columns.position < 0) | (columns.position >= task.exclude_first)
+    kept = columns.is_behind(task.exclude_first)
     if task.other is not None:
         kept &= task.other.is_matched(start, stop)
     if facts.stage == "ids":
@@ -84,16 +84,16 @@ def measure(task: Task, start: int, stop: int, routed: Routed | None = None) -> 
     # One sum tells whether all are finite: nan and infinities survive it, and if finite numbers
     # overflow it, the closer look finds nothing. A non-finite input makes every logit of its token
     # non-finite, even through a weight of 0.
-    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-        total = found.logits.sum() + (0.0 if theirs is None else theirs.sum())
     lost: tuple[int, ...] = ()
-    if routed is not None:
-        lost = tuple((np.flatnonzero(routed.is_lost & kept) + start).tolist())
-        kept &= ~routed.is_lost
-    elif not np.isfinite(total):
-        finite = np.isfinite(found.logits).all(axis=1)
-        if theirs is not None:
-            finite &= np.isfinite(theirs).all(axis=1)
+    finite = None if routed is None else ~routed.is_lost
+    if routed is None:
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
+            total = found.logits.sum() + (0.0 if theirs is None else theirs.sum())
+        if not np.isfinite(total):
+            finite = np.isfinite(found.logits).all(axis=1)
+            if theirs is not None:
+                finite &= np.isfinite(theirs).all(axis=1)
+    if finite is not None:
         lost = tuple((np.flatnonzero(~finite & kept) + start).tolist())
         kept &= finite
     arrays = {

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32
 
+from moegeom.core.tokens import TokenColumns
+
 
 @dataclass(frozen=True, eq=False)
 class Routed:
@@ -17,6 +19,7 @@ class Routed:
     with a logit that is not finite, of which the rest means nothing.
     """
 
+    columns: TokenColumns
     logits: Float[np.ndarray, "tokens experts"]
     is_lost: Bool[np.ndarray, "tokens"]
     chosen: Int32[np.ndarray, "tokens k"]

@@ -16,6 +16,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
+from moegeom.kernels.quantities import RUN_TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import (
     Watch,
@@ -25,7 +26,6 @@ from moegeom.pipeline import (
 )
 from moegeom.report.balances import Balance, RouterBalance
 from moegeom.router.load import load_routers
-from moegeom.scan.labels import RUN_TOKENS
 from moegeom.scan.plan import SAMPLE_TOKENS
 from moegeom.scan.prepared import unavailable
 from moegeom.scan.request import TokensRequest

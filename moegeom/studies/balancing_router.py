@@ -23,9 +23,10 @@ from moegeom.geometry.load_chance import (
     scatter,
     unit_counts,
 )
+from moegeom.kernels.quantities import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.report.balances import HeldOut, Loads, Meaning, RouterBalance
-from moegeom.scan.labels import RUN_TOKENS, Populations
+from moegeom.scan.labels import Populations
 from moegeom.scan.measure import measure
 from moegeom.scan.plan import sample_tiles
 from moegeom.scan.prepared import prepare

@@ -63,7 +63,7 @@ def choices(
         for values in (columns.document, columns.position, columns.token_id):
             is_known &= bool((values >= 0).all())
             digest.update(np.ascontiguousarray(values).data)
-        kept = (columns.position < 0) | (columns.position >= exclude_first)
+        kept = columns.is_behind(exclude_first)
         blocks.append(block_of(columns, start)[kept].astype(np.int16))
     chosen = {}
     for router in routers:

@@ -9,21 +9,22 @@ from functools import cached_property
 import numpy as np
 
 from moegeom.core.router import GroupMask
+from moegeom.geometry.float_bits import NUM_BINS
+from moegeom.geometry.rounding import LARGEST_EXPONENT
 from moegeom.kernels.cuda.device import DeviceArray, Queue
 from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K, Layout, layout_of
 from moegeom.kernels.cuda.program import Program
 from moegeom.kernels.cuda.score_kinds import SCORE_KINDS
+from moegeom.kernels.cuda.tally_facts import TALLY_DEFINES
+from moegeom.kernels.quantities import RUN_TOKENS
 
 #: Tokens of a block of threads, which share their counters.
 BLOCK_TOKENS = 256
 
-#: Label of a token that is not counted.
-NOT_COUNTED = 0xFFFF
-
 _PARTS = ("lanes.cuh", "selection.cuh", "scores.cuh", "groups.cuh", "walls.cuh", "tally.cuh")
 
 #: Counters that a block of threads shares: five histograms, and two pairs of counts.
-_SHARED_COUNTERS = 5 * 1026 + 4
+_SHARED_COUNTERS = 5 * NUM_BINS + 4
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,19 @@ class RouteRule:
             "TOP2_SUM": int(groups.score == "top2_sum"),
             "FILL": fill,
             "BLOCK_TOKENS": BLOCK_TOKENS,
+            "RUN_TOKENS": RUN_TOKENS,
+            "LARGEST_EXPONENT": LARGEST_EXPONENT,
         }
+        fields = dataclasses.fields(RouteNumbers)
+        named |= {field.name.upper(): place for place, field in enumerate(fields)}
         defines = tuple((name, str(value)) for name, value in named.items())
-        return Program("route", (*_PARTS, "route.cu"), (*self.layout.defines(self.warps), *defines))
+        shared = (*self.layout.defines(self.warps), *TALLY_DEFINES)
+        return Program("route", (*_PARTS, "route.cu"), (*shared, *defines))
 
 
 @dataclass(frozen=True)
 class RouteNumbers:
-    """What the kernel is told about a router and its inputs, in the order of ``route.cu``.
+    """What the kernel is told about a router and its inputs.
 
     ``typical_norm`` is 0 where outliers are not told apart; ``outliers`` is their population.
     ``two_gamma``, ``longest_row`` and ``largest_bias`` bound the error of a logit, ``slope``,

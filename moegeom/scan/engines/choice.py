@@ -10,13 +10,11 @@ from moegeom.core.errors import UsageError
 from moegeom.core.tokens import SourceFacts
 from moegeom.kernels.cuda.cupy_device import count_devices, open_device
 from moegeom.kernels.cuda.device import Device, DeviceError
+from moegeom.scan.engines.device_router import DEVICE_STAGES
 
 #: Tokens times routers below which ``auto`` stays on the processor: a GPU takes seconds to start
 #: and to compile its kernels, in which a processor routes about so many. An estimate.
 LEAST_TOKENS = 2**20
-
-#: Stages that a device routes; see ``device_router.refusal``.
-_STAGES = ("router_input", "logits")
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def _against(source: SourceFacts | None, num_routers: int) -> str:
     """Why ``auto`` does not even look for a GPU."""
     if source is None:
         return "there are no tokens to route"
-    if source.stage not in _STAGES:
+    if source.stage not in DEVICE_STAGES:
         return f"the recording holds {source.stage.replace('_', ' ')}, which a GPU does not route"
     if source.num_tokens * num_routers < LEAST_TOKENS:
         return f"{_work(source, num_routers)} are done before a GPU has started"

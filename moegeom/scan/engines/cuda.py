@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 import numpy as np
 
-from moegeom.core.errors import UsageError
 from moegeom.core.tokens import TILE
 from moegeom.kernels.cuda.device import Device, DeviceError, OutOfDeviceMemory
-from moegeom.kernels.cuda.route import NOT_COUNTED
+from moegeom.kernels.cuda.tally_facts import NOT_COUNTED
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State
 from moegeom.scan.engine import (
@@ -26,7 +25,7 @@ from moegeom.scan.engine import (
     token_ranges,
     with_states,
 )
-from moegeom.scan.engines.device_router import kept_on_device, refusal, states_of
+from moegeom.scan.engines.device_router import kept_on_device, refuse, states_of
 from moegeom.scan.engines.inputs import input_reader
 from moegeom.scan.engines.slots import Slot, make_slots, product_tokens
 from moegeom.scan.labels import block_of
@@ -81,9 +80,7 @@ class _Run:
         hooks: Hooks,
         begin: Progress,
     ) -> None:
-        if reason := refusal(task):
-            name = task.prepared.router.name
-            raise UsageError(f"Router {name} stays on the processor: {reason}.")
+        refuse(task)
         self._task, self._pace, self._hooks = task, pace, hooks
         self._skip_non_finite = skip_non_finite
         self._progress = begin
@@ -174,8 +171,8 @@ class _Run:
         task = self._task
         columns = task.source.read_columns(batch.start, batch.stop)
         label = task.populations.label(columns) * NUM_BLOCKS + block_of(columns, batch.start)
-        is_kept = (columns.position < 0) | (columns.position >= task.exclude_first)
-        slot.label[:tokens] = np.where(is_kept, label, NOT_COUNTED)
+        slot.columns = columns
+        slot.label[:tokens] = np.where(columns.is_behind(task.exclude_first), label, NOT_COUNTED)
         for read in reads:
             read.result()
 

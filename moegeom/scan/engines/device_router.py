@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moegeom.core.errors import UsageError
 from moegeom.geometry.rounding import (
     ROUNDING_RMS,
     UNIT_BFLOAT16,
@@ -36,12 +37,16 @@ from moegeom.scan.task import Task
 _OF_NORM = frozenset({"input_norm", "float_bound", "noise_scale"})
 
 
+#: Stages of recordings that a device routes.
+DEVICE_STAGES = ("router_input", "logits")
+
+
 def refusal(task: Task) -> str:
     """Why this task stays on the processor; empty where a device can do it."""
     router, stage = task.prepared.router, task.source.facts.stage
     if task.compares or task.noise is not None:
         return "choices are compared under another arithmetic, router or noise"
-    if stage not in ("router_input", "logits"):
+    if stage not in DEVICE_STAGES:
         return f"the recording holds {stage.replace('_', ' ')}"
     if router.has_cosine_logits:
         return "logits are divided by the length of a projected input"
@@ -52,6 +57,13 @@ def refusal(task: Task) -> str:
     if router.weight.dtype != np.float32:
         return "rows are stored in float64"
     return _rule(task, 1).refusal
+
+
+def refuse(task: Task) -> None:
+    """Raises UsageError with the reason for a task that devices do not do."""
+    if reason := refusal(task):
+        name = task.prepared.router.name
+        raise UsageError(f"Router {name} is not routed on a device: {reason}.")
 
 
 def _rule(task: Task, terms: int) -> RouteRule:

@@ -18,7 +18,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.scan.engine import Progress
 from moegeom.scan.engines.device_router import (
     device_router,
-    refusal,
+    refuse,
     route_batch,
     start_counters,
     states_of,
@@ -51,9 +51,7 @@ class DeviceFold:
         if others:
             known = ", ".join(ON_DEVICE)
             raise UsageError(f"A device does not keep {', '.join(others)}.", f"Known: {known}.")
-        if reason := refusal(task):
-            name = task.prepared.router.name
-            raise UsageError(f"Router {name} is not routed on a device: {reason}.")
+        refuse(task)
         if task.source.facts.stage != "router_input" or task.exclude_first:
             raise UsageError(
                 f"Tensors are router inputs of every position; asked for "

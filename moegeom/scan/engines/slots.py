@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from moegeom.core.tokens import TILE
+from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
 from moegeom.kernels.cuda.route import RouteCounters, RouteOutputs
 from moegeom.scan.engine import TokenRange
@@ -82,6 +81,7 @@ class Slot:
     device_norm: DeviceArray | None
     outputs: RouteOutputs
     answers: dict[str, np.ndarray]
+    columns: TokenColumns | None = None
     batch: TokenRange | None = None
     folds: list[Future[Measured]] = field(default_factory=list)
 
@@ -102,8 +102,7 @@ class Slot:
             self.outputs,
             self.counters,
         )
-        held = {f.name: getattr(self.outputs, f.name) for f in dataclasses.fields(RouteOutputs)}
-        for name, array in (held | {"norm": self.device_norm}).items():
+        for name, array in (vars(self.outputs) | {"norm": self.device_norm}).items():
             if name in self.answers:
                 assert array is not None
                 self.queue.download(self.answers[name][:tokens], array[:tokens])
@@ -112,7 +111,9 @@ class Slot:
         """What the device found out about rows ``[first, last)``, once the queue is finished."""
         # copies: whoever keeps them must not see the next batch
         rows = {name: array[first:last].copy() for name, array in self.answers.items()}
+        assert self.columns is not None
         return Routed(
+            columns=self.columns.at(slice(first, last)),
             logits=rows["logits"],
             is_lost=rows["is_lost"].astype(bool),
             chosen=rows["chosen"],
@@ -121,9 +122,7 @@ class Slot:
             distance=rows.get("distance"),
             pair=rows.get("pair"),
             norm=rows.get("norm"),
-            values=reader.numbers(self.values[first:last])
-            if reader.task.source.facts.stage == "router_input"
-            else None,
+            values=None if self.router.rows is None else reader.numbers(self.values[first:last]),
         )
 
 

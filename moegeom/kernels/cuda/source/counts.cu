@@ -1,6 +1,6 @@
 // Counts of given values, a thread a token: what the fused kernel counts, by itself.
 
-#define LABEL(token) ((i64)population[token] * 16 + block[token])
+#define LABEL(token) ((i64)population[token] * NUM_BLOCKS + block[token])
 
 extern "C" __global__ void count_bins(i64 tokens, const double* values, const int* population,
                                       const int* block, u64* counts) {

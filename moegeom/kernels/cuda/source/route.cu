@@ -1,7 +1,9 @@
 // From logits to counts in one pass: selection, margins, distance and wall, histograms, counts.
 //
 // Set by the caller, beside the headers' own: TERMS (1, or 3 products that add up to the logits),
-// HAS_BIAS, CURVED and GROUPED (0 or 1), SCORE, NUM_KEPT, TOP2_SUM, FILL, BLOCK_TOKENS.
+// HAS_BIAS, CURVED and GROUPED (0 or 1), SCORE, NUM_KEPT, TOP2_SUM, FILL, BLOCK_TOKENS, RUN_TOKENS,
+// LARGEST_EXPONENT, and the places in ``number`` of what the host knows about the router and its
+// inputs: the fields of moegeom.kernels.cuda.route.RouteNumbers in capitals.
 
 #if CURVED
 typedef double Score;
@@ -9,22 +11,6 @@ typedef double Score;
 typedef float Score;
 #endif
 
-// Places of ``number``, which tells what the host knows about the router and its inputs.
-#define TYPICAL_NORM 0     // 0: outliers are not told apart
-#define OUTLIER_FACTOR 1
-#define TWO_GAMMA 2        // 2 gamma of the sums of a logit
-#define LONGEST_ROW 3
-#define LARGEST_BIAS 4
-#define NOISE_FACTOR 5     // rounding noise of an input of length sqrt(hidden size)
-#define ROOT_HIDDEN 6
-#define SLOPE 7            // of a curved score, at most
-#define UNIT 8             // 8 * 2^-24
-#define LARGEST_SELECTION_BIAS 9
-#define OUTLIERS 10        // their population
-#define FITS_FLOAT32 11
-#define UNLABELLED 12      // population of tokens without a domain
-#define NUM_BLOCKS 16
-#define RUN_TOKENS 256  // that share a block where no document is known
 #define FLOAT_LOWEST __int_as_float(0xff800000)
 
 __device__ float logit_at(const float* row, const float* bias, int expert) {
@@ -104,11 +90,11 @@ __device__ double float_bound(double norm, const double* number, const Token& to
         resolution = 0.0;  // every expert is chosen
     } else if (SCORE == SOFTMAX) {
         double spread = __dsub_rn((double)token.first, following);
-        resolution = spread > 87.0 ? INF : number[UNIT] * (1.0 + spread);
+        resolution = spread > LARGEST_EXPONENT ? INF : number[UNIT] * (1.0 + spread);
     } else if (SCORE == SIGMOID) {
-        resolution = following < -87.0 ? INF : number[UNIT] * (1.0 + exp(fmin(last, 700.0)));
+        resolution = following < -LARGEST_EXPONENT ? INF : number[UNIT] * (1.0 + exp(fmin(last, 700.0)));
     } else if (SCORE == SQRT_SOFTPLUS) {
-        resolution = following < -87.0 ? INF : 2.0 * number[UNIT] * fmax(last, 1.0);
+        resolution = following < -LARGEST_EXPONENT ? INF : 2.0 * number[UNIT] * fmax(last, 1.0);
     }
     return __dadd_rn(2.0 * error, resolution);
 #endif
@@ -197,8 +183,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 route(i64 tokens, i64 start, const float* logits, const double* norm, const u16* label,
       const float* logit_bias, const double* selection_bias, const double* inverse,
       const float* rounded, const float* smallest, const double* number,
-      u8* is_lost, float* out_logits, int* chosen, double* margins, double* group_margins, double* distances,
-      int* pairs,
+      u8* is_lost, float* out_logits, int* chosen, double* margins, double* group_margins,
+      double* distances, int* pairs,
       u64* token_counts, u64* expert_counts, u64* expert_pairs, u64* margin_bins,
       u64* tightness_bins, u64* distance_bins, u64* relative_bins, u64* sigma_bins,
       u64* ambiguous) {

@@ -1,10 +1,8 @@
 // Counters by label (population and block) and bin. The tokens of a block of threads mostly share a
 // label, so those of the first token's label are counted in shared memory and added up at the end;
 // the others go straight to the counters. All of them are integers: no order changes a sum.
-
-#define NUM_BINS 1026
-#define FIRST_CODE 15728  // upper 16 bits of the float64 number 2^-40
-#define NOT_COUNTED 0xffff
+//
+// Set by the caller: NUM_BINS, FIRST_CODE (see moegeom.geometry.float_bits), NUM_BLOCKS, NOT_COUNTED.
 
 // Bin of a value >= 0; see moegeom.geometry.float_bits.
 __device__ int bin_of(double value) {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 
-import cupy  # noqa: F401 (its own imports come before they are replaced)
 import pytest
 
 from moegeom.kernels.cuda import cupy_device
@@ -12,6 +11,8 @@ from moegeom.kernels.cuda.device import DeviceError
 
 
 def test_a_missing_library_of_cuda_is_named_with_what_brings_it(monkeypatch):
+    importlib.import_module("cupy")  # its own imports come before they are replaced
+
     def load(name: str):
         assert name.startswith("cupy_backends.cuda.libs.")
         raise ImportError("libcublas.so.13 is nowhere\nsecond line")

@@ -14,7 +14,6 @@ from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.selection.score import LARGEST_SLOPE
 from moegeom.kernels.cuda.device_rows import device_rows
 from moegeom.kernels.cuda.route import (
-    NOT_COUNTED,
     RouteCounters,
     RouteNumbers,
     RouteOutputs,
@@ -23,6 +22,7 @@ from moegeom.kernels.cuda.route import (
     launch_route,
 )
 from moegeom.kernels.cuda.selection_scores import selection_scores
+from moegeom.kernels.cuda.tally_facts import NOT_COUNTED
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.table import load_kernels
 from tests.emulator.emulated_device import EmulatedDevice

@@ -13,7 +13,8 @@ from moegeom.core.router import GroupMask
 from moegeom.geometry.boundary import RowDistances, row_distances
 from moegeom.kernels.cuda.device_rows import device_rows
 from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K
-from moegeom.kernels.cuda.route import NOT_COUNTED, RouteRule
+from moegeom.kernels.cuda.route import RouteRule
+from moegeom.kernels.cuda.tally_facts import NOT_COUNTED
 from tests.unit.scan.engines.fused import Case, disagreements, fused, in_parts, rule_of
 
 TOKENS = 70
