@@ -8,7 +8,8 @@ Runs on a device, without pytest, what the tests run on the emulated one:
   in three, straight, curved and grouped rules, non-finite tokens, batches cut at other places.
 
 A kernel must keep its stated tolerance. Of a scan every token must choose the same experts, unless
-its margin is within the float bound; such tokens are counted. Needs a GPU, CuPy and pytest.
+its margin is within the float bound; such tokens are counted. Needs a GPU, CuPy and pytest. The
+processor's kernels need Numba; ``--kernels reference`` does without it.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _scans() -> list[tuple[str, Router, type]]:
     return [*found, ("bfloat16 rows", replace(exact, weight=rows), ml_dtypes.bfloat16)]
 
 
-def _scan_row(name: str, router: Router, dtype: type) -> dict[str, Any]:
+def _scan_row(name: str, router: Router, dtype: type, kernels: str) -> dict[str, Any]:
     """Both engines on the same inputs: tokens that chose otherwise, and how ambiguous they were."""
     tokens = 50_000
     values = np.random.default_rng(3).standard_normal((tokens, router.hidden_size)).astype(dtype)
@@ -109,7 +110,7 @@ def _scan_row(name: str, router: Router, dtype: type) -> dict[str, Any]:
         prepare(router),
         source,
         Populations(()),
-        load_kernels("cpu"),
+        load_kernels(kernels),
         frozenset(wanted),
         float(np.sqrt(router.hidden_size)),
     )
@@ -163,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", required=True, help="of the sources that are run")
     parser.add_argument("--out", type=Path, default=FOLDER / "gpu_means_the_same.json")
+    parser.add_argument("--kernels", default="cpu", choices=("cpu", "reference"))
     asked = parser.parse_args()
     facts = device_facts("a GPU changes speed and never meaning", asked.commit)
     rows: list[dict[str, Any]] = []
@@ -171,7 +173,7 @@ def main() -> None:
             rows.append(_kernel_row(kernel))
             print(rows[-1])
     for name, router, dtype in _scans():
-        rows.append(_scan_row(name, router, dtype))
+        rows.append(_scan_row(name, router, dtype, asked.kernels))
         print(rows[-1])
     write_results(asked.out, facts, rows)
     bad = [row for row in rows if row.get("difference") or row.get("differ_beyond_bound")]

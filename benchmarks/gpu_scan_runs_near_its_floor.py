@@ -16,7 +16,6 @@ plain torch, at least 10 times plain CuPy without the product. Needs a GPU, CuPy
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +48,7 @@ COUNTED = ("token_counts", "expert_counts", "margin_histogram", "distance_histog
 BUFFER_BYTES = 2 * 2**30
 
 #: Tokens of one tensor of a running model, and of one product.
-PIECES = (2**15, 2**16, 2**17)
+PIECES = (2**15, 2**16, 2**17, 2**18)
 
 
 def _router(hidden: int, experts: int, top_k: int, is_exact: bool) -> Router:
@@ -75,6 +74,17 @@ def _seconds(work: Callable[[], object], repeats: int) -> float:
         work()
         best = min(best, time.perf_counter() - started)
     return best
+
+
+def _held_bytes(work: Callable[[], object]) -> int:
+    """Bytes of the device that were taken beside what was held before, at the most."""
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    before = pool.total_bytes()
+    work()
+    return pool.total_bytes() - before
 
 
 def _copy_bandwidth() -> float:
@@ -135,7 +145,7 @@ def _only_routing(
     task: Task, device: Any, logits: Any, piece: int, tokens: int
 ) -> Callable[[], None]:
     router, queue = device_router(task, device, "float32"), device.queue()
-    counters = start_counters(task, device, queue, COUNTED)
+    counters = start_counters(task, device, COUNTED)
     held = len(logits) // piece
 
     def run() -> None:
@@ -260,7 +270,6 @@ def _measure(
     _check_peers(router)
     task = _task(router, ArraySource({router.name: values}, num_tokens=tokens))
     buffer = device.put(values.view(np.uint16))
-    free = device.free_bytes()
     row: dict[str, Any] = {"hidden": hidden, "experts": experts, "top_k": top_k}
     row |= {"tokens": tokens, "bf16_exact_rows": is_exact, "copy_bytes_per_second": bandwidth}
 
@@ -273,9 +282,9 @@ def _measure(
     bare = min(per_token[f"product_{piece}"] for piece in PIECES)
     ours = min(per_token[f"resident_{piece}"] for piece in PIECES)
     row["resident_over_floor"] = max(bare, per_token["read"]) / ours
-    row["memory_bytes"] = free - device.free_bytes()
 
     piece = PIECES[1]
+    row["resident_memory_bytes"] = _held_bytes(_resident(task, device, buffer, piece, piece))
     logits = cupy.random.default_rng(2).standard_normal((4 * piece, experts), dtype=cupy.float32)
     whole, fewer = tokens // piece * piece, max(tokens // 20, piece)
     few = fewer // piece * piece
@@ -301,10 +310,10 @@ def _measure(
         tiles = range(-(-tokens // TILE))
         scan_on_devices(task, COUNTED, tiles, pace, devices=[device], batch_tokens=piece)
 
+    row["streamed_memory_bytes"] = _held_bytes(stream)
     per_token |= {"upload": upload, "streamed": _seconds(stream, max(repeats // 2, 1)) / tokens}
     row["streamed_over_upload"] = per_token["streamed"] / upload
     row["host_to_device_bytes_per_second"] = 2 * hidden / upload
-    row["host_memory_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     row["ns_per_token"] = {name: round(1e9 * value, 4) for name, value in per_token.items()}
     return row
 

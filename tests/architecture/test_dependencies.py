@@ -19,7 +19,6 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "cupy": "cupy-cuda13x",
     "cupyx": "cupy-cuda13x",
-    "cupy_backends": "cupy-cuda13x",
     "mpl_toolkits": "matplotlib",
 }
 

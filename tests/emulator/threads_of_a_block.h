@@ -198,6 +198,7 @@ static float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 static float __int_as_float(int x) { return bits_as<float>(x); }
 static long long __double_as_longlong(double x) { return bits_as<long long>(x); }
 static double __longlong_as_double(long long x) { return bits_as<double>(x); }
+static int __ffs(int x) { return __builtin_ffs(x); }
 static int __clzll(unsigned long long x) { return x ? __builtin_clzll(x) : 64; }
 static double __dadd_rn(double x, double y) { return x + y; }
 static double __dsub_rn(double x, double y) { return x - y; }

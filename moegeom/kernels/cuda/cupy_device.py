@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from moegeom.core.errors import UsageError
+from moegeom.kernels.cuda.compilation import architecture_for, compile_program, nvrtc
 from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError, OutOfDeviceMemory
-from moegeom.kernels.cuda.program import OPTIONS, Program
+from moegeom.kernels.cuda.program import Program
 
 #: Numbers of ``cudaDataType``.
 _FLOAT32, _BFLOAT16 = 0, 14
 
+#: Numbers of DLPack for memory of a GPU, managed or not.
+_CUDA_KINDS = (2, 13)
+
 #: A pointer to nothing, as an argument of a kernel.
 _NULL = np.uint64(0)
+
+#: Errors of CuPy, by class and status, that say that memory is short: of the host too, when it is
+#: pinned (cudaErrorMemoryAllocation, CUBLAS_STATUS_ALLOC_FAILED).
+_NO_ROOM = {("CUDARuntimeError", 2), ("CUBLASError", 3)}
 
 #: Bytes that kernels read in one piece.
 _ALIGNED = 16
@@ -80,11 +88,11 @@ def _translated() -> Iterator[None]:
         yield
     except cupy.cuda.memory.OutOfMemoryError as error:
         raise OutOfDeviceMemory(f"The device has no room left: {error}.") from None
-    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+    except (RuntimeError, cupy.cuda.compiler.CompileException) as error:
+        # those of the runtime, the driver, cuBLAS and NVRTC have no other base in common
+        if (type(error).__name__, getattr(error, "status", None)) in _NO_ROOM:
+            raise OutOfDeviceMemory(f"There is no room left: {error}.") from None
         raise DeviceError(f"The device failed: {error}.") from None
-    except ImportError as error:  # CuPy loads libraries of CUDA when they are first used
-        what = str(error).splitlines()[0]
-        raise DeviceError(f"CuPy misses a library of CUDA: {what}.", _LIBRARIES) from None
 
 
 def need_libraries() -> None:
@@ -95,9 +103,12 @@ def need_libraries() -> None:
     DeviceError
         When one is missing: better now than in the middle of a scan.
     """
-    with _translated():
+    try:
         _cublas()
-        importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
+        nvrtc().getVersion()
+    except (ImportError, RuntimeError) as error:
+        what = str(error).splitlines()[0]
+        raise DeviceError(f"CuPy misses a library of CUDA: {what}.", _LIBRARIES) from None
 
 
 class _CupyDevice:
@@ -106,7 +117,11 @@ class _CupyDevice:
 
         need_libraries()
         self.index = index
-        self.name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
+        with self.current():
+            self.name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
+            capability = cupy.cuda.Device(index).compute_capability
+        self._architecture = architecture_for(int(capability))
+        self._kernels: dict[Program, Any] = {}
 
     @contextmanager
     def current(self) -> Iterator[Any]:
@@ -126,7 +141,7 @@ class _CupyDevice:
 
     def put(self, array: np.ndarray) -> DeviceArray:
         with self.current() as cupy:
-            found = cupy.asarray(array)
+            found = cupy.asarray(array, order="C")
             cupy.cuda.get_current_stream().synchronize()
             return found
 
@@ -140,6 +155,16 @@ class _CupyDevice:
 
             return cupyx.empty_pinned(shape, dtype)  # pyright: ignore[reportArgumentType]
 
+    def kernel(self, program: Program) -> Any:
+        """The compiled kernel, loaded on this device once."""
+        if program not in self._kernels:
+            code, _ = compile_program(program, self._architecture)
+            with self.current() as cupy:
+                module = cupy.cuda.Module()
+                module.load(code)
+                self._kernels[program] = module.get_function(program.entry)
+        return self._kernels[program]
+
     def queue(self) -> _CupyQueue:
         return _CupyQueue(self)
 
@@ -151,10 +176,9 @@ class _CupyQueue:
     """
 
     def __init__(self, device: _CupyDevice) -> None:
-        self._device = device
+        self._device, self._handle = device, 0
         with device.current() as cupy:
             self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._handle: int | None = None
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
     @contextmanager
@@ -163,7 +187,7 @@ class _CupyQueue:
             yield cupy
 
     def __del__(self) -> None:
-        if self._handle is not None:
+        if self._handle:
             _cublas().destroy(self._handle)
 
     def upload(self, to: DeviceArray, values: np.ndarray) -> None:
@@ -179,24 +203,35 @@ class _CupyQueue:
             cupy.cuda.runtime.memsetAsync(array.data.ptr, byte, array.nbytes, self._stream.ptr)
 
     def adopt(self, tensor: Any) -> DeviceArray:
+        _refuse_foreign(tensor, self._device.index)
+        with self._device.current() as cupy:
+            # a tensor of CuPy is exported to the stream that is current then: that of this queue,
+            # which would wait for itself
+            self._stream.wait_event(cupy.cuda.get_current_stream().record())
         with self._current() as cupy:
-            found = cupy.ascontiguousarray(cupy.from_dlpack(tensor))
-            if found.data.ptr % _ALIGNED:  # a tensor may begin anywhere in memory of its own
-                found = found.copy()
-        # CuPy names bfloat16 by the dtype of ml_dtypes; here it is its bits
-        return found.view(np.uint16) if found.dtype.name == "bfloat16" else found
+            try:
+                found = cupy.from_dlpack(tensor)
+            except (BufferError, TypeError, NotImplementedError) as error:
+                raise UsageError(f"A tensor cannot be taken by DLPack: {error}.") from None
+            # CuPy names bfloat16 by the dtype of ml_dtypes; here it is its bits
+            if found.dtype.name == "bfloat16":
+                found = found.view(np.uint16)
+            found = cupy.ascontiguousarray(found)
+            # a tensor may begin anywhere in memory of its own
+            return found.copy() if found.data.ptr % _ALIGNED else found
 
     def launch(self, program: Program, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
         given = tuple(_NULL if value is None else value for value in arguments)
+        kernel = self._device.kernel(program)
         with self._current():
-            _kernel(program)((grid,), (block,), given)
+            kernel((grid, 1, 1), (block, 1, 1), given)
 
     def product(self, out: DeviceArray, values: DeviceArray, rows: DeviceArray) -> None:
         kind = _FLOAT32 if values.dtype == np.float32 else _BFLOAT16
         tokens, hidden = values.shape
         with self._current():
             cublas = _cublas()
-            if self._handle is None:
+            if not self._handle:
                 self._handle = cublas.create()
             # cuBLAS counts by columns: out^T = rows values^T, both operands with hidden fastest
             cublas.gemmEx(
@@ -226,14 +261,20 @@ class _CupyQueue:
             self._stream.synchronize()
 
 
+def _refuse_foreign(tensor: Any, index: int) -> None:
+    """Tensors of the host or of another GPU cannot be read from this one."""
+    if not hasattr(tensor, "__dlpack_device__"):
+        raise UsageError(
+            f"A {type(tensor).__name__} was given; expected a tensor that knows DLPack."
+        )
+    kind, number = tensor.__dlpack_device__()
+    if (int(kind) not in _CUDA_KINDS) or number != index:
+        where = f"cuda:{number}" if int(kind) in _CUDA_KINDS else "no GPU"
+        raise UsageError(f"The tensor is on {where}; expected one on cuda:{index}.")
+
+
 def _cublas() -> Any:
     """CuPy's bindings, which it does not document: this module alone knows them."""
-    return importlib.import_module("cupy_backends.cuda.libs.cublas")
-
-
-@functools.cache
-def _kernel(program: Program) -> Any:
-    """The compiled kernel; CuPy keeps it on the disk, for the next process."""
     import cupy
 
-    return cupy.RawKernel(program.text, program.entry, options=OPTIONS, backend="nvrtc")
+    return cupy.cuda.cublas  # looks for the library in packages too, as an import would not

@@ -18,8 +18,8 @@ from moegeom.kernels.cuda.score_kinds import SCORE_KINDS
 from moegeom.kernels.cuda.tally_facts import TALLY_DEFINES
 from moegeom.kernels.quantities import RUN_TOKENS
 
-#: Tokens of a block of threads, which share their counters.
-BLOCK_TOKENS = 256
+#: Tokens of a block of threads, which share their counters: a run, so that they share its label.
+BLOCK_TOKENS = RUN_TOKENS
 
 _PARTS = ("lanes.cuh", "selection.cuh", "scores.cuh", "groups.cuh", "walls.cuh", "tally.cuh")
 
@@ -181,6 +181,7 @@ def launch_route(
     """
     # fields in their order; dataclasses.fields would take longer than the launch
     given = (v for record in (tables, outputs, counters) for v in vars(record).values())
-    grid = -(-tokens // BLOCK_TOKENS)
+    lead = 0 if label is not None else start % BLOCK_TOKENS  # blocks take whole runs then
+    grid = -(-(tokens + lead) // BLOCK_TOKENS)
     arguments = (np.int64(tokens), np.int64(start), logits, norm, label, *given)
     queue.launch(rule.program, grid, 32 * rule.warps, arguments)

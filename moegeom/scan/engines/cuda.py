@@ -177,12 +177,14 @@ class _Run:
             read.result()
 
     def _fold(self, slot: Slot, workers: Workers | None) -> None:
-        """Waits for the device, and hands its answers to the host's threads."""
-        if slot.batch is None or slot.folds:
+        """Waits for the device, and hands its answers to the host's threads.
+
+        Without threads nobody is waited for here, so that two batches may be on their way to a
+        device while the next one is read.
+        """
+        if workers is None or slot.batch is None or slot.folds:
             return
         slot.queue.finish()
-        if workers is None:
-            return
         step = MAX_TILES * TILE
         for start in range(slot.batch.start, slot.batch.stop, step):
             stop = min(start + step, slot.batch.stop)
@@ -199,6 +201,7 @@ class _Run:
             measured = [fold.result() for fold in slot.folds]
             lost = tuple(token for part in measured for token in part.non_finite)
         else:
+            slot.queue.finish()
             measured, is_lost = [], slot.answers["is_lost"][:tokens] != 0
             is_lost &= slot.label[:tokens] != NOT_COUNTED
             lost = tuple((np.flatnonzero(is_lost) + batch.start).tolist())

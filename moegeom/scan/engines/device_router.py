@@ -158,15 +158,15 @@ def kept_on_device(task: Task, reductions: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in ON_DEVICE if name in reductions)
 
 
-def start_counters(
-    task: Task, device: Device, queue: Queue, names: Collection[str]
-) -> RouteCounters:
-    """Counters of zeros for the reductions ``names``; there once the queue is finished."""
-    extent, made = extent_of(task), {}
-    for name in names:
-        shape = REDUCTIONS[name].start(extent).state()["counts"].shape
-        made[name] = device.empty(shape, np.dtype(np.uint64))
-        queue.fill(made[name], 0)
+def start_counters(task: Task, device: Device, names: Collection[str]) -> RouteCounters:
+    """Counters of zeros for the reductions ``names``."""
+    extent = extent_of(task)
+    shapes = {name: REDUCTIONS[name].start(extent).state()["counts"].shape for name in names}
+    made = {name: device.empty(shape, np.dtype(np.uint64)) for name, shape in shapes.items()}
+    queue = device.queue()
+    for counters in made.values():
+        queue.fill(counters, 0)
+    queue.finish()
     return RouteCounters(**made)
 
 

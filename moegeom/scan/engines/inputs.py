@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.core.tokens import TILE, StoredValues, TokenSource
+from moegeom.core.tokens import StoredValues, TokenSource
 from moegeom.scan.prepared import check_width
 from moegeom.scan.task import Task
 
-#: Tokens that one thread copies at a time.
-_PIECE = 4 * TILE
+#: Bytes that one thread copies at a time: many pieces in a batch, whatever the width of its rows.
+_PIECE_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class InputReader:
         self, start: int, stop: int, out: Shaped[np.ndarray, "tokens width"], pool: Executor
     ) -> list[Future[None]]:
         """Fills ``out`` with tokens ``[start, stop)``, in pieces that are to be waited for."""
-        pieces = [(first, min(first + _PIECE, stop)) for first in range(start, stop, _PIECE)]
+        step = max(_PIECE_BYTES // (self.width * self.dtype.itemsize), 1)
+        pieces = [(first, min(first + step, stop)) for first in range(start, stop, step)]
         return [pool.submit(self._read, *piece, out[piece[0] - start :]) for piece in pieces]
 
     def _read(self, first: int, last: int, out: np.ndarray) -> None:

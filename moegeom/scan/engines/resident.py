@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
-from moegeom.kernels.cuda.device import Device, DeviceArray
+from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError
 from moegeom.kernels.cuda.route import ON_DEVICE, RouteOutputs
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.reductions.token_counts import TOKENS
@@ -60,10 +61,16 @@ class DeviceFold:
             )
         self._task, self._device, self._queue = task, device, device.queue()
         names = dict.fromkeys((_TOKENS, *reductions))
-        self._counters = start_counters(task, device, self._queue, names)
+        self._counters = start_counters(task, device, names)
         self._routers: dict[str, Any] = {}
         self._room: dict[tuple[str, int], DeviceArray] = {}
         self._taken = 0
+
+    def __del__(self) -> None:
+        # work on its way writes to memory that would be another's
+        if queue := getattr(self, "_queue", None):
+            with suppress(DeviceError):
+                queue.finish()
 
     def take(self, tensor: Any) -> None:
         """Queues the work on [tokens, hidden] more inputs, which must stay until ``wait``.

@@ -142,9 +142,7 @@ def make_slots(
         When they do not fit; nothing is kept then.
     """
     router = device_router(task, device, reader.kind)
-    first = device.queue()
-    counters = start_counters(task, device, first, names)
-    first.finish()
+    counters = start_counters(task, device, names)
     return [
         _slot(task, device, reader, router, counters, tokens, with_answers) for _ in range(SLOTS)
     ]

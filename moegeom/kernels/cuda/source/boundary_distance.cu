@@ -3,20 +3,19 @@
 // Set by the caller: LOGIT_TYPE, float or double.
 
 __device__ Wall wall_of(const float* row, const u16* ranked, double margin, Rows rows, Place place) {
-    const u32 closed = chosen_slots(ranked, place);
+    const u32 open = slots_of_lane(place) & ~chosen_slots(ranked, place);
     float value[PER], following = -FLOAT_INF;
+    load_row(row, value, place);
 #pragma unroll
-    for (int slot = 0; slot < PER; slot++) {
-        int expert = place.member * PER + slot;
-        value[slot] = expert < EXPERTS ? row[expert] : 0.0f;
-        if (expert < EXPERTS && !(closed >> slot & 1u)) following = fmaxf(following, value[slot]);
-    }
-    return nearest_wall(row, value, ranked, largest_of(following), margin, rows, place);
+    for (int slot = 0; slot < PER; slot++)
+        if (open >> slot & 1u) following = fmaxf(following, value[slot]);
+    return nearest_wall(row, value, ranked, open, largest_of(following), margin, rows, place);
 }
 
 // float32 would round these logits before their differences are taken
 __device__ Wall wall_of(const double* row, const u16* ranked, double margin, Rows rows, Place place) {
-    return nearest_wall_in_float64(row, ranked, rows, place);
+    const u32 open = slots_of_lane(place) & ~chosen_slots(ranked, place);
+    return nearest_wall_in_float64(row, ranked, open, rows, place);
 }
 
 extern "C" __global__ void boundary_distance(i64 tokens, const LOGIT_TYPE* logits, const int* chosen,

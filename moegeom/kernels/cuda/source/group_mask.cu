@@ -9,20 +9,12 @@ extern "C" __global__ void group_mask(i64 tokens, i64 num_kept, i64 is_sum_of_tw
     const i64 at = token < tokens ? token : tokens - 1;
     double* row = rows[warp][place.token];
     double score[PER];
-#pragma unroll
-    for (int slot = 0; slot < PER; slot++) {
-        int expert = place.member * PER + slot;
-        score[slot] = expert < EXPERTS ? scores[at * EXPERTS + expert] : 0.0;
-        if (expert < EXPERTS) row[expert] = score[slot];
-    }
+    load_row(scores + at * EXPERTS, score, place);
+    store_row(row, score, place);
     __syncwarp();
     const Mask mask = {(int)num_kept, is_sum_of_two != 0, fill};
     const double found = mask_groups(row, score, mask, place);
     if (token >= tokens) return;
-#pragma unroll
-    for (int slot = 0; slot < PER; slot++) {
-        int expert = place.member * PER + slot;
-        if (expert < EXPERTS) masked[token * EXPERTS + expert] = score[slot];
-    }
+    store_row(masked + token * EXPERTS, score, place);
     if (place.member == 0) margin[token] = found;
 }

@@ -35,6 +35,59 @@ __device__ i64 token_of_thread(Place place) {
 }
 
 #define WHOLE_WARP 0xffffffffu
+// one bit for each lane of the first token of a warp
+#define LANES_OF_TOKEN (LANES == 32 ? WHOLE_WARP : (1u << (LANES & 31)) - 1u)
+
+// The slots of this lane that hold experts, a bit each.
+__device__ u32 slots_of_lane(Place place) {
+    const int experts = EXPERTS - place.member * PER;
+    if (experts >= PER) return WHOLE_WARP >> (32 - PER);
+    return experts > 0 ? (1u << experts) - 1u : 0u;
+}
+
+struct __align__(16) Four {
+    float value[4];
+};
+
+// The numbers of this lane's experts in a row of EXPERTS of them; 0 where there is no expert. Rows
+// that allow it are read 16 bytes at a time: they begin at multiples of that.
+__device__ void load_row(const float* row, float (&value)[PER], Place place) {
+#if EXPERTS % PER == 0 && PER % 4 == 0
+    const Four* pieces = reinterpret_cast<const Four*>(row + place.member * PER);
+    const bool is_inside = place.member * PER < EXPERTS;
+#pragma unroll
+    for (int piece = 0; piece < PER / 4; piece++) {
+        Four four = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (is_inside) four = pieces[piece];
+#pragma unroll
+        for (int at = 0; at < 4; at++) value[piece * 4 + at] = four.value[at];
+    }
+#else
+#pragma unroll
+    for (int slot = 0; slot < PER; slot++) {
+        const int expert = place.member * PER + slot;
+        value[slot] = expert < EXPERTS ? row[expert] : 0.0f;
+    }
+#endif
+}
+
+__device__ void load_row(const double* row, double (&value)[PER], Place place) {
+#pragma unroll
+    for (int slot = 0; slot < PER; slot++) {
+        const int expert = place.member * PER + slot;
+        value[slot] = expert < EXPERTS ? row[expert] : 0.0;
+    }
+}
+
+// Writes them to a row.
+template <typename Number>
+__device__ void store_row(Number* row, const Number (&value)[PER], Place place) {
+#pragma unroll
+    for (int slot = 0; slot < PER; slot++) {
+        const int expert = place.member * PER + slot;
+        if (expert < EXPERTS) row[expert] = value[slot];
+    }
+}
 
 // The value of the lane ``step`` away in the same token.
 template <typename Value>
@@ -68,11 +121,11 @@ __device__ double sum_of(double value) {
 
 // Numbers ordered as unsigned integers, -0.0 as 0.0. No finite number or infinity gives 0.
 __device__ u32 order_of(float x) {
-    u32 bits = x == 0.0f ? 0u : __float_as_uint(x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    const u32 bits = __float_as_uint(x + 0.0f);  // of both zeros the positive one
+    return bits ^ ((u32)((int)bits >> 31) | 0x80000000u);
 }
 
 __device__ u64 order_of(double x) {
-    u64 bits = x == 0.0 ? 0ull : (u64)__double_as_longlong(x);
-    return bits >> 63 ? ~bits : bits | 0x8000000000000000ull;
+    const u64 bits = (u64)__double_as_longlong(x + 0.0);
+    return bits ^ ((u64)((i64)bits >> 63) | 0x8000000000000000ull);
 }

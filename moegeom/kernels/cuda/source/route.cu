@@ -13,50 +13,21 @@ typedef float Score;
 
 #define FLOAT_LOWEST __int_as_float(0xff800000)
 
-__device__ float logit_at(const float* row, const float* bias, int expert) {
-    float z = row[expert];
-#if TERMS == 3
-    z = (row[2 * EXPERTS + expert] + row[EXPERTS + expert]) + z;
-#endif
-#if HAS_BIAS
-    z = z + bias[expert];
-#endif
-    return z;
-}
-
-struct __align__(16) Four {
-    float value[4];
-};
-
-// ``row`` is null behind the last token: then something that takes the same way as any other token.
+// The logits of this lane: one row, or the sum of three, and a bias.
 __device__ void load_logits(const float* row, const float* bias, float (&logit)[PER], Place place) {
-    if (row == 0) {
+    load_row(row, logit, place);
+#if TERMS == 3
+    float second[PER], third[PER];
+    load_row(row + EXPERTS, second, place);
+    load_row(row + 2 * EXPERTS, third, place);
 #pragma unroll
-        for (int slot = 0; slot < PER; slot++) logit[slot] = -(float)(place.member * PER + slot);
-        return;
-    }
-#if TERMS == 1 && EXPERTS % PER == 0 && EXPERTS % 4 == 0 && PER % 4 == 0
-    const Four* pieces = reinterpret_cast<const Four*>(row + place.member * PER);
-    bool is_inside = place.member * PER < EXPERTS;
-#pragma unroll
-    for (int piece = 0; piece < PER / 4; piece++) {
-        Four four = {{0.0f, 0.0f, 0.0f, 0.0f}};
-        if (is_inside) four = pieces[piece];
-#pragma unroll
-        for (int at = 0; at < 4; at++) {
-            float z = four.value[at];
-#if HAS_BIAS
-            if (is_inside) z = z + bias[place.member * PER + piece * 4 + at];
+    for (int slot = 0; slot < PER; slot++) logit[slot] = (third[slot] + second[slot]) + logit[slot];
 #endif
-            logit[piece * 4 + at] = z;
-        }
-    }
-#else
+#if HAS_BIAS
+    float added[PER];
+    load_row(bias, added, place);
 #pragma unroll
-    for (int slot = 0; slot < PER; slot++) {
-        int expert = place.member * PER + slot;
-        logit[slot] = expert < EXPERTS ? logit_at(row, bias, expert) : 0.0f;
-    }
+    for (int slot = 0; slot < PER; slot++) logit[slot] = logit[slot] + added[slot];
 #endif
 }
 
@@ -112,21 +83,18 @@ __device__ void route_token(const float* logits, const float* logit_bias,
                             bool wants_wall, Score* row, u16* ranked, float* out_logits,
                             Token& found, Place place) {
     float logit[PER];
-    load_logits(is_there ? logits : 0, logit_bias, logit, place);
-    bool is_finite = true;
+    bool is_finite = is_there;
+    if (is_there) {
+        load_logits(logits, logit_bias, logit, place);
 #pragma unroll
-    for (int slot = 0; slot < PER; slot++) is_finite &= fabsf(logit[slot]) <= 3.402823466e38f;
-    // a lane of another token may be at fault, so the answer is looked up by token
-    u32 finite = __ballot_sync(WHOLE_WARP, is_finite);
-    u32 own = (LANES == 32 ? WHOLE_WARP : (1u << (LANES & 31)) - 1u) << (place.token * LANES);
-    is_finite = (finite & own) == own;
-    if (is_there && out_logits) {
-#pragma unroll
-        for (int slot = 0; slot < PER; slot++)
-            if (place.member * PER + slot < EXPERTS)
-                out_logits[place.member * PER + slot] = logit[slot];
+        for (int slot = 0; slot < PER; slot++) is_finite &= fabsf(logit[slot]) <= 3.402823466e38f;
+        if (out_logits) store_row(out_logits, logit, place);
     }
-    if (!is_finite) {  // something that takes the same way as any other token
+    // a lane of another token may be at fault, so the answer is looked up by token
+    const u32 finite = __ballot_sync(WHOLE_WARP, is_finite);
+    const u32 own = LANES_OF_TOKEN << (place.token * LANES);
+    is_finite = (finite & own) == own;
+    if (!is_finite) {  // also behind the last token: something that goes the way of any other
 #pragma unroll
         for (int slot = 0; slot < PER; slot++) logit[slot] = -(float)(place.member * PER + slot);
     }
@@ -137,9 +105,7 @@ __device__ void route_token(const float* logits, const float* logit_bias,
     Score (&score)[PER] = logit;
 #endif
     __syncwarp();
-#pragma unroll
-    for (int slot = 0; slot < PER; slot++)
-        if (place.member * PER + slot < EXPERTS) row[place.member * PER + slot] = score[slot];
+    store_row(row, score, place);
     __syncwarp();
     double group_margin = INF;
 #if GROUPED
@@ -147,12 +113,14 @@ __device__ void route_token(const float* logits, const float* logit_bias,
     group_margin = mask_groups(row, score, mask, place);
 #endif
     int winner[WINNERS];
-    select_experts(row, score, place, winner, ranked);
+    u32 chosen;
+    select_experts(row, score, place, winner, ranked, chosen);
     const double margin = margin_of(row, winner);
     Wall wall = {INF, -1, -1};
 #if !CURVED
     if (wants_wall && WINNERS > TOP_K)
-        wall = nearest_wall(row, logit, ranked, row[winner[WINNERS - 1]], margin, distances, place);
+        wall = nearest_wall(row, logit, ranked, slots_of_lane(place) & ~chosen,
+                            row[winner[WINNERS - 1]], margin, distances, place);
 #endif
     float largest = FLOAT_LOWEST;
 #pragma unroll
@@ -171,6 +139,8 @@ __device__ void route_token(const float* logits, const float* logit_bias,
         found.is_finite = is_finite;
     }
 }
+
+__device__ bool is_row(i64 token, i64 tokens) { return token >= 0 && token < tokens; }
 
 // Label of a token; without ``label``, that of a token without document and domain.
 __device__ int label_of(const u16* label, i64 token, i64 start, const double* number) {
@@ -195,7 +165,9 @@ route(i64 tokens, i64 start, const float* logits, const double* norm, const u16*
     __shared__ u32 shared[5 * NUM_BINS + EXPERTS + 4];
     const Place place = place_of_thread();
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const i64 first = (i64)blockIdx.x * BLOCK_TOKENS;
+    // without labels a block takes one run, which may begin before the first token
+    const i64 lead = label ? 0 : start % BLOCK_TOKENS;
+    const i64 first = (i64)blockIdx.x * BLOCK_TOKENS - lead;
     const int block_label = label_of(label, first, start, number);
     const Rows between = {inverse, rounded, smallest, number[FITS_FLOAT32] != 0.0};
     const Tally by_margin = {shared, margin_bins, NUM_BINS};
@@ -219,11 +191,11 @@ route(i64 tokens, i64 start, const float* logits, const double* norm, const u16*
 #pragma unroll 1
         for (int turn = 0; turn < LANES; turn++) {
             const int at = turn * TOKENS_IN_WARP + place.token;
-            route_token(logits + (base + at) * (TERMS * EXPERTS), logit_bias, selection_bias,
-                        between, base + at < tokens, inverse != 0, rows[warp][place.token],
-                        ranked[warp][at],
-                        out_logits ? out_logits + (base + at) * EXPERTS : 0, found[warp][at],
-                        place);
+            const i64 token = base + at;
+            route_token(logits + token * (TERMS * EXPERTS), logit_bias, selection_bias, between,
+                        is_row(token, tokens), inverse != 0, rows[warp][place.token],
+                        ranked[warp][at], out_logits ? out_logits + token * EXPERTS : 0,
+                        found[warp][at], place);
         }
         __syncwarp();
 
@@ -231,7 +203,7 @@ route(i64 tokens, i64 start, const float* logits, const double* norm, const u16*
         const i64 token = base + lane;
         const Token& own = found[warp][lane];
         int counted = NOT_COUNTED;
-        if (token < tokens) {
+        if (is_row(token, tokens)) {
             counted = label_of(label, token, start, number);
             if (is_lost) is_lost[token] = !own.is_finite;
             if (margins) margins[token] = own.margin;
@@ -275,7 +247,7 @@ route(i64 tokens, i64 start, const float* logits, const double* norm, const u16*
         for (int slot = lane; slot < 32 * TOP_K; slot += 32) {
             const int at = slot / TOP_K;
             const int expert = ranked[warp][at][slot % TOP_K];
-            if (chosen && base + at < tokens) chosen[base * TOP_K + slot] = expert;
+            if (chosen && is_row(base + at, tokens)) chosen[base * TOP_K + slot] = expert;
             if (labels[warp][at] == NOT_COUNTED) continue;
             count(by_expert, expert, labels[warp][at], block_label);
             if (!expert_pairs) continue;

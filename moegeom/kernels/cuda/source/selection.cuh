@@ -62,9 +62,19 @@ __device__ void sort_keys(u32 (&key)[PER]) {
     }
 }
 
+// The slots of this lane whose experts are chosen, a bit each.
+__device__ u32 chosen_slots(const u16* ranked, Place place) {
+    u32 chosen = 0u;
+#pragma unroll
+    for (int rank = 0; rank < TOP_K; rank++)
+        if (ranked[rank] / PER == place.member) chosen |= 1u << (ranked[rank] % PER);
+    return chosen;
+}
+
 // False where the order is not proved.
 template <typename Score>
-__device__ bool select_by_keys(const Score (&score)[PER], Place place, int (&winner)[WINNERS]) {
+__device__ bool select_by_keys(const Score (&score)[PER], Place place, int (&winner)[WINNERS],
+                               u32& chosen) {
     u32 key[PER];
 #pragma unroll
     for (int slot = 0; slot < PER; slot++) {
@@ -74,16 +84,19 @@ __device__ bool select_by_keys(const Score (&score)[PER], Place place, int (&win
     sort_keys<0, PER>(key);
     bool is_proved = true;
     u32 before = 0u;
+    chosen = 0u;
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
-        u32 best = largest_of(key[0]);
+        const u32 best = largest_of(key[0]);
+        const int expert = (int)(EXPERT_BITS - (best & EXPERT_BITS));
         if (key[0] == best) {
+            if (round < TOP_K) chosen |= 1u << (expert % PER);
 #pragma unroll
             for (int slot = 0; slot + 1 < PER; slot++) key[slot] = key[slot + 1];
             key[PER - 1] = 0u;
         }
         if (round > 0) is_proved &= (best | EXPERT_BITS) != (before | EXPERT_BITS);
-        if (round < WINNERS) winner[round] = (int)(EXPERT_BITS - (best & EXPERT_BITS));
+        if (round < WINNERS) winner[round] = expert;
         before = best;
     }
     return is_proved;
@@ -121,11 +134,12 @@ __device__ void select_by_scores(const Score* row, Place place, u16* ranked) {
 }
 
 // ``row`` are the scores of the whole token, which all its lanes have written. Winners are also
-// written to ``ranked``, where they can be looked up by a rank that is not known in advance.
+// written to ``ranked``, where they can be looked up by a rank that is not known in advance, and
+// those of this lane's slots that are chosen are marked in ``chosen``.
 template <typename Score>
 __device__ void select_experts(const Score* row, const Score (&score)[PER], Place place,
-                               int (&winner)[WINNERS], u16* ranked) {
-    if (__all_sync(WHOLE_WARP, select_by_keys(score, place, winner))) {
+                               int (&winner)[WINNERS], u16* ranked, u32& chosen) {
+    if (__all_sync(WHOLE_WARP, select_by_keys(score, place, winner, chosen))) {
 #pragma unroll
         for (int rank = 0; rank < WINNERS; rank++)
             if (place.member == rank % LANES) ranked[rank] = (u16)winner[rank];
@@ -136,6 +150,7 @@ __device__ void select_experts(const Score* row, const Score (&score)[PER], Plac
     __syncwarp();
 #pragma unroll
     for (int rank = 0; rank < WINNERS; rank++) winner[rank] = ranked[rank];
+    chosen = chosen_slots(ranked, place);
 }
 
 // k-th minus (k+1)-th score; infinite where there is no such expert, or it is masked by -inf.

@@ -9,16 +9,7 @@ extern "C" __global__ void selection_scores(i64 tokens, i64 kind, const LOGIT_TY
     const i64 at = token < tokens ? token : tokens - 1;
     LOGIT_TYPE logit[PER];
     double score[PER];
-#pragma unroll
-    for (int slot = 0; slot < PER; slot++) {
-        int expert = place.member * PER + slot;
-        logit[slot] = expert < EXPERTS ? logits[at * EXPERTS + expert] : (LOGIT_TYPE)0;
-    }
+    load_row(logits + at * EXPERTS, logit, place);
     selection_scores_of((int)kind, logit, bias, score, place);
-    if (token >= tokens) return;
-#pragma unroll
-    for (int slot = 0; slot < PER; slot++) {
-        int expert = place.member * PER + slot;
-        if (expert < EXPERTS) scores[token * EXPERTS + expert] = score[slot];
-    }
+    if (token < tokens) store_row(scores + token * EXPERTS, score, place);
 }

@@ -10,13 +10,10 @@ extern "C" __global__ void top_k(i64 tokens, const SCORE_TYPE* scores, int* chos
     // lanes behind the last token do its work again, so that a warp stays together
     const SCORE_TYPE* row = scores + (token < tokens ? token : tokens - 1) * EXPERTS;
     SCORE_TYPE score[PER];
-#pragma unroll
-    for (int slot = 0; slot < PER; slot++) {
-        int expert = place.member * PER + slot;
-        score[slot] = expert < EXPERTS ? row[expert] : (SCORE_TYPE)0;
-    }
+    load_row(row, score, place);
     int winner[WINNERS];
-    select_experts(row, score, place, winner, ranked[warp][place.token]);
+    u32 slots;
+    select_experts(row, score, place, winner, ranked[warp][place.token], slots);
     if (token >= tokens) return;
     for (int rank = place.member; rank < TOP_K; rank += LANES)
         chosen[token * TOP_K + rank] = ranked[warp][place.token][rank];

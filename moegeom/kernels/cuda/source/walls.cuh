@@ -4,8 +4,8 @@
 // Float32 finds the few pairs that can be the nearest, float64 decides among them: a processor does
 // float32 much faster and reads half the bytes of the table. The difference of two float32 numbers,
 // the rounded inverse and the product are each within 2^-24, so a pair within 2^-20 of the least
-// float32 quotient is looked at again, and no other can be nearer. Chosen experts are passed over
-// whose smallest gap cannot give a nearer wall.
+// float32 quotient so far is looked at again, and no other can be nearer. Chosen experts are passed
+// over whose smallest gap cannot give a wall nearer than those of the last one.
 
 #define NEVER 1e200
 #define FLOAT_INF __int_as_float(0x7f800000)
@@ -54,80 +54,99 @@ __device__ Wall nearest_of(Wall wall) {
     return wall;
 }
 
-// The walls of one chosen expert against the experts of this lane, in float64.
+// The walls of one chosen expert against ``slots`` of this lane, in float64.
 template <typename Logit>
-__device__ Wall walls_of_rank(Wall wall, const Logit* row, int rank, int out, u32 closed,
+__device__ Wall walls_of_rank(Wall wall, const Logit* row, int rank, int out, u32 slots,
                               const double* inverse, Place place) {
-    double own = (double)row[out];
-#pragma unroll 1
-    for (int slot = 0; slot < PER; slot++) {
-        int other = place.member * PER + slot;
-        if (other >= EXPERTS || (closed >> slot & 1u)) continue;
-        double gap = __dsub_rn(own, (double)row[other]);
+    const double own = (double)row[out];
+    while (slots) {
+        const int other = place.member * PER + __ffs((int)slots) - 1;
+        slots &= slots - 1u;
+        const double gap = __dsub_rn(own, (double)row[other]);
         wall = nearer(wall, __dmul_rn(gap, inverse[out * EXPERTS + other]), rank, other);
     }
     return wall;
 }
 
-__device__ u32 chosen_slots(const u16* ranked, Place place) {
-    u32 closed = 0u;
-#pragma unroll
-    for (int rank = 0; rank < TOP_K; rank++)
-        if (ranked[rank] / PER == place.member) closed |= 1u << (ranked[rank] % PER);
-    return closed;
-}
-
+// ``open`` are the slots of this lane that are not chosen.
 template <typename Logit>
-__device__ Wall nearest_wall_in_float64(const Logit* row, const u16* ranked, Rows rows,
+__device__ Wall nearest_wall_in_float64(const Logit* row, const u16* ranked, u32 open, Rows rows,
                                         Place place) {
     Wall wall = {NEVER, -1, EXPERTS};
-    const u32 closed = chosen_slots(ranked, place);
 #pragma unroll 1
     for (int rank = TOP_K - 1; rank >= 0; rank--)
-        wall = walls_of_rank(wall, row, rank, ranked[rank], closed, rows.inverse, place);
+        wall = walls_of_rank(wall, row, rank, ranked[rank], open, rows.inverse, place);
     return nearest_of(wall);
+}
+
+// What a token knows so far: its least quotient in float32, and the nearest wall of this lane.
+struct Search {
+    float least;
+    Wall wall;
+};
+
+// Looks at the walls of one chosen expert; most lanes find none that is near enough for float64.
+__device__ void search_rank(Search& search, const float* row, const float (&value)[PER], int rank,
+                            int out, u32 open, Rows rows, Place place) {
+    const float own = row[out];
+    float quotient[PER];
+    load_row(rows.rounded + out * EXPERTS, quotient, place);
+    float least = search.least;
+#pragma unroll
+    for (int slot = 0; slot < PER; slot++) {
+        quotient[slot] = open >> slot & 1u ? (own - value[slot]) * quotient[slot] : FLOAT_INF;
+        least = fminf(least, quotient[slot]);
+    }
+    search.least = least_of(least);
+    const float reach = search.least * WIDER;
+    u32 near = 0u;
+#pragma unroll
+    for (int slot = 0; slot < PER; slot++) near |= (u32)(quotient[slot] <= reach) << slot;
+    search.wall = walls_of_rank(search.wall, row, rank, out, near & open, rows.inverse, place);
+}
+
+// The ranks before the last, a bit each, whose smallest gap may give a wall nearer than ``least``;
+// those of all tokens of the warp, so that its lanes stay together.
+__device__ u64 ranks_within(float least, const float* row, const u16* ranked, float following,
+                            const float* smallest, Place place) {
+    u64 ranks = 0ull;
+#pragma unroll
+    for (int turn = 0; turn * LANES < TOP_K - 1; turn++) {
+        const int rank = turn * LANES + place.member;
+        bool is_near = false;
+        if (rank < TOP_K - 1) {
+            const int out = ranked[rank];
+            is_near = !((row[out] - following) * smallest[out] * SAFE > least);
+        }
+        u32 votes = __ballot_sync(WHOLE_WARP, is_near);
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) votes |= votes >> step;
+        ranks |= (u64)(votes & LANES_OF_TOKEN) << (turn * LANES);
+    }
+    return ranks;
 }
 
 // ``row`` are the logits of the token, ``value`` those of this lane, ``following`` the largest one
 // that is not chosen.
 __device__ Wall nearest_wall(const float* row, const float (&value)[PER], const u16* ranked,
-                             float following, double margin, Rows rows, Place place) {
+                             u32 open, float following, double margin, Rows rows, Place place) {
     float size = 0.0f;
 #pragma unroll
     for (int slot = 0; slot < PER; slot++)
         if (place.member * PER + slot < EXPERTS) size = fmaxf(size, fabsf(value[slot]));
     bool is_extreme = !rows.fits_float32 || !(size < LARGEST_LOGIT) || !(margin > LEAST_MARGIN);
     if (__any_sync(WHOLE_WARP, is_extreme))
-        return nearest_wall_in_float64(row, ranked, rows, place);
-    const u32 closed = chosen_slots(ranked, place);
-    float best = FLOAT_INF;
-    float least[TOP_K];  // this lane's least quotient of each chosen expert
-#pragma unroll
-    for (int rank = TOP_K - 1; rank >= 0; rank--) {
-        least[rank] = FLOAT_INF;
-        int out = ranked[rank];
-        float own = row[out];
-        bool is_farther = (own - following) * rows.smallest[out] * SAFE > best;
-        if (__all_sync(WHOLE_WARP, is_farther)) continue;
-        const float* inverse = rows.rounded + out * EXPERTS + place.member * PER;
-#pragma unroll
-        for (int slot = 0; slot < PER; slot++) {
-            bool is_open = place.member * PER + slot < EXPERTS && !(closed >> slot & 1u);
-            if (is_open) least[rank] = fminf(least[rank], (own - value[slot]) * inverse[slot]);
-        }
-        best = least_of(fminf(best, least[rank]));
-    }
-    const float reach = best * WIDER;
-    u64 candidates = 0ull;  // ranks, mostly one of them and in one lane
-#pragma unroll
-    for (int rank = 0; rank < TOP_K; rank++)
-        if (least[rank] <= reach) candidates |= 1ull << rank;
-    Wall wall = {NEVER, -1, EXPERTS};
-    while (candidates) {
-        const int rank = 63 - __clzll(candidates);
-        candidates ^= 1ull << rank;
-        wall = walls_of_rank(wall, row, rank, ranked[rank], closed, rows.inverse, place);
+        return nearest_wall_in_float64(row, ranked, open, rows, place);
+    // the last chosen expert has the smallest gaps: it mostly has the nearest wall
+    Search search = {FLOAT_INF, {NEVER, -1, EXPERTS}};
+    u64 ranks = 1ull << (TOP_K - 1);
+    while (ranks) {
+        const int rank = 63 - __clzll(ranks);
+        ranks ^= 1ull << rank;
+        search_rank(search, row, value, rank, ranked[rank], open, rows, place);
+        if (rank == TOP_K - 1)
+            ranks = ranks_within(search.least, row, ranked, following, rows.smallest, place);
     }
     __syncwarp();
-    return nearest_of(wall);
+    return nearest_of(search.wall);
 }

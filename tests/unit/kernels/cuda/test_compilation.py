@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask
+from moegeom.kernels.cuda import compilation
+from moegeom.kernels.cuda.compilation import architecture_for, compile_program, nvrtc
 from moegeom.kernels.cuda.counts_program import counts_program
+from moegeom.kernels.cuda.device import DeviceError
 from moegeom.kernels.cuda.input_norm import INPUT_KINDS, norm_program
 from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K
-from moegeom.kernels.cuda.program import OPTIONS, Program
+from moegeom.kernels.cuda.program import Program
 from moegeom.kernels.cuda.route import RouteRule
 
 #: A100, and H100, H200.
@@ -36,16 +39,8 @@ LIMITS = {
 
 
 def compiled(program: Program, architecture: str) -> tuple[bytes, str]:
-    """Machine code and what the compiler says about it."""
-    from cupy.cuda import nvrtc
-
-    handle = nvrtc.createProgram(program.text, f"{program.entry}.cu", (), ())
-    try:
-        options = (*OPTIONS, f"--gpu-architecture={architecture}", "--ptxas-options=-v")
-        nvrtc.compileProgram(handle, options)
-        return nvrtc.getCUBIN(handle), nvrtc.getProgramLog(handle)
-    finally:
-        nvrtc.destroyProgram(handle)
+    """As a device compiles it, and what the assembler says about it."""
+    return compile_program(program, architecture, ("--ptxas-options=-v",))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -94,10 +89,66 @@ def test_the_parts_compile(architecture):
         assert "warning" not in said
 
 
-def test_an_error_in_a_source_is_found():
-    """The compiler is really asked."""
-    from cupy.cuda import nvrtc
+class WithoutMachineCode:
+    """The compiler, which hands out what it gives to the assembler."""
 
+    def __getattr__(self, name: str):
+        return getattr(nvrtc(), "getPTX" if name == "getCUBIN" else name)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        MEASURED["64_8"].program,
+        MEASURED["deepseek_v3"].program,
+        *(norm_program(kind) for kind in INPUT_KINDS),
+    ],
+    ids=["64_8", "deepseek_v3", *INPUT_KINDS],
+)
+def test_subnormal_numbers_are_kept(program, monkeypatch):
+    """CuPy's own way of compiling flushes them, and so would tie what is not tied."""
+    monkeypatch.setattr(compilation, "nvrtc", WithoutMachineCode)
+    text = compiled(program, "sm_90")[0].decode()
+    assert ".f64" in text
+    assert ".ftz" not in text
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"), [(80, "sm_80"), (86, "sm_86"), (89, "sm_89"), (90, "sm_90")]
+)
+def test_code_is_for_the_gpu_that_is_there(capability, architecture):
+    assert architecture_for(capability) == architecture
+
+
+def test_a_gpu_later_than_the_compiler_gets_code_of_its_generation(monkeypatch):
+    monkeypatch.setattr(compilation, "nvrtc", lambda: Knows((75, 80, 86, 90, 100)))
+    assert architecture_for(103) == "sm_100"
+    assert architecture_for(87) == "sm_86"
+
+
+@pytest.mark.parametrize("capability", [70, 110])
+def test_a_gpu_that_the_compiler_does_not_know_is_refused_with_what_it_knows(
+    capability, monkeypatch
+):
+    monkeypatch.setattr(compilation, "nvrtc", lambda: Knows((75, 80, 90)))
+    with pytest.raises(DeviceError, match=r"NVRTC 12.8 writes no code .* it knows 75 to 90\."):
+        architecture_for(capability)
+
+
+class Knows:
+    """A compiler for these architectures."""
+
+    def __init__(self, known: tuple[int, ...]) -> None:
+        self._known = known
+
+    def getSupportedArchs(self) -> tuple[int, ...]:  # noqa: N802 - a name of CuPy
+        return self._known
+
+    def getVersion(self) -> tuple[int, int]:  # noqa: N802 - a name of CuPy
+        return 12, 8
+
+
+def test_a_source_that_does_not_compile_is_refused_with_what_the_compiler_says():
     broken = Program("route", ("lanes.cuh",), ())
-    with pytest.raises(nvrtc.NVRTCError):
+    with pytest.raises(DeviceError, match="does not compile route for sm_90 .* LANES"):
         compiled(broken, "sm_90")

@@ -4,24 +4,81 @@ from __future__ import annotations
 
 import importlib
 
+import numpy as np
 import pytest
 
+from moegeom.core.errors import UsageError
 from moegeom.kernels.cuda import cupy_device
-from moegeom.kernels.cuda.device import DeviceError
+from moegeom.kernels.cuda.device import DeviceError, OutOfDeviceMemory
 
 
-def test_a_missing_library_of_cuda_is_named_with_what_brings_it(monkeypatch):
-    importlib.import_module("cupy")  # its own imports come before they are replaced
+@pytest.mark.parametrize("kind", [ImportError, RuntimeError], ids=["cuBLAS", "NVRTC"])
+def test_a_missing_library_of_cuda_is_named_with_what_brings_it(monkeypatch, kind):
+    def load():
+        raise kind("libcublas.so.13 is nowhere\nsecond line")
 
-    def load(name: str):
-        assert name.startswith("cupy_backends.cuda.libs.")
-        raise ImportError("libcublas.so.13 is nowhere\nsecond line")
-
-    monkeypatch.setattr(importlib, "import_module", load)
+    monkeypatch.setattr(cupy_device, "_cublas", load)
     with pytest.raises(DeviceError) as refused:
         cupy_device.need_libraries()
     assert refused.value.message == "CuPy misses a library of CUDA: libcublas.so.13 is nowhere."
     assert "cupy-cuda13x[ctk]" in refused.value.hint
+
+
+def failure(name: str, status: int) -> RuntimeError:
+    """An error as CuPy raises it, which has its number in ``status``."""
+    error = type(name, (RuntimeError,), {})(f"{name} {status}")
+    error.status = status
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (failure("CUDARuntimeError", 2), OutOfDeviceMemory),
+        (failure("CUBLASError", 3), OutOfDeviceMemory),
+        (failure("CUDARuntimeError", 700), DeviceError),
+        (failure("CUDADriverError", 2), DeviceError),
+        (failure("CUBLASError", 2), DeviceError),
+        (RuntimeError("Failed to find CUDA headers."), DeviceError),
+    ],
+    ids=str,
+)
+def test_failures_of_a_device_are_errors_of_moegeom_and_short_memory_is_told_apart(error, kind):
+    with pytest.raises(DeviceError) as raised, cupy_device._translated():
+        raise error
+    assert type(raised.value) is kind
+    assert str(error) in raised.value.message
+
+
+def test_allocations_that_cupy_refuses_are_short_memory():
+    import cupy
+
+    with pytest.raises(OutOfDeviceMemory), cupy_device._translated():
+        raise cupy.cuda.memory.OutOfMemoryError(10, 20)
+
+
+def test_the_statuses_of_short_memory_are_those_of_cupy():
+    from cupy_backends.cuda.api import runtime
+
+    error = runtime.CUDARuntimeError(2)
+    assert (type(error).__name__, error.status) in cupy_device._NO_ROOM
+    assert "cudaErrorMemoryAllocation" in str(error)
+
+
+def test_tensors_that_are_not_on_the_device_are_refused_with_where_they_are():
+    on_host = np.zeros((2, 2), np.float32)
+    with pytest.raises(UsageError, match="on no GPU; expected one on cuda:0"):
+        cupy_device._refuse_foreign(on_host, 0)
+    with pytest.raises(UsageError, match="A list was given"):
+        cupy_device._refuse_foreign([1.0], 0)
+
+    class Elsewhere:
+        def __dlpack_device__(self):
+            return 2, 1
+
+    with pytest.raises(UsageError, match="on cuda:1; expected one on cuda:0"):
+        cupy_device._refuse_foreign(Elsewhere(), 0)
+    cupy_device._refuse_foreign(Elsewhere(), 1)
 
 
 def test_without_cupy_it_is_named(monkeypatch):

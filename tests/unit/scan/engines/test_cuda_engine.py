@@ -415,6 +415,21 @@ def test_inputs_of_another_width_are_refused_before_anything_is_moved():
 # ------------------------------------------------------------------------- products and transfers
 
 
+@pytest.mark.parametrize(("names", "waiting"), [(COUNTED, 2), ((*COUNTED, "neighbours"), 1)])
+def test_the_next_batch_is_read_while_others_are_on_their_way(names, waiting):
+    """Two where nobody asks for their answers: the bus must not stand still while files are read."""
+    devices = emulated(product=exact_product)
+    source, found = Recorded(inputs(8 * TILE, 8)), []
+
+    def read(router: str, start: int, stop: int) -> np.ndarray:
+        found.append(sum(bool(queue.waiting) for queue in devices[0].queues))
+        return source.values[start:stop]
+
+    source.read_values = read
+    on_devices(task_of(router_of(), source, names), names, devices=devices)
+    assert max(found) == waiting
+
+
 @pytest.mark.parametrize("tiles", [range(5), [0, 2, 3]], ids=["all", "sample"])
 def test_every_product_of_a_scan_has_one_shape(tiles):
     task, names, _ = usual()

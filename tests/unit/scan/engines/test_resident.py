@@ -131,6 +131,16 @@ def test_a_tensor_that_is_not_c_ordered_is_counted_as_its_rows_are():
         )
 
 
+def test_a_fold_that_is_dropped_leaves_no_work_that_writes_into_its_memory():
+    device = emulated(product=exact_product)[0]
+    fold = fold_of(device=device)
+    fold.take(inputs(300, 8))
+    assert any(queue.waiting for queue in device.queues)
+    del fold
+    assert not any(queue.waiting for queue in device.queues)
+    assert device.used == 0
+
+
 def test_memory_grows_with_the_longest_tensor_alone():
     device = emulated(product=exact_product)[0]
     fold, held = fold_of(device=device), []
