@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import operator
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,3 +100,31 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
     monkeypatch.setattr(cupy_device, "count_devices", lambda: count)
     with pytest.raises(DeviceError, match=f"no device cuda:{index}; found {known}."):
         cupy_device.open_device(index)
+
+
+def asked_of(library: str) -> set[str]:
+    """Dotted names below ``library`` that the adapter reads."""
+    tree = ast.parse(Path(cupy_device.__file__).read_text("utf-8"))
+    chains = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {chain for chain in chains if re.fullmatch(rf"{library}(\.\w+)+", chain)}
+
+
+@pytest.mark.parametrize("library", ["cupy", "cupyx"])
+def test_cupy_has_every_name_that_is_asked_of_it(library):
+    """A GPU is not needed to see that; cuBLAS itself is not there without one."""
+    asked = asked_of(library) - {"cupy.cuda.cublas"}
+    assert len(asked) > (library == "cupy") * 15
+    for chain in sorted(asked):
+        operator.attrgetter(chain.partition(".")[2])(importlib.import_module(library))
+
+
+def test_cupy_has_the_methods_that_are_called_on_its_objects():
+    import cupy
+
+    for kind, names in {
+        cupy.cuda.Stream: ("wait_event", "record", "synchronize"),
+        cupy.cuda.Module: ("load", "get_function"),
+        cupy.cuda.Device: ("compute_capability",),
+        cupy.ndarray: ("set", "get", "view", "copy", "data", "nbytes"),
+    }.items():
+        assert [name for name in names if not hasattr(kind, name)] == []
