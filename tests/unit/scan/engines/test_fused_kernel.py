@@ -153,6 +153,8 @@ CURVED = {
     "more groups than bits": rule_of(
         128, 8, "sigmoid", False, groups=GroupMask(64, 40, "top2_sum", 0.0)
     ),
+    "a group a lane": rule_of(32, 6, "identity", False, groups=GroupMask(4, 2, "top2_sum", -INF)),
+    "two lanes a group": rule_of(64, 8, "sigmoid", False, groups=GroupMask(4, 3, "max", 0.0)),
     "groups of one": rule_of(32, 6, "softmax", False, groups=GroupMask(32, 7, "top2_sum", 0.0)),
     "one group": rule_of(32, 6, "identity", False, groups=GroupMask(1, 1, "max", -INF)),
     "fewer kept than chosen, 0": rule_of(
