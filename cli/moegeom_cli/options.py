@@ -47,9 +47,23 @@ Restart = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
 ]
+
+
+def _known_device(text: str | None) -> str | None:
+    if text is not None:
+        from moegeom.scan.engines.choice import refuse_unknown_device
+
+        refuse_unknown_device(text)
+    return text
+
+
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="auto, cpu, cuda, cuda:1 or cuda:0,1 [default: auto]."),
+    typer.Option(
+        "--device",
+        help="auto, cpu, cuda, cuda:1 or cuda:0,1 [default: auto].",
+        callback=_known_device,
+    ),
 ]
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Ask the server of a URL for everything; keep nothing.")

@@ -46,7 +46,8 @@ class DifferenceRequest(Terms):
     """What was asked for. ``a`` and ``b`` are checkpoints or results directories.
 
     ``tokens`` holds nothing, one recording for both checkpoints, or one for each. With ``experts``
-    a sample of the expert weights is read. ``out`` keeps the results of the scans.
+    a sample of the expert weights is read. ``out`` keeps the results of the scans; ``device`` is
+    that of a scan.
     """
 
     a: str
@@ -55,6 +56,7 @@ class DifferenceRequest(Terms):
     tokens: Sequence[str] = ()
     out: Path | None = None
     num_workers: int | None = None
+    device: str | None = "cpu"
 
 
 def difference(
@@ -246,6 +248,7 @@ def _scan_request(
         out=out,
         tokens=recording,
         num_workers=request.num_workers,
+        device=request.device,
         **request.shared(),
     )
 

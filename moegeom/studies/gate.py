@@ -38,7 +38,8 @@ class GateRequest(Terms):
     """What was asked for. ``target`` is a checkpoint, or a results directory.
 
     None leaves a choice to the profile. ``profile`` None looks for ``moegeom.toml`` or
-    ``[tool.moegeom]`` in the working directory; ``out`` None keeps no results.
+    ``[tool.moegeom]`` in the working directory; ``out`` None keeps no results; ``device`` is that
+    of a scan.
     """
 
     target: str
@@ -53,6 +54,7 @@ class GateRequest(Terms):
     out: Path | None = None
     skip_non_finite: bool = False
     num_workers: int | None = None
+    device: str | None = "cpu"
 
 
 @dataclass(frozen=True)
@@ -204,5 +206,6 @@ def _scan_request(request: GateRequest, out: Path) -> ScanRequest:
         router_map=request.router_map,
         skip_non_finite=request.skip_non_finite,
         num_workers=request.num_workers,
+        device=request.device,
         **request.shared(),
     )

@@ -28,7 +28,8 @@ class TrackRequest(Terms):
     """What was asked for. ``tokens`` is a path with {step} or {name}; None looks at weights alone.
 
     ``out`` None is runs/<name of the series>.track. ``expert`` asks for the load of one expert at
-    every step. ``restart`` discards unfinished results instead of going on.
+    every step. ``restart`` discards unfinished results instead of going on; ``device`` is that of a
+    scan.
     """
 
     patterns: tuple[str, ...]
@@ -38,6 +39,7 @@ class TrackRequest(Terms):
     exclude_first: int = 0
     restart: bool = False
     num_workers: int | None = None
+    device: str | None = "cpu"
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +150,7 @@ def _scan_request(
         exclude_first=request.exclude_first,
         restart=request.restart,
         num_workers=request.num_workers,
+        device=request.device,
         **request.shared(),
     )
 

@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-COMMANDS = (("scan", "model"), ("boundary-report", "model"))
+COMMANDS = (
+    ("scan", "model"),
+    ("boundary-report", "model"),
+    ("check", "model"),
+    ("diff", "model", "model"),
+    ("track", "model"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -24,18 +30,26 @@ def test_an_unknown_device_is_refused_before_anything_is_written(
     assert not list(folder.glob("out*"))
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7"])
-def test_a_gpu_that_is_asked_for_and_not_there_ends_the_scan(
-    moegeom_cold, world, tmp_path, monkeypatch, device
+@pytest.mark.parametrize(
+    ("command", "device"),
+    [
+        *((command, "cuda") for command in COMMANDS),
+        (COMMANDS[0], "cuda:0"),
+        (COMMANDS[0], "cuda:7"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[0],
+)
+def test_a_gpu_that_is_asked_for_and_not_there_ends_every_command_that_scans(
+    moegeom_cold, world, tmp_path, monkeypatch, command, device
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on a machine with a GPU as well
     folder = world.copy_to(tmp_path, "model", "rec")
     asked = ("--tokens", "rec", "--out", "out", "--device", device)
-    ran = moegeom_cold(folder, "scan", "model", *asked)
+    ran = moegeom_cold(folder, *command, *asked)
     assert ran.code == 3
     assert ran.err.startswith("error: CuPy finds no GPU: ")
     assert "Traceback" not in ran.err
-    assert not list(folder.glob("out*"))
+    assert not list(folder.glob("out*/*"))
 
 
 def test_auto_says_where_the_scan_runs_and_why(moegeom, world, tmp_path):

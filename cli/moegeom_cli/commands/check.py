@@ -19,6 +19,7 @@ from moegeom_cli.family_options import (
 )
 from moegeom_cli.options import (
     CheckpointOrResults,
+    Device,
     Layers,
     NoCache,
     PrintFormat,
@@ -75,6 +76,7 @@ def run(
     stale_inputs: StaleInputs = False,
     unverified: Unverified = False,
     threads: Threads = None,
+    device: Device = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="CODE", help="Print the page of a check.")
@@ -135,6 +137,7 @@ def run(
         remote=remote_options(no_cache),
         seed=seed,
         num_workers=threads,
+        device=device,
     )
     watch = watching(quiet)
     try:

@@ -10,6 +10,7 @@ import typer
 from moegeom_cli.family_options import FamilyFile, asked_family
 from moegeom_cli.options import (
     CHECKPOINT,
+    Device,
     Layers,
     NoCache,
     PrintFormat,
@@ -50,6 +51,7 @@ def run(
         bool, typer.Option("--all-layers", help="A line for every change.")
     ] = False,
     threads: Threads = None,
+    device: Device = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
     family: FamilyFile = None,
     no_cache: NoCache = False,
@@ -75,6 +77,7 @@ def run(
         remote=remote_options(no_cache),
         seed=seed,
         num_workers=threads,
+        device=device,
     )
     watch = watching(quiet)
     try:

@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.family_options import FamilyFile, asked_family
-from moegeom_cli.options import AllLayers, ExcludeFirst, Layers, PrintFormat, Restart, Threads
+from moegeom_cli.options import (
+    AllLayers,
+    Device,
+    ExcludeFirst,
+    Layers,
+    PrintFormat,
+    Restart,
+    Threads,
+)
 from moegeom_cli.state import rules_folder
 from moegeom_cli.streams import Format, has_colours, watching, width
 
@@ -57,6 +65,7 @@ def run(
     restart: Restart = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of samples.")] = 0,
     threads: Threads = None,
+    device: Device = None,
     family: FamilyFile = None,
     format: PrintFormat = Format.table,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
@@ -83,6 +92,7 @@ def run(
         rules=rules_folder(),
         seed=seed,
         num_workers=threads,
+        device=device,
     )
     try:
         series = track(request, watch)

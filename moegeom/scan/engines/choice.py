@@ -105,16 +105,21 @@ def _work(source: SourceFacts, num_routers: int) -> str:
     return f"{source.num_tokens:,} tokens at {routers}"
 
 
-def _numbers(asked: str, count: Callable[[], int]) -> list[int]:
+def refuse_unknown_device(asked: str) -> None:
+    """Raises UsageError for what is no device; whether it is there is not looked at."""
     kind, colon, listed = asked.partition(":")
-    parts = listed.split(",")
-    is_known = not colon or all(part.isdecimal() and len(part) < 4 for part in parts)
-    if kind != "cuda" or not is_known:
+    is_listed = all(part.isdecimal() and len(part) < 4 for part in listed.split(","))
+    if asked not in ("auto", "cpu", "cuda") and not (kind == "cuda" and colon and is_listed):
         raise UsageError(
             f"--device {asked}: unknown device.", "Expected auto, cpu, cuda, cuda:1 or cuda:0,1."
         )
+
+
+def _numbers(asked: str, count: Callable[[], int]) -> list[int]:
+    refuse_unknown_device(asked)
+    _, colon, listed = asked.partition(":")
     if colon:
-        return list(dict.fromkeys(int(part) for part in parts))
+        return list(dict.fromkeys(int(part) for part in listed.split(",")))
     found = count()
     if not found:
         raise DeviceError(

@@ -23,7 +23,7 @@ from moegeom.scan.measure import Measured
 from moegeom.scan.routed import Routed
 from moegeom.scan.task import Task
 
-#: Bytes of inputs in one product: some milliseconds of copying, beside which starting it is nothing.
+#: Bytes of inputs in one product: some milliseconds of copying, beside which starting it is little.
 _PRODUCT_BYTES = 2**28
 
 #: Tokens of one product.

@@ -16,6 +16,7 @@ from moegeom.core.errors import UsageError
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.scan.engines.choice import choose_devices
 from moegeom.scan.request import ScanRequest
+from moegeom.studies.gate import GateRequest, gate
 from tests.emulator.emulated_device import EmulatedDevice
 from tests.unit.scan.engines.scanned import Recorded, exact_product, inputs, router_of
 
@@ -124,6 +125,19 @@ def test_results_of_devices_are_those_of_the_processor(gpus, on_processor, tmp_p
     assert (facts["kind"], facts["asked"]) == ("cuda", "cuda")
     assert facts["names"] == ["emulated device"] * 2
     assert facts_of(on_processor)["device"]["kind"] == "cpu"
+
+
+def test_a_gate_on_devices_comes_to_the_verdict_of_the_processor(gpus):
+    target, tokens = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
+    found, expected = (
+        gate(GateRequest(target=target, tokens=tokens, layers="1", device=device))
+        for device in ("cuda", "cpu")
+    )
+    assert gpus[0].launches
+    assert found.run["device"]["kind"] == "cuda"
+    assert [(o.code, o.state) for o in found.verdict.outcomes] == [
+        (o.code, o.state) for o in expected.verdict.outcomes
+    ]
 
 
 def test_auto_stays_on_the_processor_for_a_small_recording_and_says_so(gpus, tmp_path):
