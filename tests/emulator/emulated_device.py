@@ -3,11 +3,14 @@
 Work is kept until somebody waits, and queues take turns in an order drawn at random. So a buffer
 that is filled again before it was read, or read before it was written, gives wrong results here as
 it would on a GPU, only every time. Memory that nobody holds any more is given back; work that still
-uses it then fails, where a GPU would use what is another's by now.
+uses it then fails, where a GPU would use what is another's by now. Behind every array lies a page
+that nobody may touch: what reads or writes past an end dies there.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -76,9 +79,10 @@ class EmulatedDevice:
         return self.room - self.used
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> EmulatedArray:
-        array = np.empty(shape, dtype)
-        if array.nbytes > self.free_bytes():
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if size > self.free_bytes():
             raise OutOfDeviceMemory("The device has no room left.")
+        array = guarded(size).view(dtype).reshape(shape)
         self.used += array.nbytes
         # memory as it is found: nobody may count on zeros
         array.reshape(-1).view(np.uint8)[...] = 0xA5
@@ -108,6 +112,17 @@ class EmulatedDevice:
         self.products.append((*values.shape, len(rows)))
         with np.errstate(invalid="ignore", over="ignore"):
             return self._product(_numbers(values), _numbers(rows)).astype(np.float32)
+
+
+def guarded(size: int) -> np.ndarray:
+    """``size`` bytes that end, but for 15, where a page begins that cannot be read."""
+    page, aligned = mmap.PAGESIZE, -(-size // 16) * 16
+    whole = -(-aligned // page) * page
+    held = np.frombuffer(mmap.mmap(-1, whole + page), np.uint8)
+    behind = ctypes.c_void_p(held.ctypes.data + whole)
+    if ctypes.CDLL(None, use_errno=True).mprotect(behind, ctypes.c_size_t(page), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    return held[whole - aligned :][:size]
 
 
 class EmulatedQueue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -66,6 +67,22 @@ def test_threads_that_wait_for_each_other_for_ever_end_the_test():
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode != 0
     assert "emulated block: " in ran.stderr
+
+
+@pytest.mark.parametrize(("index", "code"), [("4095", 0), ("4096", -signal.SIGSEGV)])
+@pytest.mark.parametrize("statement", ["out[0] = at[{}];", "at[{}] = out[0];"])
+def test_what_reads_or_writes_past_an_end_dies(index, code, statement):
+    text = (
+        'extern "C" __global__ void touch(long long* out, long long* at) {'
+        f"if (threadIdx.x == 0) {{ {statement.format(index)} }} }}"
+    )
+    script = (
+        "from tests.unit.kernels.cuda.test_emulator import *; device = EmulatedDevice();"
+        "arrays = [device.put(np.zeros(n, np.int64)) for n in (1, 4096)]; queue = device.queue();"
+        f"queue.launch(Source('touch', {text!r}), 1, 32, tuple(arrays)); queue.finish()"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == code, ran.stderr
 
 
 def test_work_that_is_not_waited_for_is_not_done():

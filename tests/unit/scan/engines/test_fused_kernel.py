@@ -122,6 +122,7 @@ STRAIGHT = {
     "one": rule_of(1, 1),
     "all chosen": rule_of(5, 5, "sqrt_softplus", has_bias=True),
     "a lane more than fits": rule_of(9, 4, "identity"),
+    "lanes without experts": rule_of(24, 4, has_bias=True),
     "all but one": rule_of(16, 15, "sigmoid"),
     "64 experts": rule_of(64, 8),
     "three terms": rule_of(60, 4, "sqrt_softplus", has_bias=True, terms=3),
