@@ -10,7 +10,8 @@ For each shape and for 10^7 tokens of bfloat16 inputs, by cycling a buffer large
   and distance from the same inputs; with the product and without it.
 
 Targets: at least 0.75 of the floor resident, within 1.10 of the copy streamed, at least 3 times
-plain torch, at least 10 times plain CuPy without the product. Needs a GPU, CuPy and torch.
+plain torch, at least 10 times plain CuPy without the product. Needs a GPU, torch, and CuPy with the
+headers of CUDA (``cupy-cuda13x[ctk]``), which plain CuPy compiles its own kernels with.
 """
 
 from __future__ import annotations
@@ -76,14 +77,14 @@ def _seconds(work: Callable[[], object], repeats: int) -> float:
     return best
 
 
-def _held_bytes(work: Callable[[], object]) -> int:
-    """Bytes of the device that were taken beside what was held before, at the most."""
+def _held_bytes(made: Callable[..., Callable[[], object]], *arguments: object) -> int:
+    """Bytes of CuPy's pool that were taken beside what was held before; cuBLAS has its own."""
     import cupy
 
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
     before = pool.total_bytes()
-    work()
+    made(*arguments)()
     return pool.total_bytes() - before
 
 
@@ -284,8 +285,8 @@ def _measure(
     row["resident_over_floor"] = max(bare, per_token["read"]) / ours
 
     piece = PIECES[1]
-    row["resident_memory_bytes"] = _held_bytes(_resident(task, device, buffer, piece, piece))
-    logits = cupy.random.default_rng(2).standard_normal((4 * piece, experts), dtype=cupy.float32)
+    row["resident_pool_bytes"] = _held_bytes(_resident, task, device, buffer, piece, piece)
+    logits = cupy.random.default_rng(2).standard_normal((16 * piece, experts), dtype=cupy.float32)
     whole, fewer = tokens // piece * piece, max(tokens // 20, piece)
     few = fewer // piece * piece
     routing = _seconds(_only_routing(task, device, logits, piece, tokens), repeats) / whole
@@ -310,7 +311,7 @@ def _measure(
         tiles = range(-(-tokens // TILE))
         scan_on_devices(task, COUNTED, tiles, pace, devices=[device], batch_tokens=piece)
 
-    row["streamed_memory_bytes"] = _held_bytes(stream)
+    row["streamed_pool_bytes"] = _held_bytes(lambda: stream)
     per_token |= {"upload": upload, "streamed": _seconds(stream, max(repeats // 2, 1)) / tokens}
     row["streamed_over_upload"] = per_token["streamed"] / upload
     row["host_to_device_bytes_per_second"] = 2 * hidden / upload

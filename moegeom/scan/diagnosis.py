@@ -8,8 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from moegeom import __version__
-from moegeom.kernels.cuda.cupy_device import count_devices, open_device
-from moegeom.kernels.cuda.device import DeviceError
+from moegeom.scan.engines.choice import usable_devices
 from moegeom.scan.plan import num_workers
 from moegeom.scan.run_facts import arithmetic_facts
 
@@ -46,12 +45,10 @@ def diagnose() -> list[dict[str, str]]:
 
 
 def _gpus() -> dict[str, str]:
-    try:
-        devices = [open_device(number) for number in range(count_devices())]
-    except DeviceError as error:
-        return _row("GPU", "none", error.message)
-    names = ", ".join(f"cuda:{n} {device.name}" for n, device in enumerate(devices))
-    return _row("GPU", str(len(devices)), names or "CuPy finds none")
+    devices, reasons = usable_devices()
+    names = ", ".join(f"cuda:{number} {device.name}" for number, device in devices.items())
+    text = " ".join([names, *reasons]).strip() or "CuPy finds none"
+    return _row("GPU", str(len(devices) or "none"), text)
 
 
 def _package(name: str, extra: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,6 +48,7 @@ class ParquetTable:
         self.starts = tuple(accumulate(sizes, initial=0))
         self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
+        self._decoding: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
         if not self.starts[-1]:
             raise RecordingError(f"{path.name}: no rows.")
 
@@ -80,18 +81,21 @@ class ParquetTable:
         return len(first)
 
     def group(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
-        """One row group of one column."""
+        """One row group of one column; threads that want the same one decode it once."""
         key = (name, number)
         with self._lock:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-                return self._cache[key]
-        array = self._decode(name, width, number)
-        with self._lock:
-            self._cache[key] = array
-            held = sum(kept.nbytes for kept in self._cache.values())
-            while held > CACHE_BYTES and len(self._cache) > 1:
-                held -= self._cache.popitem(last=False)[1].nbytes
+            decoding = self._decoding[key]
+        with decoding:
+            with self._lock:
+                if key in self._cache:
+                    self._cache.move_to_end(key)
+                    return self._cache[key]
+            array = self._decode(name, width, number)
+            with self._lock:
+                self._cache[key] = array
+                held = sum(kept.nbytes for kept in self._cache.values())
+                while held > CACHE_BYTES and len(self._cache) > 1:
+                    held -= self._cache.popitem(last=False)[1].nbytes
         return array
 
     def _decode(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:

@@ -20,10 +20,10 @@ def nvrtc() -> Any:
     return bindings
 
 
-def architecture_for(capability: int) -> str:
+def architecture_for(device: str, major: int, minor: int) -> str:
     """The latest machine code that NVRTC writes and a GPU of this compute capability runs.
 
-    ``capability`` is 90 for 9.0. Code runs on later GPUs of the same first digit.
+    Code runs on later GPUs of the same ``major`` number. ``device`` is named in the error.
 
     Raises
     ------
@@ -31,12 +31,12 @@ def architecture_for(capability: int) -> str:
         When NVRTC writes none.
     """
     known = nvrtc().getSupportedArchs()
-    fit = [arch for arch in known if arch // 10 == capability // 10 and arch <= capability]
+    fit = [arch for arch in known if 10 * major <= arch <= 10 * major + minor]
     if not fit:
         version = ".".join(map(str, nvrtc().getVersion()))
         raise DeviceError(
-            f"NVRTC {version} writes no code for compute capability "
-            f"{capability // 10}.{capability % 10}; it knows {known[0]} to {known[-1]}.",
+            f"NVRTC {version} writes no code for {device}, compute capability {major}.{minor}; "
+            f"it knows {known[0]} to {known[-1]}.",
             "Install CuPy for the CUDA version that the GPU needs (moegeom[cuda12], [cuda13]).",
         )
     return f"sm_{max(fit)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,8 +49,11 @@ def count_devices() -> int:
     """
     if importlib.util.find_spec("cupy") is None:
         raise DeviceError("CuPy is not installed, which a GPU is driven through.", INSTALL)
-    import cupy
-
+    try:
+        import cupy
+    except ImportError as error:
+        what = str(error).splitlines()[0]
+        raise DeviceError(f"CuPy cannot be imported: {what}.", INSTALL) from None
     try:
         return cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -117,10 +121,10 @@ class _CupyDevice:
 
         need_libraries()
         self.index = index
-        with self.current():
-            self.name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
-            capability = cupy.cuda.Device(index).compute_capability
-        self._architecture = architecture_for(int(capability))
+        with _translated():
+            found = cupy.cuda.runtime.getDeviceProperties(index)
+            self.name = found["name"].decode()
+            self._architecture = architecture_for(self.name, found["major"], found["minor"])
         self._kernels: dict[Program, Any] = {}
 
     @contextmanager
@@ -158,11 +162,11 @@ class _CupyDevice:
     def kernel(self, program: Program) -> Any:
         """The compiled kernel, loaded on this device once."""
         if program not in self._kernels:
-            code, _ = compile_program(program, self._architecture)
             with self.current() as cupy:
+                code, _ = compile_program(program, self._architecture)
                 module = cupy.cuda.Module()
                 module.load(code)
-                self._kernels[program] = module.get_function(program.entry)
+                self._kernels.setdefault(program, module.get_function(program.entry))
         return self._kernels[program]
 
     def queue(self) -> _CupyQueue:
@@ -187,8 +191,10 @@ class _CupyQueue:
             yield cupy
 
     def __del__(self) -> None:
-        if self._handle:
-            _cublas().destroy(self._handle)
+        # when the interpreter ends nothing can be imported, and everything goes by itself
+        if self._handle and not sys.is_finalizing():
+            with self._device.current():
+                _cublas().destroy(self._handle)
 
     def upload(self, to: DeviceArray, values: np.ndarray) -> None:
         with self._current():
@@ -203,16 +209,15 @@ class _CupyQueue:
             cupy.cuda.runtime.memsetAsync(array.data.ptr, byte, array.nbytes, self._stream.ptr)
 
     def adopt(self, tensor: Any) -> DeviceArray:
-        _refuse_foreign(tensor, self._device.index)
+        with _exporting():
+            _refuse_foreign(tensor, self._device.index)
         with self._device.current() as cupy:
             # a tensor of CuPy is exported to the stream that is current then: that of this queue,
             # which would wait for itself
             self._stream.wait_event(cupy.cuda.get_current_stream().record())
         with self._current() as cupy:
-            try:
+            with _exporting():
                 found = cupy.from_dlpack(tensor)
-            except (BufferError, TypeError, NotImplementedError) as error:
-                raise UsageError(f"A tensor cannot be taken by DLPack: {error}.") from None
             # CuPy names bfloat16 by the dtype of ml_dtypes; here it is its bits
             if found.dtype.name == "bfloat16":
                 found = found.view(np.uint16)
@@ -259,6 +264,17 @@ class _CupyQueue:
     def finish(self) -> None:
         with self._device.current():
             self._stream.synchronize()
+
+
+@contextmanager
+def _exporting() -> Iterator[None]:
+    """What another library says of a tensor that it does not export; failures of a device pass."""
+    try:
+        yield
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+        if hasattr(error, "status"):
+            raise
+        raise UsageError(f"A tensor cannot be taken by DLPack: {error}.") from None
 
 
 def _refuse_foreign(tensor: Any, index: int) -> None:

@@ -79,14 +79,31 @@ def choose_devices(
         return DeviceChoice(tuple(opened(number) for number in numbers), asked, why)
     if reason := _against(source, num_routers):
         return DeviceChoice((), asked, reason)
-    try:
-        devices = tuple(opened(number) for number in range(count()))
-    except DeviceError as error:
-        return DeviceChoice((), asked, error.message)
+    found, reasons = usable_devices(count, opened)
+    devices = tuple(found.values())
     if not devices:
-        return DeviceChoice((), asked, "CuPy finds no GPU")
+        return DeviceChoice((), asked, " ".join(reasons) or "CuPy finds no GPU")
     assert source is not None
-    return DeviceChoice(devices, asked, f"{_work(source, num_routers)} are worth starting it")
+    why = f"{_work(source, num_routers)} are worth starting it"
+    return DeviceChoice(devices, asked, " ".join([why, *(f"({text})" for text in reasons)]))
+
+
+def usable_devices(
+    count: Callable[[], int] = count_devices, opened: Callable[[int], Device] = open_device
+) -> tuple[dict[int, Device], list[str]]:
+    """GPUs that can be used, by number, and why others cannot."""
+    try:
+        numbers = range(count())
+    except DeviceError as error:
+        return {}, [error.message]
+    devices: dict[int, Device] = {}
+    reasons: dict[str, None] = {}  # each once, in order
+    for number in numbers:
+        try:
+            devices[number] = opened(number)
+        except DeviceError as error:
+            reasons[error.message] = None
+    return devices, list(reasons)
 
 
 def _against(source: SourceFacts | None, num_routers: int) -> str:

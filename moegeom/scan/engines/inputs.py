@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.core.tokens import StoredValues, TokenSource
+from moegeom.core.tokens import TILE, StoredValues, TokenSource
 from moegeom.scan.prepared import check_width
 from moegeom.scan.task import Task
 
-#: Bytes that one thread copies at a time: many pieces in a batch, whatever the width of its rows.
+#: Bytes that one thread copies at a time, a tile of wide rows: many pieces in a batch. Whole tiles,
+#: because sources draw and decode some rows together.
 _PIECE_BYTES = 2**22
 
 
@@ -47,7 +48,7 @@ class InputReader:
         self, start: int, stop: int, out: Shaped[np.ndarray, "tokens width"], pool: Executor
     ) -> list[Future[None]]:
         """Fills ``out`` with tokens ``[start, stop)``, in pieces that are to be waited for."""
-        step = max(_PIECE_BYTES // (self.width * self.dtype.itemsize), 1)
+        step = max(_PIECE_BYTES // (TILE * self.width * self.dtype.itemsize), 1) * TILE
         pieces = [(first, min(first + step, stop)) for first in range(start, stop, step)]
         return [pool.submit(self._read, *piece, out[piece[0] - start :]) for piece in pieces]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -67,8 +68,9 @@ class DeviceFold:
         self._taken = 0
 
     def __del__(self) -> None:
-        # work on its way writes to memory that would be another's
-        if queue := getattr(self, "_queue", None):
+        # work on its way writes to memory that would be another's, unless everything ends
+        queue = getattr(self, "_queue", None)
+        if queue is not None and not sys.is_finalizing():
             with suppress(DeviceError):
                 queue.finish()
 

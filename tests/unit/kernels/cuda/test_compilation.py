@@ -113,26 +113,27 @@ def test_subnormal_numbers_are_kept(program, monkeypatch):
     assert ".ftz" not in text
 
 
-@pytest.mark.parametrize(
-    ("capability", "architecture"), [(80, "sm_80"), (86, "sm_86"), (89, "sm_89"), (90, "sm_90")]
-)
-def test_code_is_for_the_gpu_that_is_there(capability, architecture):
-    assert architecture_for(capability) == architecture
+@pytest.mark.parametrize("number", [80, 86, 89, 90, 100])
+def test_code_is_for_the_gpu_that_is_there(number):
+    assert architecture_for("a GPU", *divmod(number, 10)) == f"sm_{number}"
 
 
 def test_a_gpu_later_than_the_compiler_gets_code_of_its_generation(monkeypatch):
     monkeypatch.setattr(compilation, "nvrtc", lambda: Knows((75, 80, 86, 90, 100)))
-    assert architecture_for(103) == "sm_100"
-    assert architecture_for(87) == "sm_86"
+    assert architecture_for("a GPU", 10, 3) == "sm_100"
+    assert architecture_for("a GPU", 8, 7) == "sm_86"
 
 
-@pytest.mark.parametrize("capability", [70, 110])
-def test_a_gpu_that_the_compiler_does_not_know_is_refused_with_what_it_knows(
-    capability, monkeypatch
+@pytest.mark.parametrize("major", [7, 11])
+def test_a_gpu_that_the_compiler_does_not_know_is_refused_by_name_with_what_it_knows(
+    major, monkeypatch
 ):
     monkeypatch.setattr(compilation, "nvrtc", lambda: Knows((75, 80, 90)))
-    with pytest.raises(DeviceError, match=r"NVRTC 12.8 writes no code .* it knows 75 to 90\."):
-        architecture_for(capability)
+    with pytest.raises(DeviceError) as refused:
+        architecture_for("NVIDIA X", major, 0)
+    assert refused.value.message == (
+        f"NVRTC 12.8 writes no code for NVIDIA X, compute capability {major}.0; it knows 75 to 90."
+    )
 
 
 class Knows:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import operator
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,36 @@ def test_the_statuses_of_short_memory_are_those_of_cupy():
     assert "cudaErrorMemoryAllocation" in str(error)
 
 
+def test_a_cupy_that_is_broken_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="CuPy cannot be imported: "):
+        cupy_device.count_devices()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BufferError("requires grad"),
+        RuntimeError("requires grad"),
+        ValueError("meta tensor"),
+        TypeError("CPU"),
+        NotImplementedError("float8"),
+    ],
+    ids=repr,
+)
+def test_what_a_library_says_of_a_tensor_that_it_does_not_hand_out_is_a_usage_error(error):
+    refused = pytest.raises(UsageError, match=f"cannot be taken by DLPack: {error}.")
+    with refused, cupy_device._translated(), cupy_device._exporting():
+        raise error
+
+
+def test_a_failure_of_the_device_is_none_of_the_tensor():
+    failed = pytest.raises(DeviceError, match="The device failed")
+    with failed, cupy_device._translated(), cupy_device._exporting():
+        raise failure("CUDARuntimeError", 700)
+
+
 def test_tensors_that_are_not_on_the_device_are_refused_with_where_they_are():
     on_host = np.zeros((2, 2), np.float32)
     with pytest.raises(UsageError, match="on no GPU; expected one on cuda:0"):
@@ -124,7 +155,6 @@ def test_cupy_has_the_methods_that_are_called_on_its_objects():
     for kind, names in {
         cupy.cuda.Stream: ("wait_event", "record", "synchronize"),
         cupy.cuda.Module: ("load", "get_function"),
-        cupy.cuda.Device: ("compute_capability",),
         cupy.ndarray: ("set", "get", "view", "copy", "data", "nbytes"),
     }.items():
         assert [name for name in names if not hasattr(kind, name)] == []

@@ -146,6 +146,27 @@ def test_auto_stays_on_the_processor_without_tokens_and_without_gpus():
     assert choice.text == "device: the processor; CuPy is not installed."
 
 
+def test_auto_takes_the_gpus_that_can_be_used_and_says_what_is_wrong_with_others():
+    host, work = Host(3), source_of(LEAST_TOKENS)
+
+    def opened(number: int):
+        if number == 1:
+            raise DeviceError("NVRTC writes no code for GPU 1.")
+        return host.open(number)
+
+    choice = choose_devices("auto", work, 1, lambda: 3, opened)
+    assert names(choice) == ["GPU 0", "GPU 2"]
+    assert choice.why.endswith(" are worth starting it (NVRTC writes no code for GPU 1.)")
+    with pytest.raises(DeviceError, match="GPU 1"):
+        choose_devices("cuda", work, 1, lambda: 3, opened)
+
+    def none_opened(number: int):
+        raise DeviceError("cuBLAS is missing.")
+
+    choice = choose_devices("auto", work, 1, lambda: 3, none_opened)
+    assert (choice.devices, choice.why) == ((), "cuBLAS is missing.")
+
+
 def test_facts_of_a_choice_are_plain_and_say_how_logits_are_computed():
     host = Host(1)
     on_gpu = host.choose("cuda:0").facts()
