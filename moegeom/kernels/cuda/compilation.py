@@ -59,10 +59,14 @@ def compile_program(
         try:
             compiler.compileProgram(handle, options)
         except compiler.NVRTCError as error:
-            said = " ".join(compiler.getProgramLog(handle).split()[:60])
+            said = " ".join(_log(handle).split()[:60])
             raise DeviceError(
                 f"NVRTC does not compile {program.entry} for {architecture} ({error}): {said}"
             ) from None
-        return compiler.getCUBIN(handle), compiler.getProgramLog(handle)
+        return compiler.getCUBIN(handle), _log(handle)
     finally:
         compiler.destroyProgram(handle)
+
+
+def _log(handle: int) -> str:
+    return nvrtc().getProgramLog(handle).rstrip("\0")

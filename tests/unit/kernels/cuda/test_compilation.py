@@ -151,5 +151,6 @@ class Knows:
 
 def test_a_source_that_does_not_compile_is_refused_with_what_the_compiler_says():
     broken = Program("route", ("lanes.cuh",), ())
-    with pytest.raises(DeviceError, match="does not compile route for sm_90 .* LANES"):
+    with pytest.raises(DeviceError, match="does not compile route for sm_90 .* LANES") as refused:
         compiled(broken, "sm_90")
+    assert refused.value.message.isprintable()
