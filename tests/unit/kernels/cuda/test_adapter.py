@@ -1,0 +1,132 @@
+"""The adapter to CuPy gives what the emulated device gives; CuPy is stood in for."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moegeom.core.errors import UsageError
+from moegeom.core.tokens import TILE
+from moegeom.kernels.cuda import compilation, cupy_device
+from moegeom.kernels.cuda.device import OutOfDeviceMemory
+from moegeom.scan.engines.resident import DeviceFold
+from tests.emulator.cupy_stand_in import NULL_STREAM, CupyStandIn, Tensor
+from tests.unit.scan.engines.scanned import (
+    COUNTED,
+    DISTANCES,
+    Recorded,
+    assert_equal,
+    bf16,
+    emulated,
+    exact_product,
+    inputs,
+    on_devices,
+    router_of,
+    task_of,
+    without_labels,
+)
+
+TOKENS = 3 * TILE + 70
+
+
+@pytest.fixture
+def cupy(monkeypatch) -> CupyStandIn:
+    bindings = compilation.nvrtc()  # the compiler itself is there without a GPU
+    bindings.getVersion()  # which loads it
+    monkeypatch.setattr(compilation, "nvrtc", lambda: bindings)
+    made = CupyStandIn()
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    monkeypatch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=np.empty))
+    monkeypatch.setattr(cupy_device, "need_libraries", lambda: None)
+    monkeypatch.setattr(cupy_device, "compile_program", made.compile)
+    return made
+
+
+def device() -> cupy_device._CupyDevice:
+    return cupy_device._CupyDevice(0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("names", [COUNTED, (*COUNTED, *DISTANCES, "neighbours")], ids=len)
+def test_a_scan_through_the_adapter_is_that_of_the_emulated_device(cupy, dtype, names):
+    values = inputs(TOKENS, 8)
+    task = task_of(router_of(), Recorded(bf16(values) if dtype == "bfloat16" else values), names)
+    found = on_devices(task, names, devices=[device()])
+    assert_equal(found, on_devices(task, names, devices=emulated(product=exact_product)))
+    assert {program.entry for program in cupy.programs} == {"route", "input_norm"}
+    assert len(cupy.programs) == 2  # compiled once, whatever the number of batches
+    gc.collect()
+    assert cupy.handles == 0
+
+
+def test_a_batch_that_does_not_fit_is_halved_through_the_adapter(cupy):
+    task, said = task_of(router_of(), Recorded(inputs(8 * TILE, 8)), COUNTED), []
+    asked = {"devices": [device()], "batch_tokens": 8 * TILE, "said": said.append}
+    whole = on_devices(task, COUNTED, **asked)
+    assert (said, cupy.used) == ([], 0)
+    cupy.room = cupy.peak - 1
+    cupy.cuda.runtime.memGetInfo = lambda: (2**33, 2**33)  # another program takes it meanwhile
+    assert_equal(on_devices(task, COUNTED, **asked), whole)
+    assert said == ["the device has no room for 8192 tokens at once; taking 4096"]
+    assert cupy.used == 0
+    with pytest.raises(OutOfDeviceMemory):
+        device().empty((cupy.room + 1,), np.dtype(np.uint8))
+
+
+def rows_in_fortran_order() -> np.ndarray:
+    return np.asfortranarray(router_of().weight)
+
+
+def test_rows_in_any_order_are_multiplied_alike(cupy):
+    plain, turned = router_of(), router_of(weight=rows_in_fortran_order())
+    assert not turned.weight.flags.c_contiguous
+    found, expected = (
+        on_devices(task_of(r, Recorded(inputs(TOKENS, 8)), COUNTED), COUNTED, devices=[device()])
+        for r in (turned, plain)
+    )
+    assert_equal(found, expected)
+
+
+def misaligned(values: np.ndarray) -> np.ndarray:
+    room = np.empty(values.nbytes + 64, np.uint8)
+    first = -room.ctypes.data % 16 + values.itemsize
+    room[first : first + values.nbytes] = values.reshape(-1).view(np.uint8)
+    return room[first : first + values.nbytes].view(values.dtype).reshape(values.shape)
+
+
+@pytest.mark.parametrize("laid", [np.ascontiguousarray, np.asfortranarray, misaligned])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_tensors_of_any_layout_are_counted_as_a_scan_counts_them(cupy, laid, dtype):
+    names = (*COUNTED, *DISTANCES)
+    values = inputs(700, 8).astype(dtype)
+    task = task_of(router_of(), without_labels(values), names)
+    fold = DeviceFold(task, names, device())
+    for part in (values[:300], values[300:]):
+        fold.take(Tensor(laid(part)))
+    expected = DeviceFold(task, names, emulated(product=exact_product)[0])
+    held = values.view(np.uint16) if dtype is ml_dtypes.bfloat16 else values
+    expected.take(held)
+    assert_equal(fold.progress(), expected.progress())
+    assert cupy.waited_for == [NULL_STREAM] * 2  # what was put into a tensor before it was given
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (Tensor(inputs(3, 8), number=1), "on cuda:1; expected one on cuda:0"),
+        (Tensor(inputs(3, 8), kind=1), "on no GPU; expected one on cuda:0"),
+        ([[1.0] * 8], "A list was given"),
+    ],
+    ids=["other GPU", "host", "list"],
+)
+def test_tensors_of_elsewhere_are_refused(cupy, tensor, said):
+    fold = DeviceFold(
+        task_of(router_of(), without_labels(inputs(3, 8)), COUNTED), COUNTED, device()
+    )
+    with pytest.raises(UsageError, match=said):
+        fold.take(tensor)
