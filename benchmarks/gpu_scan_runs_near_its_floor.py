@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,14 @@ def _seconds(work: Callable[[], object], repeats: int) -> float:
     return best
 
 
+def _parts(rows: Any, piece: int, tokens: int) -> Iterator[Any]:
+    """``piece`` rows at a time, in turn, as often as whole pieces make up ``tokens``."""
+    held = len(rows) // piece
+    for number in range(tokens // piece):
+        first = number % held * piece
+        yield rows[first : first + piece]
+
+
 def _held_bytes(made: Callable[..., Callable[[], object]], *arguments: object) -> int:
     """Bytes of CuPy's pool that were taken beside what was held before; cuBLAS has its own."""
     import cupy
@@ -115,12 +123,11 @@ def _upload_seconds(device: Any, pinned: np.ndarray, repeats: int) -> float:
 
 
 def _resident(task: Task, device: Any, buffer: Any, piece: int, tokens: int) -> Callable[[], None]:
-    fold, held = DeviceFold(task, COUNTED, device), len(buffer) // piece
+    fold = DeviceFold(task, COUNTED, device)
 
     def run() -> None:
-        for number in range(tokens // piece):
-            first = number % held * piece
-            fold.take(buffer[first : first + piece])
+        for part in _parts(buffer, piece, tokens):
+            fold.take(part)
         fold.wait()
 
     return run
@@ -131,12 +138,10 @@ def _bare_product(
 ) -> Callable[[], None]:
     router, queue = device_router(task, device, "bfloat16"), device.queue()
     out = device.empty((piece, router.logit_columns), np.dtype(np.float32))
-    held = len(buffer) // piece
 
     def run() -> None:
-        for number in range(tokens // piece):
-            first = number % held * piece
-            queue.product(out, buffer[first : first + piece], router.rows)
+        for part in _parts(buffer, piece, tokens):
+            queue.product(out, part, router.rows)
         queue.finish()
 
     return run
@@ -147,12 +152,9 @@ def _only_routing(
 ) -> Callable[[], None]:
     router, queue = device_router(task, device, "float32"), device.queue()
     counters = start_counters(task, device, COUNTED)
-    held = len(logits) // piece
 
     def run() -> None:
-        for number in range(tokens // piece):
-            first = number % held * piece
-            part = logits[first : first + piece]
+        for part in _parts(logits, piece, tokens):
             tables, outputs = router.tables, RouteOutputs()
             launch_route(queue, router.rule, piece, part, tables, None, None, outputs, counters)
         queue.finish()
@@ -218,16 +220,15 @@ def _plain_torch(
     inputs = torch.as_tensor(buffer, device="cuda").view(torch.bfloat16)
     counts = torch.zeros(router.num_experts, device="cuda", dtype=torch.int64)
     bins = torch.zeros(2, 2**16, device="cuda", dtype=torch.int64)
-    held = len(inputs) // piece
 
-    def product(first: int) -> Any:
-        return (inputs[first : first + piece].to(dtype) @ rows.T).float()
+    def product(part: Any) -> Any:
+        return (part.to(dtype) @ rows.T).float()
 
-    fixed = product(0)
+    fixed = product(inputs[:piece])
 
     def run() -> None:
-        for number in range(tokens // piece):
-            logits = product(number % held * piece) if with_product else fixed
+        for part in _parts(inputs, piece, tokens):
+            logits = product(part) if with_product else fixed
             chosen, margin, distance = _torch_route(logits, router.rule.top_k, table)
             counts.add_(torch.bincount(chosen.flatten(), minlength=router.num_experts))
             for row, values in enumerate((margin, distance)):
@@ -243,12 +244,9 @@ def _plain_cupy(router: Router, logits: Any, piece: int, tokens: int) -> Callabl
     table = cupy.asarray(row_distances(router.weight).inverse)
     counts = cupy.zeros(router.num_experts, cupy.int64)
     bins = cupy.zeros((2, 2**16), cupy.int64)
-    held = len(logits) // piece
 
     def run() -> None:
-        for number in range(tokens // piece):
-            first = number % held * piece
-            part = logits[first : first + piece]
+        for part in _parts(logits, piece, tokens):
             chosen, margin, distance = _cupy_route(part, router.rule.top_k, table)
             counts[...] += cupy.bincount(chosen.ravel(), minlength=router.num_experts)
             for row, values in enumerate((margin, distance)):

@@ -70,3 +70,8 @@ class InternalError(MoeGeomError):
     """A promise inside moegeom is broken; always a bug."""
 
     exit_code = 5
+
+
+def first_line(error: BaseException) -> str:
+    """What somebody else's error says, in a line; its type where it says nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int32
+from jaxtyping import Bool, Float, Float32, Float64, Int32
 
 from moegeom.core.errors import NonFiniteError
 from moegeom.geometry.norm import unit_rows
@@ -344,7 +344,7 @@ def _direction(
 
 
 def _angle(task: Task, read: _Arrays, chosen: np.ndarray) -> Float64[np.ndarray, "tokens"]:
-    values = _inputs(read).astype(np.float32, copy=False)
+    values = _float32_inputs(read)
     return angle_before_norm(task.prepared, values, read.logits, chosen, task.kernels)
 
 
@@ -352,13 +352,17 @@ def _rounding_sigmas(
     task: Task, read: _Arrays, chosen: np.ndarray
 ) -> Float64[np.ndarray, "tokens"]:
     weight = task.prepared.router.weight
-    values = _inputs(read).astype(np.float32, copy=False)  # a device hands on what is stored
-    return task.kernels["rounding_sigmas"](values, read.logits, chosen, weight)
+    return task.kernels["rounding_sigmas"](_float32_inputs(read), read.logits, chosen, weight)
 
 
 def _inputs(read: _Arrays) -> Float[np.ndarray, "tokens hidden"]:
     assert read.values is not None, "unavailable() asks for router inputs"
     return read.values
+
+
+def _float32_inputs(read: _Arrays) -> Float32[np.ndarray, "tokens hidden"]:
+    """For kernels, which know no bfloat16; an engine of devices hands on what is stored."""
+    return _inputs(read).astype(np.float32, copy=False)
 
 
 #: Upper over lower bound of a distance that is known as well as floats know it: the bracket of a

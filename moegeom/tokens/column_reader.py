@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.columns import DTYPES
 from moegeom.tokens.ranges import shard_ranges
@@ -162,5 +162,4 @@ def _numbers(table: pa.Table, name: str, dtype: np.dtype, path: Path) -> np.ndar
 
 
 def _unreadable(path: Path, error: Exception) -> RecordingError:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return RecordingError(f"{path.name}: cannot be read ({text}).", "Copy it again.")
+    return RecordingError(f"{path.name}: cannot be read ({first_line(error)}).", "Copy it again.")

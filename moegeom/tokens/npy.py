@@ -11,7 +11,7 @@ from io import BufferedIOBase
 
 import numpy as np
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, first_line
 
 #: What NumPy raises on a damaged header, among them its attempts to read one of Python 2.
 _BAD_HEADER = (
@@ -66,8 +66,9 @@ def read_npy_header(
             shape, is_fortran, dtype = _READ_HEADER[version](stream)
         data_start = stream.tell() - start
     except _BAD_HEADER as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RecordingError(f"{where}: the npy header cannot be read ({text:.100}).") from None
+        raise RecordingError(
+            f"{where}: the npy header cannot be read ({first_line(error):.100})."
+        ) from None
     _check_dtype(dtype, allowed, where)
     if len(shape) != 2 - is_column or not all(n > 0 for n in shape):
         expected = "(tokens,)" if is_column else "(tokens, width)"

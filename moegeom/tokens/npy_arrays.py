@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer, Shaped
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, first_line
 from moegeom.tokens.stages import EXPERT_DTYPES, FLOAT_DTYPES
 from moegeom.tokens.trace import TRACE_BYTES
 
@@ -61,8 +61,9 @@ def _parsed(raw: bytes, where: str, allowed: frozenset[np.dtype], word: str) -> 
             warnings.simplefilter("ignore", UserWarning)
             shape, is_fortran, dtype = _READ_HEADER[version](stream)
     except _BAD_HEADER as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RecordingError(f"{where}: the npy header cannot be read ({text:.80}).") from None
+        raise RecordingError(
+            f"{where}: the npy header cannot be read ({first_line(error):.80})."
+        ) from None
     if dtype.newbyteorder("=") not in allowed:
         raise RecordingError(f"{where}: the array is {dtype}; expected {word}.")
     if not all(size >= 0 for size in shape):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, first_line
 from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.rows import assign_rows
 
@@ -121,8 +121,7 @@ class ParquetTable:
         return flat.to_numpy(zero_copy_only=False).reshape(num_rows, width)
 
     def _unreadable(self, error: Exception) -> RecordingError:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return RecordingError(f"{self.path.name}: cannot be read ({text}).")
+        return RecordingError(f"{self.path.name}: cannot be read ({first_line(error)}).")
 
 
 def _list_value(found: pa.DataType) -> pa.DataType:

@@ -8,15 +8,15 @@ sizes that fit, and the column order of cuBLAS, which works on bare addresses he
 from __future__ import annotations
 
 import ctypes
-import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from moegeom.kernels.cuda.program import Program
-from tests.emulator.emulated_device import guarded
+from tests.emulator.emulated_device import EmulatedArray, EmulatedDevice
 from tests.emulator.host_program import host_call
 
 NULL_STREAM = "the null stream"
@@ -27,6 +27,8 @@ _TYPES = {0: np.dtype(np.float32), 14: np.dtype(ml_dtypes.bfloat16)}
 
 class Array(np.ndarray):
     """Memory of the device."""
+
+    holder: EmulatedArray
 
     @property
     def data(self) -> SimpleNamespace:
@@ -61,7 +63,7 @@ class CupyStandIn:
     """The module ``cupy``; one device is its current one, whichever it is."""
 
     def __init__(self, room: int = 2**33) -> None:
-        self.room, self.used, self.peak = room, 0, 0
+        self.memory = EmulatedDevice(room)
         self.programs: list[Program] = []
         self.waited_for: list[Any] = []
         self.handles = 0
@@ -114,7 +116,7 @@ class CupyStandIn:
                 CUDARuntimeError=CUDARuntimeError,
                 getDeviceCount=lambda: 2,
                 getDeviceProperties=lambda index: {"name": b"stand-in", "major": 9, "minor": 0},
-                memGetInfo=lambda: (self.room - self.used, self.room),
+                memGetInfo=lambda: (self.memory.free_bytes(), self.memory.room),
                 memsetAsync=self._memset,
             ),
             cublas=SimpleNamespace(
@@ -145,19 +147,13 @@ class CupyStandIn:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         assert self.device is not None
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        if size > self.room - self.used:
-            raise self.cuda.memory.OutOfMemoryError(f"no room for {size} bytes")
-        self.used += size
-        self.peak = max(self.peak, self.used)
-        held = guarded(size)
-        held[...] = 0xA5
-        made = held.view(dtype).reshape(shape).view(Array)
-        weakref.finalize(made, self._give_back, size).atexit = False
+        try:
+            holder = self.memory.empty(shape, dtype)
+        except OutOfDeviceMemory as error:
+            raise self.cuda.memory.OutOfMemoryError(str(error)) from None
+        made = holder.held.view(Array)
+        made.holder = holder  # whose end gives the memory back
         return made
-
-    def _give_back(self, size: int) -> None:
-        self.used -= size
 
     def asarray(self, array: np.ndarray, order: str = "K") -> Array:
         made = self.empty(array.shape, array.dtype)

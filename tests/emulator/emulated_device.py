@@ -68,7 +68,7 @@ class EmulatedDevice:
     ) -> None:
         self.name = "emulated device"
         self.random = np.random.default_rng(seed)
-        self.room, self.used = room, 0
+        self.room, self.used, self.peak = room, 0, 0
         self.queues: list[EmulatedQueue] = []
         self.products: list[tuple[int, ...]] = []
         self.launches: list[Program] = []
@@ -84,6 +84,7 @@ class EmulatedDevice:
             raise OutOfDeviceMemory("The device has no room left.")
         array = guarded(size).view(dtype).reshape(shape)
         self.used += array.nbytes
+        self.peak = max(self.peak, self.used)
         # memory as it is found: nobody may count on zeros
         array.reshape(-1).view(np.uint8)[...] = 0xA5
         made = EmulatedArray(array)

@@ -9,7 +9,7 @@ from moegeom.kernels.cuda.cupy_device import first_device
 from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.cuda.device_rows import device_rows
 from moegeom.kernels.cuda.layout import layout_of
-from moegeom.kernels.cuda.part import WARPS, run_part
+from moegeom.kernels.cuda.part import WARPS, c_type, run_part
 from moegeom.kernels.cuda.program import Program
 
 _PARTS = ("lanes.cuh", "selection.cuh", "walls.cuh", "boundary_distance.cu")
@@ -25,8 +25,8 @@ def boundary_distance(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Distance and, if wanted, nearest wall (expert out, expert in)."""
     layout = layout_of(logits.shape[1], chosen.shape[1])
-    kind = "float" if logits.dtype == np.float32 else "double"
-    program = Program("boundary_distance", _PARTS, (*layout.defines(WARPS), ("LOGIT_TYPE", kind)))
+    defines = (*layout.defines(WARPS), ("LOGIT_TYPE", c_type(logits)))
+    program = Program("boundary_distance", _PARTS, defines)
     tables = device_rows(rows)
     inputs = [logits, chosen.astype(np.int32), margin]
     inputs += [tables.inverse, tables.rounded, tables.smallest, np.int64(tables.fits_float32)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import UsageError, first_line
 from moegeom.kernels.cuda.compilation import architecture_for, compile_program, nvrtc
 from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError, OutOfDeviceMemory
 from moegeom.kernels.cuda.program import Program
@@ -52,8 +52,7 @@ def count_devices() -> int:
     try:
         import cupy
     except ImportError as error:
-        what = str(error).splitlines()[0]
-        raise DeviceError(f"CuPy cannot be imported: {what}.", INSTALL) from None
+        raise DeviceError(f"CuPy cannot be imported: {first_line(error)}.", INSTALL) from None
     try:
         return cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -111,7 +110,7 @@ def need_libraries() -> None:
         _cublas()
         nvrtc().getVersion()
     except (ImportError, RuntimeError) as error:
-        what = str(error).splitlines()[0]
+        what = first_line(error)
         raise DeviceError(f"CuPy misses a library of CUDA: {what}.", _LIBRARIES) from None
 
 

@@ -18,6 +18,11 @@ _THREADS = 256
 WARPS = 4
 
 
+def c_type(array: np.ndarray) -> str:
+    """What a kernel calls numbers of this dtype, float32 or float64."""
+    return "float" if array.dtype == np.float32 else "double"
+
+
 def run_part(
     device: Device,
     program: Program,

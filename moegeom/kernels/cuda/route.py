@@ -181,7 +181,9 @@ def launch_route(
     """
     # fields in their order; dataclasses.fields would take longer than the launch
     given = (v for record in (tables, outputs, counters) for v in vars(record).values())
-    lead = 0 if label is not None else start % BLOCK_TOKENS  # blocks take whole runs then
+    # without labels a block takes a run, and the first one may begin before the first token
+    lead = 0 if label is not None else start % BLOCK_TOKENS
     grid = -(-(tokens + lead) // BLOCK_TOKENS)
-    arguments = (np.int64(tokens), np.int64(start), logits, norm, label, *given)
+    sizes = (np.int64(tokens), np.int64(start), np.int64(lead))
+    arguments = (*sizes, logits, norm, label, *given)
     queue.launch(rule.program, grid, 32 * rule.warps, arguments)

@@ -7,7 +7,7 @@ import numpy as np
 from moegeom.kernels.cuda.cupy_device import first_device
 from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.cuda.layout import layout_of
-from moegeom.kernels.cuda.part import WARPS, run_part
+from moegeom.kernels.cuda.part import WARPS, c_type, run_part
 from moegeom.kernels.cuda.program import Program
 from moegeom.kernels.cuda.score_kinds import SCORE_KINDS
 
@@ -17,8 +17,7 @@ def selection_scores(
 ) -> np.ndarray:
     """``score(logit) + bias`` in float64."""
     layout = layout_of(logits.shape[1], 1)
-    kind = "float" if logits.dtype == np.float32 else "double"
-    defines = (*layout.defines(WARPS), ("LOGIT_TYPE", kind))
+    defines = (*layout.defines(WARPS), ("LOGIT_TYPE", c_type(logits)))
     program = Program(
         "selection_scores", ("lanes.cuh", "scores.cuh", "selection_scores.cu"), defines
     )

@@ -150,7 +150,7 @@ __device__ int label_of(const u16* label, i64 token, i64 start, const double* nu
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-route(i64 tokens, i64 start, const float* logits, const double* norm, const u16* label,
+route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, const u16* label,
       const float* logit_bias, const double* selection_bias, const double* inverse,
       const float* rounded, const float* smallest, const double* number,
       u8* is_lost, float* out_logits, int* chosen, double* margins, double* group_margins,
@@ -165,8 +165,6 @@ route(i64 tokens, i64 start, const float* logits, const double* norm, const u16*
     __shared__ u32 shared[5 * NUM_BINS + EXPERTS + 4];
     const Place place = place_of_thread();
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    // without labels a block takes one run, which may begin before the first token
-    const i64 lead = label ? 0 : start % BLOCK_TOKENS;
     const i64 first = (i64)blockIdx.x * BLOCK_TOKENS - lead;
     const int block_label = label_of(label, first, start, number);
     const Rows between = {inverse, rounded, smallest, number[FITS_FLOAT32] != 0.0};

@@ -68,14 +68,14 @@ def test_a_batch_that_does_not_fit_is_halved_through_the_adapter(cupy):
     task, said = task_of(router_of(), Recorded(inputs(8 * TILE, 8)), COUNTED), []
     asked = {"devices": [device()], "batch_tokens": 8 * TILE, "said": said.append}
     whole = on_devices(task, COUNTED, **asked)
-    assert (said, cupy.used) == ([], 0)
-    cupy.room = cupy.peak - 1
+    assert (said, cupy.memory.used) == ([], 0)
+    cupy.memory.room = cupy.memory.peak - 1
     cupy.cuda.runtime.memGetInfo = lambda: (2**33, 2**33)  # another program takes it meanwhile
     assert_equal(on_devices(task, COUNTED, **asked), whole)
     assert said == ["the device has no room for 8192 tokens at once; taking 4096"]
-    assert cupy.used == 0
+    assert cupy.memory.used == 0
     with pytest.raises(OutOfDeviceMemory):
-        device().empty((cupy.room + 1,), np.dtype(np.uint8))
+        device().empty((cupy.memory.room + 1,), np.dtype(np.uint8))
 
 
 def rows_in_fortran_order() -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,8 +119,13 @@ def test_code_is_for_the_gpu_that_is_there(number):
     assert architecture_for("a GPU", *divmod(number, 10)) == f"sm_{number}"
 
 
+def knows(*known: int) -> SimpleNamespace:
+    """A compiler for these architectures."""
+    return SimpleNamespace(getSupportedArchs=lambda: known, getVersion=lambda: (12, 8))
+
+
 def test_a_gpu_later_than_the_compiler_gets_code_of_its_generation(monkeypatch):
-    monkeypatch.setattr(compilation, "nvrtc", lambda: Knows((75, 80, 86, 90, 100)))
+    monkeypatch.setattr(compilation, "nvrtc", lambda: knows(75, 80, 86, 90, 100))
     assert architecture_for("a GPU", 10, 3) == "sm_100"
     assert architecture_for("a GPU", 8, 7) == "sm_86"
 
@@ -128,25 +134,12 @@ def test_a_gpu_later_than_the_compiler_gets_code_of_its_generation(monkeypatch):
 def test_a_gpu_that_the_compiler_does_not_know_is_refused_by_name_with_what_it_knows(
     major, monkeypatch
 ):
-    monkeypatch.setattr(compilation, "nvrtc", lambda: Knows((75, 80, 90)))
+    monkeypatch.setattr(compilation, "nvrtc", lambda: knows(75, 80, 90))
     with pytest.raises(DeviceError) as refused:
         architecture_for("NVIDIA X", major, 0)
     assert refused.value.message == (
         f"NVRTC 12.8 writes no code for NVIDIA X, compute capability {major}.0; it knows 75 to 90."
     )
-
-
-class Knows:
-    """A compiler for these architectures."""
-
-    def __init__(self, known: tuple[int, ...]) -> None:
-        self._known = known
-
-    def getSupportedArchs(self) -> tuple[int, ...]:  # noqa: N802 - a name of CuPy
-        return self._known
-
-    def getVersion(self) -> tuple[int, int]:  # noqa: N802 - a name of CuPy
-        return 12, 8
 
 
 def test_a_source_that_does_not_compile_is_refused_with_what_the_compiler_says():

@@ -84,7 +84,7 @@ def test_a_cupy_that_is_broken_is_no_gpu(monkeypatch):
         RuntimeError("requires grad"),
         ValueError("meta tensor"),
         TypeError("CPU"),
-        NotImplementedError("float8"),
+        NotImplementedError("float8"),  # CuPy, of dtypes that it does not know
     ],
     ids=repr,
 )
