@@ -35,7 +35,7 @@ HEAD = (
     "The samples are small (16 experts, 4 chosen, 64 dimensions): the numbers show what the "
     "command tells, not what large models look like. *Random* are routers with the same row "
     "lengths, biases and rule on the same slice, mean and standard deviation of 10; *at most* is "
-    "the bound for any router of this size (THEORY.md B4); *own cell* is the share of the tokens "
+    "the bound for any router of this size (theory.md B4); *own cell* is the share of the tokens "
     "that choose what the slice chooses at the place where they are drawn.\n"
 )
 

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 from threadpoolctl import threadpool_limits
 
-from moegeom.check import judge, measured_rows
+from moegeom.check import NO_NAME, judge, measured_rows
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import RouterError, UsageError
-from moegeom.core.input_noise import InputNoise
+from moegeom.core.errors import InternalError, RouterError, UsageError, about
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
@@ -32,36 +31,41 @@ from moegeom.metrics import (
     measure_weights,
     metrics_of_scan,
 )
-from moegeom.results.known_rules import recall_rule, remember_rule
 from moegeom.results.memory import MemoryResults
 from moegeom.results.side_tables import domain_rows, variant_rows
-from moegeom.results.writer import ResultsWriter, refuse_existing
+from moegeom.results.writer import ResultsWriter
 from moegeom.router.load import load_routers
+from moegeom.router.token_tables import token_table_facts
 from moegeom.scan.against import Against, open_against
 from moegeom.scan.engines.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
+from moegeom.scan.out import default_out, is_answered, refuse_skipped
 from moegeom.scan.plan import num_workers
 from moegeom.scan.prepared import prepare
+from moegeom.scan.recorded import ChoicesAlone
 from moegeom.scan.request import ScanRequest, Terms
 from moegeom.scan.run_facts import (
     against_facts,
-    against_identity,
     arithmetic_facts,
     column_versions,
     compared_rows,
     explain_command,
-    file_identity,
+    initialised_facts,
     other_facts,
+    plain,
     plan_facts,
     refused_facts,
     run_facts,
 )
 from moegeom.scan.sources import (
+    heard_routers,
     open_other,
     open_source,
     refuse_no_rows,
+    refuse_nothing_left,
+    refuse_uncomparable,
     refuse_unknown_positions,
 )
-from moegeom.scan.trust import FIRST_TOKENS, Trust, examine
+from moegeom.scan.trust import Trust, examine
 from moegeom.tokens.counted import CountedSource
 from moegeom.tokens.other_side import OtherSide
 from moegeom.variants.arithmetic import arithmetic
@@ -88,31 +92,47 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
     started = time.perf_counter()
-    refuse_existing(request.out)
     store = open_checkpoint(request.checkpoint, request.remote)
-    routers = recalled(load_routers(store, asked=request.asked), request.rules)
+    has_tokens = request.tokens is not None or request.source is not None
+    routers = load_routers(store, asked=request.asked, with_listed=has_tokens)
+    source = open_source(request, select_layers(routers, request.layers), routers.routers)
+    routers = heard_routers(routers, source)
     chosen = select_layers(routers, request.layers)
-    source = open_source(request, chosen, routers.routers)
     token_facts = None if source is None else source.facts
-    against = open_against(request, source, chosen)
+    against = open_against(request, source, [r for r in chosen if not r.listed])
     trust = examine_tokens(request, routers, chosen, source)
     other = open_other(request, source, routers.routers)
     metrics = metrics_for(request)
     device = choose_devices(request.device or "auto", token_facts, len(chosen))
     if watch and (device.devices or request.device == "auto"):
         watch.say(device.text)
-    plan = plan_facts(routers, token_facts, _files(request), _options(request, device, against))
-    with ResultsWriter(request.out, plan, metrics, request.restart) as writer:
-        refuse_unknown_positions(request, source)
-        refuse_no_rows(request, source)
+    plan = plan_facts(request, routers, token_facts, device.kind, against)
+    out = request.out or default_out(request, plan)
+    if is_answered(out, plan, request):
+        if watch:
+            watch.say(f"{out}: the results of this very request; --overwrite measures again.")
+        return out
+    refuse_unknown_positions(request, source)
+    refuse_nothing_left(request, source)
+    refuse_no_rows(request, source)
+    refuse_uncomparable(request, chosen, source)
+    with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         if watch and source:
             sides = (other is not None) + (against is not None)
-            each = 1 + len(request.arithmetics) + sides
-            watch.start(each * _tokens_left(chosen, source, writer))
+            each = (1 + len(request.arithmetics) + sides) * source.facts.num_tokens
+            recorded = [r for r in chosen if r.name in source.facts.routers]
+            watch.start(each * len(recorded))
+            if done := writer.finished():
+                watch.say(
+                    f"going on in {out}.partial: {len(done)} of {len(chosen)} routers are done"
+                )
+                watch.advance(each * sum(r.name in done for r in recorded))
         for router in chosen:
             measure(router, source, request, metrics, writer, watch, other, against, device)
         facts = _facts(request, routers, chosen, token_facts, trust, started)
         facts |= {
+            "token_tables": token_table_facts(store, routers.tables),
+            "initialised": initialised_facts(routers, chosen),
             "other": None if other is None else other_facts(other),
             "against": None if against is None else against_facts(against),
             "next_command": explain_command(request),
@@ -139,8 +159,9 @@ def write_folded(
     ``measured`` holds one entry by router name, ``started`` is a time of ``perf_counter``.
     """
     chosen = [router for router in routers.routers if router.name in measured]
-    plan = plan_facts(routers, token_facts, [], _options(request, ON_THE_PROCESSOR))
-    with ResultsWriter(request.out, plan, metrics_for(request), request.restart) as writer:
+    plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind)
+    out, metrics = request.out or default_out(request, plan), metrics_for(request)
+    with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         for router in chosen:
             found = measured[router.name]
             writer.add_part(router.name, writer.new_part(router.name), found.rows, found.facts)
@@ -162,7 +183,7 @@ def _facts(
         "layers_asked": request.layers,
         "exclude_first": request.exclude_first,
         "reference": request.reference,
-        "noise": _noise_facts(request),
+        "noise": plain(request.noise or {}),
         "column_versions": column_versions(metrics_for(request)),
     }
 
@@ -176,7 +197,7 @@ def lint(checkpoint: str, terms: Terms | None = None) -> MemoryResults:
     terms, started = terms or Terms(), time.perf_counter()
     store = open_checkpoint(checkpoint, terms.remote)
     try:
-        routers = recalled(load_routers(store, asked=terms.asked), terms.rules)
+        routers = load_routers(store, asked=terms.asked)
     except RouterError as refusal:
         if not refusal.code:
             raise
@@ -196,15 +217,11 @@ def lint(checkpoint: str, terms: Terms | None = None) -> MemoryResults:
     facts = run_facts(routers, chosen, None, None) | {
         "seconds": time.perf_counter() - started,
         "layers_asked": terms.layers,
+        "token_tables": token_table_facts(store, routers.tables),
+        "initialised": initialised_facts(routers, chosen),
         "column_versions": column_versions(metrics),
     }
     return MemoryResults(facts, tables)
-
-
-def _tokens_left(routers: Sequence[Router], source: TokenSource, writer: ResultsWriter) -> int:
-    """Tokens times routers that are still to be measured."""
-    left = [r for r in routers if r.name in source.facts.routers and not writer.has_part(r.name)]
-    return len(left) * source.facts.num_tokens
 
 
 def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:
@@ -225,33 +242,18 @@ def examine_tokens(
     chosen: Sequence[Router],
     source: TokenSource | None,
 ) -> Trust | None:
-    """Stops the run when the tokens cannot be believed (DESIGN.md section 7)."""
+    """Stops the run when the tokens cannot be believed."""
     if source is None:
         return None
     recorded = [router for router in chosen if router.name in source.facts.routers]
-    trust = examine(
-        (prepare(router, with_distances=False) for router in recorded),
-        source,
-        routers.fingerprint,
-        load_kernels(request.backend),
-        {"stale_inputs": request.stale_inputs, "unverified": request.unverified},
-    )
-    is_whole = len(recorded) == len(routers.routers) and not trust.overridden
-    if request.rules and is_whole and trust.share_reproduced is not None:
-        remember_rule(
-            request.rules,
-            routers,
-            source.facts.name,
-            min(FIRST_TOKENS, source.facts.num_tokens),
-            trust.share_reproduced,
+    with about("tokens", request.tokens):
+        return examine(
+            (prepare(router, with_distances=False) for router in recorded),
+            source,
+            routers.fingerprint,
+            load_kernels(request.backend),
+            {"stale_inputs": request.stale_inputs, "unverified": request.unverified},
         )
-    return trust
-
-
-def recalled(routers: RouterSet, rules: Path | None) -> RouterSet:
-    """The same routers, their rule verified if recorded choices did so before."""
-    known = None if rules is None else recall_rule(rules, routers)
-    return routers if known is None else routers.verified(known.sentence)
 
 
 def measure(
@@ -267,15 +269,14 @@ def measure(
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
     if writer.has_part(router.name):
-        done = writer.part_facts(router.name)
-        if not request.skip_non_finite and done.get("num_non_finite"):
-            raise UsageError(
-                f"the unfinished results skipped {done['num_non_finite']} tokens of router "
-                f"{router.name} that are not finite.",
-                "Go on with --non-finite skip, or begin again with --restart.",
-            )
+        done = {router.name: writer.part_facts(router.name)}
+        refuse_skipped(request, done, "the unfinished results", "begin again with --restart")
         return
     folder = writer.new_part(router.name)
+    if router.listed:  # choices alone: no figure of weights
+        metrics = [metric for metric in metrics if metric.scope != "weights"]
+        if source is not None and not isinstance(source, CountedSource):
+            source = ChoicesAlone(source)
     if source is None or router.name not in source.facts.routers:
         reason = "no tokens" if source is None else f"{source.facts.name} does not record it"
         finished = measure_weights(router, metrics, reason)
@@ -300,7 +301,7 @@ def measure(
             reference=arithmetic(request.reference) if request.reference else None,
             noise=request.noise_at(router.name),
             other=other,
-            against=None if against is None else against.routers[router.name],
+            against=None if against is None else against.routers.get(router.name),
             bitmaps=folder if request.compares else None,
             advanced=watch.advance if watch else None,
             devices=device.devices,
@@ -322,9 +323,10 @@ def finish(
     parts = {name: writer.part_facts(name) for name in names}
     layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
     reasons = {name: part["reasons"] for name, part in parts.items()}
-    tokens = request.tokens or "TOKENS"
-    measured = measured_rows(layers, experts, request.checkpoint, tokens, facts)
-    findings, not_judged = judge(measured, reasons, routers.notes)
+    tokens, options = request.tokens or NO_NAME, request.typed_again()
+    measured = measured_rows(layers, experts, request.checkpoint, tokens, facts, options=options)
+    findings, codes = judge(measured, reasons, routers.notes)
+    refuse_disproved(layers)
     others = {
         "domains": domain_rows(layers),
         "variants": variant_rows(
@@ -339,35 +341,20 @@ def finish(
         ),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
-    run = {"parts": parts, "checks_not_judged": not_judged, "seed": request.seed}
+    run = {
+        "plan": writer.plan,
+        "parts": parts,
+        **codes,
+        "seed": request.seed,
+    }
     return writer.finish(names, run | dict(facts), others)
 
 
-def _options(
-    request: ScanRequest, device: DeviceChoice, against: Against | None = None
-) -> dict[str, Any]:
-    """What changes results.
-
-    Speed settings are left out on purpose, and so is skip_non_finite: a part that was finished
-    without it has no token to skip.
-    """
-    kept = ("prior", "layers", "per_token", "seed", "backend", "stage", "dialect", "exclude_first")
-    options = {name: getattr(request, name) for name in kept} | {"map": dict(request.router_map)}
-    options["device"] = device.kind  # a product of another device may differ in the last bit
-    if request.other is not None:
-        options |= {"other": file_identity(Path(request.other))}
-    if against is not None:
-        options |= {"against": against_identity(against)}
-    if request.arithmetics:
-        options |= {"arithmetics": list(request.arithmetics), "reference": request.reference}
-    return options | ({"noise": _noise_facts(request)} if request.noise else {})
-
-
-def _noise_facts(request: ScanRequest) -> dict[str, Any]:
-    if isinstance(request.noise, InputNoise):
-        return dataclasses.asdict(request.noise)
-    return {name: dataclasses.asdict(noise) for name, noise in (request.noise or {}).items()}
-
-
-def _files(request: ScanRequest) -> list[list[Any]]:
-    return [] if request.tokens is None else file_identity(Path(request.tokens))
+def refuse_disproved(layers: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InternalError where tokens switched although it was proved that they stay."""
+    for row in layers:
+        if wrong := row.get("num_disproved"):
+            raise InternalError(
+                f"{row['router']}, {row['variant']}: {wrong} tokens switched that were proved to "
+                "stay; please report"
+            )

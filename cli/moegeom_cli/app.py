@@ -1,4 +1,4 @@
-"""The ``moegeom`` command: commands are listed here, each in a file of its own, without logic."""
+"""The ``moegeom`` command: how it begins and ends. Commands are the files of ``commands``."""
 
 from __future__ import annotations
 
@@ -10,25 +10,7 @@ import typer
 
 from moegeom import __version__
 from moegeom.core.errors import MoeGeomError
-from moegeom_cli.commands import (
-    arithmetics,
-    balance,
-    boundary_report,
-    capture,
-    cells,
-    check,
-    checks,
-    diff,
-    doctor,
-    explain,
-    families,
-    metrics,
-    report,
-    routers,
-    scan,
-    signoff,
-    track,
-)
+from moegeom_cli.command import Commands, Interrupted
 from moegeom_cli.streams import error_line, error_width
 
 #: BadParameter < UsageError < this: the base of all errors of the parser, which typer takes from
@@ -39,38 +21,21 @@ EXIT_USAGE = 2
 EXIT_INTERNAL = 5
 EXIT_INTERRUPTED = 130
 
+#: Columns that a help screen fills at most.
+WIDEST = 120
+
 app = typer.Typer(
     name="moegeom",
+    cls=Commands,
     help="Routers of Mixture-of-Experts checkpoints: what they are, how they route, how near "
     "tokens are to other experts.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": WIDEST},
+    epilog="Example: moegeom check CKPT (every command has one: moegeom COMMAND --help)",
 )
-
-COMMANDS = (
-    routers,
-    check,
-    scan,
-    report,
-    diff,
-    signoff,
-    track,
-    boundary_report,
-    explain,
-    cells,
-    balance,
-    capture,
-    families,
-    metrics,
-    checks,
-    arithmetics,
-    doctor,
-)
-
-for command in COMMANDS:
-    app.command(name=command.NAME, no_args_is_help=command.NEEDS_ARGUMENTS)(command.run)
 
 
 def _version(wanted: bool) -> None:
@@ -91,7 +56,7 @@ def _options(
 
 
 def main() -> None:
-    """Runs the command line and exits with the code of DESIGN.md section 8."""
+    """Runs the command line and exits with its exit code."""
     sys.exit(_exit_code(sys.argv[1:]))
 
 
@@ -105,8 +70,11 @@ def _exit_code(arguments: list[str]) -> int:
     except PARSER_ERROR as error:
         error.show()  # type: ignore[attr-defined] - every error of the parser can show itself
         return EXIT_USAGE
+    except Interrupted as interrupt:
+        _show("; ".join(["interrupted", *interrupt.args]) + ".")
+        return EXIT_INTERRUPTED
     except (KeyboardInterrupt, typer.Abort):
-        _show("interrupted; the same command goes on where it stopped.")
+        _show("interrupted.")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has left, as `| head` does: nothing more to say, nothing wrong

@@ -27,6 +27,7 @@ def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path 
         For a report that does not exist, and for a second one on stdout beside a JSON document.
     """
     from moegeom.core.errors import UsageError
+    from moegeom.core.files import refuse_unwritable
     from moegeom.core.registry import unknown_name
     from moegeom.report import VERDICT_REPORTERS
 
@@ -40,6 +41,8 @@ def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path 
                 f"--report {name} would be printed into the {format.value} document.",
                 f"Name a file: --report {name}=FILE.",
             )
+        if file:
+            refuse_unwritable(Path(file))  # before the measuring, not after it
         reports.append((name, Path(file) if file else None))
     return reports
 
@@ -48,7 +51,7 @@ def write_reports(
     reports: Sequence[tuple[str, Path | None]], verdict: Verdict, run: Mapping[str, Any]
 ) -> None:
     """Writes each report to its file, or to stdout."""
-    from moegeom.core.errors import UsageError
+    from moegeom.core.files import write_whole, writing
     from moegeom.report import VERDICT_REPORTERS, View
 
     for name, file in reports:
@@ -56,12 +59,9 @@ def write_reports(
         if file is None:
             typer.echo(text, nl=False)
             continue
-        try:
+        if os.environ.get("GITHUB_STEP_SUMMARY") == str(file):
             # the job summary of GitHub collects what its steps append
-            mode = "a" if os.environ.get("GITHUB_STEP_SUMMARY") == str(file) else "w"
-            with file.open(mode, encoding="utf-8") as stream:
+            with writing(file), file.open("a", encoding="utf-8") as stream:
                 stream.write(text)
-        except OSError as error:
-            raise UsageError(
-                f"--report {name}={file}: cannot be written ({error.strerror})."
-            ) from error
+        else:
+            write_whole(file, text)

@@ -1,10 +1,15 @@
-"""Rows as a plain table or as Markdown."""
+"""Rows as a plain table or as Markdown, all of them or those with a word."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
+import typer
+
+from moegeom.core.errors import UsageError
+from moegeom.core.registry import nearest_name
 from moegeom_cli.streams import Format, folded, width
 
 #: Columns that the last cell of a line needs; where they are not left, each cell gets a line.
@@ -12,6 +17,42 @@ _LEAST_ROOM = 24
 
 #: What ``| less`` shows on a common screen.
 _UNKNOWN_WIDTH = 120
+
+
+#: What lists are filtered by.
+Words = Annotated[
+    list[str] | None, typer.Argument(help="Only what has each of these words.", metavar="WORD")
+]
+
+
+def matching(
+    rows: Sequence[Mapping[str, object]], words: Sequence[str] | None, kind: str
+) -> list[Mapping[str, object]]:
+    """Rows in which every word occurs, whatever its case; UsageError where none is left.
+
+    The first column holds the names that a wrong word is compared with.
+    """
+    wanted = [word.lower() for word in words or ()]
+    found = [r for r in rows if all(w in " ".join(map(str, r.values())).lower() for w in wanted)]
+    if not found:
+        names = {str(next(iter(row.values()))) for row in rows}
+        guess = nearest_name(" ".join(wanted), names)
+        raise UsageError(f"No {kind} with {' and '.join(words or ())}.{guess}", "Try another word.")
+    return found
+
+
+def render_briefly(rows: Sequence[Mapping[str, object]], indent: str = "") -> str:
+    """One line for each row, without heads; what is too long for the screen ends in ``...``."""
+    cells = [[str(cell) for cell in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for line in cells:
+        head = indent + "".join(
+            f"{cell:<{w}}  " for cell, w in zip(line[:-1], widths, strict=False)
+        )
+        room = max(width(_UNKNOWN_WIDTH) - len(head), _LEAST_ROOM)
+        lines.append((head + textwrap.shorten(line[-1], room, placeholder=" ...")).rstrip())
+    return "\n".join(lines)
 
 
 def render_listing(rows: Sequence[Mapping[str, object]], format: Format) -> str:

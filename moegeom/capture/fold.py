@@ -77,7 +77,7 @@ class FoldSink:
         engine: str,
         has_chosen: bool,
     ) -> None:
-        refuse_existing(out)
+        refuse_existing(out, hint="Choose another name.")
         self._out, self._identity = out, identity
         by_name = {router.name: router for router in identity.routers.routers}
         self._routers = [by_name[place.router.name] for place in places]

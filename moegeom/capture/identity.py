@@ -78,7 +78,7 @@ def _refuse_other(running: Router, stored: Router | None, store: ModelStore, lab
             "Name the checkpoint that the model was loaded from.",
         )
     if stored.weight.shape == running.weight.shape:
-        rounded = torch.from_numpy(stored.weight).to(dtype).to(torch.float32).numpy()
+        rounded = torch.tensor(stored.weight).to(dtype).to(torch.float32).numpy()
         if np.array_equal(stored.weight, running.weight) or np.array_equal(rounded, running.weight):
             return
     raise RecordingError(

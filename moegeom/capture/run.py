@@ -98,7 +98,7 @@ def plan_capture(request: CaptureRequest) -> CapturePlan:
     MoeGeomError
         When the checkpoint has no routers, a text cannot be read, or the disk is too small.
     """
-    refuse_existing(request.out)
+    refuse_existing(request.out, hint="Choose another --out.")
     if request.dtype is not None and request.dtype not in _DTYPES:
         raise UsageError(f"--dtype {request.dtype}: expected one of {', '.join(_DTYPES)}.")
     if not request.texts:

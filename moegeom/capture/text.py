@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.files import open_regular, read_regular
+from moegeom.core.text import quoted
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -60,7 +62,7 @@ def files_digest(files: Sequence[TextFile]) -> str:
     for file in files:
         digest.update(f"{file.domain}\0".encode())
         try:
-            with file.path.open("rb") as stream:
+            with open_regular(file.path, follows=True) as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
         except OSError as error:
@@ -95,13 +97,13 @@ def cut(documents: Iterator[Document], length: int, num_tokens: int) -> Iterator
 
 def _whole(file: TextFile, tokenize: Tokenize) -> Iterator[Document]:
     try:
-        if file.path.stat().st_size > _MAX_BYTES:
+        text = read_regular(file.path, _MAX_BYTES, follows=True).decode("utf-8")
+    except OSError as error:
+        if error.errno == errno.EFBIG:
             raise RecordingError(
                 f"{file.path.name} is larger than {_MAX_BYTES >> 20} MiB, and one document.",
                 f"Cut it into documents, one per line of a .jsonl file. {_HINT}",
-            )
-        text = file.path.read_text(encoding="utf-8")
-    except OSError as error:
+            ) from None
         raise RecordingError(f"{file.path}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
         raise RecordingError(
@@ -112,7 +114,7 @@ def _whole(file: TextFile, tokenize: Tokenize) -> Iterator[Document]:
 
 def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[Document]:
     try:
-        with file.path.open("rb") as stream:
+        with open_regular(file.path, follows=True) as stream:
             number = 0
             while line := stream.readline(_MAX_BYTES):
                 number += 1
@@ -124,14 +126,14 @@ def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[Document]:
 
 def _document(line: bytes, where: str, file: TextFile, tokenize: Tokenize) -> Document:
     try:
-        found: Any = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RecordingError(f"{where}: not JSON ({error}).", _HINT) from None
+        found = parse_json(line, _MAX_BYTES)
+    except DocumentError as error:
+        raise RecordingError(f"{where}: {error}.", _HINT) from None
     if not isinstance(found, dict):
         raise RecordingError(f"{where}: {type(found).__name__}; expected an object.", _HINT)
     domain = found.get("domain", file.domain)
     if not isinstance(domain, str | None):
-        raise RecordingError(f"{where}: domain {domain!r}; expected a text.", _HINT)
+        raise RecordingError(f"{where}: domain {quoted(domain)}; expected a text.", _HINT)
     text, ids = found.get("text"), found.get("token_ids")
     if isinstance(text, str):
         return Document(tuple(tokenize(text)), domain)

@@ -69,7 +69,8 @@ class Check:
     ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
     a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
     ``needs`` are columns of ``layers``: where all are null the check does not apply, and ``absent``
-    says why. ``alike`` gives findings of the same statement the same key: those are told as one.
+    says why; so where ``facts``, a key of ``run.json``, holds nothing. ``alike`` gives findings of
+    the same statement the same key: those are told as one.
     ``inputs`` says what it takes beyond the weights. ``detects`` puts the least defect
     that could have been found, in units of the tested figure, into words.
     """
@@ -81,6 +82,7 @@ class Check:
     needs: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     inputs: Literal["weights", "tokens", "baseline", "baseline and tokens"] = "weights"
+    facts: str = ""
     absent: str = "nothing of the kind is in this checkpoint"
     detects: Callable[[float], str] | None = None
     alike: Callable[[Finding], str] = lambda finding: ""
@@ -93,8 +95,9 @@ class Check:
         next_command: str = "",
         repair: str = "",
     ) -> Finding:
-        """A finding of this check, at its default severity."""
+        """A finding of this check, at its default severity; it leads to its page, or further."""
         routers = (router,) if isinstance(router, str) else router
+        next_command = next_command or f"moegeom check --explain {self.code}"
         return Finding(self.severity, self.code, routers, title, detail, next_command, repair)
 
 

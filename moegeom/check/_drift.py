@@ -24,8 +24,8 @@ class Drift:
 
     ``place[i]`` is the row of the baseline that row i is compared with: i, unless rows changed
     places. ``moved[i]`` is the distance to it over its length, from 32 projections: true to 12 %.
-    ``scale`` is the factor by which all rows were multiplied; it is taken out for an affine rule,
-    whose choices it does not change.
+    ``scale`` is the factor by which most rows were multiplied; it is taken out for an affine rule,
+    whose choices it does not change, and so is the vector that was added to most rows.
     """
 
     place: Int64[np.ndarray, "experts"]
@@ -50,19 +50,50 @@ def drift_of(measured: Measured, router: str) -> Drift | None:
         # a vector added to every row changes a curved rule: compare the rows with their mean
         now = now + _mean(measured, router)
         old = old + before.mean_projections
-    scale = 1.0
-    if facts.get("is_affine") and not facts.get("has_logit_bias"):
-        # beside a bias a common factor would change choices
-        scale = _scale(now, old)
-    if not 0.0 < scale < np.inf or not np.isfinite(now).all():
+    if not np.isfinite(now).all():
         return None
-    apart = _distances(now / scale, old)
+    is_affine = bool(facts.get("is_affine"))
+    # beside a bias a common factor would change choices
+    scales = _scales(now, old) if is_affine and not facts.get("has_logit_bias") else {1.0}
+    found = [_placed(now / scale, old, lengths, scale, is_affine) for scale in sorted(scales)]
+    # of equally good ones that which leaves the rows as long as they are
+    best = min(found, key=lambda drift: (np.median(drift.moved), abs(np.log(drift.scale))))
+    return best if np.isfinite(best.moved).all() else None
+
+
+def _placed(
+    now: Float64[np.ndarray, "experts count"],
+    old: Float64[np.ndarray, "experts count"],
+    lengths: Float64[np.ndarray, "experts"],
+    scale: float,
+    is_affine: bool,
+) -> Drift:
+    """Where each row is, and how far from there; a few rows that moved do not move the others.
+
+    The vector that is common to all rows is the median of the differences: the mean of the rows,
+    which projections are stored without, is dragged by one row alone.
+    """
+    place, shift = np.arange(len(now)), np.zeros(now.shape[1])
+    for _ in range(2 if is_affine else 0):
+        shift = np.median(now - old[place], axis=0)
+        place = _place(now - shift, old, lengths)
+    if not is_affine:
+        place = _place(now, old, lengths)
+    moved = np.linalg.norm(now - shift - old[place], axis=1) / lengths[place]
+    return Drift(place, moved, scale)
+
+
+def _place(
+    now: Float64[np.ndarray, "experts count"],
+    old: Float64[np.ndarray, "experts count"],
+    lengths: Float64[np.ndarray, "experts"],
+) -> Int64[np.ndarray, "experts"]:
+    """Its own place of each row, or another one that it is much nearer to."""
+    apart = _distances(now, old)
     own = np.diag(apart) / lengths
     nearest = apart.argmin(axis=1)
     is_elsewhere = (own > _AWAY) & (apart.min(axis=1) < _NEARER * np.diag(apart))
-    place = np.where(is_elsewhere, nearest, np.arange(len(own)))
-    moved = apart[np.arange(len(own)), place] / lengths[place]
-    return Drift(place, moved, scale)
+    return np.where(is_elsewhere, nearest, np.arange(len(own)))
 
 
 def drifts(measured: Measured) -> Iterator[tuple[Row, Drift] | Unknown]:
@@ -97,15 +128,24 @@ def _mean(measured: Measured, router: str) -> Float64[np.ndarray, "count"]:
     return np.array(row["mean_row_projections"], dtype=np.float64)
 
 
-def _scale(
+def _scales(
     now: Float[np.ndarray, "experts count"], old: Float[np.ndarray, "experts count"]
-) -> float:
-    """Median ratio of lengths in order of length: the same whatever rows changed places."""
+) -> set[float]:
+    """Factors that may have multiplied all rows: median ratios of lengths in order of length, the
+    same whatever rows changed places, and of distances of rows, the same whatever was added to all
+    and, unlike the lengths, for most pairs whatever happened to a few rows; 1 is one of them.
+    """
     lengths = [np.sort(np.linalg.norm(rows, axis=1)) for rows in (now, old)]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = lengths[0] / lengths[1]
-    known = ratios[np.isfinite(ratios)]
-    return float(np.median(known)) if known.size else 1.0
+    pairs = np.triu_indices(len(now), 1)
+    apart = [_distances(rows, rows)[pairs] for rows in (now, old)]
+    found = {1.0}
+    for a, b in (lengths, apart):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratios = a / b
+        known = ratios[np.isfinite(ratios) & (ratios > 0.0)]
+        if known.size:
+            found.add(float(np.median(known)))
+    return found
 
 
 def _distances(

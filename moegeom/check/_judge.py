@@ -12,8 +12,11 @@ from moegeom.core.metric import RULE_HAS_NO
 
 def judge(
     measured: Measured, reasons: Mapping[str, Mapping[str, str]], notes: Sequence[str]
-) -> tuple[list[Finding], list[str]]:
-    """Findings of all checks, then notes; and the codes of the checks that could not be judged.
+) -> tuple[list[Finding], dict[str, list[str]]]:
+    """Findings of all checks, then notes; and by fact of ``run.json`` the codes of checks.
+
+    ``checks_not_judged`` did not pass and did not fail; ``checks_inconclusive``, which are among
+    them or passed in part, had what they need, and it was too little.
 
     ``reasons`` says by router and metric why a figure is null; equal reasons make one note,
     and what the rule does not have makes none.
@@ -33,8 +36,13 @@ def judge(
         for (reason, routers), metrics in alike.items()
     ]
     findings += [Finding("note", "", (), note) for note in notes]
-    not_judged = [o.code for o in verdict.outcomes if o.state not in ("passed", "failed")]
-    return findings, not_judged
+    codes = {
+        "checks_not_judged": [
+            o.code for o in verdict.outcomes if o.state not in ("passed", "failed")
+        ],
+        "checks_inconclusive": [o.code for o in verdict.open],
+    }
+    return findings, codes
 
 
 def _are_null(metrics: Sequence[str]) -> str:

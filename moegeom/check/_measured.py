@@ -15,6 +15,9 @@ from moegeom.results.reader import ResultsView
 
 Row = Mapping[str, Any]
 
+#: Stands where nobody typed a path of tokens: results were measured before.
+NO_NAME = "TOKENS"
+
 
 class MissingColumnError(ResultsError):
     """A column that a check reads is not in the results: an older moegeom wrote them."""
@@ -33,8 +36,8 @@ class Measured:
 
     ``layers`` has one row per router (as stored, population all), ``null`` the rows of the random
     router by router name, ``experts`` and ``domains`` the rows of a router by its name. ``run`` is
-    ``run.json``. ``checkpoint`` and ``tokens`` are what was typed, for the commands that findings
-    suggest; ``thresholds`` are those of the profile.
+    ``run.json``. ``checkpoint``, ``tokens`` and ``options`` are what was typed, for the commands
+    that findings suggest; ``thresholds`` are those of the profile.
     """
 
     layers: Sequence[Row]
@@ -42,7 +45,8 @@ class Measured:
     experts: Mapping[str, Sequence[Row]]
     domains: Mapping[str, Sequence[Row]]
     checkpoint: str = "CKPT"
-    tokens: str = "TOKENS"
+    tokens: str = NO_NAME
+    options: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     baseline: Baseline | None = None
     thresholds: Sequence[Threshold] = ()
@@ -65,10 +69,12 @@ class Measured:
         """The command that shows a router's tensors."""
         return f"moegeom routers {self.checkpoint} --layers {layer_of(router)}"
 
-    def measure_again(self, router: str, tokens: str | None = None, extra: str = "") -> str:
-        """The command that measures one layer on tokens."""
-        asked = f"--tokens {tokens or self.tokens} --layers {layer_of(router)}"
-        return f"moegeom scan {self.checkpoint} {asked}" + (f" {extra}" if extra else "")
+    def measure_again(self, router: str, extra: str = "") -> str:
+        """The command that measures one layer on the same tokens; empty where they have no name."""
+        if self.tokens == NO_NAME:
+            return ""
+        asked = (f"--tokens {self.tokens}", self.options, f"--layers {layer_of(router)}", extra)
+        return " ".join(["moegeom scan", self.checkpoint, *filter(None, asked)])
 
 
 def layer_of(router: str) -> str:
@@ -97,9 +103,10 @@ def measured_rows(
     layers: Sequence[Row],
     experts: Sequence[Row],
     checkpoint: str = "CKPT",
-    tokens: str = "TOKENS",
+    tokens: str = NO_NAME,
     run: Mapping[str, Any] | None = None,
     baseline: Baseline | None = None,
+    options: str = "",
 ) -> Measured:
     """The rows of the tables ``layers`` and ``experts``, sorted for the checks."""
     layers = [_Columns(row) for row in layers]
@@ -124,6 +131,7 @@ def measured_rows(
         domains=by_domain,
         checkpoint=_typed(checkpoint),
         tokens=_typed(tokens),
+        options=options,
         run=run or {},
         baseline=baseline,
     )
@@ -132,12 +140,13 @@ def measured_rows(
 def measured_results(
     results: ResultsView,
     checkpoint: str = "CKPT",
-    tokens: str = "TOKENS",
+    tokens: str = NO_NAME,
     baseline: Baseline | None = None,
+    options: str = "",
 ) -> Measured:
     """The same from results, on disk or in memory."""
     rows = (results.rows("layers"), results.rows("experts"))
-    return measured_rows(*rows, checkpoint, tokens, results.run, baseline)
+    return measured_rows(*rows, checkpoint, tokens, results.run, baseline, options)
 
 
 def _typed(path: str) -> str:

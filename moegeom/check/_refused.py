@@ -13,6 +13,4 @@ def refused(check: Check, measured: Measured) -> Iterator[Finding]:
     """The refusal that stopped reading, when it breaks the statement of this check."""
     refusal = measured.run.get("refused")
     if refusal and refusal["code"] == check.code:
-        yield check.finding(
-            (), refusal["message"], refusal["hint"], f"moegeom routers {measured.checkpoint}"
-        )
+        yield check.finding((), refusal["message"], refusal["hint"])

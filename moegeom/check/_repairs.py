@@ -36,4 +36,9 @@ def keep_in_float32(measured: Measured, row: Row) -> str:
     tensor = measured.facts(row["router"]).get("bias_tensor")
     if not tensor:
         return ""
-    return f"Or keep in float32: {re.sub(r'[0-9]+', '*', tensor, count=1)}"
+    return f"keep in float32: {re.sub(r'[0-9]+', '*', tensor, count=1)}"
+
+
+def either(first: str, second: str) -> str:
+    """Both repairs, the second as another way; one alone as it is."""
+    return " Another way: ".join(text.strip() for text in (first, second) if text)

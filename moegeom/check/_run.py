@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from moegeom.check._check import CHECKS, Check, Claim, Limits, Tested, Unknown
 from moegeom.check._measured import Measured, MissingColumnError, layer_of, place_of
 from moegeom.check._statistics import detectable_shift, holm_rejects
+from moegeom.check.pages import page_of
 from moegeom.check.profile import DEFAULT, Profile
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding
@@ -21,8 +22,9 @@ MOST_ALIKE = 2
 #: The check that judges the thresholds of a profile.
 THRESHOLDS = "MGP901"
 
-#: What no check of this version looks at.
-NOT_LOOKED_AT = ("expert weights", "other engines", "quantised activations")
+#: What no check of this version looks at; the first is told with the verdict.
+TRAINED = "whether routers were trained"
+NOT_LOOKED_AT = (TRAINED, "expert weights", "other engines", "quantised activations")
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,13 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
         and detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
         > claim.room
     }
+    unseen = tuple(_unseen(measured))
     return Verdict(
         outcomes=tuple(_outcome(entry, false, blind, profile) for entry in judged),
         fail_on=profile.fail_on,
         detectable=tuple(_detectable(judged, tested, level)),
-        not_looked_at=_not_looked_at(measured),
+        not_looked_at=(*unseen, *_not_looked_at(measured)),
+        unseen=(*unseen, TRAINED),
     )
 
 
@@ -112,6 +116,8 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
         changed = measured.baseline.changed_versions(measured.run, check.needs)
         if changed:
             return "inconclusive", f"the baseline holds another version of {', '.join(changed)}"
+    if check.facts and not measured.run.get(check.facts):
+        return "does not apply", check.absent
     for need in check.needs:
         if all(row.get(need) is None for row in measured.layers):
             return "does not apply", check.absent
@@ -132,8 +138,11 @@ def _limits(check: Check, profile: Profile) -> Limits:
 def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile) -> Outcome:
     check = entry.check
     severity = profile.severity.get(check.code, check.severity)
+    statement = page_of(check).statement
     if entry.state is not None:
-        return Outcome(check.code, check.title, severity, entry.state, entry.reason)
+        return Outcome(
+            check.code, check.title, severity, entry.state, entry.reason, statement=statement
+        )
     claims = [claim for claim in entry.claims if id(claim) not in false]
     found = [finding for claim in claims if (finding := _finding(claim)) is not None]
     if check.code in profile.severity:
@@ -168,6 +177,7 @@ def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile)
         tuple(_gathered(check, kept)),
         tuple(accepted),
         len(unknown),
+        statement,
     )
 
 
@@ -243,6 +253,23 @@ def _detectable(judged: Sequence[_Judged], tested: Sequence[Tested], level: floa
         ]
         if shifts:
             yield entry.check.detects(statistics.median(shifts))
+
+
+def _unseen(measured: Measured) -> Iterable[str]:
+    """What of this checkpoint was left out: routers, and hashes that the baseline holds."""
+    checkpoint = measured.run.get("checkpoint", {})
+    found = len(measured.run.get("routers", ()))
+    known = checkpoint.get("num_routers", found) + len(checkpoint.get("skipped", ()))
+    if known > found and "refused" not in measured.run:
+        yield f"{known - found} of {known} routers"
+    silent = sum(not row.get("num_tokens") for row in measured.layers)
+    if measured.has_tokens and silent:
+        yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"
+    hashed = [r for r in measured.experts if (b := measured.before(r)) and b.samples]
+    left = [r for r in hashed if any(e.get("expert_sample") is None for e in measured.experts[r])]
+    if left:
+        of = f" in {len(left)} of {len(hashed)} routers" if len(left) < len(hashed) else ""
+        yield f"experts (hashes in the baseline, not compared{of})"
 
 
 def _not_looked_at(measured: Measured) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +17,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError, UsageError
+from moegeom.core.files import read_regular, write_whole
+from moegeom.core.layer_ranges import ROUTER_NAME
 from moegeom.core.metric import NUM_PROJECTIONS
+from moegeom.core.text import quoted
 from moegeom.results.reader import ResultsView
 
 #: Version of the file; a reader refuses others.
@@ -169,22 +172,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         "routers": {name: _to_json(router) for name, router in baseline.routers.items()},
     }
     text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    target = path.resolve()  # a link stays a link
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{path}: is no file that a baseline could be written to.")
-    partial = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as file:
-            partial = Path(file.name)
-            file.write(text)
-        partial.chmod(0o644)
-        partial.replace(target)
-    except OSError as error:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
-        raise UsageError(f"{path}: the baseline cannot be written ({error.strerror}).") from error
+    write_whole(path, text)
 
 
 def read_baseline(path: str | Path) -> Baseline:
@@ -196,18 +184,17 @@ def read_baseline(path: str | Path) -> Baseline:
         When the file cannot be read, or is no baseline of this version.
     """
     file = Path(path)
-    if not file.exists():
+    try:
+        document = parse_json(read_regular(file, _LARGEST_FILE, follows=True), _LARGEST_FILE)
+    except FileNotFoundError:
         raise ResultsError(
             f"{file}: there is no such baseline.",
             f"`moegeom check CKPT --update-baseline --baseline {file}` writes it.",
-        )
-    try:
-        if file.stat().st_size > _LARGEST_FILE:
-            raise ResultsError(f"{file}: larger than a baseline can be.")
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        ) from None
+    except (OSError, DocumentError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise ResultsError(
-            f"{file}: no baseline can be read from it.",
+            f"{file}: no baseline can be read from it ({reason}).",
             "`moegeom check CKPT --update-baseline --baseline FILE` writes one.",
         ) from error
     version = document.get("moegeom_baseline") if isinstance(document, dict) else None
@@ -218,7 +205,7 @@ def read_baseline(path: str | Path) -> Baseline:
             "Write it again with --update-baseline.",
         )
     try:
-        routers = {str(name): _from_json(entry) for name, entry in document["routers"].items()}
+        routers = {_named(name): _from_json(entry) for name, entry in document["routers"].items()}
         return Baseline(
             moegeom=str(document["moegeom"]),
             checkpoint=dict(document["checkpoint"]),
@@ -231,6 +218,12 @@ def read_baseline(path: str | Path) -> Baseline:
             f"{file}: is damaged ({type(error).__name__}: {str(error)[:80]}).",
             "Take it from version control again, or write it with --update-baseline.",
         ) from error
+
+
+def _named(name: str) -> str:
+    if not ROUTER_NAME.fullmatch(name):
+        raise ValueError(f"{quoted(name, 40)} is no router's name")
+    return name
 
 
 def _to_json(router: BaselineRouter) -> dict[str, Any]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from moegeom.core.finding import Severity
+from moegeom.core.layer_ranges import format_layers
+
+if TYPE_CHECKING:
+    from moegeom.check._check import Check
 
 #: Probability that a healthy checkpoint fails any statistical check of a run by chance.
 FAMILY_WISE_ERROR = 0.005
+
+_A = {"error": "an error", "warning": "a warning", "note": "a note"}
+
+#: Codes of checks that are not judged, as many as are listed.
+_MOST_CODES = 8
 
 
 @dataclass(frozen=True)
@@ -99,3 +108,43 @@ class Profile:
 
 #: What moegeom judges by itself.
 DEFAULT = Profile()
+
+
+def told(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
+    """What this profile judges otherwise than moegeom does by itself, in sentences.
+
+    For the screen: who reads a verdict must see what was switched off, lowered or accepted.
+    """
+    checks = sorted(checks, key=lambda check: check.code)
+    off = [check.code for check in checks if not profile.selects(check.code)]
+    said = [f"not judged: {_codes(off)}"] if off else []
+    for check in checks:
+        severity = profile.severity.get(check.code, check.severity)
+        if severity != check.severity:
+            said.append(f"{check.code} is {_A[severity]}, not {_A[check.severity]}")
+        settings = profile.limits.get(check.code, LimitSettings())
+        for values, where in _limits_of(settings):
+            said += [
+                f"{check.code} {limit.name} {values[limit.name]:g}{where}, not {limit.default:g}"
+                for limit in check.limits
+                if values.get(limit.name, limit.default) != limit.default
+            ]
+    for entry in profile.ignore:
+        layers = "" if entry.layers is None else f" in layers {format_layers(entry.layers)}"
+        said.append(f"{entry.code} is accepted{layers}: {entry.reason}")
+    if profile.family_wise_error != FAMILY_WISE_ERROR:
+        error = profile.family_wise_error
+        said.append(f"probability of a false alarm {error:g}, not {FAMILY_WISE_ERROR:g}")
+    return tuple(said)
+
+
+def _limits_of(settings: LimitSettings) -> Iterator[tuple[Mapping[str, float], str]]:
+    yield settings.values, ""
+    for entry in settings.at:
+        yield entry.values, f" in layers {format_layers(entry.layers)}"
+
+
+def _codes(codes: Sequence[str]) -> str:
+    shown = ", ".join(codes[:_MOST_CODES])
+    rest = len(codes) - _MOST_CODES
+    return shown + (f" and {rest} more checks" if rest > 0 else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +16,9 @@ from moegeom.check.profile import (
     Profile,
     Threshold,
 )
+from moegeom.core.documents import MOST_TOML, DocumentError, parse_toml
 from moegeom.core.errors import UsageError
+from moegeom.core.files import open_regular
 from moegeom.core.finding import Severity
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.registry import nearest_name
@@ -26,8 +27,8 @@ from moegeom.core.registry import nearest_name
 PROFILE_NAME = "moegeom.toml"
 _PROJECT_NAME = "pyproject.toml"
 
-#: A profile is a page of text.
-_LARGEST_FILE = 2**20
+#: What a project's file with a profile holds somewhere.
+_OWN_NAME = "moegeom"
 
 _SEVERITIES = get_args(Severity)
 
@@ -70,7 +71,12 @@ def read_profile(path: Path) -> Profile:
 
 
 def _own_table(project: Path) -> Any:
-    """``[tool.moegeom]`` of a ``pyproject.toml``, whatever it is; None when there is none."""
+    """``[tool.moegeom]`` of a ``pyproject.toml``, whatever it is; None when there is none.
+
+    A file without the name is not parsed: it is somebody else's, and may be of any size.
+    """
+    if _OWN_NAME not in _text_of(project):
+        return None
     tool = _table_of(project).get("tool")
     return tool.get("moegeom") if isinstance(tool, Mapping) else None
 
@@ -84,16 +90,21 @@ def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
 
 
 def _table_of(path: Path) -> dict[str, Any]:
+    text = _text_of(path)
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise UsageError(f"{path}: larger than a profile can be.")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(text)
+    except DocumentError as error:
+        raise UsageError(f"{path}: {error}.", "A profile is a page of TOML.") from None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with open_regular(path, follows=True) as file:
+            return file.read(4 * MOST_TOML + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path}: the profile cannot be read.", "`moegeom check --init` writes one."
         ) from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: is not TOML ({error}).") from error
 
 
 def _known(table: Any, known: Iterable[str], where: str) -> None:

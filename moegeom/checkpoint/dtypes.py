@@ -68,6 +68,31 @@ def numpy_dtype(name: str, where: str) -> np.dtype:
     return row.numpy
 
 
+def as_array(
+    raw: bytes, dtype: np.dtype, shape: tuple[int, ...], where: str
+) -> Shaped[np.ndarray, "*shape"]:
+    """The elements that are stored in C order, without a copy."""
+    try:
+        return np.frombuffer(raw, dtype).reshape(shape)
+    except (ValueError, OverflowError):
+        raise no_array(shape, where) from None
+
+
+def empty_array(
+    dtype: np.dtype, shape: tuple[int, ...], where: str
+) -> Shaped[np.ndarray, "*shape"]:
+    """An array to be filled."""
+    try:
+        return np.empty(shape, dtype)
+    except (ValueError, OverflowError, MemoryError):
+        raise no_array(shape, where) from None
+
+
+def no_array(shape: tuple[int, ...], where: str) -> CheckpointError:
+    """The error for a shape that has no place in memory, be it that one of its sizes is 0."""
+    return CheckpointError(f"{where} has shape {shape}, which is more than memory can address.")
+
+
 def upcast(values: Shaped[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """The same numbers as float64 where stored so, else as float32; exact for floats."""
     if values.dtype in (np.float32, np.float64):

@@ -12,6 +12,7 @@ from moegeom.checkpoint.remote_folder import RemoteFolder
 from moegeom.checkpoint.remote_http import PASSING, HttpTransport, Refusals, retry_after
 from moegeom.checkpoint.remote_options import RemoteOptions
 from moegeom.checkpoint.remote_transport import Stamp, TryAgain, with_retries
+from moegeom.checkpoint.remote_url import cut
 from moegeom.core.errors import CheckpointError
 
 #: ``refs/pr/1`` and ``refs/convert/...`` are revisions with slashes; a branch's are written %2F.
@@ -59,8 +60,8 @@ def parse_hub_url(url: str) -> HubAddress:
     found = _HUB_URL.fullmatch(url)
     if found is None or found["repo"].startswith(("datasets/", "spaces/")):
         raise CheckpointError(
-            f"{url}: is no address of a model, expected hf://owner/name, hf://owner/name@revision "
-            "or a folder or file in it."
+            f"{cut(url)}: is no address of a model, expected hf://owner/name, "
+            "hf://owner/name@revision or a folder or file in it."
         )
     path = (found["path"] or "").strip("/")
     return HubAddress(found["repo"], unquote(found["revision"] or ""), path)

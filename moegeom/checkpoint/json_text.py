@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -20,6 +21,10 @@ _PLAIN_COPIES = 3
 #: One character of four bytes makes all others of its text as wide, and the parser's buffer too.
 _WIDE_COPIES = 12
 
+#: Digits that some integer in the text may have; most in an integer, of which configs hold 10^30.
+_MANY_DIGITS = re.compile(rb"[0-9]{40}")
+_MOST_DIGITS = 40
+
 
 class _Refused(ValueError):
     """JSON that Python reads and that no checkpoint may contain."""
@@ -27,6 +32,13 @@ class _Refused(ValueError):
 
 def _refuse_constant(token: str) -> NoReturn:
     raise _Refused(f"holds the token {token}, which is not JSON")
+
+
+def _short_integer(digits: str) -> int:
+    """An integer; thousands of digits make sentences long, and overflow what is computed."""
+    if len(digits) > _MOST_DIGITS:
+        raise _Refused(f"holds an integer of {len(digits)} digits")
+    return int(digits)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -89,21 +101,25 @@ def parse_object(
             f"than the {limits.JSON_MEMORY} allowed."
         )
     constant = None if allow_constants else _refuse_constant
+    # A hook for every integer takes time: few texts have many digits in a row.
+    integer = _short_integer if _MANY_DIGITS.search(raw) else None
     try:
         with no_collection():
             text = str(raw, "utf-8")
-            found = json.loads(text, parse_constant=constant)
+            found = json.loads(text, parse_constant=constant, parse_int=integer)
             # A hook doubles the time: only a text of which a string got lost is parsed with it.
             if pairs_hook is not None and 2 * _num_strings(found) != num_quotes(raw):
                 del found
-                found = json.loads(text, object_pairs_hook=pairs_hook, parse_constant=constant)
+                found = json.loads(
+                    text, object_pairs_hook=pairs_hook, parse_constant=constant, parse_int=integer
+                )
     except _Refused as error:
         raise CheckpointError(f"{where}: {error}.") from None
     except RecursionError:
         raise CheckpointError(f"{where}: is nested too deeply.") from None
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where}: is not UTF-8 at byte {error.start}.") from None
-    except ValueError as error:  # malformed JSON, or an integer of thousands of digits
+    except ValueError as error:
         raise CheckpointError(f"{where}: is not JSON ({error}).") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{where}: holds a {type(found).__name__}, expected an object.")

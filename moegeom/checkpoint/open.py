@@ -9,7 +9,7 @@ from moegeom.checkpoint.inner import inner_hint
 from moegeom.checkpoint.remote_options import RemoteOptions
 from moegeom.checkpoint.remote_url import scheme_of, shown
 from moegeom.checkpoint.store import Format, TensorStore
-from moegeom.core.errors import CheckpointError, UsageError
+from moegeom.core.errors import CheckpointError, UsageError, about
 from moegeom.core.registry import Registry
 
 FORMATS: Registry[Format] = Registry("format", "moegeom.checkpoint.formats", "FORMAT", Format)
@@ -43,15 +43,16 @@ def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> Te
     if path == "":
         raise UsageError("The path of the checkpoint is empty.", "The folder you are in is '.'.")
     url = path if isinstance(path, str) and scheme_of(path) else ""
-    try:
-        location = _remote(url, remote) if url else _local(Path(path))
-        for candidate in FORMATS.all():
-            if candidate.recognises(location):
-                return candidate.open(location)
-        raise CheckpointError(*_not_recognised(location))
-    except OSError as error:
-        where = shown(url) if url else path
-        raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
+    where = shown(url) if url else path
+    with about("checkpoint", where):
+        try:
+            location = _remote(url, remote) if url else _local(Path(path))
+            for candidate in FORMATS.all():
+                if candidate.recognises(location):
+                    return candidate.open(location)
+            raise CheckpointError(*_not_recognised(location))
+        except OSError as error:
+            raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
 
 
 def _local(path: Path) -> Location:

@@ -1,7 +1,7 @@
 """The machine that a pickle is a program for: a stack, marks, and a memo of what was made.
 
-It makes plain values, and calls what its owner allows; it imports nothing, and looks up nothing
-but ``__setstate__``.
+It makes plain values and records, and calls what its owner allows; it imports nothing, looks up
+nothing but ``__setstate__``, and hashes nothing but short texts and small numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARK = 41
 _NAME_LENGTH = 4096
 
 #: Most arguments of a call; each call copies them.
-_ARGUMENTS = 255
+MOST_ARGUMENTS = 255
 
 #: Integers from here on share their hash with smaller ones.
 _LARGE_KEY = 2**60
@@ -48,6 +48,9 @@ _ODD_KEY = 48
 
 #: A ``Global`` and its place in the table of those that were found.
 _FOUND = 400
+
+#: The largest record: what a call makes.
+_MADE = 112
 
 #: What a stand-in raises when it is given anything but what it expects.
 _WRONG_VALUES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -75,8 +78,17 @@ class OddKey:
     value: Any
 
 
+class Record:
+    """What stands in for an object: it keeps the state that the pickle gives it, no more."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, *_: Any) -> None:
+        self.state: Any = None
+
+
 class Machine:
-    """The stack, the memo and what is left of the memory; most methods are one opcode each.
+    """The stack, the memo and what is left of memory and time; most methods are one opcode each.
 
     ``stack``, ``marks`` and ``memo`` stay the same lists: the interpreter holds on to them.
     """
@@ -204,11 +216,11 @@ class Machine:
         num = len(items) // 2
         is_small = len(target) + num <= _FEW
         self.pay((0 if target else _ROOM) + (0 if is_small else _ENTRY * num))
-        for index in range(0, len(items), 2):
-            key = items[index]
+        pairs = iter(items)
+        for key, value in zip(pairs, pairs, strict=True):
             if type(key) is not str or len(key) > _NAME_LENGTH:
                 key = self._key(key)
-            target[key] = items[index + 1]
+            target[key] = value
 
     def _key(self, found: Any) -> Any:
         """What stands for a key that is no short text."""
@@ -250,21 +262,23 @@ class Machine:
         function = self.stack.pop()
         if type(function) is not Global or type(arguments) is not tuple:
             raise self.refusal(f"calls {_kind(function)} with {_kind(arguments)}")
-        if len(arguments) > _ARGUMENTS:
+        if len(arguments) > MOST_ARGUMENTS:
             raise self.refusal(f"calls {function.name} with {len(arguments)} arguments")
+        self.pay(_MADE + len(arguments))
         try:
             made = function.stand_in(*arguments)
         except _WRONG_VALUES:
             raise self.refusal(
                 f"calls {function.name} with {len(arguments)} arguments that it does not take"
             ) from None
-        if not arguments or made is not arguments[0]:
-            self.pay(sys.getsizeof(made) + _ROUNDED)
         self.stack.append(made)
 
     def build(self, _: Any) -> None:
         state = self.stack.pop()
         target = self.stack[-1]
+        if isinstance(target, Record):
+            target.state = state
+            return
         if type(target) is dict:
             return
         set_state = getattr(type(target), "__setstate__", None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+
+from moegeom.core.errors import OutputError
+from moegeom.core.files import read_regular, write_whole
 
 #: Reads longer than this are not kept: they would push everything else out.
 _LONGEST = 64_000_000
@@ -33,7 +35,7 @@ class RangeCache:
         """What was put under the key; None when that is gone."""
         path = self._path(key)
         try:
-            raw = path.read_bytes()
+            raw = read_regular(path, _LONGEST + _DIGEST_SIZE)
             content = raw[_DIGEST_SIZE:]
             if hashlib.sha256(content).digest() != raw[:_DIGEST_SIZE]:
                 return None
@@ -47,9 +49,9 @@ class RangeCache:
         if len(content) > min(_LONGEST, self.limit - _DIGEST_SIZE):
             return
         path = self._path(key)
-        with suppress(OSError):
+        with suppress(OSError, OutputError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write_whole(path, hashlib.sha256(content).digest() + content)
+            write_whole(path, hashlib.sha256(content).digest() + content, mode=0o600, follows=False)
             with self._lock:
                 self._make_room(len(content) + _DIGEST_SIZE)
 
@@ -69,18 +71,6 @@ class RangeCache:
                 break
             path.unlink(missing_ok=True)
             self._filled -= size
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing: a reader never sees half of a file."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _files(folder: Path) -> list[tuple[int, int, Path]]:

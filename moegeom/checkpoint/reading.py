@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
 from moegeom.core.errors import CheckpointError
+from moegeom.core.files import open_raw
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,11 @@ class CountingFile:
 
     def open(self) -> FileIO:
         """The file, open for reading; an error unless it is a regular file."""
-        # O_NONBLOCK: opening a FIFO that nobody writes to must not wait for a writer.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         try:
-            descriptor = os.open(self.path, flags)
-        except OSError as error:
+            return open_raw(self.path, follows=True)
+        except (OSError, ValueError) as error:
             raise self._unreadable(error) from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise CheckpointError(f"{self.label}: not a regular file.")
-        return FileIO(descriptor, "rb")
 
-    def _unreadable(self, error: OSError) -> CheckpointError:
-        reason = error.strerror or type(error).__name__
+    def _unreadable(self, error: Exception) -> CheckpointError:
+        reason = getattr(error, "strerror", None) or type(error).__name__
         return CheckpointError(f"{self.label}: cannot be read ({reason}).")

@@ -13,7 +13,7 @@ from moegeom.checkpoint.remote_folder import RemoteFolder
 from moegeom.checkpoint.remote_fsspec import open_fsspec
 from moegeom.checkpoint.remote_http import HttpTransport
 from moegeom.checkpoint.remote_options import RemoteOptions
-from moegeom.checkpoint.remote_url import child, scheme_of, shown, split_last
+from moegeom.checkpoint.remote_url import child, cut, scheme_of, shown, split_last
 from moegeom.core.errors import CheckpointError
 
 #: A web address that ends so is a file; any other is a folder. Names of models have dots, too.
@@ -21,6 +21,9 @@ _FILE_SUFFIXES = (
     ".safetensors", ".json", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".h5", ".msgpack",
     ".distcp", ".metadata",
 )  # fmt: skip
+
+#: Between two slashes; file systems and object stores allow 255 and 1024.
+_LONGEST_NAME = 1024
 
 
 def open_remote(url: str, options: RemoteOptions) -> Location:
@@ -31,16 +34,19 @@ def open_remote(url: str, options: RemoteOptions) -> Location:
     CheckpointError
         If nothing is there, it may not be read, or a package for it is not installed.
     """
+    longest = max(map(len, shown(url).split("/")))
+    if longest > _LONGEST_NAME:
+        raise CheckpointError(f"{cut(shown(url))}: has a name of {longest} characters.")
     opener = _OPENERS.get(scheme_of(url), open_fsspec)
     try:
         return opener(url, options)
     except ModuleNotFoundError as error:
         raise CheckpointError(
-            f"{shown(url)}: needs the package {error.name}, which is not installed.",
+            f"{cut(shown(url))}: needs the package {error.name}, which is not installed.",
             "pip install 'moegeom[hub]'",
         ) from None
     except ValueError:  # a port that is no number, brackets that do not close
-        raise CheckpointError(f"{shown(url)}: is no URL.", "Check the address.") from None
+        raise CheckpointError(f"{cut(shown(url))}: is no URL.", "Check the address.") from None
 
 
 def _open_web(url: str, options: RemoteOptions) -> Location:

@@ -90,7 +90,8 @@ class HttpTransport:
                 return self._body(response, name, expected), stamp
         except httpx2.TimeoutException:
             raise TryAgain(f"sent nothing for {self._options.timeout_s:g} s") from None
-        except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
+        # ValueError: a name of a host that no name server could be asked for
+        except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, ValueError) as error:
             raise CheckpointError(
                 f"{self._where(name)} cannot be followed ({type(error).__name__}).",
                 "Check the address.",

@@ -8,6 +8,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 #: ``s3://``, and the chains of fsspec such as ``filecache::s3://``.
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
 
+#: Characters of an address in a sentence.
+_LONGEST_SHOWN = 500
+
 
 def scheme_of(text: str) -> str:
     """The scheme of a URL in small letters; "" for a path."""
@@ -20,6 +23,11 @@ def shown(url: str) -> str:
     head, mark, rest = url.partition("://")
     authority, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
     return head + mark + authority.rpartition("@")[2] + slash + path
+
+
+def cut(text: str) -> str:
+    """A text that fits into a sentence."""
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def child(folder: str, name: str) -> str:

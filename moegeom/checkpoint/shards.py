@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.names import check_names, is_inside
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote_reads import Span, in_file_order, in_parallel, join_neighbours
-from moegeom.checkpoint.store import TensorInfo
+from moegeom.checkpoint.store import TensorInfo, check_apart
 from moegeom.core.errors import CheckpointError
 
 _CONFIGS = ("config.json", "params.json")
@@ -104,10 +105,25 @@ class ShardedStore:
                 pass
 
     def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, Shaped[np.ndarray, "*shape"]]]:
-        """Names and tensors in file order; from a server, neighbours with one request."""
+        """Names and tensors in file order; from a server, neighbours with one request.
+
+        No two may share bytes: each is kept in memory by who asks for it, and one block of rows
+        is not the router of every layer.
+        """
         infos = in_file_order(self.info(name) for name in dict.fromkeys(names))
+        self._check_apart(infos)
         for span in in_parallel(self._read_span, join_neighbours(infos), self.folder.num_parallel):
             yield from span
+
+    def _check_apart(self, infos: Iterable[TensorInfo]) -> None:
+        # A tensor in pieces gives the place of the first; pieces are checked by their format.
+        whole = (info for info in infos if info.file in self._shards)
+        for file, held in groupby(whole, key=lambda info: info.file):
+            check_apart(
+                ((i.offset, i.offset + i.size_bytes, i.name) for i in held),
+                file,
+                hint="Save each tensor with a storage of its own: tensor.clone().",
+            )
 
     def _read_span(self, span: Span) -> list[tuple[str, Shaped[np.ndarray, "*shape"]]]:
         # A tensor in pieces lies in files of which the shard is made, not in the shard itself.
@@ -171,6 +187,12 @@ def missing_shards(
     if len(names) > limits.FILES:
         raise CheckpointError(
             f"{index}: names {len(names)} files, more than the {limits.FILES} allowed."
+        )
+    longest = max(names, key=len, default="")
+    if len(longest) > limits.NAME_LENGTH:
+        raise CheckpointError(
+            f"{index}: names the file {longest[:80]!r}... of {len(longest)} characters, more than "
+            f"the {limits.NAME_LENGTH} allowed."
         )
     listed = sorted(names)
     is_there = in_parallel(folder.has, listed, folder.num_parallel)

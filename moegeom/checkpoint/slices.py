@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint.dtypes import numpy_dtype
+from moegeom.checkpoint.dtypes import empty_array, numpy_dtype
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
 
@@ -65,10 +65,11 @@ class SlicedTensor:
 
     def read(self) -> Shaped[np.ndarray, "*shape"]:
         """The whole tensor."""
-        dtype = numpy_dtype(self.info.dtype, f"{self.info.file}: tensor {self.info.name!r}")
+        where = f"{self.info.file}: tensor {self.info.name!r}"
+        dtype = numpy_dtype(self.info.dtype, where)
         if len(self.pieces) == 1 and self.pieces[0].sizes == self.info.shape:
             return self.pieces[0].source.read()
-        whole = np.empty(self.info.shape, dtype)
+        whole = empty_array(dtype, self.info.shape, where)
         for piece in self.pieces:
             whole[piece.box] = piece.source.read()
         return whole

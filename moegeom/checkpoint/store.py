@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from moegeom.checkpoint.folder import Location
+from moegeom.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,26 @@ class TensorInfo:
     file: str
     offset: int
     size_bytes: int
+
+
+def check_apart(
+    spans: Iterable[tuple[int, int, str]], file: str, what: str = "tensors", hint: str = ""
+) -> None:
+    """Raise if two of the spans (begin, end, name) of a file share a byte.
+
+    What is read of a file without shared bytes is never more than the file.
+    """
+    last, last_end = "", 0
+    for begin, end, name in sorted(spans):
+        if begin >= end:
+            continue
+        if begin < last_end:
+            raise CheckpointError(
+                f"{file}: the {what} {last!r} and {name!r} both claim the bytes {begin} to "
+                f"{min(end, last_end)}.",
+                hint,
+            )
+        last, last_end = name, end
 
 
 class TensorStore(Protocol):

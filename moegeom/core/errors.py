@@ -5,6 +5,13 @@ A message is one sentence: where, what was found, what was expected. The hint sa
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: How a system says that a file does not fit.
+_FULL = frozenset({errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)})
+
 
 class MoeGeomError(Exception):
     """Base of every error that moegeom raises on purpose.
@@ -32,6 +39,20 @@ class UsageError(MoeGeomError):
     """The command cannot mean what was typed: unknown name, wrong flag, existing output."""
 
     exit_code = 2
+
+
+class OutputError(UsageError):
+    """An output cannot be written: a full disk, a folder that is read-only or not there."""
+
+    @classmethod
+    def of(cls, path: object, error: OSError) -> OutputError:
+        """The same as an error of ours: the path that was asked for, and the system's reason."""
+        reason = error.strerror or first_line(error)
+        is_full = error.errno in _FULL or "os error 28" in reason.lower()
+        return cls(
+            f"{path}: cannot be written ({reason}).",
+            "Make room there, or name another place." if is_full else "Name another place.",
+        )
 
 
 class CheckpointError(MoeGeomError):
@@ -70,6 +91,23 @@ class InternalError(MoeGeomError):
     """A promise inside moegeom is broken; always a bug."""
 
     exit_code = 5
+
+
+@contextmanager
+def about(what: str, given: object) -> Iterator[None]:
+    """A block whose errors say which ``what`` they are about, as it was named by the caller.
+
+    Messages name files without their folders; two of one name cannot be told apart by these.
+    """
+    try:
+        yield
+    except MoeGeomError as error:
+        note = f"{what}: {given}"
+        is_bare = "/" not in str(given).rstrip("/")
+        said = [error.message, *getattr(error, "__notes__", ())]
+        if given and not is_bare and not any(str(given) in text for text in said):
+            error.add_note(note)
+        raise
 
 
 def first_line(error: BaseException) -> str:

@@ -6,6 +6,14 @@ from __future__ import annotations
 LEVEL = 0.95
 
 
+def range_text(
+    value: float, error: float, num_blocks: int | None, digits: int, least: float = 0.0
+) -> str:
+    """``0.21-0.34``: the 95 % range of a figure that is not below ``least``."""
+    half = half_width(error, num_blocks)
+    return f"{max(least, value - half):.{digits}f}-{value + half:.{digits}f}"
+
+
 def half_width(error: float, num_blocks: int | None) -> float:
     """Half the width of the 95 % range, t x error, t Student's quantile for blocks - 1.
 

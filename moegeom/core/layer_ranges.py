@@ -1,10 +1,13 @@
-"""Which layers were asked for: ``0,3-7``."""
+"""How layers are named: routers in files, and those that are asked for (``0,3-7``)."""
 
 from __future__ import annotations
 
 import re
 
 from moegeom.core.errors import UsageError
+
+#: ``text/31``, and ``text/31/second`` where a layer has several routers.
+ROUTER_NAME = re.compile(r"[^/]+/[0-9]{1,9}(/[^/]+)*")
 
 _PART = re.compile(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?")
 

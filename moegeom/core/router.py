@@ -1,23 +1,25 @@
 """The router record: identity, provenance, and the selection rule as typed steps.
 
-The order of the steps is fixed (DESIGN.md section 4): input, form, logit map, score, selection
+The order of the steps is fixed: input, form, logit map, score, selection
 bias, mask, pick, weights. Each step names a pure function in ``geometry/selection``; a new family
 that needs a new function adds it there and names it here. The record holds arrays and no code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Trust = Literal["verified", "assumed"]
-
 #: Scores that are one strictly increasing function of the logit (per token, for softmax): they
-#: never change which logits are the k largest. THEORY.md section 0.
+#: never change which logits are the k largest. docs/theory.md 0.
 MONOTONE_SCORES = frozenset({"identity", "softmax", "sigmoid", "sqrt_softplus"})
+
+
+#: In place of a score: of routers that only recorded choices tell of (``Router.listed``).
+RECORDED = "recorded"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Rule:
         """True when the chosen set is the top-k of ``W y + b``, so that cells are polyhedra.
 
         A bias added to identity scores is a logit bias in disguise; added to any other score, or
-        behind a logit map, it bends the walls (THEORY.md E1), and a group mask makes them
+        behind a logit map, it bends the walls (docs/theory.md E1), and a group mask makes them
         non-convex (E2).
         """
         is_plain = self.score == "identity" and self.logit_map is None
@@ -141,7 +143,6 @@ class Provenance:
     tensors: tuple[str, ...]
     file: str
     stored_dtype: str
-    trust: Trust = "assumed"
     bias_tensor: str = ""
     bias_dtype: str = ""
     kept_dtype: str = ""
@@ -159,6 +160,9 @@ class Router:
     sum that weights are divided by. ``expert_scale`` multiplies the weight of each expert.
     Behind a ``projection`` the rows and the logit bias are composed with it in float64, so that
     ``W y + b`` are the logits before any division by the length of the projected input.
+    ``listed`` says why the choice does not follow from router and input, where it does not: then
+    the rows have no columns, the rule is no more than the number of chosen experts, and only
+    recorded choices tell anything.
     """
 
     name: str
@@ -176,6 +180,7 @@ class Router:
     shared_rows: NDArray[np.floating] | None = None
     expert_scale: NDArray[np.floating] | None = None
     projection: Projection | None = None
+    listed: str = ""
 
     @property
     def num_experts(self) -> int:
@@ -209,11 +214,20 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class TableName:
+    """A layer whose experts are looked up by token id: the table, and the weight that mixes."""
+
+    router: str
+    tensor: str
+    weight: str
+
+
+@dataclass(frozen=True)
 class RouterSet:
     """All routers of one checkpoint in natural order, and everything worth saying about them.
 
-    ``verified_by`` says which recorded choices verified the rule; empty when it is assumed.
-    ``revision`` names the commit or the ETags of a remote checkpoint.
+    ``revision`` names the commit or the ETags of a remote checkpoint, ``tables`` are those that
+    stand in the place of routers; ``initializer_range`` is that of the config.
     """
 
     routers: tuple[Router, ...]
@@ -228,13 +242,6 @@ class RouterSet:
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     layer_notes: tuple[str, ...] = ()
-    verified_by: str = ""
     revision: str = ""
-
-    def verified(self, by: str) -> RouterSet:
-        """The same routers, whose rule is known to be right."""
-        routers = tuple(
-            replace(router, provenance=replace(router.provenance, trust="verified"))
-            for router in self.routers
-        )
-        return replace(self, routers=routers, verified_by=by)
+    tables: tuple[TableName, ...] = ()
+    initializer_range: float | None = None

@@ -31,7 +31,8 @@ class Outcome:
 
     ``severity`` is what its findings weigh (a profile may have changed it); ``reason`` says why it
     was not judged, as a whole or in ``num_open`` layers. ``accepted`` are findings that a profile
-    ignores, each with the reason that it gives; a check with no others is ignored.
+    ignores, each with the reason that it gives; a check with no others is ignored. ``title`` is
+    what a finding says, ``statement`` what holds when the check passes.
     """
 
     code: str
@@ -42,6 +43,7 @@ class Outcome:
     findings: tuple[Finding, ...] = ()
     accepted: tuple[tuple[Finding, str], ...] = ()
     num_open: int = 0
+    statement: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,17 @@ class Verdict:
     """Outcomes of all checks that were selected, in the order of codes.
 
     ``fail_on`` is the least severity that fails the gate; ``detectable`` says in words how small a
-    defect the statistical checks could have found; ``not_looked_at`` is printed with every pass.
+    defect the statistical checks could have found; ``profile`` says by which file was judged, and
+    what that changes; ``not_looked_at`` is printed with every pass, ``unseen``, the part of it that
+    is missed, in the sentence itself.
     """
 
     outcomes: tuple[Outcome, ...]
     fail_on: Severity = "error"
     detectable: tuple[str, ...] = ()
     not_looked_at: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    profile: tuple[str, ...] = ()
 
     def in_state(self, state: State) -> tuple[Outcome, ...]:
         """Outcomes that ended so."""

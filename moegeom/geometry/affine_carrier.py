@@ -20,7 +20,7 @@ ROUNDING = 1e-26
 def energy_share(part: Outputs, whole: Outputs) -> float:
     """Mean |part|^2 over mean |whole|^2; above 1 when parts cancel; nan for a whole of zeros.
 
-    Source: THEORY.md B11.
+    Source: docs/theory.md B11.
     """
     total = float((whole**2).sum())
     return float((part**2).sum()) / total if total > 0.0 else float("nan")
@@ -29,7 +29,7 @@ def energy_share(part: Outputs, whole: Outputs) -> float:
 def mean_energy_share(values: Outputs) -> float:
     """|mean y|^2 / mean |y|^2: 1 for constant outputs, 1/T or so for independent ones; nan for 0.
 
-    Source: THEORY.md B11; 001 Remark 5.10.
+    Source: docs/theory.md B11; S1 Remark 5.10.
     """
     total = float((values**2).sum(axis=1).mean()) if len(values) else 0.0
     mean = values.mean(axis=0) if len(values) else np.zeros(0)
@@ -37,7 +37,7 @@ def mean_energy_share(values: Outputs) -> float:
 
 
 def mean_direction_cosine(part: Outputs, whole: Outputs) -> float:
-    """Cosine between the mean outputs; nan when one of them is 0. Source: THEORY.md B11."""
+    """Cosine between the mean outputs; nan when one of them is 0. Source: docs/theory.md B11."""
     first, second = part.mean(axis=0), whole.mean(axis=0)
     lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / lengths if lengths > 0.0 else float("nan")
@@ -49,7 +49,7 @@ def affine_residual(inputs: Inputs, outputs: Outputs, train: Train) -> Residual:
     Least squares on the leading principal components of the training inputs, fewer than a tenth as
     many as training tokens, so that the fit cannot follow noise. One row per token outside
     ``train``. Linear in the outputs: residuals of parts add up to that of their sum. For fewer than
-    20 training tokens all nan. Source: THEORY.md B11; oracle in tests: scikit-learn.
+    20 training tokens all nan. Source: docs/theory.md B11; oracle in tests: scikit-learn.
     """
     fitted, tested = inputs[train], inputs[~train]
     if len(fitted) < LEAST_TRAIN:
@@ -67,8 +67,8 @@ def affine_r2(inputs: Inputs, outputs: Outputs, train: Train) -> float:
 
     1 - SSE / SST, SSE of :func:`affine_residual`, SST about the training mean. At most 1; negative
     for a map worse than the mean; nan for fewer than 20 training tokens or no test token, or when
-    the test outputs are the training mean up to rounding. Source: THEORY.md B11; oracle in tests:
-    scikit-learn.
+    the test outputs are the training mean up to rounding. Source: docs/theory.md B11; oracle in
+    tests: scikit-learn.
     """
     if train.sum() < LEAST_TRAIN:
         return float("nan")
@@ -84,8 +84,8 @@ def residual_r2(inputs: Inputs, part: Outputs, whole: Outputs, train: Train) -> 
     when none of it does (the shared experts hold it); negative when parts cancel. nan for fewer
     than 20 training tokens, no test token, or a whole without residual.
 
-    THEORY.md B11 asks for R^2 of the routed output after removing the affine fit. Read so, it is a
-    figure of its own; R^2 of the routed output as what is explained is 1 - :func:`affine_r2`.
+    docs/theory.md B11 asks for R^2 of the routed output after removing the affine fit. Read so, it
+    is a figure of its own; R^2 of the routed output as what is explained is 1 - :func:`affine_r2`.
     Oracle in tests: scikit-learn.
     """
     if train.sum() < LEAST_TRAIN:

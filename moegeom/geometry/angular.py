@@ -9,7 +9,7 @@ def cap_half_angle(radius: float, mean_length: float) -> float:
     r"""Half-angle of the cone around mu that holds the ball of the radius, arcsin(R / |mu|).
 
     In radians, 0 to pi / 2; nan when the ball reaches the origin (R >= |mu|) and for a mean of 0.
-    Source: THEORY.md B10 (001 Proposition 5.6).
+    Source: docs/theory.md B10 (S1 Proposition 5.6).
     """
     if not 0.0 <= radius < mean_length:
         return float("nan")
@@ -20,7 +20,7 @@ def mean_pairwise_cosine(resultant_length: float, num: int) -> float:
     r"""Mean cosine between two different of ``num`` unit vectors, from the length of their sum.
 
     :math:`|\sum u|^2 = T + T (T - 1) \overline{\cos}`. From -1 / (T - 1) to 1; nan for fewer than
-    two. Source: THEORY.md B10. Oracle in tests: scikit-learn.
+    two. Source: docs/theory.md B10. Oracle in tests: scikit-learn.
     """
     return (resultant_length**2 - num) / (num * (num - 1)) if num > 1 else float("nan")
 
@@ -30,7 +30,7 @@ def cap_constant(dimension: int) -> float:
 
     :math:`C_n = \Gamma(n/2) / (2 \sqrt\pi\, \Gamma((n+1)/2))`, about :math:`1 / \sqrt{2 \pi n}`. In
     high dimensions the area is :math:`C_n \sin^{n-1}\theta / \cos\theta`, larger by a factor.
-    Source: THEORY.md B10. Oracle in tests: mpmath.
+    Source: docs/theory.md B10. Oracle in tests: mpmath.
     """
     from scipy.special import beta
 
@@ -45,7 +45,7 @@ def cap_area_log10(sine: float, dimension: int) -> float:
     as 1; nan for a negative one. Wide caps by the band between them and the half sphere, narrow
     ones by the series :math:`I_x(a, b) = x^a (1-x)^b {}_2F_1(a+b, 1; a+1; x) / (a B(a, b))` with
     positive terms, so that the logarithm is good to 1e-11 of itself where A underflows.
-    Source: THEORY.md A6, B10. Oracle in tests: mpmath.
+    Source: docs/theory.md A6, B10. Oracle in tests: mpmath.
     """
     from scipy.special import betainc, betaln
 

@@ -67,7 +67,7 @@ def balancing_bias(
 
     With k = E, one expert or no token every bias does the same, and 0 is returned. Tokens or
     experts with equal scores cannot be told apart: the counts are then as even as was found.
-    Scores must be finite. Source: THEORY.md D3 (quotas). Oracle in tests: HiGHS on the whole
+    Scores must be finite. Source: docs/theory.md D3 (quotas). Oracle in tests: HiGHS on the whole
     program.
     """
     tokens, experts = scores.shape

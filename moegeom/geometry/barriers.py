@@ -156,6 +156,35 @@ def group_barriers(token: Token, radius: float) -> Iterator[Barrier]:
             yield Barrier(lower, found.guess, found.logits)
 
 
+def rays(token: Token) -> Iterator[Float64[np.ndarray, "experts"]]:
+    """Ways on which the set may change, per unit of length, whatever the bounds say of them.
+
+    The last chosen expert against each that is out, each chosen one against the first that is out,
+    and the best of each kept group against the best of each dropped one: each way down the
+    difference of the scores, and of the logits.
+    """
+    q, out = token.scores.q, np.flatnonzero(token.is_out).tolist()
+    if not out:
+        return
+    last, first = int(token.chosen[-1]), max(out, key=lambda j: (q[j], -j))
+    against = [((last,), (j,)) for j in out] + [((i,), (first,)) for i in token.chosen.tolist()]
+    groups = token.rows.groups
+    if groups is not None:
+        size = len(q) // groups.num_groups
+        takes = 2 if groups.score == "top2_sum" and size > 1 else 1
+        best = [
+            tuple((g * size + np.argsort(-scores, kind="stable")[:takes]).tolist())
+            for g, scores in enumerate(q.reshape(-1, size))
+        ]
+        kept, dropped = np.flatnonzero(token.kept), np.flatnonzero(~token.kept)
+        against += [(best[g], best[h]) for g in kept for h in dropped]
+    for ours, theirs in against:
+        signs = (1.0,) * len(ours) + (-1.0,) * len(theirs)
+        constraint = Constraint((*ours, *theirs), signs, 0.0)
+        for of_logits in (False, True):
+            yield token.scores.direction(constraint, of_logits).logits
+
+
 def _through_constraint(token: Token, constraint: Constraint, radius: float) -> Barrier:
     way = token.scores.direction(constraint)
     lower = token.scores.reach_of(constraint, way.slope, radius)

@@ -49,10 +49,7 @@ class BiasPrecision:
 
 
 def bias_precision(bias: Float[np.ndarray, "experts"]) -> BiasPrecision:
-    """Figures of one selection bias. ``spread`` is its standard deviation, ddof 0, or inf.
-
-    Source: facts of practice (ulp against spread, distinct values after over before).
-    """
+    """Figures of one selection bias. ``spread`` is its standard deviation, ddof 0, or inf."""
     values = bias.astype(np.float64)
     rounded = to_bfloat16(bias)
     middle = 0.5 * float(values.max()) + 0.5 * float(values.min())

@@ -51,7 +51,7 @@ def row_distances(
 ) -> RowDistances:
     r"""Inverse Euclidean distances between router rows, in float64.
 
-    Source: THEORY.md A3. Oracle in tests: scipy.spatial.distance.
+    Source: docs/theory.md A3. Oracle in tests: scipy.spatial.distance.
     """
     rows = weight.astype(np.float64)
     squared = squared_row_distances(rows)
@@ -96,7 +96,7 @@ def boundary_distance(
     of expert. The nearest wall is not that of the k-th and (k+1)-th logit in 12-16 % of tokens
     (F-07). Absolute error: that of the logits, divided by the row distance.
 
-    Source: THEORY.md A3 (000 Theorem 5.1 with unit diffusion). Oracle in tests: a quadratic
+    Source: docs/theory.md A3 (S0 Theorem 5.1 with unit diffusion). Oracle in tests: a quadratic
     program for the nearest point of each neighbouring cell.
     """
     tokens, experts = logits.shape

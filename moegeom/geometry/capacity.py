@@ -13,7 +13,7 @@ def expert_capacity(num_tokens: int, num_experts: int, top_k: int, factor: float
     """Tokens that an expert may take, ceil(f k T / E).
 
     In fractions, with the factor as people write it: 1.1 is 11/10, so that 1.1 times 10 is 11 and
-    not, by the rounding of 1.1 to a float, 12. Source: THEORY.md D3.
+    not, by the rounding of 1.1 to a float, 12. Source: docs/theory.md D3.
     """
     return math.ceil(Fraction(repr(float(factor))) * top_k * num_tokens / num_experts)
 
@@ -21,7 +21,7 @@ def expert_capacity(num_tokens: int, num_experts: int, top_k: int, factor: float
 def dropped_slot_share(counts: Int64[np.ndarray, "experts"], capacity: int) -> float:
     r"""Share of slots over the capacity of their expert, sum max(0, c_e - C) / sum c; nan without.
 
-    Source: THEORY.md D3.
+    Source: docs/theory.md D3.
     """
     total = int(counts.sum())
     return float(np.maximum(counts - capacity, 0).sum() / total) if total else float("nan")

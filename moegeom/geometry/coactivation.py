@@ -14,7 +14,7 @@ Pairs = Int64[np.ndarray, "experts experts"]
 def jaccard_mean(counts: Pairs) -> float:
     r"""Mean over pairs of :math:`N_{ij} / (N_i + N_j - N_{ij})`; nan when no pair has a token.
 
-    Pairs of two dead experts are left out. Source: THEORY.md D3; oracle: sets of tokens.
+    Pairs of two dead experts are left out. Source: docs/theory.md D3; oracle: sets of tokens.
     """
     own = np.diag(counts)
     first, second = np.triu_indices(len(counts), 1)
@@ -27,7 +27,7 @@ def jaccard_mean(counts: Pairs) -> float:
 def jaccard_chance(num_experts: int, top_k: int) -> float:
     """The same for sets drawn evenly, (k - 1) / (2E - k - 1); nan for a single expert.
 
-    In the limit of many tokens. Source: THEORY.md D3; oracle in tests: drawn sets.
+    In the limit of many tokens. Source: docs/theory.md D3; oracle in tests: drawn sets.
     """
     if num_experts < 2:
         return float("nan")
@@ -40,7 +40,7 @@ def coactivation_over_chance(
     r"""Frequency of each pair over that of even chance, :math:`k (k - 1) / (E (E - 1))`.
 
     The diagonal means nothing. nan for k = 1, where no pair can be chosen, and without tokens.
-    Source: THEORY.md D3.
+    Source: docs/theory.md D3.
     """
     experts = len(counts)
     if top_k < 2 or not num_tokens:
@@ -52,7 +52,7 @@ def conditional_coactivation(counts: Pairs) -> Float64[np.ndarray, "experts expe
     r"""Share of the tokens of i that chose j too, :math:`N_{ij} / N_i`, in row i and column j.
 
     0 to 1, 1 on the diagonal; a row of nan for a dead expert. Rows add up to k. All chosen experts
-    count, not only neighbours in rank. Source: THEORY.md D3; oracle in tests: sets of tokens.
+    count, not only neighbours in rank. Source: docs/theory.md D3; oracle in tests: sets of tokens.
     """
     own = np.diag(counts)[:, None]
     return np.divide(counts, own, out=np.full(counts.shape, np.nan), where=own > 0)

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 def good_turing_coverage(counts: Int64[np.ndarray, "coalitions"]) -> float:
     """Estimated share of future tokens whose coalition was already seen, 1 - f1 / T.
 
-    f1 coalitions were seen once, T tokens in all; nan without tokens. Source: THEORY.md B4.
+    f1 coalitions were seen once, T tokens in all; nan without tokens. Source: docs/theory.md B4.
     """
     total = int(counts.sum())
     return float("nan") if total == 0 else 1.0 - int((counts == 1).sum()) / total
@@ -18,7 +18,7 @@ def good_turing_coverage(counts: Int64[np.ndarray, "coalitions"]) -> float:
 def chao1(counts: Int64[np.ndarray, "coalitions"]) -> float:
     """Lower estimate of the number of coalitions, S + f1 (f1 - 1) / (2 (f2 + 1)).
 
-    The bias-corrected form, finite without any coalition seen twice. Source: THEORY.md B4.
+    The bias-corrected form, finite without any coalition seen twice. Source: docs/theory.md B4.
     """
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())
     return len(counts) + once * (once - 1) / (2.0 * (twice + 1))
@@ -27,7 +27,7 @@ def chao1(counts: Int64[np.ndarray, "coalitions"]) -> float:
 def coalition_entropy_nats(counts: Int64[np.ndarray, "coalitions"]) -> float:
     """Entropy of the coalition distribution with the Miller-Madow correction, in nats.
 
-    Plug-in entropy plus (S - 1) / (2 T). nan without tokens. Source: THEORY.md B4; oracle:
+    Plug-in entropy plus (S - 1) / (2 T). nan without tokens. Source: docs/theory.md B4; oracle:
     scipy.stats.entropy.
     """
     total = int(counts.sum())

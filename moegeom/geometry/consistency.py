@@ -13,6 +13,9 @@ from jaxtyping import Float64, Int, Int32, Int64
 Labels = Int[np.ndarray, "tokens"]
 Chosen = Int[np.ndarray, "tokens k"]
 
+#: Terms of the expected information that are computed at a time.
+_TERMS = 1 << 18
+
 
 def label_counts(
     label: Labels, chosen: Int32[np.ndarray, "tokens k"], num_experts: int
@@ -31,8 +34,8 @@ def same_label_agreement(
 
     :math:`\sum_v (\sum_e N_{ve}^2 - k n_v) / (k \sum_v n_v (n_v - 1))`: pairs of a token with
     itself are left out, so that rare labels do not raise it. 0 to 1; nan when no label repeats.
-    With one label for all it is the chance level. Source: THEORY.md D3 (c). Oracle in tests: all
-    pairs.
+    With one label for all it is the chance level. Source: docs/theory.md D3 (c). Oracle in tests:
+    all pairs.
     """
     tokens, counts = label_counts(label, chosen, num_experts)
     pairs = int((tokens * (tokens - 1)).sum())
@@ -48,7 +51,7 @@ def expert_label_agreement(
     r"""Probability that another token of the label goes to the expert too, given that one did.
 
     :math:`\sum_v N_{ve} (N_{ve} - 1) / \sum_v N_{ve} (n_v - 1)`; nan for an expert whose tokens all
-    have labels of their own. Source: THEORY.md D3 (c); oracle in tests: all pairs.
+    have labels of their own. Source: docs/theory.md D3 (c); oracle in tests: all pairs.
     """
     tokens, counts = label_counts(label, chosen, num_experts)
     both = (counts * (counts - 1)).sum(axis=0)
@@ -62,7 +65,7 @@ def concentration_by_label(
     r"""Mean over labels of :math:`\sum_e q_{e|v}^2`, q the shares of slots of one label.
 
     1/E to 1/k; every label counts alike, and a label seen once counts 1/k: biased upwards by rare
-    labels, unlike :func:`same_label_agreement`. nan without tokens. Source: THEORY.md D3 (c).
+    labels, unlike :func:`same_label_agreement`. nan without tokens. Source: docs/theory.md D3 (c).
     """
     tokens, counts = label_counts(label, chosen, num_experts)
     share = counts / (tokens * chosen.shape[1])[:, None]
@@ -82,7 +85,7 @@ def expected_information_nats(label: Labels, leader: Labels) -> float:
     """Mean of :func:`mutual_information_nats` when the labels are shuffled among the tokens.
 
     Exactly (hypergeometric). nan without tokens. Source: Vinh, Epps and Bailey 2010.
-    Oracle in tests: shuffles, all permutations.
+    Oracle in tests: scikit-learn, shuffles, all permutations.
     """
     return _information(label, leader)[1]
 
@@ -94,7 +97,7 @@ def corrected_information_share(label: Labels, leader: Labels) -> float:
     the entropy of the first choices. 0 on average for labels that tell nothing (it may be
     negative), 1 when the label decides; nan where H = I_0: without tokens, for a single first
     choice, and when every token has a label of its own. Source: Vinh, Epps and Bailey 2010;
-    THEORY.md D3. Oracle in tests: shuffles.
+    docs/theory.md D3. Oracle in tests: shuffles.
     """
     found, expected, entropy = _information(label, leader)
     room = entropy - expected
@@ -103,18 +106,48 @@ def corrected_information_share(label: Labels, leader: Labels) -> float:
 
 def _information(label: Labels, leader: Labels) -> tuple[float, float, float]:
     """Mutual information, its mean over shuffles, and the entropy of the first choices."""
-    from sklearn.metrics import mutual_info_score
-    from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
-
-    if not len(label):
+    num = len(label)
+    if not num:
         return float("nan"), float("nan"), float("nan")
-    table = contingency_matrix(label, leader, sparse=True)
-    share = np.asarray(table.sum(axis=0)).ravel() / len(label)
+    _, labels, of_label = np.unique(label, return_inverse=True, return_counts=True)
+    _, leaders, of_leader = np.unique(leader, return_inverse=True, return_counts=True)
+    pair, of_pair = np.unique(labels * len(of_leader) + leaders, return_counts=True)
+    first, second = np.divmod(pair, len(of_leader))
+    found = of_pair / num * np.log(of_pair * num / (of_label[first] * of_leader[second]))
+    share = of_leader / num
     return (
-        float(mutual_info_score(None, None, contingency=table)),
-        float(expected_mutual_information(table, len(label))),
+        max(float(found.sum()), 0.0),
+        _expected_information(of_label, of_leader, num),
         float(-(share * np.log(share)).sum()),
     )
+
+
+def _expected_information(
+    of_label: Int64[np.ndarray, "labels"], of_leader: Int64[np.ndarray, "leaders"], num: int
+) -> float:
+    r"""Sum over pairs of :math:`E[n/T \log(n T / (a b))]`, n hypergeometric from a, b and T.
+
+    Equal counts have equal terms, so that each pair of *different* counts is looked at once.
+    """
+    from scipy.special import gammaln
+
+    log_factorial = gammaln(np.arange(num + 1) + 1.0)
+    sizes, times = np.unique(of_leader, return_counts=True)
+    total = 0.0
+    for a, repeats in zip(*np.unique(of_label, return_counts=True), strict=True):
+        for part in np.array_split(np.arange(len(sizes)), len(sizes) * a // _TERMS + 1):
+            b, weight = sizes[part][:, None], times[part]
+            n = np.arange(1, a + 1)[None, :]
+            possible = (n <= b) & (n >= a + b - num)
+            n, rest = np.where(possible, n, 0), np.where(possible, num - a - b + n, 0)
+            out, other = np.where(possible, a - n, 0), np.where(possible, b - n, 0)
+            chance = log_factorial[a] + log_factorial[b] + log_factorial[num - a]
+            chance = chance + log_factorial[num - b] - log_factorial[num] - log_factorial[n]
+            chance -= log_factorial[out] + log_factorial[other] + log_factorial[rest]
+            gain = np.log(np.maximum(n, 1) * (num / (a * b)))
+            terms = n / num * gain * np.exp(np.where(possible, chance, -np.inf))
+            total += float(repeats) * float((weight * terms.sum(axis=1)).sum())
+    return total
 
 
 def num_shared(first: Chosen, second: Chosen) -> Int64[np.ndarray, "tokens"]:
@@ -130,7 +163,7 @@ def num_shared(first: Chosen, second: Chosen) -> Int64[np.ndarray, "tokens"]:
 def overlap_share(first: Chosen, second: Chosen) -> Float64[np.ndarray, "tokens"]:
     r""":math:`|A_t \cap B_t| / k` of each token: 1 for equal sets, 0 for sets that share nothing.
 
-    For sets drawn evenly and independently its mean is k / E. Source: THEORY.md D3 (a).
+    For sets drawn evenly and independently its mean is k / E. Source: docs/theory.md D3 (a).
     """
     return num_shared(first, second) / first.shape[1]
 
@@ -138,7 +171,7 @@ def overlap_share(first: Chosen, second: Chosen) -> Float64[np.ndarray, "tokens"
 def jaccard(first: Chosen, second: Chosen) -> Float64[np.ndarray, "tokens"]:
     r""":math:`|A_t \cap B_t| / |A_t \cup B_t|` of each token, 0 to 1.
 
-    By chance :func:`even_jaccard`. Source: THEORY.md D3 (a). Oracle in tests: scikit-learn.
+    By chance :func:`even_jaccard`. Source: docs/theory.md D3 (a). Oracle in tests: scikit-learn.
     """
     shared = num_shared(first, second)
     return shared / (2 * first.shape[1] - shared)
@@ -150,8 +183,8 @@ def even_jaccard(num_experts: int, top_k: int) -> float:
     .. math:: \sum_x \binom{k}{x} \binom{E - k}{k - x} \binom{E}{k}^{-1} \frac{x}{2k - x}
 
     Exact: the size x of the intersection is hypergeometric. 1 for k = E. More than k / (2E - k),
-    which the mean overlap k / E alone would suggest. Source: THEORY.md D3 (a). Oracle in tests:
-    all pairs of sets.
+    which the mean overlap k / E alone would suggest. Source: docs/theory.md D3 (a). Oracle in
+    tests: all pairs of sets.
     """
     sets = math.comb(num_experts, top_k)
     ways = [

@@ -67,12 +67,12 @@ def curved_boundary(
     d_ij is certified (:mod:`moegeom.geometry.curved_wall`): ``lower >= (1 - 1e-6) upper``, up to
     the rounding of logits and scores. In units of the router input. 0 on a wall and on a permanent
     tie (equal rows, biases and selection biases); inf when every expert is chosen, or no pair can
-    ever tie. Pairs with equal selection biases have straight walls, those of THEORY.md A3.
+    ever tie. Pairs with equal selection biases have straight walls, those of docs/theory.md A3.
 
     The input is free to go anywhere: behind a norm it stays on an ellipsoid, and the distance along
-    that is no less (THEORY.md E3).
+    that is no less (docs/theory.md E3).
 
-    Source: THEORY.md E1. Oracle in tests: scipy.optimize.minimize (SLSQP).
+    Source: docs/theory.md E1. Oracle in tests: scipy.optimize.minimize (SLSQP).
     """
     found = []
     steps = np.empty(logits.shape)

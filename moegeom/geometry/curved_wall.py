@@ -183,7 +183,7 @@ def wall_distance(
     a gap, or when the wall of parallel rows is farther than ``FARTHEST``. Where an interval would
     have to be cut more than ``MAX_SPLITS`` times, the bracket stays open; no bound is wrong.
 
-    Source: THEORY.md E1. Oracle in tests: scipy.optimize.minimize (SLSQP) from many starts.
+    Source: docs/theory.md E1. Oracle in tests: scipy.optimize.minimize (SLSQP) from many starts.
     """
     u, v = logits
     here, there = curve.at(u), curve.at(v)

@@ -42,7 +42,7 @@ def effective_rows(
     With a softmax or any affine rule routing depends on the centred rows alone: a vector added to
     every row adds one number to every logit. A column whose gain is not finite makes every row not
     finite; a row longer than 1e70 counts as not finite. Equal rows give zeros, not rounding.
-    Source: THEORY.md E3, NEEDS.md section 3.
+    Source: docs/theory.md E3.
     """
     scale = np.ones(weight.shape[1]) if gain is None else gain.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):

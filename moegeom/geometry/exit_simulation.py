@@ -46,7 +46,7 @@ def simulate_exit(
     when an end is beyond; the chance to stay within all walls is between 1 - sum and 1 - max of
     these, and factors of different steps multiply. So both bounds are unbiased however coarse the
     times are, and finer times bring them together. 0 for k = E, 1 on a wall.
-    Source: THEORY.md A9. Oracle in tests: closed forms for one wall and for two, and paths in
+    Source: docs/theory.md A9. Oracle in tests: closed forms for one wall and for two, and paths in
     small steps.
     """
     moves = row_coordinates(rows)

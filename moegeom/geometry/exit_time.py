@@ -37,7 +37,7 @@ def log_crossing_probability(
     r"""Logarithm of :math:`p(r, t) = 2 (1 - \Phi(r / \sqrt t))`: one wall is crossed by time t.
 
     0 (certain) on the wall, even at time 0; -inf at infinite r, and at time 0 off the wall.
-    Source: THEORY.md A9 (000 Theorem 5.1, reflection). Oracle in tests: mpmath's erfc.
+    Source: docs/theory.md A9 (S0 Theorem 5.1, reflection). Oracle in tests: mpmath's erfc.
     """
     from scipy.special import log_ndtr
 
@@ -57,7 +57,7 @@ def exit_probability(
     :math:`\min(1, \sum p(r_{ij}, t))`, or where ``is_positive`` (from
     :func:`~moegeom.geometry.wall_sigmas.are_walls_positive`) says that it holds, Slepian's
     :math:`1 - \prod (1 - p(r_{ij}, t))`, which is never larger. Both 0 without walls (k = E), both
-    1 on a wall. Source: THEORY.md A9. Oracle in tests: simulation.
+    1 on a wall. Source: docs/theory.md A9. Oracle in tests: simulation.
     """
     from scipy.special import logsumexp
 
@@ -86,8 +86,8 @@ def face_quantile(
     .. math:: t_p = (r / \Phi^{-1}(1 - p / 2))^2
 
     With the nearest wall, an upper bound on the time by which the cell is left with probability p:
-    other walls make it sooner. p is the probability to have left; 000's delta is 1 - p. 0 on the
-    wall, inf for p = 1 off it and at infinite r. Source: THEORY.md A9 (000 Proposition A.21).
+    other walls make it sooner. p is the probability to have left; S0's delta is 1 - p. 0 on the
+    wall, inf for p = 1 off it and at infinite r. Source: docs/theory.md A9 (S0 Proposition A.21).
     Oracle in tests: scipy.stats.levy.
     """
     from scipy.special import ndtri
@@ -104,7 +104,7 @@ def cell_quantiles(
 
     From where the union reaches p (:math:`\sum p(r_{ij}, t) = p`) to the quantile of the nearest
     wall. Both 0 on a wall; both inf without walls in reach. Relative error 1e-9.
-    Source: THEORY.md A9. Oracle in tests: simulation.
+    Source: docs/theory.md A9. Oracle in tests: simulation.
     """
     from scipy.optimize.elementwise import find_root
     from scipy.special import logsumexp

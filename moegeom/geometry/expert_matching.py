@@ -15,6 +15,27 @@ def common_choices(
     return counts.reshape(num_experts, num_experts).astype(np.int64)
 
 
+def overlap_beyond_chance(
+    counts: Int64[np.ndarray, "experts experts"],
+    matching: Int64[np.ndarray, "experts"],
+    num_tokens: int,
+) -> float:
+    r"""(o - c) / (k - c) for sets of k experts: o is the mean number of common ones, c that of two
+    dice with the same loads; 1 for equal sets, and where no other sets were possible.
+
+    ``counts`` as of ``common_choices``; expert a is number ``matching[a]`` of the other side.
+    Cohen's kappa where k is 1. Oracle in tests: scikit-learn's.
+    """
+    k = float(np.sqrt(counts.sum() / num_tokens)) if num_tokens else 0.0
+    if not k:
+        return 1.0
+    mine = counts.sum(axis=1) / (k * num_tokens)
+    theirs = counts.sum(axis=0)[matching] / (k * num_tokens)
+    common = float(np.trace(counts[:, matching])) / num_tokens
+    chance = float(mine @ theirs)
+    return (common - chance) / (k - chance) if chance < k else 1.0
+
+
 def expert_matching(
     counts: Int64[np.ndarray, "experts experts"],
 ) -> Int64[np.ndarray, "experts"]:

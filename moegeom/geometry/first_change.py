@@ -21,6 +21,10 @@ BEYOND = 1.0 + 1e-9
 #: Steps grow by this factor until something changes.
 GROWTH = 1.25
 MAX_STEPS = 200
+#: Bounds that are this near to each other are not brought nearer.
+CLOSE = 1.05
+#: Where nothing is known to change, rays are tried at lengths that grow by this factor, so often.
+LEAP, MAX_LEAPS = 1.6, 96
 #: Where a wall is touched, steps begin here, in units of the router input.
 SHORTEST = 1e-12
 
@@ -35,6 +39,19 @@ def is_changed(
         selection = group_mask(selection, rule.groups)
     found = top_k(selection, len(chosen))[0]
     return set(found.tolist()) != set(chosen.tolist())
+
+
+def shorter_change(is_changed_at: Callable[[float], bool], low: float, length: float) -> float:
+    """The step of this length if it changes the set, shortened by bisection; inf if it does not."""
+    if not is_changed_at(length):
+        return math.inf
+    while length - low > RESOLUTION * length:
+        middle = (low + length) / 2.0
+        if is_changed_at(middle):
+            length = middle
+        else:
+            low = middle
+    return length
 
 
 def first_change(
@@ -57,10 +74,4 @@ def first_change(
         low, length = length, length * GROWTH
     else:
         return math.inf
-    while length - low > RESOLUTION * length:
-        middle = (low + length) / 2.0
-        if is_changed_at(middle):
-            length = middle
-        else:
-            low = middle
-    return length
+    return shorter_change(is_changed_at, low, length)

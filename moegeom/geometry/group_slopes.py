@@ -26,7 +26,8 @@ def group_slopes(
     softmax (``steepest`` 0), :math:`T_g - T_h` is a mean of numbers -1, 0, 1 under
     p, and its slope a covariance with logits: at most half of the ``widest`` row distance.
 
-    No rows without groups. Source: THEORY.md E2 and E1b. Oracle in tests: all vertices in turn.
+    No rows without groups. Source: docs/theory.md E2 and E1b. Oracle in tests: all vertices in
+    turn.
     """
     if groups is None:
         return np.empty((0, 0))

@@ -20,11 +20,21 @@ from moegeom.geometry.barriers import (
     fill_barriers,
     first_swap,
     group_barriers,
+    rays,
     swap_barriers,
 )
 from moegeom.geometry.curved_boundary import CurvedBoundary
 from moegeom.geometry.curved_rows import CurvedRows
-from moegeom.geometry.first_change import first_change, is_changed
+from moegeom.geometry.first_change import (
+    CLOSE,
+    LEAP,
+    MAX_LEAPS,
+    RESOLUTION,
+    SHORTEST,
+    first_change,
+    is_changed,
+    shorter_change,
+)
 from moegeom.geometry.selection.mask import group_scores, kept_groups
 from moegeom.geometry.token_scores import NO_PAIR, token_scores
 
@@ -61,12 +71,13 @@ def grouped_boundary(
     the widest row distance; experts with equal biases by the exact distance of their logits.
 
     ``upper`` is the length of a step after which the rule itself chose another set: a line search
-    along the steepest descent of what seems nearest; inf if it found none. Group swaps need not
-    change the set, so that ``lower`` may be far below the distance. In units of the router input.
-    0 and 0 where the set is not what the rule makes of these logits: a tie up to rounding. The pair
-    is known where everything else is farther than ``upper``.
+    along the steepest descent of what seems nearest, and where that leaves more than 5 % to the
+    lower bound along each of a number of rays; inf if nothing changes on any of them. Group swaps
+    need not change the set, so that ``lower`` may be far below the distance. In units of the
+    router input. 0 and 0 where the set is not what the rule makes of these logits: a tie up to
+    rounding. The pair is known where everything else is farther than ``upper``.
 
-    Source: THEORY.md E1b, E2. Oracle in tests: SLSQP, and random steps within ``lower``.
+    Source: docs/theory.md E1b, E2. Oracle in tests: SLSQP, and random steps within ``lower``.
     """
     found = [
         _bracket(z, members, rows)
@@ -97,6 +108,9 @@ def _bracket(
     change = _nearer_change(token, groups, change)
     barriers += groups
     lower = min([change.length, *(barrier.lower for barrier in barriers)])
+    if change.length > CLOSE * lower:
+        change = _on_rays(token, lower, change)
+    lower = min([change.length, *(barrier.lower for barrier in barriers)])
     near = [barrier.pair for barrier in barriers if barrier.lower < change.length]
     is_known = change.length < math.inf and len(near) == 1
     return Bracket(lower, change, near[0] if is_known else NO_PAIR)
@@ -111,6 +125,25 @@ def _token(
     if groups is not None:
         kept = kept_groups(group_scores(scores.q[None], groups), groups.num_kept)[0]
     return Token(z, scores, chosen, np.repeat(kept, len(z) // len(kept)), kept)
+
+
+def _on_rays(token: Token, low: float, change: Change) -> Change:
+    """The nearest of ``change`` and what changes on rays, at lengths that grow until one does."""
+    length = max(low, SHORTEST)
+    for _ in range(MAX_LEAPS):
+        for logits in rays(token):
+            trial = length if math.isinf(change.length) else change.length * (1.0 - RESOLUTION)
+            found = shorter_change(
+                lambda step, way=logits: is_changed(token.z + step * way, token.chosen, token.rows),
+                low,
+                trial,
+            )
+            if found < change.length:
+                change = Change(found, found * logits)
+        if change.length < math.inf or length > FAR:
+            return change
+        length *= LEAP
+    return change
 
 
 def _nearer_change(token: Token, barriers: Sequence[Barrier], change: Change) -> Change:

@@ -48,7 +48,7 @@ def independent_switch(
 
     with s of :func:`logit_deviations` times ``scale``: exact for rows that are orthogonal once a
     common row is taken off, an estimate otherwise. Error 5e-3 of the value and 1e-9.
-    0 for k = E and for scale 0. Source: THEORY.md A9, E4. Oracle in tests: Monte Carlo.
+    0 for k = E and for scale 0. Source: docs/theory.md A9, E4. Oracle in tests: Monte Carlo.
     """
     tokens, k = chosen.shape
     experts = logits.shape[1]

@@ -91,7 +91,7 @@ def _distances(
 def two_nn(nearest: Nearest) -> float:
     r"""TwoNN estimate :math:`(T - 1) / \sum_i \log(r_2 / r_1)`; nan for fewer than 3 tokens.
 
-    Source: Facco et al. 2017; THEORY.md B12.
+    Source: Facco et al. 2017; docs/theory.md B12.
     """
     ratio = _log_ratios(nearest)
     total = float(ratio.sum())
@@ -102,7 +102,7 @@ def two_nn_fitted(nearest: Nearest, kept: float = 0.9) -> float:
     """TwoNN by a line through 0: -log(1 - i/T) on the sorted log ratios, the lowest 90 % of them.
 
     Less moved by outliers than :func:`two_nn`. nan for fewer than 3 tokens.
-    Source: Facco et al. 2017; THEORY.md B12.
+    Source: Facco et al. 2017; docs/theory.md B12.
     """
     ratio = np.sort(_log_ratios(nearest))
     # the largest of all has -log 0
@@ -125,7 +125,7 @@ def levina_bickel(nearest: Nearest, neighbours: int) -> float:
 
     :math:`h_i = \frac{1}{k-1} \sum_{j<k} \log(r_k / r_j)`, unbiased for 1 / d; the mean of 1 / h_i
     would be biased upwards. nan for fewer than k neighbours, and for k below 2.
-    Source: Levina and Bickel 2004; MacKay and Ghahramani 2005; THEORY.md B12.
+    Source: Levina and Bickel 2004; MacKay and Ghahramani 2005; docs/theory.md B12.
     """
     known = nearest[np.isfinite(nearest[:, neighbours - 1]) & (nearest[:, 0] > 0.0)]
     if not len(known) or neighbours < 2:
@@ -139,7 +139,8 @@ def participation_ratio(gram: Float64[np.ndarray, "tokens tokens"]) -> float:
     r"""Directions that share the variance, :math:`(\mathrm{tr}\,G)^2 / \lVert G \rVert^2`.
 
     G the Gram matrix of centred rows, whose spectrum is that of their covariance. 1 to T - 1; nan
-    when all rows are equal. Source: THEORY.md B12; oracle in tests: eigenvalues of the covariance.
+    when all rows are equal. Source: docs/theory.md B12; oracle in tests: eigenvalues of the
+    covariance.
     """
     square = float((gram**2).sum())
     return float(np.trace(gram) ** 2 / square) if square > 0.0 else float("nan")
@@ -149,7 +150,7 @@ def participation_ratio_corrected(ratio: float, num_tokens: int) -> float:
     """The ratio without the bias of a finite sample, 1 / ((1/PR - 1/n) / (1 + 1/n)), n = T - 1.
 
     inf when the sample shows no structure at all; nan for a ratio of nan and for fewer than two
-    tokens. Source: THEORY.md B12. Oracle in tests: samples of a known covariance.
+    tokens. Source: docs/theory.md B12. Oracle in tests: samples of a known covariance.
     """
     n = num_tokens - 1
     if n < 1 or math.isnan(ratio):

@@ -39,7 +39,7 @@ def least_distance(
     any :math:`v \ge 0` proves :math:`|x| \ge o \cdot v / |A^T v|`. A normal of zeros asks for
     nothing, or for the impossible when its offset is above ``slack``. When the solver gives up,
     the point is 0 and the bound 0: true, and useless.
-    Source: Lawson and Hanson, Solving Least Squares Problems, chapter 23; THEORY.md A4.
+    Source: Lawson and Hanson, Solving Least Squares Problems, chapter 23; docs/theory.md A4.
     Oracle in tests: scipy's SLSQP.
     """
     from scipy.optimize import nnls

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 #: One number per vector of counts: a NumPy scalar when there is only one vector.
 PerVector = Float64[np.ndarray, "*batch"] | np.float64
 
-#: An expert below this share of its fair load is starved (THEORY.md D3, there "dead").
+#: An expert below this share of its fair load is starved (docs/theory.md D3, there "dead").
 STARVED_BELOW = 0.1
 
 
@@ -30,7 +30,7 @@ def load_share(
 def load_cv(counts: Int64[np.ndarray, "*batch experts"], ddof: int = 0) -> PerVector:
     """Standard deviation of the counts divided by their mean; 0 at balance.
 
-    ``ddof`` 0 is the population value; both occur in practice. Source: THEORY.md D3; oracle:
+    ``ddof`` 0 is the population value; both occur in practice. Source: docs/theory.md D3; oracle:
     scipy.stats.variation.
     """
     return load_share(counts).std(axis=-1, ddof=ddof)
@@ -119,7 +119,7 @@ def max_vio_floor(num_tokens: int, num_experts: int, top_k: int) -> float:
     r"""MaxVio that perfectly even random routing shows on this many independent tokens, at most.
 
     :math:`\sqrt{2 \log E (1 - k/E) / m}`, m = kT/E; about a fifth above the mean (E = 64, k = 8).
-    nan without tokens. Source: THEORY.md D3; oracle: Monte Carlo.
+    nan without tokens. Source: docs/theory.md D3; oracle: Monte Carlo.
     """
     return math.sqrt(2.0 * math.log(num_experts)) * load_cv_floor(num_tokens, num_experts, top_k)
 
@@ -128,8 +128,8 @@ def load_cv_floor(num_tokens: int, num_experts: int, top_k: int) -> float:
     r"""CV that perfectly even random routing shows on this many independent tokens.
 
     :math:`\sqrt{(1 - k/E) / m}` with m = kT/E tokens per expert. Real tokens are not independent,
-    so a balanced router shows more (NEEDS.md section 3). nan without tokens.
-    Source: THEORY.md D3; oracle: Monte Carlo.
+    so a balanced router shows more. nan without tokens.
+    Source: docs/theory.md D3; oracle: Monte Carlo.
     """
     if num_tokens == 0:
         return float("nan")

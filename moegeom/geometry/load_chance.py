@@ -2,7 +2,7 @@
 
 Documents (or runs of tokens, where none are known) are the sampling unit. Everything is derived
 from how the counts of the units scatter, so that dependence between the tokens of one document is
-in it; THEORY.md D3 has the floors for independent tokens.
+in it; docs/theory.md D3 has the floors for independent tokens.
 """
 
 from __future__ import annotations

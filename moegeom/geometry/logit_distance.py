@@ -27,7 +27,7 @@ def free_logit_distance(
 
     Any z' is some input's when the rows are linearly independent; otherwise a lower bound, from
     which :func:`logit_distance` may be far. In logits; inf for k = E and n >= E.
-    Source: THEORY.md A5 (000 Definition 4.6). Oracle in tests: linear programs.
+    Source: docs/theory.md A5 (S0 Definition 4.6). Oracle in tests: linear programs.
     """
     return tie_spread(selection, k, order) / 2.0
 
@@ -45,7 +45,7 @@ def logit_distance(
     rows allow no tie. Half the tie spread, without experts named, when the rows are independent;
     else linear programs over ties and sides, up to ``most_nodes`` steps, with an error of 1e-6 of
     the range of the logits.
-    Source: THEORY.md A5 (000 Definition 4.6). Oracle in tests: a program for every split.
+    Source: docs/theory.md A5 (S0 Definition 4.6). Oracle in tests: a program for every split.
     """
     left, values, _ = np.linalg.svd(weight.astype(np.float64), full_matrices=False)
     basis = left[:, values > RANK_TOLERANCE * values.max(initial=0.0)]

@@ -39,7 +39,7 @@ def noise_between(
     square is ruled by the largest values: a few massive activations can make up most of it, and
     then ``scales`` says in which coordinates. 0 throughout for equal runs; nan without tokens.
 
-    Source: THEORY.md E4 (iv). Oracle in tests: planted noise, and rounding by ml_dtypes.
+    Source: docs/theory.md E4 (iv). Oracle in tests: planted noise, and rounding by ml_dtypes.
     """
     if not first.size:
         nothing = np.full(first.shape[1], np.nan)

@@ -49,7 +49,7 @@ def switch_bounds(
     The estimate is that of :func:`~moegeom.geometry.independent_switch.independent_switch`, kept
     between the bounds, and the upper bound where that is below 1e-6. All 0 for k = E, and for scale
     0 off the walls; the lower bound is one half on a wall. For affine rules.
-    Source: THEORY.md A9, E4. Oracle in tests: Monte Carlo.
+    Source: docs/theory.md A9, E4. Oracle in tests: Monte Carlo.
     """
     from scipy.special import ndtr
 

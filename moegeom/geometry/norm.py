@@ -19,7 +19,7 @@ def normed(
 
     A bias is added to that. For ``layer`` the mean of each token is subtracted first. Statistics in
     float64, rounded once.
-    Source: THEORY.md E3. Oracle in tests: torch.nn.functional.rms_norm, layer_norm.
+    Source: docs/theory.md E3. Oracle in tests: torch.nn.functional.rms_norm, layer_norm.
     """
     x = values.astype(np.float64)
     if kind == "layer":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,13 +19,19 @@ class NumberFormat:
     """Rounding to nearest, ties to even, into ``dtype`` (None: see ``rounded``).
 
     ``unit`` is the largest relative error of a normal number, ``least`` the largest absolute error
-    below the normal range.
+    below the normal range; a number beyond ``largest`` may become infinite.
     """
 
     name: str
     unit: float
     least: float
+    largest: float
     rounded: Callable[[Float[np.ndarray, "..."]], Float[np.ndarray, "..."]]
+
+    @property
+    def largest_exponent(self) -> float:
+        """The largest whole n for which exp(-n) is a normal number."""
+        return float(math.floor(-math.log(self.least / self.unit))) if self.least else 708.0
 
 
 def _cast(dtype: type) -> Callable[[Float[np.ndarray, "..."]], Float[np.ndarray, "..."]]:
@@ -54,15 +61,20 @@ def _tf32(values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     return rounded.astype(values.dtype, copy=False)
 
 
+def _largest(bits: int, exponent: int) -> float:
+    """The largest number with so many bits of mantissa, the first one included."""
+    return (2.0 - 2.0 ** (1 - bits)) * 2.0**exponent
+
+
 #: Formats by the name that presets use.
 NUMBER_FORMATS: dict[str, NumberFormat] = {
     form.name: form
     for form in (
-        NumberFormat("float64", 2.0**-53, 0.0, _cast(np.float64)),
-        NumberFormat("float32", 2.0**-24, 2.0**-150, _cast(np.float32)),
-        NumberFormat("tf32", 2.0**-11, 2.0**-137, _tf32),
-        NumberFormat("float16", 2.0**-11, 2.0**-25, _cast(np.float16)),
-        NumberFormat("bfloat16", 2.0**-8, 2.0**-134, _cast(ml_dtypes.bfloat16)),
+        NumberFormat("float64", 2.0**-53, 0.0, float(np.finfo(np.float64).max), _cast(np.float64)),
+        NumberFormat("float32", 2.0**-24, 2.0**-150, _largest(24, 127), _cast(np.float32)),
+        NumberFormat("tf32", 2.0**-11, 2.0**-137, _largest(11, 127), _tf32),
+        NumberFormat("float16", 2.0**-11, 2.0**-25, _largest(11, 15), _cast(np.float16)),
+        NumberFormat("bfloat16", 2.0**-8, 2.0**-134, _largest(8, 127), _cast(ml_dtypes.bfloat16)),
     )
 }
 

@@ -50,7 +50,7 @@ def order_distance(
     ends after ``most_nodes`` steps. Relative error 1e-8, for affine rules. ``rows`` are the router
     rows, or their :func:`row_coordinates`.
 
-    Source: THEORY.md A4. Oracle in tests: SLSQP over every flat and every split of the others.
+    Source: docs/theory.md A4. Oracle in tests: SLSQP over every flat and every split of the others.
     """
     return search_ties(_Euclidean.at(logits, rows), logits, k, order, most_nodes)
 
@@ -63,7 +63,7 @@ def flat_distance(
     r"""Euclidean distance to the inputs where all of ``tied`` have one logit, others anywhere.
 
     :math:`\sqrt{d^T (C C^T)^{-1} d}`, C and d the differences of rows and of logits. 0 for fewer
-    than two experts; inf when equal or dependent rows forbid the tie. Source: THEORY.md A4.
+    than two experts; inf when equal or dependent rows forbid the tie. Source: docs/theory.md A4.
     """
     return _Euclidean.at(logits, rows).flat(tied).nearest.bound
 

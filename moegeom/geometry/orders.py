@@ -21,7 +21,7 @@ def tie_spread(
 
     In units of the selection score. For n = 1 the margin; not decreasing in n; inf when there is no
     such window (k = E, or n >= E). A perturbation of every score by less than half of it creates no
-    tie of n + 1 experts at the border. Source: THEORY.md A2, A5 (000 Definition 4.6 up to the
+    tie of n + 1 experts at the border. Source: docs/theory.md A2, A5 (S0 Definition 4.6 up to the
     factor 2, F-02). Oracle in tests: all windows by brute force.
     """
     ordered = _descending(selection)
@@ -39,7 +39,7 @@ def order_exact(
     """Experts that share the k-th score exactly, less 1; 0 when the (k+1)-th does not share it.
 
     Ties inside the chosen set alone do not count: no input changes hands there. 0 for k = E.
-    Source: THEORY.md A2 (000 Definition A.5, the largest order, F-01).
+    Source: docs/theory.md A2 (S0 Definition A.5, the largest order, F-01).
     """
     ordered = _descending(selection)
     if k >= ordered.shape[1]:
@@ -56,7 +56,7 @@ def order_eps(
 
     Counts nearly tied experts on both sides of the border. Not decreasing in ``eps``; 0 for k = E.
     For each first rank a <= k the window reaches as far as scores stay above z_[a] - eps.
-    Source: THEORY.md A2. Oracle in tests: tie_spread for every n.
+    Source: docs/theory.md A2. Oracle in tests: tie_spread for every n.
     """
     return _order_of(_descending(selection), k, eps)
 
@@ -67,7 +67,7 @@ def extra_experts(
     """Experts outside the chosen set whose score is less than ``eps`` below the k-th.
 
     What a smoothed router would run beside the k chosen ones. At most :func:`order_eps`; 0 for
-    k = E or eps = 0. Source: THEORY.md 0, A11, A12.
+    k = E or eps = 0. Source: docs/theory.md 0, A11, A12.
     """
     return _extras_of(_descending(selection), k, eps)
 

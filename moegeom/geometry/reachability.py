@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.router import GroupMask, Rule
 from moegeom.geometry.effective_rows import EffectiveRows
+from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.mask import group_margin, group_mask
 from moegeom.geometry.selection.route import selection_scores
 from moegeom.geometry.selection.score import SCORES
@@ -68,7 +69,8 @@ def reachability(
 
     Beaten: for an affine rule expert j beats i on the ball when
     :math:`b_j - b_i > R |w_j - w_i|`; for increasing scores when
-    :math:`s(l_j) + c_j > s(h_i) + c_i` with l, h the least and largest logit on the ball.
+    :math:`s(l_j) + c_j > s(h_i) + c_i` with l, h the least and largest logit on the ball, behind
+    the rule's map of logits.
     With groups i and j share one, and nobody is beaten where a fill could overtake an expert that
     is kept. All open when a bias is not finite.
     Oracle in tests: linear programs, and random inputs.
@@ -153,7 +155,8 @@ def _beats(
     else:
         least, largest = _score_ranges(rows, rule, radius, offset)
         ahead = (least + bias)[:, None] - (largest + bias)[None, :]
-        beats = ahead > _CLEAR * (1.0 + np.abs(bias).max())
+        size = np.maximum(np.abs(least)[:, None], np.abs(largest)[None, :])
+        beats = ahead > _CLEAR * (1.0 + np.abs(bias).max() + size)
         if rule.groups is not None:
             group = np.arange(experts) // (experts // rule.groups.num_groups)
             # a group that is kept is kept whole; experts of other groups may be masked
@@ -190,13 +193,14 @@ def _is_fill_last(least: Float64[np.ndarray, "experts"], groups: GroupMask, top_
 def _score_ranges(
     rows: EffectiveRows, rule: Rule, radius: float, offset: Float64[np.ndarray, "experts"]
 ) -> tuple[Float64[np.ndarray, "experts"], Float64[np.ndarray, "experts"]]:
-    """Least and largest score of each expert on the ball."""
+    """Least and largest score of each expert on the ball, behind the map of the logits."""
     if rule.score == "softmax":
         return np.zeros(len(offset)), np.ones(len(offset))
     reach = _reach(radius, rows.lengths)
-    score = SCORES[rule.score]
-    bounds = score(np.stack([offset - reach, offset + reach]))
-    return bounds[0], bounds[1]
+    # the map and the score are increasing: the ends of the logits give the ends of the scores
+    ends = mapped_logits(np.stack([offset - reach, offset + reach]), rule.logit_map)
+    least, largest = SCORES[rule.score](ends)
+    return least, largest
 
 
 def _by_point(

@@ -13,8 +13,11 @@ UNIT_BFLOAT16 = 2.0**-8
 
 #: Root mean square of the relative error when one coordinate is rounded, in units of u: an error
 #: uniform over one ulp, 1/3 in square, over a mantissa m that is log-uniform in [1, 2), whose mean
-#: 1/m^2 is 3 / (8 log 2). That is 0.42466 (THEORY.md E4 writes .4247; measured .415).
+#: 1/m^2 is 3 / (8 log 2). That is 0.42466 (docs/theory.md E4 writes .4247; measured .415).
 ROUNDING_RMS = (8.0 * math.log(2.0)) ** -0.5
+
+#: Terms that add up to less cannot leave float32, whatever the order.
+LARGEST_SIZE = 2.0**127
 
 #: exp(-87) is the last whole power above the smallest normal float32.
 LARGEST_EXPONENT = 87.0
@@ -34,12 +37,24 @@ def logit_error_bound(
     :math:`2 \gamma_{D+8} (\max_i |w_i| |y| + \max_i |b_i|)` with
     :math:`\gamma_n = n u / (1 - n u)`, u = 2^-24: Cauchy-Schwarz on the classical
     :math:`\gamma_n (\sum_d |w_d y_d| + |b|)`, once for each engine; the bias may be the first term
-    of the sum, so one more term would do.
-    Source: THEORY.md E4. Oracle in tests: exact sums.
+    of the sum, so one more term would do. Products below the normal numbers add
+    :math:`4 (D + 8) 2^{-150}`; inf where the terms reach 2^127, because partial sums may then end
+    in infinity, and 0 where all are 0.
+    Source: docs/theory.md E4. Oracle in tests: exact sums.
+    """
+    two_gamma, underflow = engine_error(hidden_size)
+    size = longest_row * input_norm.astype(np.float64) + largest_bias
+    bound = np.where(size < LARGEST_SIZE, two_gamma * size + underflow, np.inf)
+    return np.where(size == 0.0, 0.0, bound)
+
+
+def engine_error(hidden_size: int) -> tuple[float, float]:
+    """How far two float32 engines are apart: relative to the terms of a sum, and below the normals.
+
+    A product below the normal numbers is off by 2^-150 at most, twice that with what follows.
     """
     terms = (hidden_size + 8) * UNIT_FLOAT32
-    gamma = terms / (1.0 - terms)
-    return 2.0 * gamma * (longest_row * input_norm + largest_bias)
+    return 2.0 * terms / (1.0 - terms), 4.0 * (hidden_size + 8) * 2.0**-150
 
 
 def score_resolution(
@@ -47,26 +62,30 @@ def score_resolution(
     largest: Float64[np.ndarray, "tokens"],
     last: Float64[np.ndarray, "tokens"],
     following: Float64[np.ndarray, "tokens"],
+    unit: float = UNIT_FLOAT32,
+    largest_exponent: float = LARGEST_EXPONENT,
 ) -> Float64[np.ndarray, "tokens"]:
-    r"""How far two logits must be apart for their float32 scores to differ in the same sense.
+    r"""How far two logits must be apart for their scores to differ in the same sense.
 
     Engines compare scores, not logits: :math:`8u\, s / s'` at the boundary of the chosen set, which
     is 8u for softmax (and as much again for each unit below the largest logit, which is subtracted
     first), :math:`8u (1 + e^z)` for sigmoid (saturated at z = 17), and inf where the score
     underflows: softmax probabilities 87 below the largest logit are 0 or lose their digits, so that
     an engine breaks ties among them. 0 for raw logits, and
-    where no expert follows (-inf).
+    where no expert follows (-inf). Scores are float32, or of another format with its ``unit`` and
+    the largest n for which exp(-n) is a normal number. Behind a map of logits the numbers are those
+    behind it.
 
     ``largest``, ``last`` and ``following`` are the first, k-th and (k+1)-th logit.
-    Source: THEORY.md E1, E4. Oracle in tests: torch.softmax and torch.sigmoid in float32.
+    Source: docs/theory.md E1, E4. Oracle in tests: torch.softmax and torch.sigmoid in float32.
     """
-    unit = 8.0 * UNIT_FLOAT32
+    unit = 8.0 * unit
     if score == "identity":
         return np.zeros(len(last))
-    lost = following < -LARGEST_EXPONENT
+    lost = following < -largest_exponent
     if score == "softmax":
         spread = largest - following
-        lost, resolution = spread > LARGEST_EXPONENT, unit * (1.0 + spread)
+        lost, resolution = spread > largest_exponent, unit * (1.0 + spread)
     elif score == "sigmoid":
         resolution = unit * (1.0 + np.exp(np.minimum(last, 700.0)))
     else:
@@ -80,7 +99,7 @@ def bf16_noise_scale(
     r"""Standard deviation, per coordinate, of the error of rounding a router input to bfloat16.
 
     :math:`s = 0.4247 \cdot 2^{-8} |y| / \sqrt{D}`: the mean over coordinates, taken as isotropic.
-    Source: THEORY.md E4 and the isotropic analogue of A9.
+    Source: docs/theory.md E4 and the isotropic analogue of A9.
     """
     return ROUNDING_RMS * UNIT_BFLOAT16 * input_norm.astype(np.float64) / np.sqrt(hidden_size)
 
@@ -93,7 +112,7 @@ def switch_probability(
     A lower bound on the probability that the chosen set differs, and its first-order estimate.
     One half on a boundary; 0 beyond 9 sigmas (where it is under 2e-19), at infinite distance, and
     when the noise is 0 and the distance is not.
-    Source: THEORY.md A9 (single time), E4. Oracle in tests: Monte Carlo.
+    Source: docs/theory.md A9 (single time), E4. Oracle in tests: Monte Carlo.
     """
     from scipy.special import ndtr  # takes longer to import than many a scan takes to run
 
@@ -120,7 +139,7 @@ def rounding_sigmas(
     this measure need not be the nearest in Euclidean distance. For affine rules. 0 on a boundary;
     inf when every expert is chosen, for equal rows of which one is ahead, and for an input of
     zeros that is on no boundary. Relative error 1e-12 of the float64 sums; the logits carry theirs.
-    Source: THEORY.md E4. Oracle in tests: Monte Carlo with rounded inputs.
+    Source: docs/theory.md E4. Oracle in tests: Monte Carlo with rounded inputs.
     """
     rows = weight.astype(np.float64)
     sigmas = np.full(len(values), np.inf)

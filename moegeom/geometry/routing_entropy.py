@@ -15,7 +15,7 @@ def normalised_scores(
 
     Softmax scores are such a distribution already; raw logits (``identity``) are turned into one by
     softmax. Computed as the softmax of log s, so that scores which underflow keep their ratio.
-    Source: THEORY.md D3. Oracle in tests: torch.
+    Source: docs/theory.md D3. Oracle in tests: torch.
     """
     z = logits.astype(np.float64)
     if score == "sigmoid":
@@ -45,7 +45,8 @@ def top_k_entropy_nats(
     """Entropy of the ``top_k`` largest entries of each row over their sum, in nats; 0 to log k.
 
     nan for a row whose largest entries are all 0. Not the entropy over the chosen experts where a
-    selection bias or a group mask decides: those need not be the largest. Source: THEORY.md D3.
+    selection bias or a group mask decides: those need not be the largest. Source: docs/theory.md
+    D3.
     """
     experts = probability.shape[1]
     kept = np.partition(probability.astype(np.float64), experts - top_k, axis=1)[:, -top_k:]

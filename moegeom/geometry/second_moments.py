@@ -24,7 +24,7 @@ class Moments:
     def participation_ratio(self) -> float:
         r"""Directions that share the variance, :math:`(\mathrm{tr}\,S)^2 / \mathrm{tr}\,S^2`.
 
-        1 to the number of points less 1; nan when all are equal. Source: THEORY.md B12.
+        1 to the number of points less 1; nan when all are equal. Source: docs/theory.md B12.
         """
         trace = float(self.squared_distance.sum())
         return trace**2 / self.square_sum if self.square_sum > 0.0 else float("nan")

@@ -31,7 +31,7 @@ def gamma(depth: int, unit: float) -> float:
     r"""The classical :math:`\gamma_n = n u / (1 - n u)`; inf where n u reaches 1.
 
     A sum of products in floating point is off by at most :math:`\gamma_n \sum_d |w_d y_d|` where
-    each product takes part in at most n roundings. Source: THEORY.md E4.
+    each product takes part in at most n roundings. Source: docs/theory.md E4.
     """
     terms = depth * unit
     return terms / (1.0 - terms) if terms < 1.0 else float("inf")
@@ -125,7 +125,7 @@ def ordered_sums(
     ValueError
         For one that has a bound only.
 
-    Source: THEORY.md E4. Oracle in tests: sums of Fractions, the order written out in Python.
+    Source: docs/theory.md E4. Oracle in tests: sums of Fractions, the order written out in Python.
     """
     sums = SUMMATION_ORDERS[order].sums
     if sums is None:

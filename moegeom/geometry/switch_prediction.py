@@ -26,7 +26,7 @@ def switch_prediction(
     format there. Rounding never turns two logits round, it makes those that are x apart equal with
     probability 1 - |x| / step, and of ties half fall to either side: together one half less
     x / (2 step), as if the gap moved by U. Phi(-g / deviation) for step 0, the ramp alone for
-    deviation 0, 0 for both. Source: THEORY.md E4. Oracle in tests: simulation.
+    deviation 0, 0 for both. Source: docs/theory.md E4. Oracle in tests: simulation.
     """
     from scipy.special import ndtr  # takes longer to import than many a scan takes to run
 
@@ -53,7 +53,7 @@ def tie_probability(
     r"""Probability that rounding to multiples of ``step`` makes two numbers equal.
 
     :math:`\max(0, 1 - m / \delta)` for two numbers that are ``margin`` m apart and lie anywhere; 0
-    for step 0. Source: THEORY.md E4. Oracle in tests: the fixture, simulation.
+    for step 0. Source: docs/theory.md E4. Oracle in tests: the fixture, simulation.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(step > 0.0, np.maximum(0.0, 1.0 - margin / step), 0.0)

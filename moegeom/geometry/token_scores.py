@@ -99,10 +99,10 @@ class TokenScores:
         falls = np.where(np.array(constraint.signs) > 0.0, variance, rising)
         return float((largest * falls).sum())
 
-    def direction(self, constraint: Constraint) -> Direction:
-        """Steepest descent of a constraint; slope 0 where it has none."""
+    def direction(self, constraint: Constraint, of_logits: bool = False) -> Direction:
+        """Steepest descent of a constraint, or of the same sum of logits; slope 0 without any."""
         experts = np.array(constraint.experts)
-        weight = np.array(constraint.signs) * self.slope[experts]
+        weight = np.array(constraint.signs) * (1.0 if of_logits else self.slope[experts])
         excess = 0.0 if self.rows.curve is not None else float(weight.sum())
         products = self.rows.gram[:, experts] @ weight - excess * self.mean_products
         own = self.rows.gram[experts, experts] @ weight**2

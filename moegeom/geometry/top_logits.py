@@ -55,7 +55,7 @@ def distance_bracket(
     within e of these, move a distance by no more than 2 e over the row distance, exact or not.
     With every logit known l = u; u is inf when k = m < E.
 
-    Source: THEORY.md A3. Oracle in tests: the distance from all logits, also by scipy.
+    Source: docs/theory.md A3. Oracle in tests: the distance from all logits, also by scipy.
     """
     num_experts = len(rows.inverse)
     least = logits.min(axis=1).astype(np.float64)

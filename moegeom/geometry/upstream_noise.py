@@ -76,8 +76,8 @@ def upstream_noise(
     with spread :math:`\tau`; ``distances`` are those of the nearest walls of each token. The excess
     e takes what no noise explains, so that a few switches far from any wall do not pass for large
     noise: it is 0 unless the likelihood falls by more than e^14 without it. Scale 0 where nothing
-    switched; nan without tokens. Source: THEORY.md A9, E4 (iv). Oracle in tests: noise of known
-    size on known inputs.
+    switched; nan without tokens. Source: docs/theory.md A9, E4 (iv). Oracle in tests: noise of
+    known size on known inputs.
     """
     tokens = len(switched)
     if not tokens:

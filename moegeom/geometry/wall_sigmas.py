@@ -28,7 +28,7 @@ def noisy_distances(
     """1 / |F^T (w_i - w_j)|: inverse standard deviations of the differences of two logits.
 
     NO_WALL for a pair whose difference the noise leaves alone; 0, as without noise, for a permanent
-    tie. Source: THEORY.md A9. Oracle in tests: the covariance, entry by entry.
+    tie. Source: docs/theory.md A9. Oracle in tests: the covariance, entry by entry.
     """
     found = row_distances(noisy_rows(weight, factor), bias)
     inverse = found.inverse
@@ -50,7 +50,7 @@ def wall_sigmas(
     The k (E - k) pairs of a chosen expert i, in order of rank, and another j, in order of number;
     no column for k = E. 0 on a wall and at a permanent tie, inf where the noise cannot reach. With
     the plain :func:`~moegeom.geometry.boundary.row_distances` they are Euclidean distances.
-    For affine rules. Source: THEORY.md A9.
+    For affine rules. Source: docs/theory.md A9.
     """
     tokens, experts = logits.shape
     is_chosen = np.zeros((tokens, experts), dtype=bool)
@@ -62,7 +62,7 @@ def wall_sigmas(
     with np.errstate(over="ignore"):  # NO_WALL times a large gap is inf, which is meant
         sigmas = gaps * rows.inverse[chosen[:, :, None], others[:, None, :]]
     sigmas[sigmas > NEVER] = np.inf
-    return sigmas.reshape(tokens, -1)
+    return sigmas.reshape(tokens, chosen.shape[1] * others.shape[1])
 
 
 def are_walls_positive(
@@ -72,7 +72,7 @@ def are_walls_positive(
 
     :math:`(w_i - w_j) \cdot (w_{i'} - w_{j'}) \ge 0` for all chosen i, i' and others j, j', rows
     being those of :func:`noisy_rows`. Then Slepian's inequality holds for the chances to stay.
-    Costs (k (E - k))^2 per token. Source: THEORY.md A9.
+    Costs (k (E - k))^2 per token. Source: docs/theory.md A9.
     """
     gram = rows @ rows.T
     found = np.ones(len(chosen), dtype=bool)

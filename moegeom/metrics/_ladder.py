@@ -33,19 +33,49 @@ LADDER_COLUMNS = (
 
 
 def quantile_columns(name: str, text: str, unit: str, formula: str) -> tuple[Column, ...]:
-    """A column for each of QUANTILES."""
-    return tuple(
+    """A column for each of QUANTILES, and one for what is known of those that are null."""
+    return (
+        *(
+            Column(
+                f"{name}_{suffix}",
+                f"{100 * p:g} % quantile of {text}",
+                unit,
+                "float",
+                formula,
+                True,
+            )
+            for suffix, p in QUANTILES.items()
+        ),
         Column(
-            f"{name}_{suffix}", f"{100 * p:g} % quantile of {text}", unit, "float", formula, True
-        )
-        for suffix, p in QUANTILES.items()
+            f"{name}_bound",
+            "bounds of the quantiles that are null: the histogram ends at 2^-40 and 2^24",
+            unit,
+            "str",
+        ),
     )
 
 
-def quantile_values(name: str, histogram: Int64[np.ndarray, "bins"]) -> dict[str, float]:
-    """Values of :func:`quantile_columns`."""
+def quantile_values(name: str, histogram: Int64[np.ndarray, "bins"]) -> dict[str, Any]:
+    """Values of :func:`quantile_columns`: nan for a quantile beyond the ends of the histogram.
+
+    A number there would be a guess: all that is below 2^-40 is counted together, ties included, and
+    so is all from 2^24 on, infinity included.
+    """
     values = quantile(histogram, np.array(list(QUANTILES.values()))).tolist()
-    return {f"{name}_{suffix}": value for suffix, value in zip(QUANTILES, values, strict=True)}
+    found: dict[str, Any] = {}
+    bounds = []
+    for suffix, value in zip(QUANTILES, values, strict=True):
+        is_end = value == 0.0 or np.isinf(value)
+        found[f"{name}_{suffix}"] = np.nan if is_end else value
+        if is_end:
+            end = f"< 2^{LOWEST_EXPONENT}" if value == 0.0 else f">= 2^{HIGHEST_EXPONENT}"
+            bounds.append(f"{suffix} {end}")
+    return found | {f"{name}_bound": ", ".join(bounds) or None}
+
+
+def within_ends(value: float) -> float | None:
+    """A number that was read off a histogram; None for infinity, which is its open last bin."""
+    return value if np.isfinite(value) else None
 
 
 def quantile_errors(

@@ -19,6 +19,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.geometry.angular import cap_area_log10, cap_half_angle
+from moegeom.kernels.reductions.input_sample import SIZE
 
 #: Share of the tokens that the cap is drawn around.
 QUANTILE = 0.99
@@ -43,8 +44,8 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="angular_collapse",
     version=1,
-    text="Cap of directions that holds 99 % of the router inputs, on a sample of about 2048 "
-    "tokens.",
+    text="Cap of directions that holds 99 % of the router inputs, on a sample of about "
+    f"{SIZE} tokens.",
     scope="router",
     needs=("input_sample",),
     columns={

@@ -14,6 +14,7 @@ from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.geometry.angular import mean_pairwise_cosine
+from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -29,7 +30,8 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="directions",
     version=1,
-    text="Spread of the directions of the router inputs, on a sample of at most 4096 tokens.",
+    text="Spread of the directions of the router inputs, on a sample of at most "
+    f"{SMALL_SAMPLE_TOKENS} tokens.",
     scope="router",
     needs=("directions",),
     columns={

@@ -21,6 +21,7 @@ from jaxtyping import Int64
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.geometry.float_bits import bin_edges, quantile
+from moegeom.metrics._ladder import within_ends
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -42,13 +43,13 @@ def _median(histogram: Int64[np.ndarray, "bins"]) -> float | None:
     """Median ratio of the tokens that are not exact; None where all are."""
     open_ = histogram.copy()
     open_[0] = 0
-    return 1.0 + float(quantile(open_, np.array([0.5]))[0]) if open_.any() else None
+    return within_ends(1.0 + float(quantile(open_, np.array([0.5]))[0])) if open_.any() else None
 
 
-def _largest(histogram: Int64[np.ndarray, "bins"]) -> float:
-    """1, or 1 plus the upper edge of the last bin that holds a token."""
+def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
+    """1, or 1 plus the upper edge of the last bin that holds a token; None for the open bin."""
     last = int(np.flatnonzero(histogram)[-1])
-    return 1.0 + float(bin_edges()[last + 1]) if last else 1.0
+    return within_ends(1.0 + float(bin_edges()[last + 1])) if last else 1.0
 
 
 METRIC = Metric(

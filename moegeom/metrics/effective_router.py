@@ -34,6 +34,7 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     cosine = cosines(rows.gram)
     score = gram_score(cosine)
     chance = random_gram_score(kept, hidden, is_centred=True)
+    spread = random_gram_score_sd(kept, hidden, is_centred=True)
     spectrum = row_spectrum(rows.gram, hidden, is_centred=True)
     norms = np.sqrt(np.maximum(rows.squared_norms, 0.0))
     median = float(np.median(norms)) if kept else 0.0
@@ -44,7 +45,8 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
             "gram_score_centred": score,
             "gram_score_random": chance,
             "gram_score_best": best_gram_score(kept, hidden, is_centred=True),
-            "gram_score_z": (score - chance) / random_gram_score_sd(kept, hidden, is_centred=True),
+            # rows that cannot but lie on one line have no spread
+            "gram_score_z": (score - chance) / spread if spread else None,
             "mean_abs_cosine_centred": mean_absolute_cosine(cosine),
             "max_cosine_centred": None
             if np.isnan(closeness).all()
@@ -69,9 +71,13 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 def _raw_cosines(weight: np.ndarray) -> Float64[np.ndarray, "rows rows"]:
-    """Of the rows as stored; float32 products are exact enough for a figure shown as raw."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return cosines((weight @ weight.T).astype(np.float64))
+    """Of the rows as stored; float32 products are exact enough for a figure shown as raw.
+
+    A power of two takes each row to the size of 1 before, so that no square leaves the format.
+    """
+    _, exponent = np.frexp(np.abs(weight).max(axis=1, initial=0.0))
+    rows = np.ldexp(weight, -exponent[:, None])
+    return cosines((rows @ rows.T).astype(np.float64))
 
 
 def _nearest(

@@ -13,6 +13,7 @@ from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.geometry.capacity import dropped_slot_share
+from moegeom.kernels.reductions.document_counts import DOCUMENTS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -30,7 +31,7 @@ METRIC = Metric(
     name="expert_capacity",
     version=1,
     text="Choices that the model drops because an expert has its fill of the sequence, on at most "
-    "4096 documents.",
+    f"{DOCUMENTS} documents.",
     scope="router",
     needs=("document_counts",),
     columns={

@@ -26,6 +26,7 @@ from moegeom.geometry.intrinsic_dimension import (
     two_nn,
     two_nn_fitted,
 )
+from moegeom.kernels.reductions.input_sample import SIZE
 
 #: Neighbours of the likelihood estimates.
 NEIGHBOURS = (10, 20)
@@ -70,7 +71,7 @@ METRIC = Metric(
     name="intrinsic_dimension",
     version=1,
     text="Intrinsic dimension of the router inputs as a range over estimators and sample sizes, on "
-    "a sample of about 2048 tokens.",
+    f"a sample of about {SIZE} tokens.",
     scope="router",
     needs=("input_sample",),
     columns={

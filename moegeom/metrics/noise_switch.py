@@ -7,7 +7,7 @@ every logit moved on its own; simulated copies, routed by the rule itself, stand
 rule. Exit times are those of an input that diffuses with this noise per unit of time: by
 ``exit_time_p50`` half of the paths of the median token have left their cell at some moment, which
 comes sooner than being elsewhere at that moment. On a sample of at most 4096 tokens, simulation and
-exit times on a quarter of them. THEORY A9, E4.
+exit times on a quarter of them. docs/theory.md A9, E4.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from moegeom.kernels.reductions.noise_switches import (
     TOKENS,
     UPPER,
 )
+from moegeom.metrics._ladder import within_ends
 
 _PROBABILITIES = {
     "noise_switched_share": ESTIMATE,
@@ -48,8 +49,8 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         for name, column in _PROBABILITIES.items():
             values[name] = int(counts[column]) / FIXED_POINT / tokens
         median = quantile(reductions["exit_time_histograms"], np.array([0.5]))[:, 0]
-        values["exit_time_p50_lower"] = float(median[EARLY])
-        values["exit_time_p50_upper"] = float(median[LATE])
+        values["exit_time_p50_lower"] = within_ends(float(median[EARLY]))
+        values["exit_time_p50_upper"] = within_ends(float(median[LATE]))
     return {"layers": values}
 
 

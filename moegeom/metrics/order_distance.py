@@ -11,7 +11,7 @@ less than the one before.
 Straight walls only. On a sample, because each search takes milliseconds:
 ``num_order_distance_tokens`` says how many tokens, 64 for a router of 64 experts and 16 for one of
 256. The medians are of these tokens, so that ``boundary_distance_rms_p50``, which is of all, is
-known more finely than they are. THEORY A4.
+known more finely than they are. docs/theory.md A4.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.kernels.reductions.orders import EXTRAS, LADDER, MULTIPLE, ORDERS, TOKENS
+from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -34,8 +35,8 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="orders",
     version=1,
-    text="Experts that nearly tie at the border of the chosen set, on a sample of at most 8192 "
-    "tokens, for a ladder of widths.",
+    text="Experts that nearly tie at the border of the chosen set, on a sample of at most "
+    f"{SMALL_SAMPLE_TOKENS} tokens, for a ladder of widths.",
     scope="router",
     needs=("orders",),
     columns={

@@ -13,6 +13,7 @@ from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.geometry.intrinsic_dimension import participation_ratio_corrected
+from moegeom.kernels.reductions.input_sample import SIZE
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -32,8 +33,8 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="participation_ratio",
     version=1,
-    text="Number of directions that share the variance of the router inputs, on a sample of at "
-    "most 2048 tokens.",
+    text="Number of directions that share the variance of the router inputs, on a sample of "
+    f"about {SIZE} tokens.",
     scope="router",
     needs=("input_sample",),
     columns={

@@ -25,6 +25,7 @@ from moegeom.metrics._ladder import (
     quantile_errors,
     quantile_values,
 )
+from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
 
 #: From far below the angle of bfloat16 rounding (0.0017) to half a radian.
 LADDER = 2.0 ** np.arange(-20, 0)
@@ -42,7 +43,7 @@ METRIC = Metric(
     name="pre_norm_angle",
     version=1,
     text="Angle in front of the norm to the nearest direction with another chosen set, on a sample "
-    "of at most 4096 tokens.",
+    f"of at most {SMALL_SAMPLE_TOKENS} tokens.",
     scope="router",
     needs=("angle_histogram",),
     columns={

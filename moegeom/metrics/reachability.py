@@ -27,6 +27,9 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     if router.norm is not None and router.norm.kind != "rms":
         # a layer norm reaches a slice of the ball only: nothing is derived for it
         return {"layers": {}, "experts": {"expert": experts}}
+    if router.has_cosine_logits and not router.rule.is_affine:
+        # W y + b are divided by a length before they are scored: their range is another one
+        return {"layers": {}, "experts": {"expert": experts}}
     radius = np.inf if router.norm is None else float(np.sqrt(router.hidden_size))
     biases = (router.logit_bias, router.selection_bias)
     if any(bias is not None and not np.isfinite(bias).all() for bias in biases):

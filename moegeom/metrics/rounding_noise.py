@@ -22,6 +22,7 @@ from moegeom.metrics._ladder import (
     quantile_values,
 )
 from moegeom.metrics.noise_sigmas import LADDER
+from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -37,7 +38,7 @@ METRIC = Metric(
     name="rounding_noise",
     version=1,
     text="Nearest wall in standard deviations of rounding the input to bfloat16, coordinate by "
-    "coordinate, on a sample of at most 4096 tokens.",
+    f"coordinate, on a sample of at most {SMALL_SAMPLE_TOKENS} tokens.",
     scope="router",
     needs=("rounding_sigmas_histogram", "rounding_switch"),
     columns={

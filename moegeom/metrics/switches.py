@@ -5,8 +5,8 @@ expert number; an engine that breaks them otherwise switches between ``switched_
 ``switched_share_most`` of the tokens. ``proved_share`` are tokens whose set stays by a bound on all
 that is not known about the variant: the order in which it adds (any order that its preset allows)
 and what the last bit of its scores is; the recorded inputs are taken as exactly those of the
-engine. ``predicted_switched_share`` needs no emulation: it is the noise model of THEORY.md E4 with
-the size of the roundings, for straight walls. Of the choices of another run only the sets are
+engine. ``predicted_switched_share`` needs no emulation: it is the noise model of docs/theory.md E4
+with the size of the roundings, for straight walls. Of the choices of another run only the sets are
 known, of those of another checkpoint also their order; what is not known is null. A switched expert
 is not a wrong answer: ``weight_moved_mean`` says how much routing weight leaves the experts chosen
 before.

@@ -18,6 +18,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.geometry.consistency import expert_label_agreement, same_label_agreement
+from moegeom.kernels.reductions.token_sample import SIZE
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -43,7 +44,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="token_identity",
     version=1,
-    text="How much of the choice follows from the token id, on a sample of about 16384 tokens.",
+    text=f"How much of the choice follows from the token id, on a sample of about {SIZE} tokens.",
     scope="router",
     needs=("token_sample",),
     columns={

@@ -3,7 +3,7 @@
 Training adds this to the loss to keep logits small, where they are kept in few digits. Beside it
 stands the mean of log-sum-exp itself, which says which way they drifted. Adding one number to every
 logit changes no softmax choice but changes both: this is a figure of the size of the logits, not of
-the routing.
+the routing. Both are null where a log-sum-exp is beyond 2^20, which no fixed-point sum holds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.kernels.reductions.log_sum_exp import (
+    BEYOND,
     FIXED_POINT,
     LARGE,
     LARGE_UNIT,
@@ -25,7 +26,7 @@ from moegeom.kernels.reductions.log_sum_exp import (
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     sums = reductions["log_sum_exp"].tolist()
     tokens = sums[TOKENS]
-    if not tokens:
+    if not tokens or sums[BEYOND]:  # a sum without the largest ones would be no mean
         return {"layers": {"z_loss": None, "log_sum_exp_mean": None}}
     total = sums[LARGE] * LARGE_UNIT + sums[REST] / FIXED_POINT
     return {

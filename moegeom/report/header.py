@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from moegeom.core.router import RECORDED
 from moegeom.report.asked_layers import layers_without_router
 from moegeom.report.rule_brief import rule_brief
 from moegeom.report.rule_trust import is_verified_here, rule_status, rule_trust
@@ -29,15 +30,18 @@ def duration(seconds: float) -> str:
 def rule_line(summary: Summary) -> str:
     """The rule in words, and how far distances to its walls are known."""
     checkpoint, routers = summary.run["checkpoint"], summary.run["routers"]
-    affine = sum(router["is_affine"] for router in routers)
-    if affine == len(routers):
+    loaded = [router for router in routers if router.get("score") != RECORDED]
+    affine = sum(router["is_affine"] for router in loaded)
+    if not loaded:
+        return f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}."
+    if affine == len(loaded):
         walls = "straight"
     elif affine == 0:
         walls = "curved or grouped"
     else:
-        walls = f"straight in {affine} of {len(routers)} routers"
+        walls = f"straight in {affine} of {len(loaded)} routers"
     rule = f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}"
-    return f"{rule}. Walls are {walls}{_exactness(summary, affine == len(routers))}."
+    return f"{rule}. Walls are {walls}{_exactness(summary, affine == len(loaded))}."
 
 
 def _exactness(summary: Summary, is_straight: bool) -> str:

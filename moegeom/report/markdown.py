@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 #: What HTML and tables begin with becomes an entity; what Markdown and formulas do is escaped.
@@ -19,3 +20,10 @@ def escaped(text: str) -> str:
 def table_row(cells: Sequence[str]) -> str:
     """One line of a table; a bar in a cell does not end it."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def code_span(text: str) -> str:
+    """A code span that no backtick in the text can end."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text}{pad}{fence}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from moegeom.results.known_rules import LEAST_SHARE
+#: Share of the first recorded choices that must follow from a rule to verify it.
+LEAST_SHARE = 0.99
 
 Status = Literal["verified", "assumed"]
 
@@ -21,14 +22,13 @@ def is_verified_here(run: Mapping[str, Any]) -> bool:
 
 
 def rule_status(run: Mapping[str, Any]) -> Status | None:
-    """``verified`` by recorded choices, these or earlier ones, or ``assumed``.
+    """``verified`` by the choices recorded with the tokens, or ``assumed``.
 
     None where no router could be read.
     """
     if "refused" in run:
         return None
-    is_known = is_verified_here(run) or run["checkpoint"].get("verified_by")
-    return "verified" if is_known else "assumed"
+    return "verified" if is_verified_here(run) else "assumed"
 
 
 def assumed(origin: str = "config") -> str:
@@ -37,12 +37,12 @@ def assumed(origin: str = "config") -> str:
 
 
 def rule_trust(run: Mapping[str, Any]) -> str:
-    """What verified the rule, these choices or earlier ones; else that it is assumed."""
+    """That recorded choices verified the rule, or what it was assumed from."""
     if is_verified_here(run):
         return "verified by recorded choices"
     checkpoint = run["checkpoint"]
     origin = checkpoint.get("rule_origin") or _ORIGINS.get(checkpoint.get("family", ""), "config")
-    return checkpoint.get("verified_by") or assumed(origin)
+    return assumed(origin)
 
 
 def rule_facts(run: Mapping[str, Any]) -> dict[str, str | None]:

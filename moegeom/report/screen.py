@@ -15,6 +15,9 @@ from moegeom.report._reporter import View
 #: Columns of the label in front of a line of the header.
 LABEL = 9
 
+#: Columns that text is never narrower than.
+_LEAST = 20
+
 STYLES = {
     "error": "bold red",
     "warning": "yellow",
@@ -45,11 +48,13 @@ def to_text(lines: list[Text], view: View) -> str:
 def wrapped(text: str, width: int, indent: str = "", later: str | None = None) -> list[str]:
     """Lines of at most ``width`` columns; a word that is longer stays whole.
 
+    Beside a name that fills the screen there are twenty columns all the same.
+
     Lines after the first are indented by ``later``, if given, instead of ``indent``.
     """
     return textwrap.wrap(
         text,
-        width,
+        max(width, len(indent) + _LEAST),
         initial_indent=indent,
         subsequent_indent=indent if later is None else later,
         break_long_words=False,

@@ -41,9 +41,19 @@ class Summary:
         return found
 
     @property
-    def num_normal(self) -> int:
-        """Routers without error or warning."""
-        return sum(row["router"] not in self.worst for row in self.layers)
+    def told(self) -> str:
+        """What the findings leave: layers without one, and what was not judged of them."""
+        total, with_tokens = len(self.layers), sum(bool(r.get("num_tokens")) for r in self.layers)
+        clean = sum(row["router"] not in self.worst for row in self.layers)
+        said = f"{clean} of {total} {'layers' if total > 1 else 'layer'} without a finding"
+        if not with_tokens:
+            return f"{said}; weights alone, how they choose was not looked at."
+        unjudged = self.run.get("checks_inconclusive") or ()
+        if with_tokens < total:
+            said += f"; {total - with_tokens} have no tokens"
+        if unjudged:
+            said += f"; not judged, too few tokens or documents: {', '.join(unjudged)}"
+        return f"{said}."
 
     def count(self, severity: str) -> int:
         """Findings of that severity."""

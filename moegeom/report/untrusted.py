@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+#: Runners of workflows look for these at the beginning of a line, or anywhere in it.
+_COMMAND = re.compile(r"::(?=[A-Za-z])|##\[")
 
 
 def printable(value: T) -> T:
     r"""The same value with every text in it on one line and without unprintable characters.
 
     A tensor may be named after an escape sequence of terminals, after half a surrogate pair that no
-    file can hold, or so that it reads backwards: such characters are written as ``\x1b``.
+    file can hold, or so that it reads backwards: such characters are written as ``\x1b``. What
+    begins a command of a workflow, ``::error`` or ``##[error]``, is taken apart in the same way.
     """
     return _mapped(value)
 
 
 def _mapped(value: Any) -> Any:
     if isinstance(value, str):
-        return value if value.isprintable() else "".join(map(_shown, value))
+        shown = value if value.isprintable() else "".join(map(_shown, value))
+        return _COMMAND.sub(_taken_apart, shown)
+    if isinstance(value, dict):  # a kind of dict of its own stays that, with what it answers
+        copied = copy.copy(value)
+        copied.clear()
+        copied.update((_mapped(key), _mapped(entry)) for key, entry in value.items())
+        return copied
     if isinstance(value, Mapping):
         return {_mapped(key): _mapped(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -31,6 +43,10 @@ def _mapped(value: Any) -> Any:
             value, **{f.name: _mapped(getattr(value, f.name)) for f in fields}
         )
     return value
+
+
+def _taken_apart(found: re.Match[str]) -> str:
+    return f"{found[0][:1]}\\x{ord(found[0][1]):02x}{found[0][2:]}"
 
 
 def _shown(character: str) -> str:

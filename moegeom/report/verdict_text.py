@@ -7,7 +7,7 @@ from typing import Any
 
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity
 from moegeom.core.layer_ranges import format_layers, parse_layers
-from moegeom.core.verdict import Outcome, State, Verdict
+from moegeom.core.verdict import EXIT_FAILED, EXIT_OK, Outcome, State, Verdict
 
 #: Runs of layers, or whole names of routers, that are listed before the rest is counted.
 _MOST_PLACES = 8
@@ -30,7 +30,7 @@ _FAILING: dict[Severity, str] = {
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """``0 errors, 1 warning; 31 checks passed, 14 need tokens.``; what is nowhere is left out."""
+    """``PASSED: 0 errors, 1 warning; 31 checks passed, 14 need tokens. Not looked at: ...``."""
     found = [finding.severity for finding in verdict.findings]
     findings = [
         f"{found.count(severity)} {severity}{'' if found.count(severity) == 1 else 's'}"
@@ -42,7 +42,14 @@ def verdict_sentence(verdict: Verdict) -> str:
         for state, words in _COUNTED.items()
         if (number := len(verdict.in_state(state))) or state == "passed"
     ]
-    return f"{', '.join(findings)}; {', '.join(checks)}.{_FAILING[verdict.fail_on]}"
+    counted = f"{', '.join(findings)}; {', '.join(checks)}.{_FAILING[verdict.fail_on]}"
+    unseen = f" Not looked at: {', '.join(verdict.unseen)}." if verdict.unseen else ""
+    return f"{verdict_word(verdict)}: {counted}{unseen}"
+
+
+def verdict_word(verdict: Verdict) -> str:
+    """PASSED, FAILED or INCONCLUSIVE: the exit code in one word, the first of every report."""
+    return {EXIT_OK: "PASSED", EXIT_FAILED: "FAILED"}.get(verdict.exit_code, "INCONCLUSIVE")
 
 
 def mood(verdict: Verdict) -> str:
@@ -59,6 +66,11 @@ def refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:
     if any(finding.code == refused["code"] for finding in verdict.findings):
         return f"none could be read: {refused['code']} says why."
     return f"none could be read. {refused['message']} {refused['hint']}".rstrip()
+
+
+def profile_line(verdict: Verdict) -> str:
+    """By which profile was judged and what it changes; empty where moegeom judges by itself."""
+    return f"{'; '.join(verdict.profile)}." if verdict.profile else ""
 
 
 def detectable(verdict: Verdict) -> str:

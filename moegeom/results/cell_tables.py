@@ -17,6 +17,7 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
         ("token", pa.int64(), "", "token that the search began at; null for the whole slice"),
         ("coalition", pa.list_(pa.int32()), "", "experts that are chosen there, ascending"),
         ("witness", pa.list_(pa.float64()), "input", "a point inside, in coordinates of the slice"),
+        ("witness_exact", pa.string(), "", "where no float64 point was found inside: a rational"),
         ("witness_input", pa.list_(pa.float32()), "input", "the same point as router input"),
         ("num_walls", pa.int64(), "", "walls of the cell"),
         ("is_bounded", pa.bool_(), "", "null where a ball, a box or steps bound the search"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError
+from moegeom.core.files import read_regular
+from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.core.populations import is_whole
+from moegeom.core.text import quoted
+from moegeom.results.run_file import fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,8 +21,13 @@ if TYPE_CHECKING:
 #: Version of the tables and of run.json; a reader refuses others.
 SCHEMA_VERSION = 1
 
+RUN_FILE = "run.json"
+
 #: run.json is a few kilobytes; anything beyond this is no run.json.
 _LARGEST_RUN_JSON = 64 * 2**20
+
+#: Tables, and what people print or draw of results and leave beside them; weights have others.
+_SUFFIXES = frozenset([".parquet", ".md", ".html", ".txt", ".csv", ".xml", ".svg", ".png", ".pdf"])
 
 
 class ResultsView(Protocol):
@@ -27,6 +37,20 @@ class ResultsView(Protocol):
     def run(self) -> Mapping[str, Any]: ...
 
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]: ...
+
+
+class _Row(dict[str, Any]):
+    """A row; what is not there was not written by a scan of this version."""
+
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._where = where
+
+    def __missing__(self, column: str) -> Any:
+        raise ResultsError(
+            f"{self._where}: there is no column '{column}', or not of its type.",
+            "Another moegeom wrote it, or not all of it is there: run the scan again.",
+        )
 
 
 @dataclass(frozen=True)
@@ -41,26 +65,79 @@ class Results:
         return sorted(path.stem for path in self.path.glob("*.parquet"))
 
     def table(self, name: str) -> pa.Table:
-        """The table ``<name>.parquet``."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        """The table ``<name>.parquet``.
 
+        Raises
+        ------
+        ResultsError
+            When it is not there, cannot be read, or would take much more memory than its file.
+        """
         path = self.path / f"{name}.parquet"
         try:
-            return pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
+            facts = parquet_facts(path)
+            return read_columns(facts, facts.names)
+        except (OSError, DocumentError) as error:
             raise ResultsError(
-                f"{path}: table cannot be read: {error}", "Run the scan again."
+                f"{path}: table cannot be read: {error}.", "Run the scan again."
             ) from error
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The table as a list of rows."""
-        return self.table(name).to_pylist()
+        """The table as a list of rows.
+
+        Columns that do not hold what this version writes there are left out. To ask a row for a
+        column that it has not is a ResultsError.
+        """
+        from moegeom.results.schema import KEYS, fits
+
+        table = self.table(name)
+        where = f"{self.path / name}.parquet"
+        table = table.select([field.name for field in table.schema if fits(name, field)])
+        for key in {column.name for column in KEYS} & {*table.column_names}:
+            if table.column(key).null_count:
+                raise ResultsError(f"{where}: column '{key}' has rows without a value.")
+        try:
+            rows: list[dict[str, Any]] = [_Row(where, row) for row in table.to_pylist()]
+        except ValueError as error:  # a text that is no text
+            raise ResultsError(f"{where}: cannot be read: {error}.") from None
+        if "router" in table.column_names:
+            self._check_routers(name, rows)
+        return rows
+
+    def _check_routers(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows belong to routers of the run; where all tables begin, each of them has some."""
+        known = {router["name"] for router in self.run["routers"]}
+        wrong = {row["router"] for row in rows} - known
+        if name in ("layers", "experts"):
+            wrong |= known - {
+                row["router"]
+                for row in rows
+                if row["variant"] == "as_stored" and is_whole(row["population"])
+            }
+        if wrong:
+            raise ResultsError(
+                f"{self.path / name}.parquet: router {min(wrong)[:60]!r} is not in it and in "
+                f"{RUN_FILE} alike.",
+                "Files of two scans lie together: scan again.",
+            )
 
 
 def is_results(path: str | Path) -> bool:
-    """True for a results directory."""
-    return (Path(path) / "run.json").is_file()
+    """True for a folder that is results and nothing else.
+
+    Whoever makes a checkpoint can put results of another one beside its weights: a folder that
+    holds anything beyond results, and reports and pictures of them, is no results folder.
+    """
+    folder = Path(path)
+    if not (folder / RUN_FILE).is_file():
+        return False
+    return all(_is_of_results(entry) for entry in folder.iterdir())
+
+
+def _is_of_results(entry: Path) -> bool:
+    if entry.name == "tokens" and entry.is_dir():
+        return all(path.suffix == ".parquet" and path.is_file() for path in entry.iterdir())
+    is_known = entry.suffix in _SUFFIXES or entry.name in (RUN_FILE, ".DS_Store")
+    return is_known and entry.is_file()
 
 
 def open_results(path: str | Path) -> Results:
@@ -74,18 +151,20 @@ def open_results(path: str | Path) -> Results:
     folder = Path(path)
     file = folder / "run.json"
     try:
-        if file.stat().st_size > _LARGEST_RUN_JSON:
-            raise ResultsError(f"{file}: larger than a run.json can be.")
-        run = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        run = parse_json(read_regular(file, _LARGEST_RUN_JSON, True), _LARGEST_RUN_JSON)
+    except (OSError, DocumentError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise ResultsError(
-            f"{folder}: no results: run.json cannot be read.",
+            f"{folder}: no results: run.json cannot be read ({reason}).",
             "`moegeom scan` writes results; an unfinished run ends in .partial.",
         ) from error
     schema = run.get("schema") if isinstance(run, dict) else None
     if schema != SCHEMA_VERSION:
         raise ResultsError(
-            f"{file}: schema {schema!r}; this moegeom reads schema {SCHEMA_VERSION}.",
+            f"{file}: schema {quoted(schema)}; this moegeom reads schema {SCHEMA_VERSION}.",
             "Read it with the moegeom that wrote it, or scan again.",
         )
+    wrong = fault(run)
+    if wrong:
+        raise ResultsError(f"{file}: {wrong}.", "It is not as a scan wrote it: scan again.")
     return Results(folder, run)

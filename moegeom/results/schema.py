@@ -73,6 +73,53 @@ _LIST_TYPES = {
 }
 
 
+#: Ending of columns that say in words which quantiles lie beyond the ends of a histogram.
+BOUND = "_bound"
+
+#: Other columns of texts in the tables of metrics; every other one holds numbers or truth values.
+TEXTS = frozenset(
+    [
+        "entropy_of",
+        "estimator",
+        "gain_digest",
+        "logit_bias_digest",
+        "margin_unit",
+        "quantity",
+        "reach",
+        "selection_bias_digest",
+        "weight_digest",
+        *(column.name for column in KEYS),
+    ]
+)
+
+
+def is_text(column: str) -> bool:
+    """Whether a column of the tables of metrics holds texts."""
+    return column in TEXTS or column.endswith(BOUND)
+
+
+def fits(table: str, field: pa.Field) -> bool:
+    """True when a column of a file holds what is written under its name."""
+    if table in OTHER_TABLES:
+        known = {column.name: column.kind for column in OTHER_TABLES[table]}
+        kind = known.get(field.name, "none")
+    else:
+        kind = "str" if is_text(field.name) else "number"
+    if field.name in _LIST_TYPES:
+        item = getattr(field.type, "value_type", pa.null())
+        return _is_of(item, "str" if _LIST_TYPES[field.name] == pa.string() else "number")
+    return pa.types.is_null(field.type) or _is_of(field.type, kind)
+
+
+def _is_of(found: pa.DataType, kind: str) -> bool:
+    if kind in ("str", "list"):
+        return pa.types.is_string(found)
+    if kind == "none":
+        return False
+    is_number = pa.types.is_integer(found) or pa.types.is_floating(found)
+    return is_number or pa.types.is_boolean(found)
+
+
 def metric_tables(metrics: Iterable[Metric]) -> list[str]:
     """Names of the tables that these metrics fill, sorted."""
     return sorted({table for metric in metrics for table in metric.columns})

@@ -6,20 +6,33 @@ Everything is put together in ``OUT.partial/whole`` and moved to ``OUT`` in one 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
-from moegeom.core.errors import ResultsError, UsageError
+from moegeom.core.documents import MOST_JSON, DocumentError, parse_json
+from moegeom.core.errors import ResultsError, UsageError, first_line
+from moegeom.core.files import (
+    WorkFolder,
+    is_there,
+    move_folder,
+    open_regular,
+    read_regular,
+    remove,
+    write_whole,
+    writing,
+)
 from moegeom.core.metric import Metric
-from moegeom.results.reader import SCHEMA_VERSION
+from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.results.reader import SCHEMA_VERSION, is_results
 from moegeom.results.schema import (
     OTHER_TABLES,
     arrow_schema,
@@ -29,6 +42,13 @@ from moegeom.results.schema import (
 )
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+
+#: What is measured, and with what; by this file an unfinished run is known again.
+PLAN_FILE = "plan.json"
+
+#: What the files of a part hash to. Before Arrow reads one: its reader ends the process for some
+#: of the bytes that a failing disk leaves.
+DIGEST_FILE = "digest"
 
 
 def slug(router: str) -> str:
@@ -52,51 +72,74 @@ class ResultsWriter:
         plan: Mapping[str, Any],
         metrics: Sequence[Metric],
         restart: bool = False,
+        overwrite: bool = False,
     ) -> None:
         self._out = out
-        self._partial = out.with_name(out.name + ".partial")
+        self._work = WorkFolder(out.with_name(out.name + ".partial"), PLAN_FILE)
+        self._partial = self._work.path
         self._metrics = tuple(metrics)
         self._plan = json.loads(json.dumps(plan))
         self._restart = restart
+        self._overwrite = overwrite
+        self._sound: set[str] = set()
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What must be equal for results to be those of the same request."""
+        return self._plan
 
     def __enter__(self) -> ResultsWriter:
-        refuse_existing(self._out)
-        try:
-            self._partial.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"{self._partial}: cannot be made ({error.strerror}).", "Choose another --out."
-            ) from None
-        self._lock = (self._partial / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise UsageError(
-                f"{self._partial} is being written by another process.",
-                "Wait for it, or choose another --out.",
-            ) from None
-        try:
-            refuse_existing(self._out)  # another process may have finished while we took the lock
-            if self._restart:
-                self._discard()
+        refuse_existing(self._out, self._overwrite)
+        self._work.take()
+        try:  # another process may have finished while we took the lock
+            refuse_existing(self._out, self._overwrite)
             self._agree_on_plan()
-            for folder in ("parts", "snapshots"):
-                (self._partial / folder).mkdir(exist_ok=True)
+            with writing(self._partial):
+                for folder in ("parts", "snapshots"):
+                    (self._partial / folder).mkdir(exist_ok=True)
         except BaseException:
-            self._lock.close()
+            self._work.release()
             raise
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._lock.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         # nothing to resume: leave no trace of a run that failed before it measured anything
-        if self._partial.exists() and not any(self._partial.glob("[ps]*s/*")):
-            shutil.rmtree(self._partial, ignore_errors=True)
+        is_empty = not any(self._partial.glob("[ps]*s/*"))
+        if isinstance(error, KeyboardInterrupt):
+            done = f"{len(self.finished())} of {len(self._plan['routers'])} routers"
+            error.add_note(
+                "nothing was measured yet"
+                if is_empty
+                else f"{done}, and what was begun, are kept in {self._partial}; the same command "
+                "goes on there"
+            )
+        self._work.release(is_last=is_empty)
+
+    def finished(self) -> list[str]:
+        """Routers that are done, in the order of the plan."""
+        return [router for router in self._plan["routers"] if self.has_part(router)]
 
     def has_part(self, router: str) -> bool:
-        """True when this router was finished, now or before an interruption."""
-        return self.part_folder(router).is_dir()
+        """True when this router was finished, now or before an interruption.
+
+        A part that is not as it was written is none: the router is measured again.
+        """
+        if router not in self._sound:
+            folder = self.part_folder(router)
+            try:
+                kept = read_regular(folder / DIGEST_FILE, 64)
+                is_sound = kept == _digest(folder)
+            except OSError:
+                return False
+            if not is_sound:
+                return False
+            self._sound.add(router)
+        return True
 
     def snapshot_path(self, router: str, variant: str) -> Path:
         """Where the progress of a running scan is kept."""
@@ -105,17 +148,23 @@ class ResultsWriter:
     def new_part(self, router: str) -> Path:
         """An empty folder for the files of one router; becomes a part with :meth:`add_part`."""
         folder = self._partial / f"new.{slug(router)}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        with writing(self._out):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
         return folder
 
     def add_part(self, router: str, folder: Path, rows: Rows, facts: Mapping[str, Any]) -> None:
         """Writes the rows of one router beside what ``folder`` holds, and counts it as finished."""
-        for table in metric_tables(self._metrics):
-            schema = arrow_schema(table, self._metrics)
-            pq.write_table(table_of(rows.get(table, []), schema), folder / f"{table}.parquet")
-        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-        folder.rename(self.part_folder(router))
+        with writing(self._out):
+            for table in metric_tables(self._metrics):
+                schema = arrow_schema(table, self._metrics)
+                pq.write_table(table_of(rows.get(table, []), schema), folder / f"{table}.parquet")
+            (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+            (folder / DIGEST_FILE).write_bytes(_digest(folder))
+            if is_there(self.part_folder(router)):
+                remove(self.part_folder(router))  # one that was damaged
+        move_folder(folder, self.part_folder(router))
+        self._sound.add(router)
         for snapshot in (self._partial / "snapshots").glob(f"{slug(router)}.*.npz"):
             snapshot.unlink()
 
@@ -126,65 +175,92 @@ class ResultsWriter:
     def part_facts(self, router: str) -> dict[str, Any]:
         """What :meth:`add_part` was given as facts."""
         path = self.part_folder(router) / "facts.json"
-        return json.loads(path.read_text(encoding="utf-8"))
+        try:
+            found = parse_json(read_regular(path, MOST_JSON))
+            if not isinstance(found, dict) or not isinstance(found.get("reasons", {}), dict):
+                raise DocumentError("holds no facts")
+        except (OSError, DocumentError) as error:
+            raise _damaged(path, error) from None
+        return found
 
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
         """Rows of a metric table of all routers, in that order."""
         parts = [self.part_folder(router) / f"{table}.parquet" for router in routers]
-        return pa.concat_tables([pq.read_table(part) for part in parts])
+        schema, tables = arrow_schema(table, self._metrics), []
+        for part in parts:
+            try:
+                facts = parquet_facts(part)
+                tables.append(read_columns(facts, facts.names))
+            except (OSError, DocumentError) as error:
+                raise _damaged(part, error) from None
+            if not tables[-1].schema.equals(schema):
+                raise _damaged(part, DocumentError("has other columns"))
+        return pa.concat_tables(tables)
 
     def finish(self, routers: Sequence[str], run: Mapping[str, Any], others: Rows) -> Path:
         """Puts the parts together, writes ``run.json`` and moves everything to ``out``."""
         whole = self._partial / "whole"
-        shutil.rmtree(whole, ignore_errors=True)
-        whole.mkdir()
-        for table in metric_tables(self._metrics):
-            pq.write_table(self.gather(table, routers), whole / f"{table}.parquet")
-        for table in OTHER_TABLES:
-            rows = table_of(others.get(table, []), other_schema(table))
-            pq.write_table(rows, whole / f"{table}.parquet")
-        for router in routers:
-            tokens = self.part_folder(router) / "tokens.parquet"
-            if tokens.exists():
-                (whole / "tokens").mkdir(exist_ok=True)
-                _link(tokens, whole / "tokens" / f"{slug(router)}.parquet")
         text = json.dumps({"schema": SCHEMA_VERSION, **run}, indent=1, sort_keys=True)
-        (whole / "run.json").write_text(text + "\n", encoding="utf-8")
-        _sync(whole)
-        whole.rename(self._out)
-        self._forget_plan()
-        shutil.rmtree(self._partial, ignore_errors=True)
+        with writing(self._out):
+            shutil.rmtree(whole, ignore_errors=True)
+            whole.mkdir()
+            for table in metric_tables(self._metrics):
+                pq.write_table(self.gather(table, routers), whole / f"{table}.parquet")
+            for table in OTHER_TABLES:
+                rows = table_of(others.get(table, []), other_schema(table))
+                pq.write_table(rows, whole / f"{table}.parquet")
+            for router in routers:
+                tokens = self.part_folder(router) / "tokens.parquet"
+                if tokens.exists():
+                    (whole / "tokens").mkdir(exist_ok=True)
+                    _link(tokens, whole / "tokens" / f"{slug(router)}.parquet")
+            (whole / "run.json").write_text(text + "\n", encoding="utf-8")
+            _sync(whole)
+        # what is there was seen to hold results
+        move_folder(whole, self._out, self._partial / "replaced" if self._overwrite else None)
+        self._work.release(is_last=True)
         return self._out
 
-    def _forget_plan(self) -> None:
-        """Before parts are removed: without a plan, what is left of them is never resumed from."""
-        (self._partial / "plan.json").unlink(missing_ok=True)
-
-    def _discard(self) -> None:
-        self._forget_plan()
-        for entry in self._partial.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif entry.name != "lock":
-                entry.unlink()
-
     def _agree_on_plan(self) -> None:
-        path = self._partial / "plan.json"
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self._discard()
-            path.write_text(json.dumps(self._plan), encoding="utf-8")
+        """Goes on with what is there, or begins: what is no plan has nothing to go on with."""
+        before = None if self._restart else _plan_in(self._work.plan)
+        if before is None:
+            self._work.clear()
+            write_whole(self._work.plan, json.dumps(self._plan))
             return
         if before != self._plan:
-            changed = sorted(
-                key for key in {*before, *self._plan} if before.get(key) != self._plan.get(key)
-            )
             raise UsageError(
                 f"{self._partial} holds unfinished results of another run: "
-                f"{', '.join(changed)} differ.",
+                f"{', '.join(differing_parts(before, self._plan))} differ.",
                 "--restart discards them; or choose another --out.",
             )
+
+
+def _plan_in(path: Path) -> dict[str, Any] | None:
+    """The plan of unfinished results; None where there is none, or what a failing disk left."""
+    try:
+        found = parse_json(read_regular(path, MOST_JSON))
+    except (OSError, DocumentError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _digest(folder: Path) -> bytes:
+    """A hash of the names and contents of the files of a part."""
+    found = xxhash.xxh3_128()
+    for path in sorted(path for path in folder.iterdir() if path.name != DIGEST_FILE):
+        with open_regular(path) as file:
+            found.update(f"{path.name} {os.fstat(file.fileno()).st_size}\n".encode())
+            while block := file.read(1 << 20):
+                found.update(block)
+    return found.hexdigest().encode()
+
+
+def _damaged(path: Path, error: Exception) -> ResultsError:
+    return ResultsError(
+        f"{path}: is not as it was written ({first_line(error)}).",
+        "--restart discards the unfinished results.",
+    )
 
 
 def _link(source: Path, target: Path) -> None:
@@ -195,10 +271,40 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def refuse_existing(out: Path) -> None:
-    """Raises UsageError when ``out`` exists, before anything is read or computed."""
-    if out.exists():
-        raise UsageError(f"{out} exists already.", "Choose another --out, or remove it first.")
+#: Parts of a plan whose names are not what a person would say.
+_PARTS = {"checkpoint": "router weights", "token_files": "tokens"}
+
+
+def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two plans: its parts by name, of the options each."""
+    found = _differing(before, now)
+    if "options" in found:
+        options = (before.get("options"), now.get("options"))
+        one, other = (option if isinstance(option, Mapping) else {} for option in options)
+        found = [*(key for key in found if key != "options"), *_differing(one, other)]
+    return list(dict.fromkeys(_PARTS.get(part, part) for part in found))
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
+
+
+def refuse_existing(
+    out: Path,
+    overwrite: bool = False,
+    is_ours: Callable[[Path], bool] = is_results,
+    hint: str = "Choose another --out, or --overwrite.",
+) -> None:
+    """Raises UsageError when ``out`` may not be written, before anything is read or computed.
+
+    With ``overwrite`` what ``is_ours`` may be replaced, and nothing else.
+    """
+    if not is_there(out):
+        pass
+    elif not overwrite:
+        raise UsageError(f"{out} exists already.", hint)
+    elif out.is_symlink() or not is_ours(out):
+        raise UsageError(f"{out} is no folder of results; it is not replaced.", "Move it away.")
     if not out.name:
         raise UsageError(f"--out {out} names no directory.")
 

@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moegeom.core.errors import InternalError, UsageError
+from moegeom.core.files import read_regular
 from moegeom.core.router import MONOTONE_SCORES
-from moegeom.router.family import Choice, Family, Setting, StackSpec, TensorName, WeightsSpec
+from moegeom.router.family import (
+    DESCRIBED,
+    Choice,
+    Family,
+    Setting,
+    StackSpec,
+    TensorName,
+    WeightsSpec,
+)
 from moegeom.router.family_file import families, family_of_text, load_family
 
 #: A family file takes some kilobytes.
@@ -132,7 +141,7 @@ class AskedFamily:
         said = "logits" if is_of_logits else self.score.replace("_", "-")
         bias = " + selection bias" if self.selection_bias else ""
         text = f"{said}{bias}, choose {{top_k}} of {{num_experts}}, as described by options"
-        return Family("described", "the command line", (), text, (stack,))
+        return Family(DESCRIBED, "the command line", (), text, (stack,))
 
 
 NOTHING_ASKED = AskedFamily()
@@ -147,9 +156,7 @@ def read_family_file(path: Path) -> Family:
         If the file cannot be read or says something that is not understood.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path.name}: has more than {_MOST_BYTES} bytes.")
-        text = path.read_bytes().decode("utf-8")
+        text = read_regular(path, _MOST_BYTES, follows=True).decode("utf-8")
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read ({error.strerror}).",

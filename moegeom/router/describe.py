@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import GroupMask, LogitMap, Projection, Router, RouterSet
+from moegeom.router.family import DESCRIBED
 from moegeom.router.family_file import families, load_family
 
 
@@ -21,7 +22,7 @@ def describe_router(router: Router) -> dict[str, Any]:
         "hidden": router.hidden_size,
         "stored": router.provenance.stored_dtype.lower(),
         "selection": router.rule.selection_score_unit,
-        "walls": "straight" if router.rule.is_affine else "curved",
+        "walls": "none" if router.listed else "straight" if router.rule.is_affine else "curved",
         "rule": rule_in_words(router),
         "finite": bool(np.isfinite(router.weight).all()),
         "tensor": router.provenance.tensors[0],
@@ -32,6 +33,8 @@ def describe_router(router: Router) -> dict[str, Any]:
 def rule_in_words(router: Router) -> str:
     """How the router chooses and weighs, step by step: ``sigmoid + bias, 4 of 8 groups, ...``."""
     rule, weights = router.rule, router.rule.weights
+    if router.listed:
+        return f"choose {rule.top_k}, only counted: {router.listed}"
     steps = ["logits" if rule.score == "identity" else rule.score.replace("_", "-")]
     if rule.has_logit_bias:
         steps[0] += " of biased logits" if rule.score != "identity" else " + bias"
@@ -91,16 +94,12 @@ def name_patterns(found: RouterSet) -> dict[str, int]:
     return patterns
 
 
-#: The family that options describe.
-_BY_OPTIONS = "described"
-
-
 def rule_origin(family: str) -> str:
     """What says how routers choose: ``options``, ``the family file``, or else ``config``.
 
     ``config`` is that of the checkpoint, read by a family that is known.
     """
-    if family == _BY_OPTIONS:
+    if family == DESCRIBED:
         return "options"
     return "config" if family in families() else "the family file"
 
@@ -108,7 +107,8 @@ def rule_origin(family: str) -> str:
 def describe_routers(found: RouterSet) -> dict[str, Any]:
     """All routers of a checkpoint with totals, as plain data.
 
-    ``rule_status`` is ``verified`` or ``assumed``; then ``rule_origin`` says from what.
+    ``rule_status`` is ``assumed``: only recorded choices verify a rule. ``rule_origin`` says from
+    what.
     """
     facts = {
         field.name: getattr(found, field.name)
@@ -116,7 +116,7 @@ def describe_routers(found: RouterSet) -> dict[str, Any]:
         if field.name not in ("routers", "skipped")
     }
     return facts | {
-        "rule_status": "verified" if found.verified_by else "assumed",
+        "rule_status": "assumed",
         "rule_origin": rule_origin(found.family),
         "routers": [describe_router(router) for router in found.routers],
         "skipped": [dataclasses.asdict(skipped) for skipped in found.skipped],

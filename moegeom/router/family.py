@@ -27,6 +27,9 @@ PREFIXES = (
     "language_model.backbone.",
 )
 
+#: The name of the family that options on the command line describe.
+DESCRIBED = "described"
+
 Value = bool | int | float
 
 
@@ -36,15 +39,15 @@ class Setting:
 
     In TOML a string or a list of strings names keys (dots for nesting); a table ``{key, default,
     plus, minus, over, zero, values}`` says more; anything else is the value. ``default`` counts
-    where no key is given: that of the family's configuration class. ``plus`` and ``minus`` are keys
-    whose value is added or taken away (0 when it is not given); ``over`` replaces the value v by
-    ``over / v``, ``zero`` a number 0 that stands for something else. ``values`` maps what the
-    config says, true and false included, to what is meant.
+    where no key is given: that of the family's configuration class (a list where layers are
+    listed). ``plus`` and ``minus`` are keys whose value is added or taken away (0 when it is not
+    given); ``over`` replaces the value v by ``over / v``, ``zero`` a number 0 that stands for
+    something else. ``values`` maps what the config says, true and false included, to what is meant.
     """
 
     keys: tuple[str, ...] = ()
     value: Value | None = None
-    default: Value | None = None
+    default: Value | tuple[int, ...] | None = None
     plus: str = ""
     minus: str = ""
     over: float = 0.0
@@ -94,6 +97,7 @@ class NormSpec:
     """The norm whose output the router reads.
 
     Its gain is the tensor plus ``gain_offset``, times hidden_size^-1/2 with ``over_root_hidden``.
+    Where the config gives ``rms_eps`` it is an RMS norm with that eps, whatever ``kind`` says.
     """
 
     kind: str
@@ -102,13 +106,15 @@ class NormSpec:
     gain_offset: Setting = Setting(value=0.0)
     over_root_hidden: bool = False
     bias: tuple[TensorName, ...] = ()
+    rms_eps: Setting = Setting()
 
 
 @dataclass(frozen=True)
 class GroupSpec:
     """The group mask; ``text`` is its part of the family's sentence.
 
-    There is none where ``num_groups`` is not given, or a key of ``when`` has another value.
+    There is none where a key of ``when`` has another value, or ``num_groups`` is null or not given;
+    behind a ``when`` that asks for one it must be given.
     """
 
     num_groups: Setting
@@ -192,9 +198,9 @@ class StackSpec:
     so are those of modules of their own, whose names begin with one of ``mtp_layers`` where others
     begin with their part up to ``{layer}.``. A layer with one of the tensors ``token_table`` looks
     its experts up by token id, ``not_a_function`` says why no choice of the stack follows from
-    router and input, and ``not_a_function_when`` says so for config flags that are true: all these
-    are listed with the reason instead of being loaded. ``capacity``: tokens of one sequence that an
-    expert takes.
+    router and input, and ``not_a_function_when`` says so for config flags that are true and for
+    ``key=value``: all these are listed with the reason instead of being loaded. ``capacity``:
+    tokens of one sequence that an expert takes.
     """
 
     name: str
@@ -231,7 +237,11 @@ class StackSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """One family. ``require``: values that config keys, where present, must have."""
+    """One family.
+
+    ``require``: values, as they are spelled, that config keys, where present, must have.
+    ``notes_when``: a sentence for ``key=value`` of the config.
+    """
 
     name: str
     source: str
@@ -240,3 +250,4 @@ class Family:
     stacks: tuple[StackSpec, ...]
     config_roots: tuple[str, ...] = ("",)
     require: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes_when: dict[str, str] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
@@ -11,6 +10,7 @@ from string import Formatter
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from moegeom.core import router as core
+from moegeom.core.documents import DocumentError, parse_toml
 from moegeom.core.errors import InternalError
 from moegeom.core.precision import mantissa_bits
 from moegeom.core.registry import unknown_name
@@ -36,10 +36,6 @@ _SUFFIX = ".toml"
 
 #: Characters; the longest family here has 3700.
 _MOST_TEXT = 1 << 16
-
-#: Dots in a line; names of tensors have up to nine. The parser's time and memory grow with the
-#: square of the dots of one key.
-_MOST_DOTS = 100
 
 #: Names of one tensor; families here have up to five.
 _MOST_NAMES = 100
@@ -82,27 +78,16 @@ def family_of_text(name: str, text: str) -> Family:
 def parse_family(name: str, text: str, defaults: Mapping[str, Any] | None = None) -> Family:
     """The family that a TOML file describes; an unknown key or value is an error."""
     where = f"{name}{_SUFFIX}"
-    _check_size(text, where)
     try:
-        table = tomllib.loads(text)
-    except ValueError as error:  # malformed TOML, or an integer of thousands of digits
-        raise InternalError(f"{where}: is not TOML ({error}).") from None
-    except RecursionError:
-        raise InternalError(f"{where}: is nested too deeply.") from None
+        table = parse_toml(text, _MOST_TEXT)
+    except DocumentError as error:
+        raise InternalError(f"{where}: {error}.") from None
     family = _record(Family, {"name": name, **(defaults or {}), **table}, where)
     for stack in family.stacks:
         _check_patterns(stack, where)
         _check_names(stack, where)
         _check_text(family, stack, where)
     return family
-
-
-def _check_size(text: str, where: str) -> None:
-    if len(text) > _MOST_TEXT:
-        raise InternalError(f"{where}: has {len(text)} characters, more than {_MOST_TEXT}.")
-    dots, line = max((line.count("."), i) for i, line in enumerate(text.split("\n"), start=1))
-    if dots > _MOST_DOTS:
-        raise InternalError(f"{where}: line {line} has {dots} dots, more than {_MOST_DOTS}.")
 
 
 def _short(found: Any) -> str:
@@ -175,6 +160,12 @@ def _value(found: Any, where: str) -> Value:
     return found
 
 
+def _default(found: Any, where: str) -> Value | tuple[int, ...]:
+    if isinstance(found, list):
+        return tuple(_integer(entry, where) for entry in found)
+    return _value(found, where)
+
+
 def _keys(found: Any, where: str) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else _texts(found, where)
 
@@ -187,7 +178,7 @@ def _setting(found: Any, where: str) -> Setting:
     if not isinstance(found, dict):
         raise InternalError(f"{where} is {_short(found)}, expected a config key, some, or a value.")
     known: dict[str, Callable[[Any, str], Any]] = {
-        "key": _keys, "default": _value, "plus": _text, "minus": _text, "over": _number,
+        "key": _keys, "default": _default, "plus": _text, "minus": _text, "over": _number,
         "zero": _number, "values": _meanings,
     }  # fmt: skip
     made = _entries(found, known, where)

@@ -13,18 +13,17 @@ import xxhash
 from jaxtyping import Shaped
 
 from moegeom.checkpoint.store import TensorInfo
-from moegeom.router.plain_names import plain_name
+from moegeom.router.plain_names import plain_name, without_model
 
 
 def tensor_digest(info: TensorInfo, values: Shaped[np.ndarray, "*shape"]) -> str:
     """XXH128, in hex, of a tensor's name, dtype, shape and bytes as stored.
 
-    The name counts without wrappers, and a model in a dictionary ``{"model": ...}`` as the model.
+    The name counts without wrappers and with one ``model.`` in front, however many it has: that of
+    a model in a dictionary ``{"model": ...}`` is that of the model.
     Runs at the speed of memory, where SHA-256 would take longer than reading the routers.
     """
-    name = plain_name(info.name)
-    while name.startswith("model.model."):
-        name = name.removeprefix("model.")
+    name = "model." + without_model(plain_name(info.name))
     head = f"{name}\0{info.dtype}\0{','.join(map(str, info.shape))}\0"
     digest = xxhash.xxh3_128(head.encode())
     digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)

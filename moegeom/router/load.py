@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -13,19 +14,24 @@ from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import UsageError
 from moegeom.core.layer_ranges import format_layers, parse_layers
-from moegeom.core.router import Projection, Provenance, Router, RouterSet
+from moegeom.core.router import RECORDED, Projection, Provenance, Router, RouterSet, Rule, Weights
 from moegeom.geometry.projected_rows import composed_rows
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.asked_notes import asked_notes
 from moegeom.router.choice_bias import check_choice_biases
 from moegeom.router.expected import count_expected
 from moegeom.router.fingerprint import router_fingerprint, tensor_digest
-from moegeom.router.match import Match, match_routers, without_absent_biases
+from moegeom.router.match import Listed, match_routers, without_absent_biases
 from moegeom.router.multi_token import with_mtp_modules
-from moegeom.router.notes import non_finite_notes
+from moegeom.router.notes import assumption_notes, non_finite_notes
 from moegeom.router.plain_names import with_plain_names
 from moegeom.router.plan import RouterPlan, Vector, plan_router
-from moegeom.router.recognise import no_routers, recognise_family
+from moegeom.router.recognise import (
+    no_routers,
+    placed_family,
+    recognise_family,
+    recognition_notes,
+)
 from moegeom.router.rule import check_required, rule_text
 from moegeom.router.settings import Settings
 
@@ -36,7 +42,10 @@ Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
 
 
 def load_routers(
-    store: TensorStore, layers: str | None = None, asked: AskedFamily = NOTHING_ASKED
+    store: TensorStore,
+    layers: str | None = None,
+    asked: AskedFamily = NOTHING_ASKED,
+    with_listed: bool = False,
 ) -> RouterSet:
     """All routers of a checkpoint in natural order, in memory.
 
@@ -50,6 +59,9 @@ def load_routers(
         ``num_expected`` are those of the loaded layers.
     asked
         What somebody says about the family; the config decides where they say nothing.
+    with_listed
+        Routers whose choice does not follow from router and input are there too, behind the
+        others and without weights: recorded choices can be counted.
 
     Raises
     ------
@@ -62,34 +74,58 @@ def load_routers(
     """
     started = time.perf_counter()
     wanted = None if layers is None else parse_layers(layers)
-    family = asked.family(store.names()) or recognise_family(store)
+    family = asked.family(store.names())
+    family = placed_family(family, store.config) if family else recognise_family(store)
     # patterns on the command line are for names as they stand
     store = store if asked.pattern else with_plain_names(store)
     family = with_mtp_modules(without_absent_biases(family, store.names()))
     settings = Settings(store.config, family.config_roots)
     check_required(family, settings)
     found = match_routers(asked.names(store.names()), family, settings)
-    if not found.routers:
+    listed = found.listed if with_listed else ()
+    if not found.routers and not listed:
         raise no_routers(store, family, found.skipped if found.listed else ())
-    matches = _select(found.routers, wanted)
+    _check_layers(wanted, {r.layer for r in (*found.routers, *listed)})
+    matches = [m for m in found.routers if wanted is None or m.layer in wanted]
+    listed = tuple(r for r in listed if wanted is None or r.layer in wanted)
     store.prepare(name for match in matches for name in match.names())
     plans = [plan_router(match, store, settings) for match in matches]
     check_choice_biases(store, matches, [plan.num_experts for plan in plans])
     values, fingerprint = _read(store, plans)
     routers = tuple(_build(plan, values, family.name) for plan in plans)
+    chosen_elsewhere = tuple(_listed(router, settings, store, family.name) for router in listed)
+    if not routers:  # no tensor was read: what there is tells the checkpoint
+        digests = (
+            tensor_digest(store.info(name), store.read(name))
+            for router in chosen_elsewhere
+            for name in router.provenance.tensors
+        )
+        fingerprint = router_fingerprint(digests)
 
-    num_expected, notes = count_expected(family, matches, found.listed, settings, wanted)
+    places = {router.place for router in found.listed}
+    num_expected, notes = count_expected(family, matches, places, settings, wanted)
+    num_expected = None if num_expected is None else num_expected + len(listed)
     layer_notes = tuple(notes)
+    notes += [] if asked.file or asked.pattern else recognition_notes(store.config, family)
+    notes += assumption_notes(matches, family, settings)
     notes += asked_notes(store, routers) if asked.pattern else []
     notes += [note for router in routers for note in non_finite_notes(router)]
+    routers += chosen_elsewhere
     first = routers[0]
+    text = (
+        rule_text(family, first.rule, first.num_experts, matches[0].spec)
+        if matches
+        else f"{first.rule.top_k} of {first.num_experts} experts, counted from recorded choices"
+    )
     return RouterSet(
         routers=routers,
         checkpoint=store.label,
         family=family.name,
-        family_text=rule_text(family, first.rule, first.num_experts, matches[0].spec),
+        family_text=text,
         fingerprint=fingerprint,
         skipped=found.skipped,
+        tables=found.tables,
+        initializer_range=_initializer_range(store.config, family.config_roots),
         num_expected=num_expected,
         bytes_read=store.bytes_read,
         bytes_total=store.bytes_total,
@@ -100,16 +136,37 @@ def load_routers(
     )
 
 
-def _select(matches: Sequence[Match], wanted: frozenset[int] | None) -> Sequence[Match]:
-    if wanted is None:
-        return matches
-    chosen = [match for match in matches if match.layer in wanted]
-    if not chosen:
+def _initializer_range(config: Mapping[str, Any], roots: Sequence[str]) -> float | None:
+    """Standard deviation that weights were drawn with; None where no config says it."""
+    parts = (config.get(root, {}) if root else config for root in roots)
+    values = (part.get("initializer_range") for part in parts if isinstance(part, Mapping))
+    return next((v for v in values if isinstance(v, float) and 0.0 < v < math.inf), None)
+
+
+def _check_layers(wanted: frozenset[int] | None, there: set[int]) -> None:
+    if wanted is not None and not wanted & there:
         raise UsageError(
             f"Layers {format_layers(wanted)}: no router is there.",
-            f"Layers with routers: {format_layers({m.layer for m in matches})}.",
+            f"Layers with routers: {format_layers(there)}.",
         )
-    return chosen
+
+
+def _listed(found: Listed, settings: Settings, store: TensorStore, family: str) -> Router:
+    """A router of which the number of experts and of chosen ones are known, and nothing else."""
+    own = settings.under(found.spec.config_roots).at(found.layer)
+    experts, top_k = own.integer(found.spec.num_experts, 1), own.integer(found.spec.top_k, 1)
+    info = store.info(found.tensor)
+    slot = f"/{found.spec.slot}" if found.spec.slot else ""
+    return Router(
+        name=f"{found.spec.name}/{found.layer}{slot}",
+        stack=found.spec.name,
+        layer=found.layer,
+        slot=found.spec.slot,
+        weight=np.empty((experts, 0), np.float32),
+        rule=Rule(top_k, RECORDED, Weights("scores")),
+        provenance=Provenance(family, (found.tensor,), info.file, info.dtype),
+        listed=found.reason,
+    )
 
 
 def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]:
@@ -154,7 +211,6 @@ def _build(plan: RouterPlan, values: Values, family: str) -> Router:
             file=plan.stored.tensors[0].file,
             stored_dtype=plan.stored.dtype,
             # A fork may keep the model type and change the rule: recorded choices verify it.
-            trust="assumed",
             bias_tensor=bias.info.name if bias else "",
             bias_dtype=bias.info.dtype if bias else "",
             kept_dtype=match.spec.keeps.weight,

@@ -7,12 +7,15 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from moegeom.core.errors import RouterError
-from moegeom.core.router import Skipped
-from moegeom.router.family import Family, Setting, StackSpec, TensorName
+from moegeom.core.router import Skipped, TableName
+from moegeom.router.family import DESCRIBED, Family, StackSpec, TensorName
 from moegeom.router.integrity import PART_MISSING
 from moegeom.router.multi_token import EVERY_LAYER
+from moegeom.router.plain_names import without_model
 from moegeom.router.rule import has_logit_bias, has_selection_bias
 from moegeom.router.settings import Settings
+
+_LAYERS_APART = "Let --router-pattern fit only the layers that have one, such as ([1-9][0-9]*)."
 
 
 @dataclass(frozen=True)
@@ -73,17 +76,32 @@ class Match:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """A router that is there and not loaded, since its choice does not follow from its input."""
+
+    spec: StackSpec
+    layer: int
+    tensor: str
+    reason: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.spec.name, self.layer
+
+
+@dataclass(frozen=True)
 class Matches:
     """What the names of a checkpoint hold.
 
     ``routers`` in natural order; ``skipped``: tensors that are not loaded, with the reason;
-    ``listed``: stack and layer of routers among these, whose choice does not follow from their
-    input.
+    ``listed``: the routers among these, whose choice does not follow from their input; ``tables``
+    where it is looked up.
     """
 
     routers: tuple[Match, ...]
     skipped: tuple[Skipped, ...]
-    listed: frozenset[tuple[str, int]] = frozenset()
+    listed: tuple[Listed, ...] = ()
+    tables: tuple[TableName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,10 +128,11 @@ def without_absent_biases(family: Family, names: Collection[str]) -> Family:
 
 def _any_layer_has(patterns: Iterable[TensorName], spec: StackSpec, names: Collection[str]) -> bool:
     ends = [pattern.name.partition("{layer}") for pattern in patterns]
-    spelled = [(prefix + head, tail) for head, _, tail in ends for prefix in spec.prefixes]
+    bare = {without_model(prefix) for prefix in spec.prefixes}
+    spelled = [(prefix + head, tail) for head, _, tail in ends for prefix in bare]
     return any(
         name.startswith(head) and name.endswith(tail) and name[len(head) : -len(tail)].isdigit()
-        for name in names
+        for name in map(without_model, names)
         for head, tail in spelled
     )
 
@@ -129,7 +148,8 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
     found: dict[str, Match] = {}
     order: dict[str, tuple[bool, int, int, int]] = {}
     skipped: dict[str, str] = {}
-    listed: set[tuple[str, int]] = set()
+    listed: list[Listed] = []
+    tables: list[TableName] = []
     stacks = list(dict.fromkeys(spec.name for spec in family.stacks))
     for place, spec in enumerate(family.stacks):
         modules, others = _modules(names, spec)
@@ -139,8 +159,11 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
         mtp_from = own.layer_count(spec.mtp_from) if spec.mtp_from and modules else None
         for module in modules:
             if reason := _not_a_function(module, spec, names, own):
-                skipped[module.stem + module.weight.leaf] = reason
-                listed.add((spec.name, module.layer))
+                tensor = module.stem + module.weight.leaf
+                skipped[tensor] = reason
+                listed.append(Listed(spec, module.layer, tensor, reason))
+                if table := _token_table(module, spec, names):
+                    tables.append(TableName(f"{spec.name}/{module.layer}", table, tensor))
                 continue
             is_mtp = mtp_from is not None and module.layer >= mtp_from
             try:
@@ -162,7 +185,12 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
     matches = _apart(sorted(found.values(), key=lambda m: order[m.name]))
     taken = {name for match in matches for name in match.tensors}
     left = tuple(Skipped(name, why) for name, why in skipped.items() if name not in taken)
-    return Matches(tuple(matches), left, frozenset(listed))
+    return Matches(
+        tuple(matches),
+        left,
+        tuple(sorted(listed, key=lambda r: (stacks.index(r.spec.name), r.layer))),
+        tuple(tables),
+    )
 
 
 def _apart(matches: list[Match]) -> list[Match]:
@@ -180,18 +208,23 @@ def _not_a_function(
     module: _Module, spec: StackSpec, names: Collection[str], settings: Settings
 ) -> str:
     """Why the choice does not follow from router and input; empty when it does."""
-    tables = (module.prefix + t.name.format(layer=module.layer) for t in spec.token_table)
-    table = next((name for name in tables if name in names), None)
+    table = _token_table(module, spec, names)
     if table:
         return f"its experts are looked up by token id in '{table}'; the weight only mixes them"
     for key, why in spec.not_a_function_when.items():
-        if settings.flag(Setting((key,), default=False)):
+        if settings.says(key):
             return why
     return spec.not_a_function
 
 
+def _token_table(module: _Module, spec: StackSpec, names: Collection[str]) -> str | None:
+    tables = (module.prefix + t.name.format(layer=module.layer) for t in spec.token_table)
+    return next((name for name in tables if name in names), None)
+
+
 def _modules(names: Collection[str], spec: StackSpec) -> tuple[list[_Module], list[Skipped]]:
     """Modules of one stack by path, whatever tensors they hold."""
+    bare = {without_model(prefix) for prefix in spec.prefixes}
     modules: dict[tuple[str, int, str], list[str]] = {}
     spelled: dict[tuple[str, int, str], TensorName] = {}
     doubtful: dict[str, str] = {}
@@ -210,7 +243,7 @@ def _modules(names: Collection[str], spec: StackSpec) -> tuple[list[_Module], li
         )
         for name in near:
             hit = shape.fullmatch(name)
-            if hit is None or hit[1] not in spec.prefixes:
+            if hit is None or not (hit[1] in spec.prefixes or without_model(hit[1]) in bare):
                 if name.endswith(f"{tail}.{leaf}"):
                     doubtful.setdefault(name, _unknown_prefix(hit))
                 continue
@@ -262,6 +295,7 @@ def _match(
             raise RouterError(
                 f"router {stack}/{module.layer}: tensor '{known[0].name}' is missing; "
                 f"routers of family {family.name} have a {what}.",
+                _LAYERS_APART if family.name == DESCRIBED else "",
                 code=PART_MISSING,
             )
         return hits[0] if hits else None

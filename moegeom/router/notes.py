@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
 from moegeom.core.layer_ranges import format_layers
 from moegeom.core.router import Router
+from moegeom.router.family import Family
+from moegeom.router.match import Match
+from moegeom.router.rule import assumed_values
+from moegeom.router.settings import Settings
 
 
 def non_finite_notes(router: Router) -> Iterator[str]:
@@ -47,3 +51,17 @@ def layer_notes(stack: str, found: Set[int], expected: Set[int]) -> Iterator[str
 
 def _layers(layers: Set[int]) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {format_layers(set(layers))}"
+
+
+def assumption_notes(matches: Sequence[Match], family: Family, settings: Settings) -> Iterator[str]:
+    """What is said of a setting, and the values of each stack that the config does not give."""
+    yield from (text for condition, text in family.notes_when.items() if settings.says(condition))
+    specs = {(match.spec.name, match.spec.slot): match.spec for match in matches}
+    for (stack, _), spec in specs.items():
+        said = ", ".join(assumed_values(spec, settings.under(spec.config_roots)))
+        if said:
+            engine = " ".join(family.source.split()[:2])
+            yield (
+                f"{stack}: config.json does not say all of the rule; assumed are the defaults of "
+                f"{engine}: {said}. Another engine may take others"
+            )

@@ -27,6 +27,17 @@ def plain_name(name: str) -> str:
     return name
 
 
+def without_model(prefix: str) -> str:
+    """A name, or the beginning of one, without every ``model.`` in front.
+
+    A module and a dictionary put it there, and nothing tells which: ``{"model": state}`` of a
+    model that has none is named like the state of a model that has one.
+    """
+    while prefix.startswith("model."):
+        prefix = prefix.removeprefix("model.")
+    return prefix
+
+
 def with_plain_names(store: TensorStore) -> TensorStore:
     """The same tensors by their plain names.
 

@@ -256,14 +256,18 @@ def _vector(
         return None
     info, row = store.info(found.name), found.spec.row
     check_plain(info, what)
-    is_row = row is not None and len(info.shape) == 2 and row < info.shape[0]
-    shapes: list[Any] = [(info.shape[0], length)] if is_row else [(length,), (1, length)]
+    shapes: list[Any] = [(length,), (1, length)]
+    needed = f"({length},)"
+    if row is not None:
+        # the row of a vector would be one number
+        shapes = [(max(info.shape[0], row + 1), length)] if info.shape else []
+        needed = f"({row + 1} or more rows, {length})"
     if may_be_one:
         shapes += [(), (1,)]
     if info.shape not in shapes:
         raise RouterError(
             f"{info.file}: tensor '{found.name}' ({what}) has shape {info.shape}; "
-            f"its router needs ({length},).",
+            f"its router needs {needed}.",
             "Is one of the two a slice of a sharded save?",
             code=CONFIG_CONTRADICTED,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,18 @@ _LONGEST_NAME = 200
 #: Keys of a config that count experts, hidden dimensions, chosen experts.
 _EXPERTS = re.compile(r"(?:^|\.)(?:[a-z_]*experts?(?:_num)?|expert_count)$")
 _HIDDEN = re.compile(r"(?:^|\.)(?:hidden_size|d_model|dim|n_embd|embedding_length)$")
-_TOP_K = re.compile(r"top_?k(?!_group)|experts_per_tok|(?:^|\.)moe_k$|expert_used_count")
+_TOP_K = re.compile(
+    r"(?<!index_)top_?k(?!_group|_prob|_method)|experts_per_tok|(?:^|\.)moe_k$|expert_used_count"
+)
 _DEEPEST = 6
 
 _MOST_SHOWN = 3
+_MOST_SETTINGS = 6
+
+#: Tensors of a router, or beside it, that change what is chosen or what it weighs.
+_BESIDE = re.compile(
+    r"scale|tid2eid|table|projector|temperature|reduction|keys|correction|router_bias|weight_[0-9]"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def propose_routers(store: TensorStore) -> list[Candidate]:
     owners = {name.partition("experts")[0] for name in names if "experts" in name}
     found = []
     for pattern, group in _by_pattern(names).items():
-        shape = _shape(store, group)
+        shape = _shape(store, pattern, group)
         if shape is None:
             continue
         evidence = list(_evidence(pattern, group, shape, experts, widths, owners))
@@ -88,15 +96,160 @@ def describe_candidates(store: TensorStore) -> str:
     return f"Tensors that look like routers: {shown}."
 
 
-def suggested_options(store: TensorStore) -> str:
-    """Options that load the best candidate, with a question mark for what is not known."""
+@dataclass(frozen=True)
+class Suggestion:
+    """Options that load the best candidate, and what they leave unsaid: a phrase for each thing.
+
+    ``K``, ``NAME`` and ``--BIAS`` stand for what is not known.
+    """
+
+    options: str
+    unsaid: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Options, and a sentence with the phrases."""
+        return (
+            f"{self.options}; --family FILE says more. Not said by these options: "
+            f"{'; '.join(self.unsaid)}."
+        )
+
+
+def suggest(store: TensorStore) -> Suggestion | None:
+    """What somebody might say of the best candidate; None where no tensor looks like a router."""
     found = propose_routers(store)
     if not found:
+        return None
+    first, said = found[0], dict(_settings(store.config))
+    numbers = [v for key, v in said.items() if _TOP_K.search(key) and type(v) in (int, list)]
+    is_one = bool(numbers) and all(v == numbers[0] and type(v) is int for v in numbers)
+    k = str(numbers[0]) if is_one else "K"
+    score = _score(said)
+    biases = list(_biases(store, first))
+    options = [f"--router-pattern '{first.regex}'", f"--top-k {k}", f"--score {score or 'NAME'}"]
+    options += ["--renormalise"] if _is_renormalised(said) else []
+    options += [f"{option} '{regex}'" for option, regex in biases]
+    unsaid = [
+        *(["K: " + _K_UNKNOWN.format(_listed(said, _TOP_K) or "nothing")] if k == "K" else []),
+        *([] if score else ["NAME: the config names no score"]),
+        *([_BIAS_UNKNOWN] if any(option == "--BIAS" for option, _ in biases) else []),
+        *(text.format(shown) for keys, text in _IN_CONFIG if (shown := _listed(said, keys))),
+        *_in_tensors(store, first, found, [regex for _, regex in biases]),
+        _WEIGHTS_UNKNOWN,
+        "the norm in front",
+    ]
+    return Suggestion(" ".join(options), tuple(unsaid))
+
+
+#: Settings of a config that options cannot repeat, and what they are.
+_IN_CONFIG = (
+    (
+        re.compile(
+            r"(?:^|[._])(?:n_group|topk_group|num_expert_groups?|expert_groups?)(?:_|$)"
+            r"|topk_method|router_(?:num_groups|group_topk)"
+        ),
+        "groups of experts ({}): only some groups may be kept",
+    ),
+    (
+        re.compile(r"rout\w*_scal\w*|route_scale|expert_weights_scale|router_scaling"),
+        "a scale that weights are multiplied by ({})",
+    ),
+    (
+        re.compile(r"soft_?cap|output_multiplier|router\w*_(?:multiplier|temperature)"),
+        "a map of the logits ({})",
+    ),
+    (
+        re.compile(r"expert_capacity|capacity_(?:factor|token)"),
+        "the number of tokens that an expert takes ({})",
+    ),
+    (
+        re.compile(r"(?:^|[._])(?:n|num)_shared_experts?$|zero_expert"),
+        "rows of experts that always run or do nothing, if the router scores them ({})",
+    ),
+    (
+        re.compile(r"jitter|sparse_?mixer"),
+        "weights made one expert after the other, sparsemixer ({})",
+    ),
+    (re.compile(r"expert_selection|router_dtype|second_expert"), "how experts are selected ({})"),
+)
+
+_K_UNKNOWN = "the config says {}"
+_BIAS_UNKNOWN = (
+    "--BIAS: --logit-bias where it is added to the logits, --selection-bias where it only selects"
+)
+_WEIGHTS_UNKNOWN = (
+    "how weights are made: softmax or sigmoid of the chosen, divided by their sum (--renormalise) "
+    "or not, a scale without a key, small constants"
+)
+
+_RENORMALISED = re.compile(r"norm_topk_prob|moe_renormalize|expert_weights_norm|normalize_gate")
+_SCORE = re.compile(
+    r"(?:^|\.)(?:scoring_func|score_function|score_func|moe_router_activation_func)$"
+)
+_SCORES = {"sigmoid": "sigmoid", "softmax": "softmax", "sqrtsoftplus": "sqrt_softplus"}
+
+
+def _score(said: Mapping[str, Any]) -> str:
+    """The score that the config names; empty where it names none, or two."""
+    named = {_SCORES.get(str(value), "") for key, value in said.items() if _SCORE.search(key)}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _is_renormalised(said: Mapping[str, Any]) -> bool:
+    flags = [value for key, value in said.items() if _RENORMALISED.search(key)]
+    return bool(flags) and all(value is True for value in flags)
+
+
+def _listed(said: Mapping[str, Any], keys: re.Pattern[str]) -> str:
+    """Settings that a pattern fits, as ``key value``; those that change nothing are left out."""
+    shown = {
+        key.rpartition(".")[2]: str(value)[:40]
+        for key, value in said.items()
+        if keys.search(key) and value not in (None, False, 0)
+    }
+    if all(value in ("1", "1.0") for value in shown.values()) and "shared" not in str(shown):
         return ""
-    top_k = sorted({value for key, value in _numbers(store.config) if _TOP_K.search(key)})
-    k = str(top_k[0]) if len(top_k) == 1 else "K"
-    biases = "".join(f" {option} '{regex}'" for option, regex in _biases(store, found[0]))
-    return f"--router-pattern '{found[0].regex}' --top-k {k} --score NAME{biases}"
+    return ", ".join(f"{key} {value}" for key, value in list(shown.items())[:_MOST_SETTINGS])
+
+
+def _settings(
+    config: Mapping[str, Any], prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Every plain setting of the config, and every list, by its dotted key."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            if depth < _DEEPEST:
+                yield from _settings(value, f"{prefix}{key}.", depth + 1)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _in_tensors(
+    store: TensorStore, first: Candidate, others: Sequence[Candidate], biases: Sequence[str]
+) -> Iterator[str]:
+    """What shapes and names show and options do not say."""
+    if first.shape[0] > first.shape[1]:
+        yield "the weight lies on its side, (hidden, experts): a --family FILE says transposed"
+    named = [c for c in others[1:] if c.has_router_name][:_MOST_SHOWN]
+    if named:
+        yield f"other tensors that look like routers: {', '.join(c.pattern for c in named)}"
+    if len({store.info(name).shape for name in first.names}) > 1:
+        yield "layers differ in shape"
+    known = {name_regex(first.names[0]), *biases}
+    stem = first.names[0].rpartition(".")[0]
+    block = stem.rpartition(".")[0]
+    beside = [
+        name.removeprefix(f"{stem}.").removeprefix(f"{block}.")
+        for name in store.names()
+        if name_regex(name) not in known
+        and (
+            name.startswith(f"{stem}.")
+            or (name.startswith(f"{block}.") and _BESIDE.search(name.removeprefix(block)))
+        )
+    ]
+    if beside:
+        shown = ", ".join(beside[:_MOST_SHOWN])
+        yield f"tensors of the router or beside it, such as a scale, a bias or a table: {shown}"
 
 
 def _biases(store: TensorStore, candidate: Candidate) -> Iterator[tuple[str, str]]:
@@ -108,7 +261,7 @@ def _biases(store: TensorStore, candidate: Candidate) -> Iterator[tuple[str, str
         if not pattern.startswith(layer) or not (is_own or sounds_like_choice_bias(pattern)):
             continue
         if has_one_number_for_each(store.info(group[0]), min(candidate.shape)):
-            yield "--logit-bias" if is_own else "--selection-bias", name_regex(group[0])
+            yield "--BIAS" if is_own else "--selection-bias", name_regex(group[0])
 
 
 def expert_counts(store: TensorStore) -> set[int]:
@@ -125,16 +278,21 @@ def _by_pattern(names: Collection[str]) -> dict[str, list[str]]:
     return {p: group for p, group in groups.items() if 1 <= p.count("{i}") <= 2}
 
 
-def _shape(store: TensorStore, names: list[str]) -> tuple[int, ...] | None:
-    """Their shape, (few, many), when first, middle and last have the same; else None."""
-    sample = {names[0], names[len(names) // 2], names[-1]}
+def _shape(store: TensorStore, pattern: str, names: list[str]) -> tuple[int, ...] | None:
+    """The shape of the first, (few, many), when middle and last have the same; else None.
+
+    Routers by their name may have another number of experts in every layer.
+    """
+    sample = dict.fromkeys((names[0], names[len(names) // 2], names[-1]))
     try:
-        shapes = {store.info(name).shape for name in sample}
+        shapes = [store.info(name).shape for name in sample]
     except CheckpointError:
         return None  # this is evidence for another error, which must not be hidden
-    shape = shapes.pop()
-    is_matrix = len(shape) == 2 and 1 < min(shape) < max(shape)
-    return shape if not shapes and is_matrix else None
+    shape = shapes[0]
+    are_matrices = all(len(found) == 2 and 1 < min(found) < max(found) for found in shapes)
+    is_one_width = are_matrices and len({max(found) for found in shapes}) == 1
+    is_alike = len(set(shapes)) == 1 or bool(_SOUNDS_LIKE.search(pattern))
+    return shape if is_one_width and is_alike else None
 
 
 def _evidence(

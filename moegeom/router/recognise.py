@@ -2,36 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Skipped
 from moegeom.router.family import Family
-from moegeom.router.family_file import families, family_of
-from moegeom.router.proposal import describe_candidates, suggested_options
+from moegeom.router.family_file import families, family_of, load_family
+from moegeom.router.proposal import describe_candidates, suggest
+from moegeom.router.settings import Settings
+
+#: Tables of a config that describe the language model inside a larger one.
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+_DEEPEST = 4
 
 
 def recognise_family(store: TensorStore) -> Family:
-    """The family that ``model_type`` of the config names."""
+    """The family that ``model_type`` of the config names, or that of its language model.
+
+    The type of the whole counts where it is known; the rule of an inner one is read in its table.
+    """
     model_type = model_type_of(store.config)
-    if not isinstance(model_type, str):
-        found = f"model_type {model_type!r}" if store.config else "no config.json"
+    family = family_of(model_type) if isinstance(model_type, str) else None
+    if family is not None:
+        return family
+    inner = {path: found for path, _, found in _inner(store.config) if found is not None}
+    if len(inner) == 1:
+        (path, found), *_ = inner.items()
+        return _moved(found, path)
+    if inner:
+        said = " and ".join(f"{path} of family {found.name}" for path, found in inner.items())
         raise RouterError(
-            f"{store.label}: found {found}, expected a config.json with a model_type. "
+            f"{store.label}: config.json describes {len(inner)} language models, {said}; which "
+            "tensors belong to which is not known.",
+            f"--family {next(iter(inner.values())).name} loads the routers of one.",
+        )
+    if not isinstance(model_type, str):
+        found_type = f"model_type {model_type!r}" if store.config else "no config.json"
+        raise RouterError(
+            f"{store.label}: found {found_type}, expected a config.json with a model_type. "
             f"{describe_candidates(store)}",
             f"Put the model's config.json beside its weights.{_or(store)}",
         )
-    family = family_of(model_type)
-    if family is None:
-        raise RouterError(
-            f"{store.label}: the selection rule of model_type {model_type[:60]!r} is not known. "
-            f"{describe_candidates(store)}",
-            f"{_options(store)}`moegeom families` lists the {len(families())} families that are "
-            "known.",
+    types = [model_type, *(kind for _, kind, _ in _inner(store.config) if kind != model_type)]
+    inside = f" (inside: {', '.join(repr(kind[:60]) for kind in types[1:])})" if types[1:] else ""
+    raise RouterError(
+        f"{store.label}: the selection rule of model_type {model_type[:60]!r}{inside} is not "
+        f"known. {describe_candidates(store)}",
+        f"{_relatives(types)}{_options(store)}`moegeom families` lists the {len(families())} "
+        "families that are known.",
+    )
+
+
+def placed_family(family: Family, config: Mapping[str, Any]) -> Family:
+    """A family that somebody names, reading the table of the config that counts experts chosen.
+
+    Composites keep the settings of their language model in a table of their own.
+    """
+    spec = family.stacks[0]
+    roots = spec.config_roots or family.config_roots
+    if Settings(config, roots).has(spec.top_k):
+        return family
+    places = (_moved(family, path) for path in _tables(config))
+    return next(
+        (
+            moved
+            for moved in places
+            if Settings(config, moved.stacks[0].config_roots or moved.config_roots).has(spec.top_k)
+        ),
+        family,
+    )
+
+
+def recognition_notes(config: Mapping[str, Any], family: Family) -> list[str]:
+    """A sentence where the rule is that of a language model inside a type that is not known."""
+    model_type = model_type_of(config)
+    if not isinstance(model_type, str) or model_type in family.model_types:
+        return []
+    for path, kind, found in _inner(config):
+        if found is not None and found.name == family.name:
+            said = f"model_type {model_type[:60]!r} is not known"
+            return [f"{said}: the rule is that of its {path}, {kind[:60]!r}"]
+    return []
+
+
+def _tables(config: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[str]:
+    """Paths of the tables that describe a language model, outer ones first."""
+    for key in _INNER:
+        if isinstance(config.get(key), Mapping) and depth < _DEEPEST:
+            yield path + key
+            yield from _tables(config[key], f"{path}{key}.", depth + 1)
+
+
+def _inner(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Family | None]]:
+    """Path, type and family of language models inside; none inside of a family that is known."""
+    known: list[str] = []
+    for path in _tables(config):
+        table: Any = config
+        for key in path.split("."):
+            table = table[key]
+        kind = table.get("model_type")
+        if not isinstance(kind, str) or any(path.startswith(f"{outer}.") for outer in known):
+            continue
+        family = family_of(kind)
+        known += [path] if family is not None else []
+        yield path, kind, family
+
+
+def _moved(family: Family, path: str) -> Family:
+    """The family reading its settings at a path of the config."""
+
+    def roots(old: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{path}.{root}" if root else path for root in old)
+
+    stacks = tuple(replace(s, config_roots=roots(s.config_roots)) for s in family.stacks)
+    return replace(family, stacks=stacks, config_roots=roots(family.config_roots))
+
+
+def _relatives(types: Sequence[str]) -> str:
+    """Families whose types are spelled like one of these, as a question."""
+    known = {kind: name for name in families() for kind in load_family(name).model_types}
+    near = [
+        kind
+        for asked in types
+        for kind in (
+            *sorted((t for t in known if asked.startswith(f"{t}_")), key=len, reverse=True),
+            *get_close_matches(asked[:60], known, n=2, cutoff=0.75),
         )
-    return family
+    ]
+    names = list(dict.fromkeys(known[kind] for kind in near))[:2]
+    if not names:
+        return ""
+    listed = " or ".join(f"--family {name}" for name in names)
+    return f"If it routes like a family of a similar name, say so: {listed}. "
 
 
 #: Configs without a model type, by the keys that they have: original files of Mistral and Meta
@@ -63,7 +169,8 @@ def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = (
         return RouterError(
             f"{store.label}: the {len(listed)} routers of family {family.name} "
             f"('{listed[0].tensor}' ...) cannot be measured: {listed[0].reason}.",
-            "Record what the model chose (stage ids) and compare loads there.",
+            "What the model chose can be counted: moegeom scan CKPT --tokens REC, a recording or "
+            "trace of expert ids (docs/families.md, Listed).",
         )
     patterns = ", ".join(f"'{p.name}'" for stack in family.stacks for p in stack.weight)
     return RouterError(
@@ -74,12 +181,10 @@ def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = (
 
 
 def _options(store: TensorStore) -> str:
-    options = suggested_options(store)
-    if not options:
-        return ""
-    return f"If that is what they are, say how they choose: {options}; --family FILE says more. "
+    found = suggest(store)
+    return f"If that is what they are, say how they choose: {found.text} " if found else ""
 
 
 def _or(store: TensorStore) -> str:
-    options = suggested_options(store)
-    return f" Or say how the routers choose: {options}." if options else ""
+    found = suggest(store)
+    return f" Or say how the routers choose: {found.text}" if found else ""

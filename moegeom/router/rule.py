@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -73,7 +74,7 @@ def has_selection_bias(stack: StackSpec, settings: Settings) -> bool:
 
 def _build_renormalise(spec: WeightsSpec, settings: Settings) -> bool:
     """The flag; where weights are divided by a norm, whether there is one."""
-    if spec.power.keys and not settings.has(spec.power):
+    if settings.is_null(spec.power) or not settings.has(spec.power):
         return False
     return settings.flag(spec.renormalise)
 
@@ -105,22 +106,26 @@ def _build_logit_map(stack: StackSpec, settings: Settings) -> LogitMap | None:
 _SUMS = {1: "max", 2: "top2_sum"}
 
 
+_DEFAULT_GROUPS = (
+    "The number of groups is the default of the family's engine, since config.json does not say "
+    'it. Is there none? Add "n_group": 1 to config.json.'
+)
+
+
 def _build_groups(
     spec: GroupSpec, settings: Settings, num_experts: int, top_k: int, router: str
 ) -> GroupMask | None:
     """The group mask, or None when it keeps everything (one group, or all groups kept)."""
-    is_on = all(settings.text_is(key, allowed) for key, allowed in spec.when.items())
-    if not is_on or not settings.has(spec.num_groups):
+    if not _asks_for_groups(spec, settings):
         return None
     num_groups = settings.integer(spec.num_groups)
-    if num_groups <= 1:
-        return None
     num_kept = settings.integer(spec.num_kept, least=1)
     if num_kept > num_groups:
         raise RouterError(f"{router}: {num_kept} of {num_groups} groups cannot be kept.")
     if num_experts % num_groups:
         raise RouterError(
             f"{router}: {num_experts} experts do not divide into {num_groups} groups.",
+            _DEFAULT_GROUPS if settings.is_default(spec.num_groups) else "",
             code=CONFIG_CONTRADICTED,
         )
     size = num_experts // num_groups
@@ -144,13 +149,46 @@ def _build_groups(
     return GroupMask(num_groups, num_kept, cast(Any, score), spec.fill)
 
 
+def assumed_values(stack: StackSpec, settings: Settings) -> Iterator[str]:
+    """What the rule takes from the family file because the config does not say it, as phrases.
+
+    Values that change nothing, such as a factor of 1, are left out. Engines differ about them.
+    """
+    spec, groups = stack.weights, stack.groups
+    if groups and settings.is_null(groups.num_groups) and groups.num_groups.default is not None:
+        yield f"'{groups.num_groups.keys[0]}' is null, no group mask is assumed"
+        groups = None
+    is_masked = groups and _asks_for_groups(groups, settings)
+    numbers = [(groups.num_groups, 1), (groups.num_kept, 0)] if groups and is_masked else []
+    numbers += [(stack.top_k, 0), (stack.multiplier, 1), (stack.soft_cap, 0), (spec.scale, 1)]
+    numbers += [(spec.renormalise, None), (spec.power, None)]
+    for setting, neutral in numbers:
+        if settings.is_default(setting) and setting.default != neutral:
+            is_flag = isinstance(setting.default, bool)
+            said = str(setting.default).lower() if is_flag else f"{setting.default:g}"
+            yield f"'{setting.keys[0]}' {said}"
+    for choice in (stack.score, spec.source):
+        if choice.keys and not settings.has(Setting(choice.keys)):
+            yield f"'{choice.keys[0]}' {choice.default}"
+
+
+def _asks_for_groups(spec: GroupSpec, settings: Settings) -> bool:
+    if spec.when:
+        if not all(settings.text_is(key, allowed) for key, allowed in spec.when.items()):
+            return False
+    elif settings.is_null(spec.num_groups) or not settings.has(spec.num_groups):
+        return False
+    return settings.integer(spec.num_groups) > 1
+
+
 def build_norm(
     spec: NormSpec, settings: Settings, hidden: int, tensor: str, bias_tensor: str
 ) -> Norm:
     """The norm in front of a router."""
+    is_rms = settings.has(spec.rms_eps)
     return Norm(
-        cast(Any, spec.kind),
-        settings.number(spec.eps),
+        "rms" if is_rms else cast(Any, spec.kind),
+        settings.number(spec.rms_eps if is_rms else spec.eps),
         tensor,
         settings.number(spec.gain_offset),
         float(hidden**-0.5) if spec.over_root_hidden else 1.0,
@@ -167,7 +205,7 @@ def check_required(family: Family, settings: Settings) -> None:
         if not settings.has(Setting((key,))):
             continue
         name, value = settings.get(Setting((key,)))
-        if value not in allowed:
+        if str(value) not in allowed:
             raise RouterError(
                 f"config.json: {name} is {str(value)[:60]!r}; the rule of family {family.name} is "
                 f"known for {' or '.join(repr(a) for a in allowed)}.",

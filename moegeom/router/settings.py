@@ -39,13 +39,26 @@ class Settings:
         known = setting.value is not None or setting.default is not None
         return known or bool(self._found(setting))
 
+    def is_default(self, setting: Setting) -> bool:
+        """True when the config does not say it and the family file does."""
+        return setting.value is None and setting.default is not None and not self._found(setting)
+
+    def is_null(self, setting: Setting) -> bool:
+        """True when the config says null, and nothing else."""
+        return not self._found(setting) and any(
+            _holds(self.config, f"{root}.{key}" if root else key)
+            for root in self.roots
+            for key in setting.keys
+        )
+
     def get(self, setting: Setting) -> tuple[str, Any]:
         """What to call the setting in a message, and its value."""
         if setting.value is not None:
             return "the family's value", setting.value
         found = self._found(setting)
         if not found and setting.default is not None:
-            return "the family's default", setting.default
+            default = setting.default
+            return "the family's default", list(default) if isinstance(default, tuple) else default
         if not found:
             aliases = " (also looked for: " + ", ".join(f"'{k}'" for k in setting.keys[1:]) + ")"
             raise RouterError(
@@ -82,6 +95,13 @@ class Settings:
         """True when the key is given and has one of the values."""
         found = self._found(Setting((key,)))
         return any(value in allowed for value in found.values())
+
+    def says(self, condition: str) -> bool:
+        """True for ``key=value`` of the config, and for a key alone that is true."""
+        key, equals, value = condition.partition("=")
+        if equals:
+            return self.text_is(key, (value,))
+        return self.flag(Setting((key,), default=False))
 
     def entries(self, setting: Setting) -> list[Any] | None:
         """A list with an entry for each layer; None when it is not given."""
@@ -165,6 +185,13 @@ def _at(config: Any, path: str) -> Any:
             return None
         config = config.get(key)
     return config
+
+
+def _holds(config: Any, path: str) -> bool:
+    """True when there is a value at a dotted path, null included."""
+    table, _, key = path.rpartition(".")
+    holder = _at(config, table) if table else config
+    return isinstance(holder, Mapping) and key in holder
 
 
 def _meant(key: str, value: Any, values: Mapping[str, Value]) -> Value:

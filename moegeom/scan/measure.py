@@ -73,6 +73,9 @@ def measure(task: Task, start: int, stop: int, routed: Routed | None = None) -> 
         kept &= task.other.is_matched(start, stop)
     if facts.stage == "ids":
         labels["chosen"] = recorded_ids(task, start, stop)
+        if "weights" in task.wanted and "routing_weights" in facts.outputs:
+            name = task.prepared.router.name
+            labels["weights"] = task.source.read_output(name, "routing_weights", start, stop)
         return Measured(Quantities(**_rows(labels, kept)), ())
     if routed is None:
         found, choice = recorded_logits(task, start, stop), {}

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from moegeom.core.files import writing
 from moegeom.core.router import Router
 from moegeom.kernels.quantities import Quantities
 
@@ -38,7 +39,11 @@ class PerTokenFile:
             ]
         )
         self._router = router
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd", compression_level=1)
+        self._path = path
+        with writing(path):
+            self._writer = pq.ParquetWriter(
+                path, self._schema, compression="zstd", compression_level=1
+            )
 
     def write(self, quantities: Quantities) -> None:
         """Appends the tokens of one batch."""
@@ -58,10 +63,12 @@ class PerTokenFile:
             _or_null(None if pair is None else pair[:, 0], pa.int32(), rows),
             _or_null(None if pair is None else pair[:, 1], pa.int32(), rows),
         ]
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+        with writing(self._path):
+            self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
 
     def close(self) -> None:
-        self._writer.close()
+        with writing(self._path):
+            self._writer.close()
 
     def _lists(self, values: np.ndarray, kind: pa.DataType) -> pa.Array:
         offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)

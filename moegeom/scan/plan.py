@@ -15,7 +15,7 @@ BATCH_BYTES = 32 * 2**20
 #: Tiles in a batch at most, so that the sums of a batch stay exact in float64.
 MAX_TILES = 16
 
-#: Tokens of quantities that need a second pass, such as the null (DESIGN.md section 5).
+#: Tokens of quantities that need a second pass, such as the null.
 SAMPLE_TOKENS = 20_000
 
 #: Reductions that cost as much as the product, or more: a sample of the tokens is enough for them.

@@ -147,7 +147,7 @@ def _error_terms(router: Router, bias: Float[np.ndarray, "experts"] | None) -> d
     if inner is not None and inner.bias is not None:
         largest = float(np.sqrt((inner.bias.astype(np.float64) ** 2).sum()))
     return {
-        "longest_row": float(lengths.max()),
+        "longest_row": float(lengths.max(initial=0.0)),
         "largest_bias": largest,
         "num_terms": router.hidden_size + (0 if inner is None else len(inner.weight)),
     }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.router import Router
-from moegeom.core.tokens import TopLogits
+from moegeom.core.tokens import TokenColumns, TokenSource, TopLogits
 from moegeom.geometry.norm import normed
 from moegeom.geometry.top_logits import spread
 from moegeom.scan.prepared import PreparedRouter, check_width
@@ -32,6 +32,34 @@ class RecordedLogits:
     values: Float[np.ndarray, "tokens hidden"] | None = None
     top_logits: Float[np.ndarray, "tokens m"] | None = None
     top_expert: Int32[np.ndarray, "tokens m"] | None = None
+
+
+class ChoicesAlone:
+    """A recording of which nothing but the choices is read, as if it were one of ids."""
+
+    def __init__(self, source: TokenSource) -> None:
+        self._source = source
+        kept = tuple(kind for kind in source.facts.outputs if kind == "routing_weights")
+        self.facts = replace(source.facts, stage="ids", outputs=kept)
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        return self._source.read_columns(start, stop)
+
+    def read_values(self, router: str, start: int, stop: int) -> np.ndarray:
+        raise InternalError(f"values of router {router} were asked for, of which choices are read")
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        raise InternalError(f"logits of router {router} were asked for, of which choices are read")
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens k"] | None:
+        return self._source.read_chosen(router, start, stop)
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float[np.ndarray, "tokens *width"] | None:
+        return self._source.read_output(router, kind, start, stop)
 
 
 def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
+from jaxtyping import Float
 from threadpoolctl import threadpool_info
 
 from moegeom import __version__ as moegeom_version
@@ -22,7 +24,7 @@ from moegeom.core.variant_names import AGAINST, OTHER, under_null
 from moegeom.results.bitmaps import any_switched
 from moegeom.router.describe import rule_origin
 from moegeom.scan.against import Against
-from moegeom.scan.request import ScanRequest
+from moegeom.scan.request import NOT_IN_PLAN, ScanRequest
 from moegeom.scan.trust import Trust
 from moegeom.tokens.other_side import OtherSide
 from moegeom.variants.arithmetic import arithmetic
@@ -38,16 +40,39 @@ def file_identity(path: Path) -> list[list[Any]]:
 
 
 def arithmetic_facts(backend: str) -> dict[str, Any]:
-    """How logits are computed, and by which library on which core."""
-    blas = next((lib for lib in threadpool_info() if lib["user_api"] == "blas"), {})
+    """How logits are computed, and by which libraries on which core."""
+    found = blas_libraries()
     return {
         "backend": backend,
         "product": "float32 inputs and weights, float32 accumulation (float64 if stored so)",
         "tile_tokens": TILE,
-        "blas": blas.get("internal_api"),
-        "blas_version": blas.get("version"),
-        "blas_core": blas.get("architecture"),
+        "blas": _all_of(found, "internal_api"),
+        "blas_version": _all_of(found, "version"),
+        "blas_core": _all_of(found, "architecture"),
     }
+
+
+def blas_libraries() -> list[dict[str, Any]]:
+    """The libraries of linear algebra that NumPy and SciPy compute with, whatever else is loaded.
+
+    Where the two bring none of their own, all that are loaded.
+    """
+    import scipy.linalg  # which brings the second one, if nothing did before
+
+    loaded = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
+    beside = [Path(module.__file__ or "").parents[1] for module in (np, scipy)]
+    own = [
+        lib
+        for lib in loaded
+        if any(Path(lib["filepath"]).is_relative_to(folder / name)
+               for folder in beside for name in ("numpy", "numpy.libs", "scipy", "scipy.libs"))
+    ]  # fmt: skip
+    return own or loaded
+
+
+def _all_of(found: Sequence[Mapping[str, Any]], key: str) -> str | None:
+    """What the libraries say, sorted, each once: the order in which they are found is no fact."""
+    return ", ".join(sorted({str(lib[key]) for lib in found if lib.get(key)})) or None
 
 
 def run_facts(
@@ -74,7 +99,6 @@ def run_facts(
             "notes": list(routers.notes),
             "layer_notes": list(routers.layer_notes),
             "skipped": [dataclasses.asdict(skipped) for skipped in routers.skipped],
-            "verified_by": routers.verified_by,
             "rule_origin": rule_origin(routers.family),
             "revision": routers.revision,
         },
@@ -101,7 +125,6 @@ def router_facts(router: Router) -> dict[str, Any]:
         "has_selection_bias": router.rule.has_selection_bias,
         "num_groups": 1 if router.rule.groups is None else router.rule.groups.num_groups,
         "group_fill": None if router.rule.groups is None else str(router.rule.groups.fill),
-        "trust": router.provenance.trust,
         "tensors": list(router.provenance.tensors),
         "file": router.provenance.file,
         "num_non_finite_rows": int((~np.isfinite(router.weight).all(axis=1)).sum()),
@@ -130,17 +153,66 @@ def refused_facts(checkpoint: str, refusal: RouterError) -> dict[str, Any]:
 
 
 def plan_facts(
-    routers: RouterSet, source: SourceFacts | None, files: Sequence[Any], options: Mapping[str, Any]
+    request: ScanRequest,
+    routers: RouterSet,
+    source: SourceFacts | None,
+    device: str,
+    against: Against | None = None,
 ) -> dict[str, Any]:
-    """What must be equal for a run to go on where another stopped."""
+    """What must be equal for a run to go on where another stopped.
+
+    ``device`` is the kind that computes: a product of another one may differ in the last bit.
+    """
+    options = {
+        field.name: plain(getattr(request, field.name))
+        for field in dataclasses.fields(request)
+        if field.name not in NOT_IN_PLAN
+    }
+    if request.other is not None:
+        options["other"] = file_identity(Path(request.other))
+    if against is not None:
+        options["against"] = against_identity(against)
     return {
         "moegeom": moegeom_version,
         "libraries": {name: version(name) for name in _LIBRARIES},
         "checkpoint": routers.fingerprint,
+        "rules": {router.name: repr(router.rule) for router in routers.routers},
+        "routers": {router.name: router_identity(router) for router in routers.routers},
         "tokens": None if source is None else dataclasses.asdict(source),
-        "token_files": list(files),
-        "options": dict(options),
+        "token_files": [] if request.tokens is None else file_identity(Path(request.tokens)),
+        "options": options | {"device": device},
     }
+
+
+def router_identity(router: Router) -> str:
+    """A hash of everything that is known of a router but its rule and where it was found."""
+    found = xxhash.xxh3_128()
+    for field in dataclasses.fields(router):
+        if field.name not in ("rule", "provenance"):
+            _hash_value(found, field.name, getattr(router, field.name))
+    return found.hexdigest()
+
+
+def _hash_value(found: xxhash.xxh3_128, name: str, value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        found.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
+        found.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _hash_value(found, f"{name}.{field.name}", getattr(value, field.name))
+    else:
+        found.update(f"{name} {value!r}\n".encode())
+
+
+def plain(value: Any) -> Any:
+    """An option as JSON has it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value if isinstance(value, str | int | float | None) else repr(value)
 
 
 def other_facts(other: OtherSide) -> dict[str, Any]:
@@ -190,7 +262,7 @@ def explain_command(request: ScanRequest) -> str:
         return ""
     typed = [request.checkpoint, "--tokens", request.tokens, "--other", request.other]
     typed += [] if request.against is None else ["--against", request.against]
-    return shlex.join(["moegeom", "explain", *typed])
+    return f"{shlex.join(['moegeom', 'explain', *typed])} {request.typed_again()}".rstrip()
 
 
 def compared_rows(
@@ -227,3 +299,30 @@ def compared_rows(
         if joined is not None:
             facts["num_switched_any_layer"], facts["num_tokens_all_layers"] = joined
     return described
+
+
+def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[str, Any]:
+    """Moments of the weights of each router beside what the config drew them with; empty where it
+    does not say. Rows behind a projection are no drawn numbers, and are left out.
+    """
+    if routers.initializer_range is None:
+        return {}
+    found = [
+        {"router": router.name, **moments}
+        for router in measured
+        if router.projection is None and (moments := _moments(router.weight))
+    ]
+    return {"initializer_range": routers.initializer_range, "routers": found}
+
+
+def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:
+    """Number, mean, standard deviation and excess kurtosis; empty where they are not defined."""
+    if not weight.size:
+        return {}
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        values = weight.astype(np.float64).ravel()
+        mean, std = float(values.mean()), float(values.std())
+        kurtosis = float((((values - mean) / std) ** 4).mean()) - 3.0
+    if not np.isfinite([mean, std, kurtosis]).all():
+        return {}
+    return {"num_weights": values.size, "mean": mean, "std": std, "kurtosis": kurtosis}

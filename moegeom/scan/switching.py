@@ -54,20 +54,22 @@ def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Swi
     The engine's logits are the float32 product of its own inputs and rows, rounded as it rounds
     them; where it adds in a known order and the order could matter, they are added in that order.
     """
-    routed = _routed(emulated, reference.values, kernels)
-    chosen = routed.chosen
-    found = switch_to_ranked(chosen, reference.chosen, reference.weights)
-    surely, tied = found.differs.copy(), routed.margin == 0.0
-    if tied.any():
-        surely[tied] = certainly_differs(routed.compared[tied], reference.chosen[tied])
-    return dataclasses.replace(
-        found,
-        surely=surely,
-        perhaps=found.differs | tied,
-        tied=tied & (reference.margin > 0.0),
-        proved=_proved(emulated, reference.chosen, routed, kernels),
-        predicted=_predicted(emulated, reference, routed.inputs, routed.norm, kernels),
-    )
+    # an engine's logits may leave its range: infinite and undefined numbers prove nothing
+    with np.errstate(over="ignore", invalid="ignore"):
+        routed = _routed(emulated, reference.values, kernels)
+        chosen = routed.chosen
+        found = switch_to_ranked(chosen, reference.chosen, reference.weights)
+        surely, tied = found.differs.copy(), routed.margin == 0.0
+        if tied.any():
+            surely[tied] = certainly_differs(routed.compared[tied], reference.chosen[tied])
+        return dataclasses.replace(
+            found,
+            surely=surely,
+            perhaps=found.differs | tied,
+            tied=tied & (reference.margin > 0.0),
+            proved=_proved(emulated, reference.chosen, routed, kernels),
+            predicted=_predicted(emulated, reference, routed.inputs, routed.norm, kernels),
+        )
 
 
 def switch_to(
@@ -148,7 +150,8 @@ def emulated_choice(
     emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits, chosen experts and margins of the engine; the tokens begin on a tile border."""
-    routed = _routed(emulated, values, kernels)
+    with np.errstate(over="ignore", invalid="ignore"):
+        routed = _routed(emulated, values, kernels)
     return routed.logits, routed.chosen, routed.margin
 
 

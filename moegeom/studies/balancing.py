@@ -14,6 +14,7 @@ import numpy as np
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.files import refuse_unwritable, write_whole
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
 from moegeom.kernels.quantities import RUN_TOKENS
@@ -58,7 +59,7 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     """
     started = time.perf_counter()
     if request.out is not None:
-        _refuse_out(request.out)
+        _refuse_out(request.out, request.overwrite)
     asked = request.as_scan()
     store = open_checkpoint(request.checkpoint, request.remote)
     routers = load_routers(store, asked=request.asked)
@@ -107,7 +108,7 @@ def write_biases(out: Path, routers: Sequence[Router], found: Sequence[RouterBal
     """``change`` and ``selection_bias`` (the stored one plus the change) in both precisions.
 
     Arrays are called ``<router>/change_float64`` and so on. A file that is there at the end is
-    whole: it is written beside its place and moved there.
+    whole.
     """
     arrays = {}
     for router, entry in zip(routers, found, strict=True):
@@ -116,29 +117,24 @@ def write_biases(out: Path, routers: Sequence[Router], found: Sequence[RouterBal
         for name, values in (("change", change), ("selection_bias", stored + change)):
             for dtype in ("float32", "float64"):
                 arrays[f"{router.name}/{name}_{dtype}"] = values.astype(dtype)
-    partial = out.with_name(f"{out.stem}.partial{out.suffix}")
-    try:
-        if out.suffix == ".npz":
-            np.savez(partial, **arrays)
-        else:
-            from safetensors.numpy import save_file
+    if out.suffix == ".npz":
+        write_whole(out, lambda file: np.savez(file, allow_pickle=False, **arrays))
+    else:
+        from safetensors.numpy import save
 
-            units = {f"{entry.router}/unit": entry.score_unit for entry in found}
-            save_file(arrays, partial, metadata=units)
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"--out {out}: cannot be written ({error.strerror}).") from error
+        units = {f"{entry.router}/unit": entry.score_unit for entry in found}
+        write_whole(out, save(arrays, metadata=units))
 
 
-def _refuse_out(out: Path) -> None:
+def _refuse_out(out: Path, overwrite: bool) -> None:
     """Better said before the measuring than after it."""
     if out.suffix not in _ENDINGS:
         raise UsageError(f"--out {out}: expected a name that ends in {' or '.join(_ENDINGS)}.")
-    if out.exists():
-        raise UsageError(f"--out {out}: exists already.", "Name another file, or remove it.")
+    if out.exists() and not (overwrite and out.is_file()):
+        raise UsageError(f"--out {out}: exists already.", "Name another file, or --overwrite.")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: the folder {out.parent} does not exist.")
+    refuse_unwritable(out)
 
 
 def _refuse_partial_scores(routers: Sequence[Router], facts: SourceFacts) -> None:

@@ -35,7 +35,7 @@ from moegeom.scan.task import Task
 #: First step of the updates of a rule with groups, in spreads of the selection scores.
 _FIRST_STEP = 0.2
 
-#: Where they end: this share of the MaxVio that even routing shows by chance (THEORY.md D3).
+#: Where they end: this share of the MaxVio that even routing shows by chance (docs/theory.md D3).
 _OF_FLOOR = 0.1
 
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.kernels.table import load_kernels
-from moegeom.pipeline import examine_tokens, recalled, select_layers
+from moegeom.pipeline import examine_tokens, select_layers
 from moegeom.report.enumerations import Answer, Enumerations, RouterCells
 from moegeom.router.load import load_routers
 from moegeom.scan.run_facts import run_facts
@@ -60,6 +62,12 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
         When the recording does not hold what the slice is laid through.
     """
     check_request(request)
+    # numbers near the ends of float64 leave it on the way; what follows is proved or taken exactly
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _cells(request, watch)
+
+
+def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
     opened = _opened(request)
     if request.plot is not None and len(opened.routers) > 1:
         raise UsageError(
@@ -121,7 +129,7 @@ def _opened(request: CellsRequest) -> _Opened:
     started = time.perf_counter()
     asked = request.as_scan()
     store = open_checkpoint(request.checkpoint, request.remote)
-    routers = recalled(load_routers(store, asked=request.asked), request.rules)
+    routers = load_routers(store, asked=request.asked)
     chosen = select_layers(routers, request.layers)
     source = open_source(asked, chosen, routers.routers)
     looked = list(chosen)

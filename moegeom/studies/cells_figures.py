@@ -42,6 +42,7 @@ def facts_of(found: tuple[FoundCells, ...]) -> Cells:
         num_vertices=sum(part.num_vertices for part in found),
         num_exact=sum(part.num_exact for part in found),
         gap=min(gaps, default=None),
+        num_rational=sum(len(part.exact) for part in found),
     )
 
 

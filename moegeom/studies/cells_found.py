@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
 
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import InternalError, UsageError
 from moegeom.geometry.cells.box import filter_box
 from moegeom.geometry.cells.certificate_check import CellPoint
 from moegeom.geometry.cells.exchange import exchanged
 from moegeom.geometry.cells.rank import independent_columns_of
+from moegeom.geometry.cells.witness import strict_witnesses
 from moegeom.kernels.cpu.ball_cells import (
     BallCells,
     ball_cells,
@@ -24,6 +25,11 @@ from moegeom.studies.cells_request import CellsRequest
 
 Watch = Callable[[int, int], None]
 
+#: Exponents of rows and biases within which nothing is scaled.
+_USUAL = 16
+#: Factors of two between columns beyond which each is scaled by itself.
+_SPREAD = 200
+
 
 @dataclass(frozen=True, eq=False)
 class FoundCells:
@@ -31,7 +37,8 @@ class FoundCells:
 
     ``is_bounded`` is None where a ball, a box or steps bound the search. Brackets of distances are
     those from the centre of the slice, or from the token ``at`` which the search began; None where
-    they were not asked for. ``hops`` are the walls crossed from there.
+    they were not asked for. ``hops`` are the walls crossed from there. ``exact`` has a rational
+    point of each cell in which no float64 point was found: there the witness is nan.
     """
 
     coalition: Int16[np.ndarray, "cells k"]
@@ -47,6 +54,7 @@ class FoundCells:
     wall_distance: Float64[np.ndarray, "walls 2"] | None = None
     hops: Int64[np.ndarray, "cells"] | None = None
     at: int | None = None
+    exact: Mapping[int, CellPoint] = field(default_factory=dict)
 
 
 def domain_text(request: CellsRequest) -> str:
@@ -72,22 +80,126 @@ def find_cells(
 ) -> list[FoundCells] | AllSubsets:
     """The cells that were asked for; a list of one, or one entry for each of ``points``.
 
-    Raises UsageError for instances with more ties than exact arithmetic is given.
+    Rows, biases and coordinates are taken to the size of 1 first, each by a power of two, which
+    changes no bit of them. Raises UsageError for instances with more ties than exact arithmetic is
+    given.
     """
     try:
+        scaled = Scaled.of(weight, bias, request)
         if request.hops is not None:
             starts = zip(request.at, points, strict=True)
-            return [_around(weight, bias, k, request, token, point) for token, point in starts]
-        if request.radius is not None:
-            return [_in_ball(weight, bias, k, request, watch)]
-        found = _enumerated(weight, bias, k, request, watch)
-        if isinstance(found, AllSubsets):
-            return found
-        return [found if request.box is None else _in_box(weight, bias, found, request.box)]
+            parts = [scaled.around(k, token, point) for token, point in starts]
+        elif request.radius is not None:
+            parts = [scaled.in_ball(k, watch)]
+        else:
+            found = scaled.whole(k, watch)
+            if isinstance(found, AllSubsets):
+                return found
+            parts = [found]
+        return [scaled.back(part) for part in parts]
     except ValueError as error:
         raise UsageError(
             f"cells: {error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
         ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """The instance in coordinates x' = x / 2^exponent in which rows and biases are of size 1."""
+
+    weight: Float64[np.ndarray, "experts dims"]
+    bias: Float64[np.ndarray, "experts"] | None
+    request: CellsRequest
+    exponent: Int64[np.ndarray, "dims"]
+
+    @staticmethod
+    def of(
+        weight: Float64[np.ndarray, "experts dims"],
+        bias: Float64[np.ndarray, "experts"] | None,
+        request: CellsRequest,
+        is_metric: bool = False,
+    ) -> Scaled:
+        """Where distances are measured (``is_metric``) all columns share one power of two."""
+        columns = np.frexp(np.abs(weight).max(axis=0, initial=0.0))[1].astype(np.int64)
+        is_metric |= request.radius is not None or request.hops is not None
+        if np.ptp(columns) < _SPREAD or is_metric:
+            columns[:] = columns.max()
+        offset = 0 if bias is None else int(np.frexp(np.abs(bias).max(initial=0.0))[1])
+        if bias is None or not bias.any():
+            offset = int(columns.max())
+        same = Scaled(weight, bias, request, np.zeros(weight.shape[1], np.int64))
+        if max(np.abs(columns).max(initial=0), abs(offset)) < _USUAL:
+            return same
+        rows = np.ldexp(weight, -columns)
+        free = None if bias is None else np.ldexp(bias, -offset)
+        exponent = offset - columns
+        bounds = [request.radius, request.box]
+        if not np.array_equal(np.ldexp(rows, columns), weight):
+            return same
+        if bias is not None and not np.array_equal(np.ldexp(np.ldexp(bias, -offset), offset), bias):
+            return same
+        if request.box is not None and np.ptp(columns):
+            return same  # a box has one side
+        radius, box = (_times(value, -int(exponent.max())) for value in bounds)
+        if any(value is not None and not 0.0 < value < np.inf for value in (radius, box)):
+            return same
+        return Scaled(rows, free, replace(request, radius=radius, box=box), exponent)
+
+    @property
+    def longer(self) -> int:
+        """What distances in the given coordinates are longer by, as an exponent of two."""
+        return int(self.exponent.max()) if len(self.exponent) else 0
+
+    def whole(self, k: int, watch: Watch | None) -> FoundCells | AllSubsets:
+        found = _enumerated(self.weight, self.bias, k, self.request, watch)
+        if isinstance(found, AllSubsets) or self.request.box is None:
+            return found
+        return _in_box(self.weight, self.bias, found, self.request.box)
+
+    def in_ball(self, k: int, watch: Watch | None) -> FoundCells:
+        return _in_ball(self.weight, self.bias, k, self.request, watch)
+
+    def around(self, k: int, token: int, point: Float64[np.ndarray, "dims"]) -> FoundCells:
+        start = np.ldexp(point, -self.exponent)
+        return _around(self.weight, self.bias, k, self.request, token, start)
+
+    def back(self, found: FoundCells) -> FoundCells:
+        """Points and distances in the coordinates that were given."""
+        if not self.exponent.any():
+            return found
+        cells, walls = found.cell_distance, found.wall_distance
+        return replace(
+            found,
+            witness=np.ldexp(found.witness, self.exponent),
+            cell_distance=None if cells is None else np.ldexp(cells, self.longer),
+            wall_distance=None if walls is None else np.ldexp(walls, self.longer),
+        )
+
+
+def _times(value: float | None, exponent: int) -> float | None:
+    return None if value is None else float(np.ldexp(value, exponent))
+
+
+def with_witnesses(
+    found: FoundCells,
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"] | None,
+    request: CellsRequest,
+) -> FoundCells:
+    """The cells with points that are proved to lie strictly inside them and the domain.
+
+    Raises InternalError for a cell without a point: it would be none.
+    """
+    offset = np.zeros(len(weight)) if bias is None else bias
+    radius = np.inf if request.radius is None else request.radius
+    half = np.inf if request.box is None else request.box
+    try:
+        made = strict_witnesses(
+            weight, offset, found.coalition, found.witness, radius, half, request.tie_broken
+        )
+    except ValueError as error:
+        raise InternalError(f"a cell has no witness: {error}") from error
+    return replace(found, witness=made.point, exact=made.exact)
 
 
 def _enumerated(

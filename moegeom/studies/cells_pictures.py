@@ -6,6 +6,7 @@ import numpy as np
 
 from moegeom import __version__
 from moegeom.core.errors import UsageError
+from moegeom.core.files import write_whole
 from moegeom.geometry.cells.exchange import exchanged
 from moegeom.geometry.cells.polygons import polygons
 from moegeom.geometry.cells.raster_frame import PixelState
@@ -20,7 +21,6 @@ from moegeom.report.slice_pictures import (
     figure_csv,
     write_picture,
 )
-from moegeom.report.whole_file import write_whole
 from moegeom.studies.cells_found import FoundCells
 from moegeom.studies.cells_frame import frame_of
 from moegeom.studies.cells_request import CellsRequest

@@ -18,10 +18,10 @@ from moegeom.geometry.cells.raster import plane_raster
 from moegeom.geometry.cells.raster_frame import Frame, PixelState, Raster
 from moegeom.geometry.cells.raster_slice import plane_router
 from moegeom.geometry.cells.subspace import Slice
-from moegeom.kernels.cpu.enumeration import AllSubsets
+from moegeom.kernels.cpu.enumeration import MOST_EXPERTS, AllSubsets
 from moegeom.report.enumerations import Cells, Outcome, RouterCells
 from moegeom.studies.cells_figures import between_of, facts_of, null_of, visited_of
-from moegeom.studies.cells_found import FoundCells, domain_text, find_cells
+from moegeom.studies.cells_found import FoundCells, domain_text, find_cells, with_witnesses
 from moegeom.studies.cells_frame import frame_of
 from moegeom.studies.cells_request import CellsRequest
 from moegeom.studies.cells_slices import AskedSlice
@@ -71,6 +71,11 @@ def look_at(
 ) -> Looked:
     """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
     started = time.perf_counter()
+    if router.num_experts > MOST_EXPERTS:
+        raise UsageError(
+            f"router {router.name}: {router.num_experts:,} experts; expected at most "
+            f"{MOST_EXPERTS:,}, whose numbers fit where sets of experts are kept."
+        )
     if asked.circle is not None:
         return _on_circle(router, asked, sample, request, started)
     if not router.rule.is_affine:
@@ -101,7 +106,6 @@ def _by_cells(
         weight, offset = part.instance(weight, offset)
     if offset is not None and (offset == offset[0]).all():
         offset = None  # a common shift changes no choice
-    weight, offset = _of_usual_size(weight, offset)
     k, dims = router.rule.top_k, weight.shape[1]
     if sample is None:
         points = np.empty((0, dims))
@@ -125,8 +129,8 @@ def _by_cells(
     outcome: Outcome = "all subsets"
     placed, facts, null = None, None, None
     if not isinstance(answer, AllSubsets):
-        found = tuple(answer)
-        is_whole = all(part.is_whole for part in found)
+        is_whole = all(part.is_whole for part in answer)
+        found = tuple(with_witnesses(part, weight, offset, request) for part in answer)
         outcome = "cells" if is_whole else "unfinished"
         facts = facts_of(found) if is_whole else None
         if sample is not None and part is not None:
@@ -149,22 +153,6 @@ def _by_cells(
     )
     record = replace(record, null=null)
     return Looked(record, router, asked, sample, found, placed, part, weight, offset)
-
-
-def _of_usual_size(
-    weight: Float64[np.ndarray, "experts dims"], offset: Float64[np.ndarray, "experts"] | None
-) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"] | None]:
-    """Both times one power of two where that loses no bit: cells and points stay what they are."""
-    _, exponent = np.frexp(np.abs(weight).max(initial=0.0))
-    if -500 < exponent < 500:
-        return weight, offset
-    parts = [weight] if offset is None else [weight, offset]
-    with np.errstate(over="ignore", under="ignore"):
-        scaled = [np.ldexp(part, -int(exponent)) for part in parts]
-        back = [np.ldexp(part, int(exponent)) for part in scaled]
-    if not all(np.array_equal(a, b) for a, b in zip(parts, back, strict=True)):
-        return weight, offset
-    return scaled[0], None if offset is None else scaled[1]
 
 
 def _starts(

@@ -109,14 +109,22 @@ WORDS: dict[str, Word] = {
         _always("experts changed places and rows did not: tokens go to other experts."),
     ),
     "scaled": Word("scaled {kind}", _scaled),
+    "rows scaled": Word(
+        "{kind}",
+        _always("tokens that point their way choose these experts more, or less, than before."),
+    ),
     "negated": Word("negated {kind}", _always("every preference is turned round.")),
     "common shift": Word("common shift of {size}", _shifted_logits),
     "noise": Word(
-        "noise of {size} {kind}",
+        "{kind} changed by {size}, no pattern",
         _always(
-            "rows moved in no special way, as by training or quantisation: tokens near a wall "
-            "switch; how many only tokens can tell."
+            "no factor, common vector or rotation explains it, as after training or quantisation: "
+            "tokens near a wall switch; how many only tokens can tell."
         ),
+    ),
+    "another layer": Word(
+        "{kind}",
+        _always("the routers of these layers changed places: every token goes to other experts."),
     ),
     "unrelated": Word(
         "unrelated {kind}",

@@ -16,7 +16,9 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.core.layer_ranges import parse_layers
+from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router, RouterSet, Rule
+from moegeom.geometry.projection import projected
 from moegeom.pipeline import ScanRequest, Terms, Watch, scan
 from moegeom.report.asked_layers import layers_without_router
 from moegeom.report.differences import Difference, Figures, RouterChange, Side
@@ -26,9 +28,12 @@ from moegeom.results.writer import refuse_existing
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.scan.plan import num_workers
 from moegeom.studies.difference_sides import Opened, describe, open_side
+from moegeom.studies.effective_change import UNRELATED
+from moegeom.studies.exchanged_layers import with_exchanged_layers
 from moegeom.studies.figure_change import figure_changes
 from moegeom.studies.projected_change import ProjectedRouters, compare_projected
 from moegeom.studies.router_change import Samples, compare_routers
+from moegeom.studies.row_pair import effective_rows_of
 from moegeom.studies.rule_difference import rule_differences
 
 #: Names of the two sides in messages and of their results under ``--out``.
@@ -46,8 +51,7 @@ class DifferenceRequest(Terms):
     """What was asked for. ``a`` and ``b`` are checkpoints or results directories.
 
     ``tokens`` holds nothing, one recording for both checkpoints, or one for each. With ``experts``
-    a sample of the expert weights is read. ``out`` keeps the results of the scans; ``device`` is
-    that of a scan.
+    a sample of the expert weights is read. ``out`` keeps the results of the scans.
     """
 
     a: str
@@ -55,8 +59,6 @@ class DifferenceRequest(Terms):
     experts: bool = False
     tokens: Sequence[str] = ()
     out: Path | None = None
-    num_workers: int | None = None
-    device: str | None = "cpu"
 
 
 def difference(
@@ -120,7 +122,7 @@ def _refuse_unmeant(request: DifferenceRequest) -> None:
         parse_layers(request.layers)
     if request.out is not None:
         for letter in _LETTERS:
-            refuse_existing(_kept(request.out, letter))
+            refuse_existing(_kept(request.out, letter), overwrite=True)
 
 
 def _routers(
@@ -140,7 +142,12 @@ def _routers(
     common = [name for name in names[0] if name in names[1]]
     runs = [side.weights.run["checkpoint"] for side in sides]
     rules = [{name: view.rule(name) for name in common} for view in views]
-    compared = [compare_projected(views[0], views[1], name) for name in common]
+    compared = with_exchanged_layers(
+        [compare_projected(views[0], views[1], name) for name in common],
+        (views[0].all_projections(), views[1].all_projections()),
+        {name: views[1].rule(name) for name in common},
+        lambda source, name: compare_projected(views[0], views[1], name, source),
+    )
     is_exact = all(router.is_identical for router in compared)
     return Difference(
         _no_sides(),
@@ -166,6 +173,19 @@ def _exactly(
 
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
         compared = list(pool.map(compare, common))
+    if any(one.word == UNRELATED for router in compared for one in router.changes):
+        projected_rows = [
+            {name: projected(effective_rows_of(side[name]), NUM_PROJECTIONS) for name in side}
+            for side in (first, second)
+        ]
+        compared = with_exchanged_layers(
+            compared,
+            (projected_rows[0], projected_rows[1]),
+            {name: second[name].rule for name in common},
+            lambda source, name: dataclasses.replace(
+                compare_routers(first[source], second[name]), router=name
+            ),
+        )
     facts = [{"family": found.family, "rule": found.family_text} for found in (a, b)]
     rules = [{name: side[name].rule for name in common} for side in (first, second)]
     norms = [name for name in common if _other_norm(first[name], second[name])]
@@ -247,8 +267,6 @@ def _scan_request(
         checkpoint=side.target,
         out=out,
         tokens=recording,
-        num_workers=request.num_workers,
-        device=request.device,
         **request.shared(),
     )
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
+from moegeom.core.errors import about
 from moegeom.core.router import RouterSet
-from moegeom.pipeline import Terms, lint, recalled
+from moegeom.pipeline import Terms, lint
 from moegeom.report.differences import Side
 from moegeom.report.rule_brief import rule_brief
 from moegeom.report.rule_trust import assumed, rule_status, rule_trust
@@ -46,8 +47,9 @@ def open_side(target: str, terms: Terms) -> Opened:
     """Opens a checkpoint, reading its routers, or results."""
     if is_results(target):
         return Opened(target, terms, results=open_results(target))
-    store = open_checkpoint(target, terms.remote)
-    routers = recalled(load_routers(store, terms.layers, terms.asked), terms.rules)
+    with about("checkpoint", target):
+        store = open_checkpoint(target, terms.remote)
+        routers = load_routers(store, terms.layers, terms.asked)
     return Opened(target, terms, store, routers)
 
 
@@ -56,7 +58,7 @@ def describe(side: Opened, measured: ResultsView | None) -> Side:
     tokens = "" if measured is None else _tokens(measured.run)
     if side.routers is not None and side.store is not None:
         found = side.routers
-        known = found.verified_by or assumed(rule_origin(found.family))
+        known = assumed(rule_origin(found.family))
         brief = rule_brief(found.family_text, [router_facts(router) for router in found.routers])
         return Side(
             name=side.target,
@@ -66,7 +68,7 @@ def describe(side: Opened, measured: ResultsView | None) -> Side:
             bytes_read=side.store.bytes_read,
             bytes_total=found.bytes_total,
             tokens=tokens,
-            rule_status="verified" if found.verified_by else "assumed",
+            rule_status="assumed",
         )
     assert side.results is not None
     run = side.results.run

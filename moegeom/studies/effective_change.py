@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from jaxtyping import Float64, Int64
 
@@ -31,7 +33,7 @@ UNRELATED = "unrelated"
 _UNRELATED_Z = 4.0
 
 #: What is left is rounding up to this share of the largest that rounding can leave, both rms.
-#: Rounding leaves .42 of it (THEORY.md E4), at most .58.
+#: Rounding leaves .42 of it (docs/theory.md E4), at most .58.
 _WITHIN = 0.6
 
 #: ... and no single value is further off than this many half steps.
@@ -46,11 +48,12 @@ _MOST_MOVED = 3
 #: A ratio of lengths this far from 1 is worth telling.
 _OTHER_LENGTH = 0.1
 
-#: A change of the Gram matrix counts as rounding up to this many times the rounding of the rows,
-_GRAM_ROUNDING = 4.0
-
-#: ... or up to this share of the change of the rows.
+#: A rotation changes the Gram matrix by at most this share of what noise as large as the change of
+#: the rows would: noise is noise, however small.
 _GRAM_SHARE = 0.125
+
+#: With fewer rows a factor for each row is the common one.
+_LEAST_ROWS_FOR_ROWS = 3
 
 
 def effective_changes(
@@ -97,6 +100,8 @@ def explained(
     factor, found = _factor(rows, rule)
     if not found and not is_projected and (rotated := _rotated(rows, rule)) is not None:
         return [rotated]
+    if not found:
+        rows, found = _scaled_rows(rows, rule)
     columns = np.ones(rows.a.shape[1])
     if not found and not is_projected:
         columns, found = _columns(rows, rule)
@@ -160,7 +165,7 @@ def _rotated(rows: RowPair, rule: Rule) -> Change | None:
     if length == 0.0 or left <= 2.0 * rounding:
         return None
     noise = gram_noise(raw_a, raw_b)
-    if not noise <= max(_GRAM_ROUNDING * rounding, _GRAM_SHARE * left):
+    if not noise <= _GRAM_SHARE * left:
         return None
     return change(
         "rotated",
@@ -182,6 +187,51 @@ def _factor(rows: RowPair, rule: Rule) -> tuple[float, list[Change]]:
     word = "scaled" if factor > 0.0 else "negated"
     kind = "" if round(factor, 3) == -1.0 else f"by {abs(factor):.3g}"
     return factor, [change(word, rule, kind=kind, factor=factor)]
+
+
+def _scaled_rows(rows: RowPair, rule: Rule) -> tuple[RowPair, list[Change]]:
+    """Rows that were multiplied by factors of their own, and the pair with these taken out."""
+    experts = len(rows.a)
+    raw_a, raw_b = rows.a + rows.mean_a, rows.b + rows.mean_b
+    square = np.einsum("ij,ij->i", raw_a, raw_a)
+    products = np.einsum("ij,ij->i", raw_a, raw_b)
+    factors = np.divide(products, square, out=np.ones_like(square), where=square > 0.0)
+    moved = np.linalg.norm(raw_b - raw_a, axis=1)
+    left = np.linalg.norm(raw_b - factors[:, None] * raw_a, axis=1)
+    steps = np.linalg.norm(rows.half_step, axis=1)
+    # beside the rows of B as well: next to long rows nothing would explain short ones
+    most = EXPLAINS * np.minimum(moved, np.linalg.norm(raw_b, axis=1))
+    is_scaled = (moved > _FARTHEST * steps) & (left <= most)
+    if 2 * is_scaled.sum() > experts:
+        is_scaled[:] = True  # also rows whose factor happens to be near 1
+    is_emptied = is_scaled.all() and not factors.any()
+    if experts < _LEAST_ROWS_FOR_ROWS or not is_scaled.any() or is_emptied:
+        return rows, []
+    factors = np.where(is_scaled, factors, 1.0)
+    raw = factors[:, None] * raw_a
+    mean = raw.mean(axis=0)
+    half_step = rows.half_step * np.maximum(1.0, np.abs(factors))[:, None]
+    scaled = {int(expert): float(factors[expert]) for expert in np.flatnonzero(is_scaled)}
+    told = change("rows scaled", rule, kind=_told_factors(scaled, experts), factors=scaled)
+    return RowPair(raw - mean, rows.b, mean, rows.mean_b, half_step), [told]
+
+
+def _told_factors(factors: Mapping[int, float], experts: int) -> str:
+    """``expert 5 scaled by 3.0``; the range of the factors where there are many."""
+    if len(factors) > _MOST_MOVED:
+        low, high = _factor_text(min(factors.values())), _factor_text(max(factors.values()))
+        many = f"{len(factors)} of {experts} experts"
+        return f"{many} scaled, each by its own factor, {low} to {high}"
+    told = (
+        f"expert {expert} {'set to zero' if factor == 0.0 else f'scaled by {_factor_text(factor)}'}"
+        for expert, factor in factors.items()
+    )
+    return " and ".join(told)
+
+
+def _factor_text(factor: float) -> str:
+    text = f"{factor:.3g}"
+    return f"{text}.0" if text.lstrip("-").isdecimal() else text
 
 
 def _columns(rows: RowPair, rule: Rule) -> tuple[Float64[np.ndarray, "dimension"], list[Change]]:
@@ -275,7 +325,7 @@ def _noise(rows: RowPair, rule: Rule, may_be_unrelated: bool, is_projected: bool
     return change(
         "noise",
         rule,
-        kind=f"in {len(looked)} of {len(rows.a)} rows" if is_local else "",
+        kind=f"{len(looked)} of {len(rows.a)} rows" if is_local else "rows",
         size=_share(left, length),
         detail=f"{told if cosines.size else ''}experts that moved most: {listed}{longer}",
         num_rows=len(looked),

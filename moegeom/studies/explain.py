@@ -17,7 +17,7 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.geometry.expert_matching import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
-from moegeom.pipeline import Watch, examine_tokens, open_source, recalled, select_layers
+from moegeom.pipeline import Watch, examine_tokens, open_source, select_layers
 from moegeom.report.explanations import Explanation, LayerEvidence
 from moegeom.report.summary import Summary
 from moegeom.router.load import load_routers
@@ -34,6 +34,7 @@ from moegeom.studies.explain_verdict import Evidence, verdict
 from moegeom.tokens.alignment import placing
 from moegeom.tokens.counted import CountedSource
 from moegeom.tokens.other_side import OtherSide, other_side
+from moegeom.tokens.validity import fingerprint_test
 
 #: Tokens with one set in all layers, that many at least and that share of them one and the same
 #: set, which A hardly ever chose: no tokens.
@@ -48,7 +49,7 @@ class ExplainRequest(TokensRequest):
     log-probabilities of both.
     """
 
-    other: str
+    other: str | None = None
     other_dialect: str | None = None
     against: str | None = None
     log_probs: Path | None = None
@@ -63,9 +64,14 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         As ``scan``; RecordingError where the two sides cannot be matched, with counts.
     """
     started = time.perf_counter()
+    if request.other is None:
+        raise UsageError(
+            "explain needs --other: what another run of the same text chose.",
+            "A recording, or the trace of an engine: add --other RUN_B.",
+        )
     asked = request.as_scan()
     store = open_checkpoint(request.checkpoint, request.remote)
-    routers = recalled(load_routers(store, asked=request.asked), request.rules)
+    routers = load_routers(store, asked=request.asked)
     chosen = select_layers(routers, request.layers)
     source = open_source(asked, chosen, routers.routers)
     if source is None or isinstance(source, CountedSource):
@@ -96,6 +102,8 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     place = placing(other.fits) if other.fits else None
     facts = run_facts(routers, shared, source.facts, trust)
     summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
+    recorded = other.source.facts.fingerprint
+    is_of_another = fingerprint_test(recorded, routers.fingerprint) == "differs"
     evidence = Evidence(
         layers=layers,
         placing=place,
@@ -104,6 +112,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         any_share=float((num_switched > 0).mean()),
         log_probs=joined,
         has_other_inputs=sides.has_other_inputs,
+        is_of_another=is_of_another,
         names=lambda router: summary.places([router]),
     )
     said = verdict(evidence)
@@ -121,7 +130,8 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         layers=tuple(layers),
         log_probs=joined,
         verdict=said,
-        not_looked_at=tuple(_not_looked_at(request, other)),
+        not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides)),
+        is_of_another=is_of_another,
     )
 
 
@@ -134,8 +144,9 @@ def _choices(routers: Sequence[Router], sides: Sides) -> list[Choices]:
             mine = sides.chosen(prepared)
         other = sides.other_chosen(router.name)
         agrees = sides.kernels["same_set"](mine, other)
-        matching = expert_matching(common_choices(mine, other, router.num_experts))
-        found.append(Choices(prepared, mine, other, clean, agrees, matching))
+        common = common_choices(mine, other, router.num_experts)
+        matching = expert_matching(common)
+        found.append(Choices(prepared, mine, other, clean, agrees, matching, common))
         clean = clean & agrees
     return found
 
@@ -190,6 +201,7 @@ def _num_padding(choices: Sequence[Choices]) -> int:
 
 
 def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> OtherSide:
+    assert request.other is not None
     known = known_routers(whole)
     opened = open_choices(request.other, request.other_dialect, known)
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
@@ -209,11 +221,21 @@ def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapp
     return against(load_routers(store, asked=request.asked), routers).routers
 
 
-def _not_looked_at(request: ExplainRequest, other: OtherSide) -> list[str]:
+def _not_looked_at(
+    request: ExplainRequest, asked: Sequence[Router], layers: Sequence[LayerEvidence], sides: Sides
+) -> list[str]:
     said = []
+    if left := len(asked) - len(layers):
+        said.append(f"{left} of {len(asked)} routers (not recorded on both sides)")
+    if untried := sum(not layer.tried for layer in layers):
+        said.append(f"hypotheses in {untried} of {len(layers)} routers")
+    elif sides.source.facts.stage == "logits":
+        said.append("hypotheses about rows and inputs (A holds logits only)")
     if request.against is None:
         said.append("another checkpoint that B may have loaded (--against)")
-    if "routing_weights" not in other.source.facts.outputs:
+    if not sides.has_other_inputs:
+        said.append("what B's routers read (not recorded)")
+    if "routing_weights" not in sides.other.source.facts.outputs:
         said.append("B's routing weights (not recorded)")
     if request.log_probs is None:
         said.append("log-probs (--logprobs FILE)")

@@ -9,6 +9,7 @@ from jaxtyping import Float64
 
 from moegeom.core.router import Router
 from moegeom.geometry.admitted_sets import TIES
+from moegeom.geometry.expert_matching import overlap_beyond_chance
 from moegeom.report.explanations import FlipNoise, LayerEvidence, Tried
 from moegeom.scan.prepared import PreparedRouter
 from moegeom.studies.explain_noise import Nearest, flip_noise
@@ -58,6 +59,8 @@ def layer_evidence(
         noise=noise,
         weights=weight_rule(prepared, sides, agrees, choices.other),
         reason=reason,
+        beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
+        beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
     )
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError
+from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.tokens import TokenColumns
 from moegeom.report.explanations import LogProbs
 
@@ -109,10 +111,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 def _table(path: Path) -> pa.Table:
     import pyarrow as pa
-    from pyarrow import csv, json, parquet
+    from pyarrow import csv, json
 
     readers: dict[str, Any] = {
-        ".parquet": parquet.read_table,
+        ".parquet": _parquet,
         ".csv": csv.read_csv,
         ".jsonl": json.read_json,
     }
@@ -124,6 +126,16 @@ def _table(path: Path) -> pa.Table:
         return readers[path.suffix](path)
     except pa.ArrowException as error:
         raise RecordingError(f"{path.name}: cannot be read ({error}).") from None
+
+
+def _parquet(path: Path) -> pa.Table:
+    try:
+        facts = parquet_facts(path)
+        if not {*_COLUMNS} <= {*facts.names}:
+            return facts.schema.empty_table()
+        return read_columns(facts, _COLUMNS)
+    except DocumentError as error:
+        raise RecordingError(f"{path.name}: {error}.") from None
 
 
 def _numbers(path: Path, table: pa.Table, name: str) -> np.ndarray:

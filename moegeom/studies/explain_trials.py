@@ -28,7 +28,8 @@ NOTHING, RENAMED = "nothing", "renamed"
 class Choices:
     """What both sides chose at one router, and which tokens agreed at all earlier ones.
 
-    ``matching`` is, for each expert of A, the number of B that fits its choices best.
+    ``matching`` is, for each expert of A, the number of B that fits its choices best, by how often
+    one chose the one and the other the other, ``common``.
     """
 
     prepared: PreparedRouter
@@ -37,6 +38,7 @@ class Choices:
     is_clean: Bool[np.ndarray, "tokens"]
     agrees: Bool[np.ndarray, "tokens"]
     matching: Int64[np.ndarray, "experts"]
+    common: Int64[np.ndarray, "experts experts"]
 
 
 @dataclass(frozen=True, eq=False)

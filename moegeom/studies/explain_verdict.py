@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moegeom.report.explanations import Cause, LayerEvidence, LogProbs, Tried, Verdict
+from moegeom.report.explanations import (
+    Cause,
+    LayerEvidence,
+    LogProbs,
+    Tried,
+    Verdict,
+    num_hypotheses,
+)
 from moegeom.tokens.alignment import Placing
 
 #: A hypothesis is believed where it removes at least this share of the disagreements, net, and
@@ -32,13 +39,21 @@ _LOG_PROB_NOISE = 0.05
 #: Tokens that never switch differ this much as the others do: switching is not what matters.
 _ALIKE, _UNRELATED = 0.5, 0.1
 
+#: Sets that overlap beyond chance by less than these shares of what equal sets would, as they are
+#: and with B's experts numbered as fits best (which fits chance too), are unrelated; with as many
+#: tokens at least. Uncalibrated.
+_CHANCE, _CHANCE_RENAMED, _ENOUGH = 0.05, 0.25, 64
+
 #: Relative error of routing weights that are stored in bfloat16, with room for the scores' own.
 _SAME_WEIGHTS = 2.0**-6
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the verdict is made of; ``names`` says a router in words."""
+    """What the verdict is made of; ``names`` says a router in words.
+
+    ``is_of_another`` where B was recorded from routers of another fingerprint.
+    """
 
     layers: Sequence[LayerEvidence]
     placing: Placing | None
@@ -47,6 +62,7 @@ class Evidence:
     any_share: float
     log_probs: LogProbs | None
     has_other_inputs: bool
+    is_of_another: bool
     names: Callable[[str], str]
 
 
@@ -56,7 +72,7 @@ def verdict(found: Evidence) -> Verdict:
         said = rule(found)
         if said is not None:
             return said
-    return Verdict("inconclusive", _share(found))
+    return Verdict("inconclusive", f"{_share(found)} {_unexplained(found)}")
 
 
 def _padding(found: Evidence) -> Verdict | None:
@@ -83,6 +99,10 @@ def _shifted(found: Evidence) -> Verdict | None:
 def _no_disagreement(found: Evidence) -> Verdict | None:
     if any(layer.agreement < 1.0 for layer in found.layers):
         return None
+    if found.num_matched < _ENOUGH:
+        matched = f"The {found.num_matched} tokens that are matched agree"
+        few = f"{matched}; fewer than {_ENOUGH} say little."
+        return Verdict("inconclusive", few)
     return _wrong_weights(found) or _elsewhere(found, "") or Verdict("no disagreement", "")
 
 
@@ -157,6 +177,27 @@ def _is_beyond(layer: LayerEvidence) -> bool:
     return layer.noise is not None and layer.noise.num_beyond >= _BEYOND
 
 
+def _another_checkpoint(found: Evidence) -> Verdict | None:
+    """Nothing on the list explains B, and its recording says that it is not of these routers."""
+    if not found.is_of_another:
+        return None
+    return Verdict("another checkpoint", f"{_share(found)} {_unexplained(found)}")
+
+
+def _unrelated(found: Evidence) -> Verdict | None:
+    if found.num_matched < _ENOUGH or not found.layers:
+        return None
+    most = max(layer.beyond_chance for layer in found.layers)
+    renamed = max(layer.beyond_chance_renamed for layer in found.layers)
+    if most > _CHANCE or renamed > _CHANCE_RENAMED:
+        return None
+    overlap = (
+        f"Sets overlap no more than those of two dice: by {_percent(max(most, 0.0))} of what equal "
+        "sets would, in any layer."
+    )
+    return Verdict("unrelated", f"{_share(found)} {overlap}")
+
+
 def _innocent(found: Evidence) -> Verdict | None:
     """B's own inputs, through the router of A, give B's choices: what differs are the inputs."""
     if not found.has_other_inputs:
@@ -189,7 +230,7 @@ def _beyond_noise(found: Evidence) -> Verdict | None:
             detail = (
                 f"{_share(found)} In {found.names(layer.router)} {noise.num_beyond:,} tokens that "
                 f"agreed before switch further from a wall than noise of {_percent(noise.scale)} "
-                "of the input, which fits the others, can carry."
+                f"of the input, which fits the others, can carry. {_unexplained(found)}"
             )
             return Verdict("beyond noise", detail, layer.router)
     return None
@@ -204,13 +245,29 @@ def _noise(found: Evidence) -> Verdict | None:
     said = f"{_share(found)} Noise of up to {size}, in {found.names(router)}, makes as many"
     if most.scale > _MOST_NOISE:
         # choices alone cannot tell noise that large from a router that was changed as much
-        detail = f"{said}, which is more than rounding leaves; so would another router."
+        detail = (
+            f"{said}, which is more than rounding leaves; so would another router. "
+            f"{_unexplained(found)}"
+        )
         return _elsewhere(found, said) or Verdict("inconclusive", detail)
-    return (
-        _wrong_weights(found)
-        or _elsewhere(found, said)
-        or (Verdict("arithmetic noise only", f"{said}."))
+    return _wrong_weights(found) or _elsewhere(found, said) or _only_noise(found, f"{said}.")
+
+
+def _only_noise(found: Evidence, said: str) -> Verdict:
+    """Noise, where a hypothesis could have won; else what is recorded cannot tell."""
+    if any(not layer.tried for layer in found.layers):
+        return Verdict(
+            "inconclusive", f"{said} {_unexplained(found)} Not every layer could be tried."
+        )
+    missing = sum(
+        (1.0 - layer.nothing.credit) * layer.num_tried
+        for layer in found.layers
+        if layer.nothing is not None
     )
+    if missing < _LEAST:
+        few = f"{missing:.0f} disagreements are too few for a hypothesis to stand out from chance."
+        return Verdict("inconclusive", f"{said} {few[:1].upper()}{few[1:]}")
+    return Verdict("arithmetic noise only", f"{said} {_unexplained(found)}")
 
 
 def _elsewhere(found: Evidence, said: str) -> Verdict | None:
@@ -226,6 +283,13 @@ def _elsewhere(found: Evidence, said: str) -> Verdict | None:
     else:
         return None
     return Verdict("not the router", f"{said}{'; ' if said else ''}{detail}.")
+
+
+def _unexplained(found: Evidence) -> str:
+    tried = num_hypotheses(found.layers)
+    if not tried:
+        return "No hypothesis could be tried."
+    return f"Nothing in the list explains it (tried: {tried} hypotheses)."
 
 
 def _share(found: Evidence) -> str:
@@ -249,6 +313,8 @@ _RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _shifted,
     _padding,
     _hypothesis,
+    _another_checkpoint,
+    _unrelated,
     _innocent,
     _beyond_noise,
     _noise,

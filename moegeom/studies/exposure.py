@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from moegeom.core.errors import UsageError
 from moegeom.core.input_noise import InputNoise
@@ -24,6 +25,8 @@ class ExposureRequest(ScanRequest):
 
     ``noisy`` is a share of the rms of the inputs as text, or a second recording of the tokens.
     """
+
+    ENDING: ClassVar[str] = "boundary"
 
     noisy: str | None = None
 

@@ -9,28 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moegeom.check import measured_results, run_checks
+from moegeom.check import CHECKS, NO_NAME, measured_results, run_checks
 from moegeom.check.baseline import Baseline, baseline_of, read_baseline, write_baseline
-from moegeom.check.profile import DEFAULT, Profile
-from moegeom.check.profile_file import find_profile, read_profile
+from moegeom.check.profile import DEFAULT, Profile, told
+from moegeom.check.profile_file import PROFILE_NAME, find_profile, read_profile
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.remote_url import scheme_of
 from moegeom.core.errors import UsageError
+from moegeom.core.files import refuse_unwritable
 from moegeom.core.finding import Severity
 from moegeom.core.registry import unknown_name
-from moegeom.core.tokens import Stage
 from moegeom.core.verdict import Verdict
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Terms, Watch, lint, scan
 from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import ResultsView, is_results, open_results
+from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
 
 #: Where a baseline is written when neither command line nor profile says.
 DEFAULT_BASELINE = "moegeom-baseline.json"
-
-#: The check whose judgement can need a look at the experts.
-_RENUMBERED = "MGI121"
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,12 @@ class GateRequest(Terms):
     """What was asked for. ``target`` is a checkpoint, or a results directory.
 
     None leaves a choice to the profile. ``profile`` None looks for ``moegeom.toml`` or
-    ``[tool.moegeom]`` in the working directory; ``out`` None keeps no results; ``device`` is that
-    of a scan.
+    ``[tool.moegeom]`` in the working directory, unless that lies with the target; ``out`` None
+    keeps no results.
     """
 
     target: str
     tokens: str | None = None
-    stage: Stage | None = None
-    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
     profile: Path | None = None
     baseline: Path | None = None
     update_baseline: bool = False
@@ -53,8 +49,6 @@ class GateRequest(Terms):
     fail_on: Severity | None = None
     out: Path | None = None
     skip_non_finite: bool = False
-    num_workers: int | None = None
-    device: str | None = "cpu"
 
 
 @dataclass(frozen=True)
@@ -73,18 +67,24 @@ def gate(
 ) -> Gate:
     """The verdict on a checkpoint or on results.
 
-    ``announce`` is told before bytes of experts are read: the rows of a router are compared with
-    those of the baseline, and whether experts moved along with them only the experts can tell.
+    ``announce`` is told what was read of experts: where the baseline holds their hashes they are
+    compared, because only the experts tell whether they are where they were.
     """
     profile, baseline_file = read_settings(request)
+    if request.update_baseline:
+        refuse_unwritable(baseline_file or Path(DEFAULT_BASELINE))
     baseline = None
     if baseline_file is not None and not request.update_baseline:
         baseline = read_baseline(baseline_file)
     results = measured_target(request, watch)
-    verdict = judge_results(request, results, profile, baseline)
-    if _needs_experts(verdict, baseline) and not is_results(request.target):
+    if _has_samples(baseline) and "refused" not in results.run and not is_results(request.target):
         results = with_expert_samples(results, _samples(request, announce))
-        verdict = judge_results(request, results, profile, baseline)
+    verdict = judge_results(request, results, profile, baseline)
+    verdict = dataclasses.replace(
+        verdict,
+        profile=profile_told(request, profile),
+        not_looked_at=(*verdict.not_looked_at, *_other_side(request)),
+    )
     written = None
     if request.update_baseline:
         written = baseline_file or Path(DEFAULT_BASELINE)
@@ -94,7 +94,7 @@ def gate(
 
 def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     """The profile with what the command line changes in it, and the file of the baseline."""
-    path = request.profile or find_profile(Path.cwd())
+    path = profile_path(request)
     profile = DEFAULT if path is None else read_profile(path)
     changes: dict[str, Any] = {}
     if request.select is not None:
@@ -108,6 +108,54 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     if profile.baseline is None or path is None:
         return profile, None
     return profile, path.parent / profile.baseline
+
+
+def profile_path(request: GateRequest) -> Path | None:
+    """The file that says how to judge: named, or that of a working directory of the user's own."""
+    if request.profile is not None:
+        return request.profile
+    here = Path.cwd()
+    return None if lies_with(here, request.target) else find_profile(here)
+
+
+def lies_with(folder: Path, target: str) -> bool:
+    """True when a folder is, or is in, the one that holds ``target``; links are followed.
+
+    What lies there came with the checkpoint, and a checkpoint does not say how it is judged.
+    """
+    if scheme_of(target):
+        return False
+    named = Path(target).absolute()
+    holders = {named, named.resolve()}
+    if not named.is_dir():
+        holders = {path.parent for path in holders}
+    here = {folder.absolute(), folder.resolve()}
+    return any(
+        place.is_relative_to(holder)
+        for place in here
+        for holder in {*holders, *(path.resolve() for path in holders)}
+    )
+
+
+def profile_told(request: GateRequest, profile: Profile) -> tuple[str, ...]:
+    """By which file is judged and what that changes, for the screen; empty where by none."""
+    path = profile_path(request)
+    if path is not None:
+        changes = told(profile, CHECKS.all()) or ("all checks as moegeom judges by itself",)
+        return (str(path.resolve()), *changes)
+    beside = Path.cwd() / PROFILE_NAME
+    if beside.exists():
+        return (f"{PROFILE_NAME} of the checkpoint's folder is not used; --profile names one",)
+    return ()
+
+
+def _other_side(request: GateRequest) -> tuple[str, ...]:
+    """Of a checkpoint the results that lie in it, of results the checkpoint."""
+    if is_results(request.target):
+        return ("the checkpoint itself: these are results of a scan",)
+    if not (Path(request.target) / RUN_FILE).exists():
+        return ()
+    return (f"{RUN_FILE} beside the weights: results count in a folder of their own",)
 
 
 def measured_target(request: GateRequest, watch: Watch | None = None) -> ResultsView:
@@ -128,7 +176,10 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
 def _refuse_measuring(request: GateRequest) -> None:
     """Results were measured already: an option that says how cannot be meant."""
     default = GateRequest(request.target)
-    options = ("tokens", "stage", "router_map", "layers", "out", "stale_inputs", "unverified")
+    options = (
+        *("tokens", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
+        *("unverified", "restart", "overwrite"),
+    )
     given = [name for name in options if getattr(request, name) != getattr(default, name)]
     if given:
         flag = "--map" if given[0] == "router_map" else "--" + given[0].replace("_", "-")
@@ -155,7 +206,8 @@ def judge_results(
     request: GateRequest, results: ResultsView, profile: Profile, baseline: Baseline | None
 ) -> Verdict:
     """The checks of the profile on these results."""
-    measured = measured_results(results, request.target, request.tokens or "TOKENS", baseline)
+    tokens, options = request.tokens or NO_NAME, request.typed_again()
+    measured = measured_results(results, request.target, tokens, baseline, options)
     return run_checks(measured, profile)
 
 
@@ -192,9 +244,8 @@ def _samples(request: GateRequest, announce: Callable[[str], None]) -> ExpertSam
     return samples
 
 
-def _needs_experts(verdict: Verdict, baseline: Baseline | None) -> bool:
-    has_samples = baseline is not None and any(r.samples for r in baseline.routers.values())
-    return has_samples and any(o.code == _RENUMBERED for o in verdict.in_state("failed"))
+def _has_samples(baseline: Baseline | None) -> bool:
+    return baseline is not None and any(r.samples for r in baseline.routers.values())
 
 
 def _scan_request(request: GateRequest, out: Path) -> ScanRequest:
@@ -202,10 +253,6 @@ def _scan_request(request: GateRequest, out: Path) -> ScanRequest:
         checkpoint=request.target,
         out=out,
         tokens=request.tokens,
-        stage=request.stage,
-        router_map=request.router_map,
         skip_non_finite=request.skip_non_finite,
-        num_workers=request.num_workers,
-        device=request.device,
         **request.shared(),
     )

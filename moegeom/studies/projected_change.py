@@ -71,6 +71,11 @@ class ProjectedRouters:
         """Those of the centred effective rows; None when they were not measured."""
         return _array([row.get("row_projections") for row in self._experts.get(router, ())])
 
+    def all_projections(self) -> dict[str, Float64[np.ndarray, "experts count"]]:
+        """Those of every router that has them."""
+        found = {name: self.projections(name) for name in self.names()}
+        return {name: values for name, values in found.items() if values is not None}
+
     def mean(self, router: str) -> Float64[np.ndarray, "count"] | None:
         """Those of the mean effective row."""
         found = _array([self._layers.get(router, {}).get("mean_row_projections")])
@@ -86,29 +91,32 @@ class ProjectedRouters:
         return Biases(values, self.facts[router]["bias_dtype"], self.rule(router))
 
 
-def compare_projected(a: ProjectedRouters, b: ProjectedRouters, router: str) -> RouterChange:
-    """The change of one router. Equal weights and gains are exact; all else is approximate.
+def compare_projected(
+    a: ProjectedRouters, b: ProjectedRouters, router: str, source: str = ""
+) -> RouterChange:
+    """The change of one router of B, from ``source`` of A or the one of its name.
 
-    Distances from 32 projections are true to 12 %. A fold of the gain shows as no change; a cast,
-    a rotation and factors for columns cannot be told from noise.
+    Equal weights and gains are exact; all else is approximate. Distances from 32 projections are
+    true to 12 %. A fold of the gain shows as no change; a cast, a rotation and factors for columns
+    have no pattern.
     """
-    rule = b.rule(router)
+    rule, before = b.rule(router), source or router
     own = np.arange(b.shape(router)[0])
-    if a.shape(router) != b.shape(router):
-        shapes = "{} x {} in A, {} x {} in B".format(*a.shape(router), *b.shape(router))
+    if a.shape(before) != b.shape(router):
+        shapes = "{} x {} in A, {} x {} in B".format(*a.shape(before), *b.shape(router))
         return RouterChange(router, (change("not compared", rule, kind=shapes),))
-    is_same = {part: _is_same(a, b, router, part) for part in ("weight", "gain")}
+    is_same = {part: _is_same(a, b, (before, router), part) for part in ("weight", "gain")}
     beside = ("gain equal" if is_same["gain"] else "gain different",)
-    if a.digest(router, "gain") is None and b.digest(router, "gain") is None:
+    if a.digest(before, "gain") is None and b.digest(router, "gain") is None:
         beside = ()
     if all(is_same.values()):
-        return RouterChange(router, tuple(bias_changes(a.biases(router), b.biases(router), own)))
-    pair = _pair(a, b, router)
+        return RouterChange(router, tuple(bias_changes(a.biases(before), b.biases(router), own)))
+    pair = _pair(a, b, (before, router))
     if pair is None:
         kind = "results hold no projections of its rows"
         return RouterChange(router, (change("not compared", rule, kind=kind),), beside)
     place, rows = _rows(pair, rule, **is_same)
-    found = (*rows, *bias_changes(a.biases(router), b.biases(router), place))
+    found = (*rows, *bias_changes(a.biases(before), b.biases(router), place))
     said = (_UNKNOWN,) if (place != own).any() else ()
     return RouterChange(router, found, (*beside, *said))
 
@@ -132,8 +140,11 @@ def _rows(
     return place, [*found, *named]
 
 
-def _pair(a: ProjectedRouters, b: ProjectedRouters, router: str) -> RowPair | None:
-    rows, means = (a.projections(router), b.projections(router)), (a.mean(router), b.mean(router))
+def _pair(a: ProjectedRouters, b: ProjectedRouters, routers: tuple[str, str]) -> RowPair | None:
+    rows, means = (
+        [view.projections(name) for view, name in zip((a, b), routers, strict=True)],
+        [view.mean(name) for view, name in zip((a, b), routers, strict=True)],
+    )
     if rows[0] is None or rows[1] is None or means[0] is None or means[1] is None:
         return None
     # float32 storage is all the rounding that is known of
@@ -141,10 +152,10 @@ def _pair(a: ProjectedRouters, b: ProjectedRouters, router: str) -> RowPair | No
     return RowPair(rows[0], rows[1], means[0], means[1], half_step)
 
 
-def _is_same(a: ProjectedRouters, b: ProjectedRouters, router: str, part: str) -> bool:
-    if a.digest(router, "weight") is None or b.digest(router, "weight") is None:
+def _is_same(a: ProjectedRouters, b: ProjectedRouters, routers: tuple[str, str], part: str) -> bool:
+    if a.digest(routers[0], "weight") is None or b.digest(routers[1], "weight") is None:
         return False  # results from before digests
-    return a.digest(router, part) == b.digest(router, part)
+    return a.digest(routers[0], part) == b.digest(routers[1], part)
 
 
 def _is_whole(row: Row) -> bool:

@@ -29,7 +29,7 @@ class RowPair:
 
 def row_pair(a: Router, b: Router, place: Int64[np.ndarray, "experts"]) -> RowPair:
     """Rows of both, row i of ``b`` beside row ``place[i]`` of ``a``; values must be finite."""
-    effective = [_effective(a)[place], _effective(b)]
+    effective = [effective_rows_of(a)[place], effective_rows_of(b)]
     steps = _half_steps(a)[place] + _half_steps(b)
     means = [rows.mean(axis=0) for rows in effective]
     if len(effective[0]) == 1:  # a single row less its mean would be nothing
@@ -38,7 +38,8 @@ def row_pair(a: Router, b: Router, place: Int64[np.ndarray, "experts"]) -> RowPa
     return RowPair(centred[0], centred[1], means[0], means[1], steps)
 
 
-def _effective(router: Router) -> Float64[np.ndarray, "experts hidden"]:
+def effective_rows_of(router: Router) -> Float64[np.ndarray, "experts hidden"]:
+    """W diag(g) in float64."""
     weight = router.weight.astype(np.float64)
     return weight if router.gain is None else weight * router.gain.astype(np.float64)
 

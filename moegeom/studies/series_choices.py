@@ -11,6 +11,8 @@ import xxhash
 from jaxtyping import Float64, Int16
 from threadpoolctl import threadpool_limits
 
+from moegeom.core.errors import RecordingError
+from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.geometry.consistency import overlap_share
@@ -21,6 +23,7 @@ from moegeom.scan.measure import measure
 from moegeom.scan.plan import sample_tiles
 from moegeom.scan.prepared import prepare
 from moegeom.scan.task import Task
+from moegeom.tokens.npy_arrays import read_numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,22 +92,25 @@ def choices(
 
 def write_choices(path: Path, found: Choices) -> None:
     """Writes the file whole or not at all."""
-    beside = path.with_suffix(".tmp")
     arrays = {f"chosen/{router}": values for router, values in found.chosen.items()}
-    with beside.open("wb") as file:
-        np.savez(file, allow_pickle=False, tokens=found.tokens, block=found.block, **arrays)
-    beside.replace(path)
+    arrays |= {"tokens": np.frombuffer(found.tokens.encode(), np.uint8), "block": found.block}
+    write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
 
-def read_choices(path: Path) -> Choices:
-    """What :func:`write_choices` wrote."""
-    with np.load(path, allow_pickle=False) as stored:
-        chosen = {
-            key.removeprefix("chosen/"): stored[key]
-            for key in stored.files
-            if key.startswith("chosen/")
-        }
-        return Choices(str(stored["tokens"]), stored["block"], chosen)
+def read_choices(path: Path) -> Choices | None:
+    """What :func:`write_choices` wrote; None when nothing is there, or nothing that can be read."""
+    try:
+        stored = read_numbers(path)
+        tokens = stored["tokens"].tobytes().decode()
+        block = stored["block"]
+    except (RecordingError, LookupError, UnicodeDecodeError):
+        return None
+    chosen = {
+        key.removeprefix("chosen/"): values
+        for key, values in stored.items()
+        if key.startswith("chosen/")
+    }
+    return Choices(tokens, block, chosen)
 
 
 def agreement(one: Choices, other: Choices, router: str) -> Agreement | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from moegeom.core.files import write_whole
 from moegeom.core.series import Series
 from moegeom.report import SERIES_REPORTERS, View
-from moegeom.report.whole_file import write_whole
 
 
 def write_series(folder: Path, series: Series) -> None:
@@ -24,8 +23,6 @@ def write_series(folder: Path, series: Series) -> None:
     kinds = (pa.string(), pa.float64(), pa.string(), pa.string(), pa.float64(), pa.float64())
     columns = zip(*rows, strict=True) if rows else ((),) * len(names)
     arrays = [pa.array(column, type=kind) for column, kind in zip(columns, kinds, strict=True)]
-    target = folder / "series.parquet"
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    pq.write_table(pa.Table.from_arrays(arrays, names=list(names)), beside)
-    beside.replace(target)
+    table = pa.Table.from_arrays(arrays, names=list(names))
+    write_whole(folder / "series.parquet", lambda file: pq.write_table(table, file))
     write_whole(folder / "series.json", SERIES_REPORTERS["json"].render(series, View()))

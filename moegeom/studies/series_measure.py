@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.documents import MOST_JSON, DocumentError, parse_json
 from moegeom.core.errors import CheckpointError, MoeGeomError, ResultsError, UsageError
+from moegeom.core.files import read_regular, write_whole
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.series import SeriesStep
 from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, Terms, Watch, open_source, scan, select_layers
-from moegeom.report.whole_file import write_whole
 from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
 from moegeom.scan.run_facts import column_versions, file_identity
 from moegeom.studies.series_choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.series_paths import Candidate, recording_path
+from moegeom.tokens.counted import CountedSource
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,7 @@ class TrackRequest(Terms):
     """What was asked for. ``tokens`` is a path with {step} or {name}; None looks at weights alone.
 
     ``out`` None is runs/<name of the series>.track. ``expert`` asks for the load of one expert at
-    every step. ``restart`` discards unfinished results instead of going on; ``device`` is that of a
-    scan.
+    every step.
     """
 
     patterns: tuple[str, ...]
@@ -37,9 +38,6 @@ class TrackRequest(Terms):
     tokens: str | None = None
     expert: int | None = None
     exclude_first: int = 0
-    restart: bool = False
-    num_workers: int | None = None
-    device: str | None = "cpu"
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,20 +99,21 @@ def _measured(
         raise missing_recording(candidate, recording)
     if not is_same:
         _measure_again(request, candidate, recording, out, watch)
-    if recording is not None and not is_gone and (not is_same or not kept.exists()):
+    found = read_choices(kept) if is_same and recording is not None else None
+    if recording is not None and not is_gone and found is None:
         asked = _scan_request(request, candidate, recording, out)
         source = open_source(asked, chosen_routers, routers.routers)
         assert source is not None, "there is a recording"
-        found = choices(chosen_routers, source, request.seed, request.exclude_first)
-        write_choices(kept, found)
+        if not isinstance(source, CountedSource):  # counts say nothing of any token
+            found = choices(chosen_routers, source, request.seed, request.exclude_first)
+            write_choices(kept, found)
         write_whole(inputs, json.dumps(_identity(recording)))
-    has_choices = recording is not None and kept.exists()
     results = open_results(out)
     return MeasuredStep(
         _facts(candidate, results, out, is_same),
         results,
         tuple(chosen_routers),
-        read_choices(kept) if has_choices else None,
+        found,
         is_gone,
     )
 
@@ -148,9 +147,6 @@ def _scan_request(
         out=out,
         tokens=None if recording is None else str(recording),
         exclude_first=request.exclude_first,
-        restart=request.restart,
-        num_workers=request.num_workers,
-        device=request.device,
         **request.shared(),
     )
 
@@ -217,8 +213,8 @@ def _identity(recording: Path) -> list[list[Any]]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parse_json(read_regular(path, MOST_JSON))
+    except (OSError, DocumentError):
         return None
 
 

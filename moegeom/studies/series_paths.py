@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import glob
 import itertools
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moegeom.checkpoint.remote_url import scheme_of, shown
+from moegeom.core.documents import MOST_JSON, parse_json
 from moegeom.core.errors import UsageError
+from moegeom.core.files import read_regular
+from moegeom.results.reader import is_results
 
 #: Names that say "not finished yet".
 _UNFINISHED = (".partial", ".tmp", ".temp", ".incomplete")
@@ -44,7 +46,7 @@ class Candidate:
     @property
     def is_results(self) -> bool:
         """True for a results directory, which was measured before."""
-        return (self.path / "run.json").exists()
+        return is_results(self.path)
 
 
 def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tuple[str, str]]]:
@@ -107,7 +109,7 @@ def unfinished(path: Path) -> str:
     """Why a directory is not a finished checkpoint; empty for one that may be."""
     if path.name.endswith(_UNFINISHED):
         return "its name says that it is being written"
-    if not path.is_dir() or (path / "run.json").exists():
+    if not path.is_dir() or is_results(path):
         return ""
     names = sorted(child.name for child in path.iterdir())
     if not names:
@@ -125,7 +127,7 @@ def unfinished(path: Path) -> str:
 
 def _missing_files(index: Path) -> str:
     try:
-        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = set(parse_json(read_regular(index, MOST_JSON, follows=True))["weight_map"].values())
         missing = sorted(name for name in files if not (index.parent / name).exists())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return ""  # opening it says what is wrong with it

@@ -154,7 +154,8 @@ def _compared(request: SignOffRequest, a: _Looked, b: _Looked) -> SignOff:
     told = [one.told for one in recorded] or ["", ""]
     sides = a.described(told[0]), b.described(told[1])
     notes = tuple(_notes(request, a, b, pairs, recorded))
-    return SignOff(sides, lines, notes, _NOT_LOOKED_AT)
+    unseen = (*_NOT_LOOKED_AT, *_unseen(request, a, b, recorded))
+    return SignOff(sides, lines, notes, unseen)
 
 
 def _text_line(
@@ -190,7 +191,7 @@ def _text_line(
 
 def _recorded(request: SignOffRequest, side: _Looked, path: str) -> _Recorded:
     """A recording of a side, believed after the tests of every scan."""
-    asked = ScanRequest(checkpoint=side.opened.target, out=Path(), tokens=path, **request.shared())
+    asked = ScanRequest(checkpoint=side.opened.target, tokens=path, **request.shared())
     source = open_source(asked, side.routers, side.whole.routers)
     assert source is not None
     refuse_without_choices(source.facts)
@@ -222,8 +223,11 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
         if is_given and not request.tokens:
             raise UsageError(f"{flag} is about recordings, and there are no --tokens.")
     limit = request.max_switched
-    if limit is not None and not 0.0 <= limit <= 1.0:
-        raise UsageError(f"--max-switched {limit:g}: expected a share from 0 to 1, such as 0.02.")
+    if limit is not None and not 0.0 <= limit < 1.0:
+        raise UsageError(
+            f"--max-switched {limit:g}: expected a share from 0 to less than 1, such as 0.02.",
+            "A limit of 1 could not be exceeded.",
+        )
     if request.layers is not None:
         parse_layers(request.layers)
     paths = [Path(path).resolve() for path in (*request.tokens, request.null) if path is not None]
@@ -232,6 +236,31 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
             "the same recording is named twice; it would agree with itself.",
             "Record A and B, each on its own, on the same text.",
         )
+
+
+def _unseen(
+    request: SignOffRequest, a: _Looked, b: _Looked, recorded: Sequence[_Recorded]
+) -> Iterator[str]:
+    """What the lines of this run leave out, beside what every run does."""
+    for letter, side in (("A", a), ("B", b)):
+        unknown = sum(router.gain is None for router in side.routers)
+        if unknown:
+            yield (
+                f"the gains in front of {unknown} of {len(side.routers)} routers of {letter} "
+                "(none is known: their weights are compared without one)"
+            )
+        if left := len(side.whole.routers) - len(side.routers):
+            yield f"{left} of {len(side.whole.routers)} routers of {letter} (--layers)"
+        if side.whole.skipped:
+            yield f"{len(side.whole.skipped)} tensors of {letter} that look like routers"
+    only_b = len({r.name for r in b.routers} - {r.name for r in a.routers})
+    if only_b:
+        yield f"{only_b} routers that only B has"
+    for letter, one in zip("AB", recorded, strict=False):
+        if one.trust.overridden:
+            yield f"whether the recording of {letter} is of {letter} (its tests failed, allowed)"
+        elif one.trust.fingerprint == "unknown":
+            yield f"whether the recording of {letter} is of {letter} (it names no fingerprint)"
 
 
 def _notes(
@@ -245,12 +274,6 @@ def _notes(
         absent = layers_without_router(request.layers, (router.name for router in side.routers))
         if absent:
             yield f"{letter}: {absent}."
-        unknown = sum(router.gain is None for router in side.routers)
-        if unknown:
-            yield (
-                f"{letter}: no gain is known in front of {unknown} of {len(side.routers)} routers; "
-                "their weights are compared without one."
-            )
     engines = [one.source.facts.engine for one in recorded]
     if len(set(engines)) == 2 and all(engines):
         yield (

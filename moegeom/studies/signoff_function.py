@@ -10,6 +10,8 @@ from moegeom.report.signoffs import Line, LineState
 from moegeom.report.verdict_text import places
 from moegeom.studies.signoff_judgement import ROTATED, STATES, JudgedRouter, Judgement
 
+_NOTHING_IN_COMMON = "the two have no router in common."
+
 #: Words that leave the rows where they were.
 _ROWS_STAY = frozenset(
     {"selection bias shifted", "logit bias shifted", "bias changed", "bias left behind"}
@@ -19,12 +21,12 @@ _ROWS_STAY = frozenset(
 def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
     """The worst state of all routers and what happened to them; ``names`` are all routers of A."""
     if not judged:
-        return Line("effective router", "failed", "the two have no router in common.")
+        return Line("effective router", "failed", _NOTHING_IN_COMMON)
     same = sum(one.is_identical for one in judged)
     told = [f"{_where(group, names)} {_phrases(group)}" for group in _groups(judged)]
     if same == len(judged):
         count = "the router" if same == 1 else f"all {same} routers"
-        told = [f"weights, gains and biases are the same numbers in {count}"]
+        told = [f"{_compared(judged)} are the same numbers in {count}"]
     elif same:
         told.append(f"{same} of {len(judged)} routers are the same numbers")
     return Line(
@@ -39,6 +41,8 @@ def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
 
 def rotation_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
     """Whether W diag(g)^2 W^T explains what the rows alone do not."""
+    if not judged:
+        return Line("up to rotation", "inconclusive", _NOTHING_IN_COMMON)
     rotated = [one for one in judged if one.rotation is not None]
     moved = [one for one in judged if one not in rotated and _have_rows_failed(one)]
     told, details = [], ()
@@ -51,10 +55,21 @@ def rotation_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
     if moved:
         told.append(f"no rotation explains what happened to {_where(moved, names)}")
     has_failed = moved or any(_rotation(one)[1].state == "failed" for one in rotated)
-    sentence = "; ".join(told) or "not needed, rows are where they were"
+    places = "changed places and did not turn" if _have_moved(judged) else "are where they were"
+    sentence = "; ".join(told) or f"not needed, rows {places}"
     evidence = {"gram_noise": {one.name: _gram_noise(one) for one in rotated}}
     state = "failed" if has_failed else "passed"
     return Line("up to rotation", state, f"{sentence}.", details, (), evidence)
+
+
+def _compared(judged: Sequence[JudgedRouter]) -> str:
+    """What was compared: gains only where they are known on both sides."""
+    has_gains = any("gain equal" in one.beside for one in judged)
+    return "weights, gains and biases" if has_gains else "weights and biases"
+
+
+def _have_moved(judged: Sequence[JudgedRouter]) -> bool:
+    return any(one.is_permuted for one in judged)
 
 
 def _worst(judged: Sequence[JudgedRouter]) -> LineState:

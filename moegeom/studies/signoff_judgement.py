@@ -26,7 +26,7 @@ from moegeom.studies.router_change import compare_routers
 from moegeom.studies.row_pair import row_pair
 
 #: Worst first.
-STATES: tuple[LineState, ...] = ("failed", "inconclusive", "passed")
+STATES: tuple[LineState, ...] = ("failed", "inconclusive", "not judged", "passed")
 
 #: The word for rows that turned as a whole.
 ROTATED = "rotated"
@@ -171,9 +171,11 @@ JUDGES: Mapping[str, Judge] = {
     "experts left behind": _always("failed"),
     "experts moved alone": _always("failed"),
     "scaled": _always("failed"),
+    "rows scaled": _always("failed"),
     "negated": _always("failed"),
     "common shift": _shifted_logits,
     "noise": _always("failed"),
+    "another layer": _always("failed"),
     "unrelated": _always("failed"),
     "selection bias shifted": _shifted_bias,
     "logit bias shifted": _shifted_logits,

@@ -15,6 +15,9 @@ from moegeom.report.verdict_text import places
 #: Tokens that ``moegeom capture`` records when nothing is said.
 _TOKENS = 16_384
 
+#: Without a limit, B may differ from A so many times as often as A differs from itself.
+_TIMES_NULL = 2.0
+
 
 def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
     """Inconclusive: the commands that record A, B and A once more, and then sign off."""
@@ -56,14 +59,18 @@ def measured_line(
     names: Sequence[str],
     again: str,
 ) -> Line:
-    """Fails above ``limit``; inconclusive where a router was not recorded on both sides.
+    """Fails above the limit; inconclusive where a router was not recorded on both sides.
 
-    Without a limit nothing is judged, and that is said. ``names`` are the routers to be compared,
-    ``again`` is the command that records A once more, told where there is no null.
+    The limit is ``limit``, else twice what A differs from itself; with neither nothing is judged.
+    ``names`` are the routers to be compared, ``again`` is the command that records A once more,
+    told where there is no null.
     """
     absent = [name for name in names if name not in between.by_router]
+    judged_by = _limit(limit, null)
     state: LineState = "inconclusive" if absent else "passed"
-    if limit is not None and between.share > limit:
+    if judged_by is None:
+        state = "not judged"
+    elif between.share > judged_by[0]:
         state = "failed"
     details = [_null_sentence(between, null), *map(_sentence, between.notes)]
     if absent:
@@ -71,11 +78,11 @@ def measured_line(
     evidence = {
         "between": dataclasses.asdict(between),
         "null": None if null is None else dataclasses.asdict(null),
-        "limit": limit,
+        "limit": None if judged_by is None else judged_by[0],
         "times_null": _times(between, null),
     }
     commands = () if null is not None else (again,)
-    sentence = f"{_measured(between, names)} {_limit_sentence(between, limit)}"
+    sentence = f"{_measured(between, names)} {_limit_sentence(between, judged_by, null)}"
     return Line("routing on text", state, sentence, tuple(details), commands, evidence)
 
 
@@ -99,11 +106,23 @@ def _measured(between: Switches, names: Sequence[str]) -> str:
     return f"{told}; {', '.join(shares)}."
 
 
-def _limit_sentence(between: Switches, limit: float | None) -> str:
+def _limit(limit: float | None, null: Switches | None) -> tuple[float, str] | None:
+    """The largest share that passes, and where it comes from; None where nothing says."""
+    if limit is not None:
+        return limit, "--max-switched"
+    if null is None or null.share == 0.0:
+        return None  # of a run that repeats itself to the bit no limit follows
+    return _TIMES_NULL * null.share, "twice what A run again shows: --null"
+
+
+def _limit_sentence(
+    between: Switches, limit: tuple[float, str] | None, null: Switches | None
+) -> str:
     if limit is None:
-        return "Measured, not judged: no limit was given (--max-switched)."
-    judged = "More than" if between.share > limit else "Within"
-    return f"{judged} the limit of {_percent(limit)} (--max-switched)."
+        repeats = ", and A run again repeats itself" if null is not None else ""
+        return f"Measured, not judged: no limit was given (--max-switched, or --null){repeats}."
+    judged = "More than" if between.share > limit[0] else "Within"
+    return f"{judged} the limit of {_percent(limit[0])} ({limit[1]})."
 
 
 def _null_sentence(between: Switches, null: Switches | None) -> str:

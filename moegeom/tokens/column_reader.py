@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.parquet import ParquetFacts, parquet_facts, read_columns
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.columns import DTYPES
 from moegeom.tokens.ranges import shard_ranges
@@ -25,15 +27,22 @@ MAX_ROW_GROUP_TOKENS = 1 << 20
 #: Decoded row groups kept, so that a scan in small steps decodes each once.
 CACHED_ROW_GROUPS = 4
 
+#: What is decoded; a file may hold more.
+_COLUMNS = ("token", *DTYPES)
+
 #: No domain of the recording; -1 is null.
 _UNLISTED = -2
 
 
 @dataclass(frozen=True)
 class _RowGroup:
-    path: Path
+    facts: ParquetFacts
     number: int
     first_token: int
+
+    @property
+    def path(self) -> Path:
+        return self.facts.path
 
 
 class ParquetColumns:
@@ -53,14 +62,15 @@ class ParquetColumns:
         self._lock = threading.Lock()
 
     def _add(self, path: Path, expected: int) -> None:
-        rows = _row_group_sizes(path)
+        facts = _facts(path)
+        rows = facts.sizes
         if sum(rows) != expected or max(rows, default=0) > MAX_ROW_GROUP_TOKENS:
             raise RecordingError(
                 f"{path.name}: {sum(rows)} tokens in row groups of up to {max(rows, default=0)}; "
                 f"expected {expected} tokens in row groups of up to {MAX_ROW_GROUP_TOKENS}."
             )
         starts = tuple(accumulate(rows, initial=self._starts[-1]))
-        self._groups += [_RowGroup(path, n, first) for n, first in enumerate(starts[:-1])]
+        self._groups += [_RowGroup(facts, n, first) for n, first in enumerate(starts[:-1])]
         self._starts = self._starts[:-1] + starts
 
     def read(self, start: int, stop: int) -> TokenColumns:
@@ -101,7 +111,7 @@ class ParquetColumns:
         )
 
     def _domain_numbers(self, table: pa.Table, path: Path) -> np.ndarray:
-        domain = table.column("domain").combine_chunks()
+        domain = table.column("domain").combine_chunks().dictionary_encode()
         names = domain.dictionary.to_pylist()
         # One entry more than names, for null.
         numbers = np.array([*(self._domains.get(name, _UNLISTED) for name in names), -1], np.int16)
@@ -115,48 +125,43 @@ class ParquetColumns:
         return found
 
 
-def _row_group_sizes(path: Path) -> list[int]:
+def _facts(path: Path) -> ParquetFacts:
+    """What the file says about itself: the columns of a recording, of the types that it has."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        metadata = pq.read_metadata(path)
-        missing = {"token", *DTYPES} - set(metadata.schema.names)
+        facts = parquet_facts(path)
     except FileNotFoundError:
         raise RecordingError(f"{path.name} is missing.", "Copy the whole recording.") from None
-    except (OSError, pa.ArrowException) as error:
+    except DocumentError as error:
         raise _unreadable(path, error) from None
+    missing = {*_COLUMNS} - {*facts.names}
     if missing:
         raise RecordingError(f"{path.name}: no column {', '.join(sorted(missing))}.")
-    return [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+    for name in _COLUMNS:
+        kind = facts.schema.field(name).type
+        is_known = pa.types.is_string if name == "domain" else pa.types.is_integer
+        if not is_known(kind):
+            expected = "text" if name == "domain" else "integers"
+            raise RecordingError(
+                f"{path.name}: column '{name}' is {kind!s:.60}; expected {expected}."
+            )
+    return facts
 
 
 def _read_row_group(group: _RowGroup) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        # Text columns as dictionary: the same few names would cost a Python object per token.
-        with pq.ParquetFile(group.path, read_dictionary=["domain"]) as file:
-            table = file.read_row_group(group.number, columns=["token", *DTYPES], use_threads=False)
-            return table.set_column(
-                table.schema.get_field_index("domain"),
-                "domain",
-                table.column("domain").cast(pa.dictionary(pa.int32(), pa.string())),
-            )
-    except (OSError, pa.ArrowException) as error:
+        return read_columns(group.facts, _COLUMNS, [group.number])
+    except (DocumentError, OSError) as error:
         raise _unreadable(group.path, error) from None
 
 
 def _numbers(table: pa.Table, name: str, dtype: np.dtype, path: Path) -> np.ndarray:
     import pyarrow as pa
 
-    column = table.column(name)
-    if not pa.types.is_integer(column.type):
-        raise RecordingError(f"{path.name}: column '{name}' is {column.type}; expected integers.")
     try:
-        column = column.fill_null(-1).cast(pa.from_numpy_dtype(dtype))
-    except pa.ArrowException as error:
+        column = table.column(name).fill_null(-1).cast(pa.from_numpy_dtype(dtype))
+    except (pa.ArrowException, OverflowError) as error:
         raise _unreadable(path, error) from None
     return column.to_numpy()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from moegeom.core.errors import UsageError
+from moegeom.core.files import WorkFolder, is_there, move_folder, remove, writing
 from moegeom.tokens.journal import (
     FILES_FOLDER,
     JOURNAL_FILE,
@@ -17,7 +18,6 @@ from moegeom.tokens.journal import (
     Noted,
     shard_file_names,
 )
-from moegeom.tokens.lock import LOCK_FILE, LOCK_FILES, FolderLock
 from moegeom.tokens.shard_arrays import ShapeBook
 
 
@@ -54,6 +54,7 @@ class PlainDraft:
 
     def __init__(self, path: Path) -> None:
         self._path, self._partial = path, partial_path(path)
+        self._is_mine = False
 
     @property
     def files(self) -> Path:
@@ -61,21 +62,29 @@ class PlainDraft:
 
     def begin(self, book: ShapeBook) -> Sequence[Noted]:
         refuse_existing(self._path)
-        self._partial.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._partial.mkdir()
-        except FileExistsError:
-            raise _cut_off(self._partial) from None
+        with writing(self._partial):
+            self._partial.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._partial.mkdir()
+            except FileExistsError:
+                raise UsageError(
+                    f"{self._partial.name} exists: another recording is being written or was cut "
+                    "off.",
+                    "When nothing writes to it, delete it.",
+                ) from None
+        self._is_mine = True
         return ()
 
     def note(self, num_tokens: int, domains: tuple[str, ...], book: ShapeBook) -> None:
         """Nothing: a shard alone is of no use."""
 
     def publish(self) -> None:
-        _rename(self._partial, self._path)
+        move_folder(self._partial, self._path)
+        self._is_mine = False
 
     def leave(self) -> None:
-        shutil.rmtree(self._partial, ignore_errors=True)
+        if self._is_mine:
+            shutil.rmtree(self._partial, ignore_errors=True)
 
 
 class JournalledDraft:
@@ -85,52 +94,31 @@ class JournalledDraft:
     """
 
     def __init__(self, path: Path, journal: Journal, restart: bool) -> None:
-        self._path, self._partial = path, partial_path(path)
+        self._path = path
         self._journal, self._restart = journal, restart
-        self._lock = FolderLock(self._partial)
+        self._work = WorkFolder(partial_path(path), JOURNAL_FILE)
         self._num_shards = 0
 
     @property
     def files(self) -> Path:
-        return self._partial / FILES_FOLDER
+        return self._work.path / FILES_FOLDER
 
     def begin(self, book: ShapeBook) -> Sequence[Noted]:
         refuse_existing(self._path)
-        self._make_folder()
-        self._lock.take()
+        self._work.take()
         try:
             refuse_existing(self._path)  # another process may have finished in between
             if self._restart:
-                self._clear()
-            noted = self._journal.open(book)
-            self.files.mkdir(exist_ok=True)
-            self._remove_strays(noted)
+                self._work.clear()
+            with writing(self._work.path):
+                noted = self._journal.open(book)
+                self.files.mkdir(exist_ok=True)
+                self._remove_strays(noted)
         except BaseException:
             self._release()
             raise
         self._num_shards = len(noted)
         return noted
-
-    def _make_folder(self) -> None:
-        if not self._partial.exists():
-            # with the lock in it from the start: without one, it is of a writer without journal
-            new = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
-            new.mkdir(parents=True, exist_ok=True)
-            (new / LOCK_FILE).touch()
-            try:
-                new.rename(self._partial)
-            except OSError:
-                shutil.rmtree(new)
-        if not any((self._partial / name).exists() for name in (LOCK_FILE, JOURNAL_FILE)):
-            raise _cut_off(self._partial)
-        (self._partial / LOCK_FILE).touch()
-
-    def _clear(self) -> None:
-        # the journal first: what is left of the files is then never gone on from
-        (self._partial / JOURNAL_FILE).unlink(missing_ok=True)
-        for path in self._partial.iterdir():
-            if path.name not in LOCK_FILES:
-                _remove(path)
 
     def _remove_strays(self, noted: Sequence[Noted]) -> None:
         """Removes what the unfinished shard, or an unfinished end, left."""
@@ -138,7 +126,7 @@ class JournalledDraft:
         known = {name for number, book in books for name in shard_file_names(book, number)}
         for path in self.files.iterdir():
             if path.name not in known:
-                _remove(path)
+                remove(path)
 
     def note(self, num_tokens: int, domains: tuple[str, ...], book: ShapeBook) -> None:
         files = [self.files / name for name in shard_file_names(book, self._num_shards)]
@@ -151,49 +139,22 @@ class JournalledDraft:
 
     def publish(self) -> None:
         _sync_folder(self.files)
-        _rename(self.files, self._path)
+        move_folder(self.files, self._path)
         _sync_folder(self._path.parent)
         self._num_shards = 0
 
     def leave(self) -> None:
-        if self._num_shards:
-            self._release()
-            return
-        self._clear()
-        self._journal.close()
-        self._lock.release(is_last=True)
-        with contextlib.suppress(OSError):  # another writer has begun in it
-            self._partial.rmdir()
+        self._release(is_last=not self._num_shards)
 
-    def _release(self) -> None:
+    def _release(self, is_last: bool = False) -> None:
         self._journal.close()
-        self._lock.release()
+        self._work.release(is_last)
 
 
 def refuse_existing(path: Path) -> None:
     """Raises UsageError when the recording is there already."""
-    if path.exists():
+    if is_there(path):
         raise UsageError(f"{path.name} exists already.", "Choose another output.")
-
-
-def _cut_off(partial: Path) -> UsageError:
-    return UsageError(
-        f"{partial.name} exists: another recording is being written or was cut off.",
-        "When nothing writes to it, delete it.",
-    )
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _rename(folder: Path, path: Path) -> None:
-    if path.exists():
-        raise UsageError(f"{path.name} came into being meanwhile.")
-    folder.rename(path)
 
 
 def _sync(file: Path) -> None:

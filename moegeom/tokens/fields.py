@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.text import quoted
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,9 @@ class Fields:
 
     def __post_init__(self) -> None:
         if not isinstance(self.document, dict):
-            raise RecordingError(f"{self.where}: found {self.document!r:.60}; expected an object.")
+            raise RecordingError(
+                f"{self.where}: found {quoted(self.document)}; expected an object."
+            )
 
     def any(self, key: str) -> Any:
         """Whatever is there."""
@@ -29,14 +32,14 @@ class Fields:
         value = self.any(key)
         # type() and not isinstance(): JSON true is no number.
         if type(value) is not kind:
-            raise RecordingError(f"{self.where}: '{key}' is {value!r:.60}; expected {expected}.")
+            raise RecordingError(f"{self.where}: '{key}' is {quoted(value)}; expected {expected}.")
         return value
 
     def number(self, key: str) -> int:
         """A whole number from 0 to 2^62."""
         value = self._typed(key, int, "a whole number")
         if not 0 <= value < 1 << 62:
-            raise RecordingError(f"{self.where}: '{key}' is {value}; expected 0 to 2^62.")
+            raise RecordingError(f"{self.where}: '{key}' is {quoted(value)}; expected 0 to 2^62.")
         return value
 
     def number_or_none(self, key: str) -> int | None:
@@ -67,7 +70,7 @@ class Fields:
         found = self.texts(key) if key in self.document else ()
         unknown = [word for word in found if word not in known]
         if unknown or len(set(found)) < len(found):
-            wrong = f"{unknown[0]!r:.60}" if unknown else "the same word twice"
+            wrong = quoted(unknown[0]) if unknown else "the same word twice"
             raise RecordingError(
                 f"{self.where}: '{key}' holds {wrong}; expected some of {', '.join(known)}."
             )
@@ -79,6 +82,6 @@ class Fields:
         if not isinstance(value, str | None) or value not in known:
             listed = ", ".join("null" if name is None else name for name in known)
             raise RecordingError(
-                f"{self.where}: '{key}' is {value!r:.60}; expected one of {listed}."
+                f"{self.where}: '{key}' is {quoted(value)}; expected one of {listed}."
             )
         return value

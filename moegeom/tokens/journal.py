@@ -12,7 +12,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.files import open_regular
 from moegeom.core.tokens import OUTPUT_KINDS
 from moegeom.tokens.fields import Fields
 from moegeom.tokens.recording import columns_file_name, tensor_file_name
@@ -194,14 +196,14 @@ def recorded_tokens(path: Path, journal: Mapping[str, Any]) -> int:
 
 def _complete_lines(path: Path, where: str) -> Iterator[tuple[dict[str, Any], int]]:
     """Objects of the complete lines, and where each ends."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         number = 0
         while line := file.readline(_MAX_LINE_BYTES):
             number += 1
             try:
-                found = json.loads(line) if line.endswith(b"\n") else None
-            except (ValueError, RecursionError):
+                found = parse_json(line, _MAX_LINE_BYTES) if line.endswith(b"\n") else None
+            except DocumentError:
                 found = None
             if isinstance(found, dict):
                 yield found, file.tell()

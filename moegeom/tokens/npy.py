@@ -15,13 +15,16 @@ from moegeom.core.errors import RecordingError, first_line
 
 #: What NumPy raises on a damaged header, among them its attempts to read one of Python 2.
 _BAD_HEADER = (
-    ValueError,
-    TypeError,
-    SyntaxError,
-    tokenize.TokenError,
-    RecursionError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
     MemoryError,
     OSError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
 )
 
 _READ_HEADER = {
@@ -32,17 +35,45 @@ _READ_HEADER = {
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """``num_rows`` by ``width`` numbers, in C order, after ``data_start`` bytes of the stream."""
+    """``num_rows`` by ``width`` numbers, in C order, after ``data_start`` bytes of the stream.
+
+    ``layers`` of them, one behind the other.
+    """
 
     dtype: np.dtype
     num_rows: int
     width: int
     data_start: int
+    layers: int = 1
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the numbers."""
-        return self.num_rows * self.width * self.dtype.itemsize
+        return self.layers * self.num_rows * self.width * self.dtype.itemsize
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the numbers of one layer."""
+        return self.size_bytes // self.layers
+
+
+def raw_npy_header(stream: BufferedIOBase, where: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether stored column by column, and dtype; the stream is left where numbers begin.
+
+    RecordingError when it is no header; what it says is not checked.
+    """
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in _READ_HEADER:
+            raise ValueError(f"format version {version}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a header of Python 2 is as good
+            shape, is_fortran, dtype = _READ_HEADER[version](stream)
+    except _BAD_HEADER as error:
+        raise RecordingError(
+            f"{where}: the npy header cannot be read ({first_line(error):.100})."
+        ) from None
+    return shape, is_fortran, dtype
 
 
 def read_npy_header(
@@ -51,27 +82,20 @@ def read_npy_header(
     where: str,
     allowed: Collection[np.dtype],
     is_column: bool = False,
+    may_stack: bool = False,
 ) -> NpyHeader:
     """The header of an array in a stream of ``size`` bytes, which must be long enough for it.
 
-    A column has one dimension (width 1), everything else two.
+    A column has one dimension (width 1), everything else two, or three with ``may_stack``.
     """
-    try:
-        start = stream.tell()
-        version = np.lib.format.read_magic(stream)
-        if version not in _READ_HEADER:
-            raise ValueError(f"format version {version}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a header of Python 2 is as good
-            shape, is_fortran, dtype = _READ_HEADER[version](stream)
-        data_start = stream.tell() - start
-    except _BAD_HEADER as error:
-        raise RecordingError(
-            f"{where}: the npy header cannot be read ({first_line(error):.100})."
-        ) from None
+    start = stream.tell()
+    shape, is_fortran, dtype = raw_npy_header(stream, where)
+    data_start = stream.tell() - start
     _check_dtype(dtype, allowed, where)
-    if len(shape) != 2 - is_column or not all(n > 0 for n in shape):
+    is_stack = may_stack and len(shape) == 3
+    if len(shape) != 2 - is_column + is_stack or not all(n > 0 for n in shape):
         expected = "(tokens,)" if is_column else "(tokens, width)"
+        expected += " or (layers, tokens, width)" if may_stack else ""
         raise RecordingError(f"{where}: the array has shape {shape}; expected {expected}.")
     if is_fortran:
         raise RecordingError(
@@ -84,7 +108,9 @@ def read_npy_header(
         raise RecordingError(
             f"{where}: {size} bytes; shape {shape} of {dtype} needs {needed}. It is truncated."
         )
-    return NpyHeader(dtype, shape[0], 1 if is_column else shape[1], data_start)
+    layers = shape[0] if is_stack else 1
+    num_rows, *row = shape[is_stack:]
+    return NpyHeader(dtype, num_rows, math.prod(row), data_start, layers)
 
 
 def _check_dtype(dtype: np.dtype, allowed: Collection[np.dtype], where: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import RecordingError, UsageError, about
+from moegeom.core.files import reading
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.tokens.dialect import DIALECTS, find_dialect
@@ -13,7 +14,7 @@ from moegeom.tokens.source import SOURCES, KnownRouter, Request, Source
 from moegeom.tokens.stages import STAGE_TENSORS
 
 #: What else people store hidden states in.
-_PICKLES: tuple[str, ...] = (".pt", ".pth", ".bin", ".pkl", ".pickle")
+_PICKLES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
 def open_tokens(
@@ -47,8 +48,31 @@ def open_tokens(
     RecordingError
         When the file is unreadable or its arrays cannot be assigned to routers.
     """
-    path = Path(path)
+    with about("tokens", path):
+        return _opened(Path(path), stage, router_map, routers, known, dialect)
+
+
+def _opened(
+    path: Path,
+    stage: str | None,
+    router_map: Mapping[str, str] | None,
+    routers: tuple[str, ...],
+    known: tuple[KnownRouter, ...],
+    dialect: str | None,
+) -> TokenSource:
     asked = _parse_stage(stage)
+    with reading(path, RecordingError):
+        return _recognised(path, asked, router_map, routers, known, dialect)
+
+
+def _recognised(
+    path: Path,
+    asked: Stage | None,
+    router_map: Mapping[str, str] | None,
+    routers: tuple[str, ...],
+    known: tuple[KnownRouter, ...],
+    dialect: str | None,
+) -> TokenSource:
     source = _recognise(path, asked, dialect)
     if source.needs_stage and asked is None:
         raise UsageError(
@@ -88,7 +112,8 @@ def _recognise(path: Path, stage: Stage | None, dialect: str | None) -> Source:
     raise RecordingError(
         f"{path.name}: not a kind of token file that moegeom knows ({', '.join(SOURCES.names())}), "
         f"nor a trace that it can tell ({', '.join(DIALECTS.names())}).",
-        "A pickle is never opened, because it can run code: save with np.savez or safetensors."
+        "A pickle is never opened, because it can run code: save with np.savez, safetensors, or "
+        "torch.save of tensors."
         if path.suffix.lower() in _PICKLES
         else "",
     )

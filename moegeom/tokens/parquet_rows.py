@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Shaped
 
+from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.rows import assign_rows
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 #: One column of one row group, decoded; Parquet cannot be read in smaller pieces.
 MAX_GROUP_BYTES = 1 << 30
+
+#: Numbers of one token; the widest hidden states have some ten thousand.
+MAX_WIDTH = 1 << 20
 
 #: Decoded row groups of all columns kept together, so that each is decoded once in a scan that
 #: asks for all routers of a few tokens at a time.
@@ -32,20 +37,13 @@ class ParquetTable:
     """One file: its columns, and a bounded cache of decoded row groups, safe for threads."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         self.path = path
-        self._pa_errors = (OSError, pa.ArrowException)
         try:
-            with pq.ParquetFile(path) as file:
-                self.schema = file.schema_arrow
-                self._metadata = file.metadata
-        except self._pa_errors as error:
+            self._facts = parquet_facts(path)
+        except (DocumentError, OSError) as error:
             raise self._unreadable(error) from None
-        groups = range(self._metadata.num_row_groups)
-        sizes = [self._metadata.row_group(n).num_rows for n in groups]
-        self.starts = tuple(accumulate(sizes, initial=0))
+        self.schema = self._facts.schema
+        self.starts = tuple(accumulate(self._facts.sizes, initial=0))
         self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self._decoding: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
@@ -68,17 +66,20 @@ class ParquetTable:
         return ParquetRows(self, name, self.starts[-1], 1 if is_column else self._width(name))
 
     def _width(self, name: str) -> int:
-        import pyarrow.parquet as pq
-
-        try:
-            with pq.ParquetFile(self.path) as file:
-                batch = next(file.iter_batches(1, columns=[name], use_threads=False))
-        except self._pa_errors as error:
-            raise self._unreadable(error) from None
-        first = batch.column(0)[0].values
-        if not first:
-            raise RecordingError(f"{self.path.name}: column '{name}' begins with an empty list.")
-        return len(first)
+        """Numbers of each list, from the counts at the end of the file: nothing is decoded."""
+        first = next(n for n, size in enumerate(self._facts.sizes) if size)
+        values, rows = self._facts.num_values(name, first), self._facts.sizes[first]
+        if values % rows or not values:
+            raise RecordingError(
+                f"{self.path.name}: column '{name}' has {values} numbers in {rows} lists; "
+                "expected equally many for every token."
+            )
+        if values // rows > MAX_WIDTH:
+            raise RecordingError(
+                f"{self.path.name}: column '{name}' has lists of {values // rows:,} numbers, more "
+                f"than {MAX_WIDTH:,}."
+            )
+        return values // rows
 
     def group(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
         """One row group of one column; threads that want the same one decode it once."""
@@ -99,18 +100,15 @@ class ParquetTable:
         return array
 
     def _decode(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
-        import pyarrow.parquet as pq
-
         num_rows = self.starts[number + 1] - self.starts[number]
-        if num_rows * width * 8 > MAX_GROUP_BYTES:
+        if self._facts.inflated([name], [number]) > MAX_GROUP_BYTES:
             raise RecordingError(
                 f"{self.path.name}: row groups of {num_rows} tokens are too large to decode.",
                 "Write it with row_group_size=4096.",
             )
         try:
-            with pq.ParquetFile(self.path) as file:
-                table = file.read_row_group(number, columns=[name], use_threads=False)
-        except self._pa_errors as error:
+            table = read_columns(self._facts, [name], [number])
+        except (DocumentError, OSError) as error:
             raise self._unreadable(error) from None
         flat = _flat(table.column(name).combine_chunks(), width)
         if flat is None or len(flat) != num_rows * width:

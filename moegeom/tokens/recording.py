@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError
+from moegeom.core.files import read_regular
+from moegeom.core.text import quoted
 from moegeom.core.tokens import OUTPUT_KINDS, Stage
 from moegeom.tokens.fields import Fields
 from moegeom.tokens.stages import FLOAT_DTYPES, has_floats
@@ -16,7 +19,7 @@ from moegeom.tokens.stages import FLOAT_DTYPES, has_floats
 SCHEMA = 1
 FACTS_FILE = "recording.json"
 
-#: A million shards; a longer file is no recording.json of ours.
+#: Hundreds of thousands of shards; a longer file is no recording.json of ours.
 MAX_FACTS_BYTES = 64 << 20
 
 #: Domains are stored as int16 numbers in memory.
@@ -96,14 +99,12 @@ def read_facts(directory: Path) -> RecordingFacts:
     path = directory / FACTS_FILE
     where = f"{directory.name}/{FACTS_FILE}"
     try:
-        if path.stat().st_size > MAX_FACTS_BYTES:
-            raise RecordingError(f"{where} is larger than {MAX_FACTS_BYTES >> 20} MiB.")
-        text = path.read_text(encoding="utf-8")
+        raw = read_regular(path, MAX_FACTS_BYTES, follows=True)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_facts(directory) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordingError(f"{where} cannot be read ({error}).") from None
-    return parse_facts(text, where)
+    except OSError as error:
+        raise RecordingError(f"{where}: cannot be read ({error.strerror}).") from None
+    return parse_facts(raw, where)
 
 
 def _no_facts(directory: Path) -> RecordingError:
@@ -115,12 +116,12 @@ def _no_facts(directory: Path) -> RecordingError:
     return RecordingError(f"{directory.name} has no {FACTS_FILE}: no complete recording.", hint)
 
 
-def parse_facts(text: str, where: str) -> RecordingFacts:
-    """``recording.json`` from text that anyone may have written."""
+def parse_facts(raw: bytes, where: str) -> RecordingFacts:
+    """``recording.json`` from bytes that anyone may have written."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RecordingError(f"{where}: not JSON ({error}).") from None
+        document = parse_json(raw, MAX_FACTS_BYTES)
+    except DocumentError as error:
+        raise RecordingError(f"{where}: {error}.") from None
     fields = Fields(document, where)
     schema = fields.number("schema")
     if schema != SCHEMA:
@@ -182,13 +183,13 @@ def check_routers(routers: tuple[str, ...], where: str) -> None:
         # Names become file names: nothing that could leave the directory gets through.
         if not _ROUTER.fullmatch(router):
             raise RecordingError(
-                f"{where}: router name {router!r}; expected words of letters, digits, '_', '.' "
-                "and '-' joined by '/', such as text/0."
+                f"{where}: router name {quoted(router)}; expected words of letters, digits, '_', "
+                "'.' and '-' joined by '/', such as text/0."
             )
         other = slugs.setdefault(router_slug(router), router)
         if other is not router:
             raise RecordingError(
-                f"{where}: routers {other} and {router} would share their files; "
+                f"{where}: routers {quoted(other)} and {quoted(router)} would share their files; "
                 "expected names that differ in more than '/' and '.'."
             )
 

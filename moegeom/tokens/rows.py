@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.files import open_raw
 from moegeom.tokens.ranges import shard_ranges
 
 #: Bytes converted at a time: the scratch stays in cache, and memory does not depend on the range.
@@ -101,7 +102,7 @@ class FileRows:
     def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
         row_bytes = self.width * self.dtype.itemsize
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open_raw(self.path, follows=True) as file:
                 file.seek(self.offset + start * row_bytes)
                 if out.dtype == self.dtype and out.flags.c_contiguous:
                     self._fill(file, out)

@@ -15,6 +15,13 @@ from moegeom.core.router import Norm
 #: throughout carries one common error of 2^-9 = 0.2 %.
 TOLERANCE = 0.02
 
+#: What rounding spreads the RMS behind a norm by, and half as much again; independent numbers
+#: spread it by 3.3 / sqrt(hidden size).
+_NO_SPREAD = 0.01
+
+#: Tokens that tell a spread.
+_LEAST_TOKENS = 16
+
 #: Share of tokens that must be right. The rest may be tokens whose input is so small that the
 #: norm's eps matters; a residual stream spreads by tens of percent and has a few percent at most.
 MIN_SHARE = 0.95
@@ -33,7 +40,8 @@ class RmsTest:
     ``median``, ``p01`` and ``p99`` are those of RMS(y / gain), which is 1 after an RMS norm (less
     where ``eps`` matters), or of the standard deviation of (y - bias) / gain after a layer norm,
     whose mean must be 0 as well (``worst_mean``, the 99th percentile of its size). NaN when no
-    token could be tested.
+    token could be tested. ``eps_may_explain``: no token is larger than 1, so that inputs of the
+    norm which are small beside the root of its ``eps`` would look like this.
     """
 
     kind: Literal["rms", "layer"]
@@ -47,6 +55,7 @@ class RmsTest:
     num_not_finite: int
     num_dimensions_skipped: int
     worst_mean: float = 0.0
+    eps_may_explain: bool = False
 
     @property
     def sentence(self) -> str:
@@ -67,6 +76,13 @@ class RmsTest:
             f"{self.num_tokens} tokens are within 2 %."
         )
         return text if self.passed else f"{text} {self._guess}"
+
+    @property
+    def is_constant(self) -> bool:
+        """True when every token has the same size, 1: what a norm leaves, and nothing else does."""
+        is_known = self.num_tokens - self.num_not_finite >= _LEAST_TOKENS
+        is_one = abs(self.median - 1) <= TOLERANCE and self.worst_mean <= TOLERANCE
+        return is_known and is_one and self.p99 - self.p01 <= _NO_SPREAD
 
     @property
     def _guess(self) -> str:
@@ -130,6 +146,7 @@ def rms_test(
         num_not_finite=int((~is_finite).sum()),
         num_dimensions_skipped=int((~keeps).sum()),
         worst_mean=worst_mean,
+        eps_may_explain=_eps_may_explain(size, worst_mean, norm),
     )
 
 
@@ -168,6 +185,15 @@ def _share_right(
     bounded = (size >= LOOSE_MINIMUM) & (size * np.sqrt(kept) <= 1 + TOLERANCE)
     allowed = within if kept == 1 else bounded
     return float(within.mean()), bool(allowed.mean() >= MIN_SHARE)
+
+
+def _eps_may_explain(
+    size: Float64[np.ndarray, "tokens"], worst_mean: float, norm: Norm | None
+) -> bool:
+    """Whether an eps > 0 makes such rows: any size below 1 is that of some input of the norm."""
+    if norm is None or norm.eps <= 0.0 or not len(size) or worst_mean > TOLERANCE:
+        return False
+    return bool(size.min() > 0.0 and size.max() <= 1 + TOLERANCE)
 
 
 def fingerprint_test(recorded: str, checkpoint: str) -> FingerprintVerdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.files import write_whole, writing
 from moegeom.core.tokens import Stage, TokenColumns, TopLogits
 from moegeom.tokens.column_reader import ParquetColumns
 from moegeom.tokens.columns import ROW_GROUP_TOKENS, write_columns
@@ -262,24 +263,29 @@ class RecordingWriter:
         book = self._book.draft()
         ready = book.accept(tensors, outputs, num_tokens, where)
         self._book = book
-        write_columns(
-            self._draft.files / columns_file_name(shard), self.num_tokens, columns, self._domains
-        )
-        for router, arrays in ready.items():
-            self._write_router(router, shard, arrays)
-        self._draft.note(num_tokens, self._domains[self._num_noted_domains :], self._book)
+        with writing(self._path):
+            file = self._draft.files / columns_file_name(shard)
+            write_columns(file, self.num_tokens, columns, self._domains)
+            for router, arrays in ready.items():
+                self._write_router(router, shard, arrays)
+            self._draft.note(num_tokens, self._domains[self._num_noted_domains :], self._book)
         self._num_noted_domains = len(self._domains)
         self._note_documents(columns)
         self._shards.append(Shard(self.num_tokens, num_tokens))
 
     def _write_router(self, router: str, shard: int, arrays: dict[str, np.ndarray]) -> None:
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         files: dict[str, dict[str, np.ndarray]] = {}
         for tensor in self._book.tensors:
             files.setdefault(tensor.file_prefix, {})[tensor.name] = arrays[tensor.name]
         for prefix, content in files.items():
-            save_file(content, self._draft.files / tensor_file_name(prefix, router, shard))
+            path = self._draft.files / tensor_file_name(prefix, router, shard)
+            try:
+                save_file(content, path)
+            except SafetensorError as error:  # what the system said stands in its text
+                raise OSError(errno.EIO, first_line(error), str(path)) from error
 
     def _note_documents(self, columns: TokenColumns) -> None:
         found = np.unique(columns.document)
@@ -304,8 +310,5 @@ class RecordingWriter:
             raise RecordingError(f"{self._path.name}: nothing was appended.")
         check_facts(facts, self._path.name)
         # The facts come last and the rename after them: a reader sees all or nothing.
-        with (self._draft.files / FACTS_FILE).open("w", encoding="utf-8", newline="\n") as file:
-            file.write(render_facts(facts))
-            file.flush()
-            os.fsync(file.fileno())
+        write_whole(self._draft.files / FACTS_FILE, render_facts(facts))
         self._draft.publish()

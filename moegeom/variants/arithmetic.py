@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
@@ -49,7 +49,7 @@ class Arithmetic:
 
 
 #: What each field may hold, where that is not any text.
-_KNOWN: Mapping[str, frozenset[str]] = {
+_KNOWN: Mapping[str, Collection[str]] = {
     "parameter": WEIGHT_STORAGE,
     "order": frozenset(SUMMATION_ORDERS),
     "compared": frozenset(get_args(Compared)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 
 from moegeom.core.router import Router
 from moegeom.geometry.boundary import RowDistances, row_distances
@@ -16,7 +16,7 @@ from moegeom.geometry.number_format import NUMBER_FORMATS, rounded_to
 from moegeom.geometry.rounding import UNIT_FLOAT32, score_resolution
 from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
-from moegeom.geometry.stability import format_gap, sum_error
+from moegeom.geometry.stability import error_of_sizes, format_gap, map_gap, sum_error
 from moegeom.geometry.summation import SUMMATION_ORDERS, gamma, ordered_sums
 from moegeom.geometry.weight_schemes import stored_as
 from moegeom.variants.arithmetic import Arithmetic
@@ -42,9 +42,8 @@ class Emulated:
     def slope(self) -> float:
         """Largest change of an unrounded selection score per unit of a logit."""
         rule = self.router.rule
-        if rule.is_affine:
-            return 1.0
-        return LARGEST_SLOPE[rule.score] * (rule.logit_map.multiplier if rule.logit_map else 1.0)
+        own = 1.0 if rule.is_affine else LARGEST_SLOPE[rule.score]
+        return own * (rule.logit_map.multiplier if rule.logit_map else 1.0)
 
     def inputs(self, values: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
         """Router inputs as they enter the product, in float32."""
@@ -80,44 +79,48 @@ class Emulated:
     def compared(self, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
         """What the engine's top-k looks at, before any group mask; every step rounded.
 
-        Float32 where logits are compared, float64 else.
+        Float32 where logits are compared, float64 else. A map of logits is taken in the format of
+        the scores.
         """
         how, rule = self.arithmetic, self.router.rule
         z = rounded_to(logits, how.output)
+        if rule.logit_map is not None:
+            z = rounded_to(mapped_logits(z, rule.logit_map), how.score)
         if rule.is_affine:
             if self.selection_bias is not None:
                 z = rounded_to(z + self.selection_bias, how.selection)
             if how.compared == "logits" or rule.score == "identity":
                 return z
             return rounded_to(SCORES[rule.score](z), how.score)
-        scores = rounded_to(SCORES[rule.score](mapped_logits(z, rule.logit_map)), how.score)
+        scores = rounded_to(SCORES[rule.score](z), how.score)
         if self.selection_bias is None:
             return scores
         return rounded_to(scores + self.selection_bias, how.selection)
 
     def unrounded(self, logits: Float[np.ndarray, "tokens experts"]) -> np.ndarray:
-        """The same without rounding, but for the bias; of an affine rule the logits."""
+        """The same without rounding, but for the bias; of an affine rule the mapped logits."""
         rule = self.router.rule
-        if rule.is_affine:
-            scores = logits
-        else:
-            scores = SCORES[rule.score](mapped_logits(logits, rule.logit_map))
+        scores = mapped_logits(logits, rule.logit_map)
+        if not rule.is_affine:
+            scores = SCORES[rule.score](scores)
         return scores if self.selection_bias is None else scores + self.selection_bias
 
     def sum_error(self, input_norm: Float[np.ndarray, "tokens"], order: str) -> np.ndarray:
         """Largest error of a logit that is added up in ``order``."""
-        depth = SUMMATION_ORDERS[order].depth(self.router.hidden_size)
-        return sum_error(input_norm, depth, self.longest_row, self.largest_bias)
+        width = self.router.hidden_size
+        depth = SUMMATION_ORDERS[order].depth(width)
+        return sum_error(input_norm, width, depth, self.longest_row, self.largest_bias)
 
     def closer_sum_error(self, inputs: Float[np.ndarray, "tokens hidden"]) -> np.ndarray:
         """The same for the engine's own order, from the sizes of the products: a sharper bound."""
-        depth = SUMMATION_ORDERS[self.arithmetic.order].depth(self.router.hidden_size)
+        width = self.router.hidden_size
+        depth = SUMMATION_ORDERS[self.arithmetic.order].depth(width)
         # no product is negative, so that a float32 sum of them is off by a known share of itself
         with np.errstate(over="ignore"):
             sizes = (np.abs(inputs) @ self._column_sizes).max(axis=1).astype(np.float64)
-        sizes /= 1.0 - gamma(self.router.hidden_size, UNIT_FLOAT32)
+        sizes /= 1.0 - gamma(width, UNIT_FLOAT32)
         sizes += float(np.finfo(np.float32).tiny)  # products that were too small for a float32
-        return gamma(depth + 1, UNIT_FLOAT32) * (sizes + self.largest_bias)
+        return error_of_sizes(sizes + self.largest_bias, width, depth)
 
     @cached_property
     def _exact_columns(self) -> Float64[np.ndarray, "hidden experts"]:
@@ -141,26 +144,66 @@ class Emulated:
         largest logit of the token and ``extent`` the largest absolute one, ``last`` and
         ``following`` the unrounded selection scores of the last chosen expert and the first other.
         """
+        with np.errstate(over="ignore", invalid="ignore"):
+            gap = self._gap_of_roundings(logit_error, largest, extent, last, following)
+            return np.where(self._stays_finite(extent + logit_error), gap, np.inf)
+
+    def _stays_finite(self, reach: Float64[np.ndarray, "tokens"]) -> Bool[np.ndarray, "tokens"]:
+        """Whether logits up to ``reach`` stay in the range of every format that they pass."""
+        how, logit_map = self.arithmetic, self.router.rule.logit_map
+        passed = reach if logit_map is None else np.maximum(reach, logit_map.multiplier * reach)
+        names = [how.output] if logit_map is None else [how.output, how.score]
+        if self.selection_bias is not None:
+            passed = passed + float(np.abs(self.selection_bias).max())
+            names.append(how.selection)
+        largest = min(NUMBER_FORMATS[name].largest for name in (*names, "float32"))
+        return passed * (1.0 + NUMBER_FORMATS[how.output].unit) < largest
+
+    def _gap_of_roundings(
+        self,
+        logit_error: Float64[np.ndarray, "tokens"],
+        largest: Float64[np.ndarray, "tokens"],
+        extent: Float64[np.ndarray, "tokens"],
+        last: Float64[np.ndarray, "tokens"],
+        following: Float64[np.ndarray, "tokens"],
+    ) -> Float64[np.ndarray, "tokens"]:
+        """The same where nothing leaves its format."""
         how, rule = self.arithmetic, self.router.rule
+        output, score_format = NUMBER_FORMATS[how.output], NUMBER_FORMATS[how.score]
+        top = mapped_logits(largest, rule.logit_map)
         if rule.is_affine:
-            gap = 2.0 * logit_error + format_gap(last, following, how.output)
+            if rule.logit_map is None:
+                gap = 2.0 * logit_error + format_gap(last, following, how.output)
+            else:
+                before = logit_error + output.unit * extent + output.least
+                gap = 2.0 * self.slope * before
+                gap += map_gap(last, following, rule.logit_map, how.score)
             if self.selection_bias is not None:
                 gap += format_gap(last, following, how.selection)
                 # the output was rounded before the bias came in
                 bias = float(np.abs(self.selection_bias).max())
-                gap += 2.0 * NUMBER_FORMATS[how.output].unit * bias
+                gap += 2.0 * output.unit * bias
             if how.compared == "scores":
-                coarser = NUMBER_FORMATS[how.score].unit / NUMBER_FORMATS["float32"].unit
-                gap = gap + coarser * score_resolution(rule.score, largest, last, following)
+                gap = gap + score_resolution(
+                    rule.score,
+                    top,
+                    last,
+                    following,
+                    score_format.unit,
+                    score_format.largest_exponent,
+                )
             return gap
-        rounding = NUMBER_FORMATS[how.output]
         # |z| times the slope stays below 1.1 times the largest slope for negative logits
         size = np.maximum(extent, 1.1)
-        error = self.slope * (logit_error + rounding.unit * size)
-        score = SCORES[rule.score](mapped_logits(largest[:, None], rule.logit_map))[:, 0]
-        form = NUMBER_FORMATS[how.score]
+        error = self.slope * (logit_error + output.unit * size + output.least)
+        ends = mapped_logits(extent, rule.logit_map)
+        if rule.logit_map is not None:
+            own = LARGEST_SLOPE[rule.score]
+            error += 0.5 * own * map_gap(ends, ends, rule.logit_map, how.score)
+        # raw logits have a size on either side of 0
+        score = ends if rule.score == "identity" else SCORES[rule.score](top[:, None])[:, 0]
         # an engine computes a score in a few roundings of its own
-        error += 8.0 * form.unit * np.maximum(score, 1.0) + form.least
+        error += 8.0 * score_format.unit * np.maximum(score, 1.0) + score_format.least
         if self.selection_bias is not None:
             form = NUMBER_FORMATS[how.selection]
             reach = np.maximum(score, 1.0) + float(np.abs(self.selection_bias).max())

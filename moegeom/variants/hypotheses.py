@@ -167,14 +167,29 @@ def _rows_rounded(name: str, text: str, parameter: str) -> Hypothesis:
     )
 
 
+def _in_integers(name: str, text: str, parameter: str, largest: int) -> tuple[Hypothesis, ...]:
+    """The other ways to make codes: another scale, unsigned, and each stored in bf16 after it."""
+    other, unsigned = f"{parameter}_by_{largest}", f"u{parameter}"
+    ways = {
+        "_other_scale": (f"{text}, scale amax/{largest}", other),
+        "_unsigned": (f"{text}, unsigned", unsigned),
+        "_in_bf16": (f"{text}, then bf16", f"{parameter}_in_bfloat16"),
+        "_other_scale_in_bf16": (f"{text}, amax/{largest}, then bf16", f"{other}_in_bfloat16"),
+        "_unsigned_in_bf16": (f"{text}, unsigned, then bf16", f"{unsigned}_in_bfloat16"),
+    }
+    return tuple(_rows_rounded(f"{name}{key}", *way) for key, way in ways.items())
+
+
 #: In the order in which equally good ones are believed: what is simpler comes first.
 HYPOTHESES: tuple[Hypothesis, ...] = (
     _rows_rounded("weights_bf16", "router weights rounded to bf16", "bfloat16"),
     _rows_rounded("weights_fp16", "router weights rounded to fp16", "float16"),
     _rows_rounded("weights_int8", "router weights int8 by row", "int8_rows"),
+    *_in_integers("weights_int8", "router weights int8 by row", "int8_rows", 127),
     _rows_rounded("weights_fp8", "router weights fp8, one scale", "fp8_tensor"),
     _rows_rounded("weights_fp8_blocks", "router weights fp8 by blocks", "fp8_blocks_of_128"),
     _rows_rounded("weights_int4", "router weights int4, groups of 128", "int4_groups_of_128"),
+    *_in_integers("weights_int4", "router weights int4, groups of 128", "int4_groups_of_128", 7),
     _tried(
         "inputs_bf16",
         "router inputs rounded to bf16",

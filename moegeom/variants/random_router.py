@@ -15,7 +15,7 @@ def random_router(router: Router, seed: int) -> Router:
 
     Rows are Gaussian directions; biases and rule stay. Near-boundary shares grow with the number
     of experts and with k, so a share means something only beside that of this router on the same
-    tokens (NEEDS.md section 3). The seed is mixed with the name: layers differ, runs agree.
+    tokens. The seed is mixed with the name: layers differ, runs agree.
     """
     digest = hashlib.sha256(f"{seed}:{router.name}".encode()).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little")))

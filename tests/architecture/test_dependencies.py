@@ -1,4 +1,4 @@
-"""What the code imports is declared, and what is declared is pinned."""
+"""What the code imports is declared, what is declared is imported, and all of it is pinned."""
 
 from __future__ import annotations
 
@@ -19,11 +19,24 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "cupy": "cupy-cuda13x",
     "cupyx": "cupy-cuda13x",
+    "markdown_it": "markdown-it-py",
     "mpl_toolkits": "matplotlib",
 }
 
 #: For other machines, or not run by the tests: nothing that CI installs.
-UNPINNED = {"cupy-cuda12x", "ray"}
+UNPINNED = {"cupy-cuda12x"}
+
+#: Declared and imported nowhere, each with what needs it.
+NOT_IMPORTED = {
+    "cupy-cuda12x": "cupy for machines with CUDA 12; code imports cupy",
+    "basedpyright": "run by `make lint`",
+    "build": "run by the release workflow and tests/e2e/test_install.py",
+    "hatchling": "builds the package, without isolation in the tests",
+    "import-linter": "run as lint-imports by tests/architecture/test_import_contracts.py",
+    "nvidia-cuda-nvrtc": "a shared library that the tests load to compile CUDA sources",
+    "pytest-xdist": "pytest's -n, in `make test`",
+    "ruff": "run by `make lint`",
+}
 
 OWN = {"moegeom", "moegeom_cli"}
 
@@ -59,6 +72,32 @@ def imported(folder: Path) -> dict[str, set[str]]:
 def test_every_import_is_declared(folder):
     undeclared = {k: v for k, v in imported(ROOT / folder).items() if k not in CORE | OPTIONAL}
     assert undeclared == {}
+
+
+def declared(*extras: str) -> set[str]:
+    lines = [x for extra in extras for x in PROJECT["optional-dependencies"][extra]]
+    return {canonical(line) for line in lines} - OWN
+
+
+DEVELOPERS = {"test", "dev"}
+USERS = PROJECT["optional-dependencies"].keys() - DEVELOPERS
+
+
+def test_every_dependency_of_users_is_imported_by_the_packages():
+    used = imported(ROOT / "moegeom").keys() | imported(ROOT / "cli").keys()
+    assert sorted((CORE | declared(*USERS)) - used - NOT_IMPORTED.keys()) == []
+
+
+def test_every_dependency_of_developers_is_imported_by_tests_or_benchmarks():
+    folders = ("moegeom", "cli", "tests", "benchmarks", "docs")
+    used = {name for folder in folders for name in imported(ROOT / folder)}
+    assert sorted(declared(*DEVELOPERS) - used - NOT_IMPORTED.keys()) == []
+
+
+def test_what_is_excused_from_being_imported_is_declared_and_not_imported():
+    used = {name for folder in ("moegeom", "cli", "tests") for name in imported(ROOT / folder)}
+    assert NOT_IMPORTED.keys() - (CORE | OPTIONAL) == set()
+    assert NOT_IMPORTED.keys() & used == set()
 
 
 def pins() -> dict[str, str]:

@@ -52,17 +52,3 @@ def test_every_folder_with_modules_is_a_package(package):
 def test_file_names_name_a_thing():
     vague = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
     assert [str(f.relative_to(ROOT)) for f in MODULES if f.stem.strip("_") in vague] == []
-
-
-REFERENCES = ROOT / "docs/references.bib"
-
-
-@pytest.mark.skipif(not REFERENCES.exists(), reason="no docs/references.bib yet")
-def test_every_cited_key_is_in_the_bibliography():
-    known = set(re.findall(r"^@\w+\{([^,\s]+),", REFERENCES.read_text("utf-8"), re.MULTILINE))
-    cited = {
-        (key, str(file.relative_to(ROOT)))
-        for file in MODULES
-        for key in re.findall(r"\[([A-Z][A-Za-z]+\d{4}[a-z]?)\]_", file.read_text("utf-8"))
-    }
-    assert sorted(entry for entry in cited if entry[0] not in known) == []

@@ -7,28 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from moegeom_cli.command import command_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
 HEAVY = {
-    *("cupy", "matplotlib", "numba", "pandas", "plotly", "ray"),
+    *("cupy", "matplotlib", "numba", "pandas", "plotly"),
     *("scipy", "sklearn", "torch", "transformers"),
 }
 
 HELP = """
 import sys
-sys.argv = ["moegeom", *{arguments}]
 from moegeom_cli.app import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
+for arguments in {screens}:
+    sys.argv = ["moegeom", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
 """
 
 
-def loaded_by(code: str) -> set[str]:
-    """Top-level modules that ``code`` adds to a fresh interpreter."""
+def printed_by(code: str) -> list[str]:
+    """Lines that ``code`` prints in a fresh interpreter, the last one what it loaded."""
     script = "\n".join(
         [
             f"import json, sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'cli')!r}]",
@@ -39,16 +40,27 @@ def loaded_by(code: str) -> set[str]:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    return {name.split(".")[0] for name in json.loads(result.stdout.splitlines()[-1])}
+    return result.stdout.splitlines()
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules that ``code`` adds to a fresh interpreter."""
+    return {name.split(".")[0] for name in json.loads(printed_by(code)[-1])}
 
 
 def test_import_moegeom_loads_only_itself_and_the_standard_library():
     assert loaded_by("import moegeom") - set(sys.stdlib_module_names) == {"moegeom"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["scan", "--help"]])
-def test_help_loads_nothing_heavy(arguments):
-    assert loaded_by(HELP.format(arguments=arguments)) & HEAVY == set()
+def test_help_loads_nothing_heavy():
+    screens = [["--help"], *([name, "--help"] for name in command_names())]
+    assert loaded_by(HELP.format(screens=screens)) & (HEAVY | {"pyarrow"}) == set()
+
+
+def test_a_command_imports_no_other_command():
+    code = HELP.format(screens=[["doctor", "--help"]])
+    code += "print([n for n in sys.modules if n.startswith('moegeom_cli.commands.')])"
+    assert printed_by(code)[-3] == "['moegeom_cli.commands.doctor']"
 
 
 def test_the_measurement_sees_what_is_loaded():

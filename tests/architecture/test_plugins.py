@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import tomllib
 from pathlib import Path
 
@@ -19,11 +20,12 @@ FAMILIES = sorted((ROOT / "moegeom/router/families").glob("*.toml"))
 def registries() -> list[Registry]:
     """Every ``NAME = Registry(...)`` at the top of a module."""
     found = []
-    for file in sorted((ROOT / "moegeom").rglob("*.py")):
+    for file in [*sorted((ROOT / "moegeom").rglob("*.py")), *sorted((ROOT / "cli").rglob("*.py"))]:
         for node in ast.parse(file.read_text("utf-8")).body:
             value = getattr(node, "value", None)
             if isinstance(value, ast.Call) and ast.unparse(value.func).startswith("Registry"):
                 parts = file.relative_to(ROOT).with_suffix("").parts
+                parts = parts[1:] if parts[0] == "cli" else parts
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
                 found.append(getattr(module, target.id))
@@ -49,3 +51,20 @@ def test_a_plugin_file_defines_its_one_record(registry, name):
 @pytest.mark.parametrize("file", FAMILIES, ids=lambda file: file.stem)
 def test_a_family_file_is_a_table(file):
     assert tomllib.loads(file.read_text("utf-8"))
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("registry", registries(), ids=lambda registry: registry._package)
+def test_contributing_says_how_to_add_to_every_folder_of_plugins(registry):
+    folder = registry._package.replace(".", "/").replace("moegeom_cli", "cli/moegeom_cli")
+    rows = [line for line in CONTRIBUTING.splitlines() if f"`{folder}/<" in line]
+    assert len(rows) == 1, folder
+    promised = re.findall(r"`([A-Z]+)`", rows[0].split("|")[3])
+    assert registry._attribute in promised or "its one record" in rows[0]
+
+
+def test_every_folder_of_tests_is_in_contributing():
+    folders = {f"tests/{f.name}" for f in (ROOT / "tests").iterdir() if any(f.glob("*.py"))}
+    assert folders - set(re.findall(r"^\| `(tests/\w+)` \|", CONTRIBUTING, re.MULTILINE)) == set()

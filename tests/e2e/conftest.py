@@ -31,11 +31,6 @@ class Ran:
     err: str
 
 
-def own_state(folder: Path) -> dict[str, str]:
-    """What moegeom remembers is kept apart for each folder: no test learns from another."""
-    return {"XDG_CONFIG_HOME": str(folder.parent / f"{folder.name}.config")}
-
-
 def environment() -> dict[str, str]:
     """This environment with moegeom on the path and without what changes a screen."""
     kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -47,7 +42,7 @@ def run_cold(folder: Path, *arguments: str) -> Ran:
     finished = subprocess.run(
         [sys.executable, "-m", "moegeom_cli", *arguments],
         cwd=folder,
-        env=environment() | own_state(folder),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,
@@ -74,12 +69,13 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
     assert server.stdin is not None
     assert server.stdout is not None
 
-    def run(folder: Path, *arguments: str, **variables: str) -> Ran:
+    def run(folder: Path, *arguments: str, everything: bool = False, **variables: str) -> Ran:
         out, err = streams / "out", streams / "err"
         request = {
             "folder": str(folder),
             "arguments": arguments,
-            "environment": own_state(folder) | variables,
+            "environment": variables,
+            "everything": everything,
             "out": str(out),
             "err": str(err),
         }

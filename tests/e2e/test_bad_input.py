@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -236,6 +237,8 @@ def test_nan_token(refused, moegeom, damaged):
 
     results = open_results(damaged / "out")
     assert results.run["parts"]["text/0"]["first_non_finite"] == [137]
+    # the same without the option is another request, whatever lies there
+    refused(damaged, SCAN, "skipped 1 tokens of router text/0", "--overwrite", code=2)
     counted = {
         row["router"]: row["num_tokens"]
         for row in results.rows("layers")
@@ -259,7 +262,7 @@ def test_the_flag_of_the_hint_works_after_a_nan_in_a_later_layer(moegeom, damage
 
 def test_existing_output(refused, damaged):
     (damaged / "out").mkdir()
-    refused(damaged, SCAN, "out exists already", "hint:", code=2)
+    refused(damaged, SCAN, "out exists already and holds no results", "hint:", code=2)
 
 
 def test_output_below_a_file(refused, damaged):
@@ -279,3 +282,22 @@ def test_results_of_a_later_schema(refused, world, tmp_path):
     run = tmp_path / "results/run.json"
     run.write_text(json.dumps(json.loads(run.read_text("utf-8")) | {"schema": 99}), "utf-8")
     refused(tmp_path, ("report", "results"), "schema 99", "reads schema 1", "hint:")
+
+
+def test_an_error_names_the_folder_that_was_typed(moegeom, place):
+    """Two folders of one name cannot be told apart by a message that has the name alone."""
+    absent = moegeom(place, "scan", "model", "--tokens", "nowhere/rec")
+    assert absent.code == 3
+    assert "nowhere/rec" in absent.err
+    (place / "other").mkdir()
+    (place / "other" / "model").mkdir()
+    empty = moegeom(place, "diff", "model", "other/model")
+    assert "other/model" in empty.err
+    (place / "stale").mkdir()
+    shutil.copytree(place / "rec", place / "stale" / "rec")
+    facts = place / "stale/rec/recording.json"
+    facts.write_text(re.sub(r'("fingerprint": ")[^"]+', r"\1sha256:0", facts.read_text("utf-8")))
+    stale = moegeom(place, "scan", "model", "--tokens", "stale/rec")
+    assert stale.code == 3
+    assert "recorded from another checkpoint" in stale.err
+    assert "note: tokens: stale/rec" in stale.err

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from moegeom_cli.app import app
+from moegeom_cli.command import COMMANDS as COMMAND_FILES
+from moegeom_cli.command import Group, command_names
 
-COMMANDS = [command.name for command in app.registered_commands]
+COMMANDS = command_names()
 
 #: A checkpoint with a recording that says what was chosen.
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced"
@@ -63,10 +68,12 @@ def test_json_is_one_document_on_stdout(moegeom, place, name):
     assert json.loads(ran.out)
 
 
-def test_quiet_prints_nothing(moegeom, place):
-    ran = moegeom(place, "scan", "model", "--out", "silent", "--quiet")
-    assert (ran.code, ran.out, ran.err) == (0, "", "")
-    assert (place / "silent/run.json").exists()
+def test_quiet_keeps_the_answer_and_silences_the_rest(moegeom, place):
+    first = moegeom(place, "scan", "model", "--out", "silent", "--format", "json")
+    again = moegeom(place, "scan", "model", "--out", "silent", "--format", "json", "--quiet")
+    assert "this very request" not in first.err
+    assert (again.code, again.err) == (0, "")
+    assert json.loads(again.out) == json.loads(first.out)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,7 @@ def test_quiet_prints_nothing(moegeom, place):
         (("scan", "model", "--prior", "gaussian"), "isotropic-rms"),
         (("scan", "model", "--device", "tpu"), "auto, cpu, cuda"),
         (("scan", "model", "--prior", "isotropic-rms", "--tokens", "rec"), "--prior"),
-        (("scan", "model", "--out", "results"), "exists already"),
+        (("scan", "model", "--out", "results"), "another request: tokens differ"),
         (("scan", "model", "--layers", "one"), "one"),
         (("scan", "model", "--layers", "7-3"), "7-3"),
         (("scan", "model", "--layers", "99"), "0"),
@@ -154,3 +161,37 @@ def test_a_prior_gives_geometry_and_no_load(moegeom, place):
     for row in rows:
         for column in ("load_cv_ddof0", "load_entropy_nats", "max_vio_global", "num_dead"):
             assert row[column] is None
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_command_is_parsed_by_it(name):
+    command = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
+    program, typed, *arguments = shlex.split(COMMAND_FILES[name.replace("-", "_")].example)
+    assert (program, typed) == ("moegeom", name)
+    command.make_context(name, arguments)
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_list_of_commands_is_in_groups_and_never_cut(moegeom, tmp_path, columns):
+    screen = moegeom(tmp_path, "--help", COLUMNS=str(columns)).out
+    assert [group for group in Group if f"\n{group.value}:\n" not in screen] == []
+    assert "..." not in screen.replace("[ARGS]...", "")
+    assert max(map(len, screen.splitlines())) <= columns
+    if columns == 140:
+        assert max(map(len, screen.splitlines())) > 90
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("columns", [80, 140])
+def test_help_speaks_of_values_and_not_of_types(moegeom, tmp_path, name, columns):
+    screen = moegeom(tmp_path, name, "--help", COLUMNS=str(columns)).out
+    usage, *rest = screen.splitlines()
+    assert "{" not in usage
+    assert re.findall(r"<(?:int|str|path|float|list)\b[^>]*>|x[<>]=?[\d.]|<=x", screen) == []
+    assert "\n  Example: moegeom " in screen
+    assert max(map(len, rest)) <= columns
+
+
+def test_every_command_stands_in_a_place_of_its_own():
+    places = [(command.group, command.place) for command in COMMAND_FILES.all()]
+    assert len(set(places)) == len(places)

@@ -58,7 +58,9 @@ def test_a_checkpoint_is_identical_to_itself_and_to_itself_cut_into_files(moegeo
 def test_two_steps_of_a_training_differ_by_noise(moegeom, folder):
     ran = moegeom(folder, "diff", OLD, NEW)
     assert (ran.code, ran.err) == (0, "")
-    assert "no router is identical: layers 0-2 noise of 8.7 to 11 %." in words(ran.out)
+    assert "no router is identical: layers 0-2 rows changed by 8.7 to 11 %, no pattern." in words(
+        ran.out
+    )
     assert "gain different" in ran.out
 
 
@@ -130,7 +132,7 @@ def test_other_families_are_told_first(moegeom, folder):
 def test_markdown_is_for_a_summary(moegeom, folder):
     ran = moegeom(folder, "diff", OLD, NEW, *TOKENS, "--format", "md")
     assert ran.out.startswith("## moegeom diff: ")
-    assert "| text/0 | noise of 11 % |" in ran.out
+    assert "| text/0 | rows changed by 11 %, no pattern |" in ran.out
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_existing_results_are_not_overwritten(moegeom, folder):
     (folder / "kept/b.moegeom").mkdir(parents=True)
     ran = moegeom(folder, "diff", OLD, NEW, *TOKENS, "--out", "kept")
     assert ran.code == 2
-    assert "exists already" in ran.err
+    assert "kept/b.moegeom is no folder of results; it is not replaced" in ran.err
     assert not (folder / "kept/a.moegeom").exists()
 
 

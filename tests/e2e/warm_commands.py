@@ -18,7 +18,7 @@ from moegeom.core.input_noise import InputNoise
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
-from moegeom.report import REPORTERS, VERDICT_REPORTERS
+from moegeom.report import REPORTERS, VERDICT_REPORTERS, View
 from moegeom.scan.labels import Populations
 from moegeom.scan.measure import measure
 from moegeom.scan.prepared import prepare
@@ -27,6 +27,7 @@ from moegeom.testing.stream import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom_cli import app
+from moegeom_cli.groups import ScreenOptions
 
 
 def warm_up() -> None:
@@ -55,6 +56,19 @@ def warm_up() -> None:
     assert CHECKS.all()
 
 
+#: Columns at which a request with ``everything`` is shown.
+WIDTHS = (80, 140)
+
+
+def show_everything(screen, reporters, *found, is_ascii: bool = False) -> None:
+    """In place of one screen: all formats that there are, at all widths, as one JSON document."""
+    shown = {
+        name: {w: reporters[name].render(*found, View(w, is_ascii=is_ascii)) for w in WIDTHS}
+        for name in reporters.names()
+    }
+    sys.stdout.write(json.dumps(shown))
+
+
 def run_here(request: dict) -> int:
     """The command in this process, which is a child and ends with it."""
     for number, name in ((1, "out"), (2, "err")):
@@ -63,6 +77,8 @@ def run_here(request: dict) -> int:
     os.chdir(request["folder"])
     os.environ.update(request["environment"])
     sys.argv = ["moegeom", *request["arguments"]]
+    if request["everything"]:
+        ScreenOptions.show = show_everything
     try:
         app.main()
     except SystemExit as ending:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import RouterError
+from moegeom.checkpoint.store import TensorStore
+from moegeom.core.errors import MoeGeomError, RouterError
+from moegeom.core.router import RouterSet
 from moegeom.router.asked_family import AskedFamily
 from moegeom.router.load import load_routers
-from moegeom.router.proposal import describe_candidates, propose_routers, suggested_options
+from moegeom.router.proposal import Suggestion, describe_candidates, propose_routers, suggest
+from tests.families.by_day import some_by_day
 from tests.families.test_families_against_transformers import LOADED, model_of
 
 #: Share of the families whose routers must come first among the candidates.
@@ -47,14 +53,12 @@ def test_the_first_candidates_are_the_routers_of_most_families(right: dict[str, 
 
 @pytest.mark.parametrize("name", LOADED[::6])
 def test_an_unknown_model_type_is_never_loaded(name: str, tmp_path: Path) -> None:
-    model_of(name).save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "never_seen"}))
+    store, _ = _unknown(name, tmp_path)
     with pytest.raises(RouterError) as caught:
-        load_routers(open_checkpoint(tmp_path))
+        load_routers(store)
     assert "Tensors that look like routers: " in caught.value.message
     assert "--router-pattern '" in caught.value.hint
-    assert "--score NAME" in caught.value.hint
+    assert "Not said by these options: " in caught.value.hint
 
 
 def test_matrices_that_are_no_routers_are_not_shown(tmp_path: Path) -> None:
@@ -64,23 +68,135 @@ def test_matrices_that_are_no_routers_are_not_shown(tmp_path: Path) -> None:
     assert "mlp.gate.weight" in shown
 
 
-@pytest.mark.parametrize("name", ["olmoe", "mixtral", "deepseek_v3", "gpt_oss", "minimax_m2"])
-def test_the_proposed_options_load_every_router_with_its_biases(name: str, tmp_path: Path) -> None:
-    model_of(name).save_pretrained(tmp_path)
-    store = open_checkpoint(tmp_path)
-    known = load_routers(store)
-    said = shlex.split(suggested_options(store))
-    given = dict(zip(said[::2], said[1::2], strict=True))
+def _unknown(name: str, folder: Path) -> tuple[TensorStore, RouterSet]:
+    """The checkpoint of a family as if nobody knew the family, and its routers."""
+    model_of(name).save_pretrained(folder)
+    known = load_routers(open_checkpoint(folder))
+    path = folder / "config.json"
+    path.write_text(json.dumps(_nameless(json.loads(path.read_text()))))
+    return open_checkpoint(folder), known
+
+
+def _nameless(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: "never_seen" if key == "model_type" else _nameless(value)
+        for key, value in config.items()
+    }
+
+
+def _followed(found: Suggestion, store: TensorStore, known: RouterSet) -> RouterSet:
+    """What the options load, with what they ask for filled in from the family."""
+    words = shlex.split(found.options)
+    renormalise = "--renormalise" in words
+    words = [word for word in words if word != "--renormalise"]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    rule = known.routers[0].rule
+    bias = "--logit-bias" if rule.has_logit_bias else "--selection-bias"
+    if "--BIAS" in given:
+        given[bias] = given.pop("--BIAS")
     asked = AskedFamily(
         pattern=given["--router-pattern"],
-        top_k=int(given["--top-k"]),
-        score="sigmoid",
+        top_k=rule.top_k if given["--top-k"] == "K" else int(given["--top-k"]),
+        score=rule.score if given["--score"] == "NAME" else given["--score"],
+        renormalise=renormalise,
         selection_bias=given.get("--selection-bias"),
         logit_bias=given.get("--logit-bias"),
     )
-    found = load_routers(store, asked=asked)
+    return load_routers(store, asked=asked)
+
+
+#: By what may differ: a word of the phrase that must name it.
+NAMED = {
+    "routers": "other tensors that look like routers",
+    "weight": "rows of experts that always run|lies on its side|such as a scale",
+    "top_k": "^K: ",
+    "score": "^NAME: ",
+    "has_selection_bias": "a bias|^--BIAS",
+    "has_logit_bias": "a bias|^--BIAS",
+    "groups": "^groups of experts",
+    "logit_map": "^a map of the logits",
+    "capacity": "the number of tokens that an expert takes",
+    "source": "how weights are made|sparsemixer",
+    "renormalise": r"\(--renormalise\)",
+    "scale": "a scale that weights are multiplied by|a scale without a key",
+    "epsilon": "small constants",
+    "floor": "small constants",
+    "power": "how weights are made",
+    "jitter": "sparsemixer",
+    "norm": "the norm in front",
+    "expert_scale": "such as a scale",
+    "projection": "such as a scale",
+}
+
+
+def _differences(mine: RouterSet, theirs: RouterSet) -> set[str]:
+    by_tensor = {router.provenance.tensors[0]: router for router in mine.routers}
+    found = set()
+    for known in theirs.routers:
+        router = by_tensor.get(known.provenance.tensors[0])
+        if router is None:
+            found.add("routers")
+            continue
+        pairs = ((router.rule, known.rule), (router.rule.weights, known.rule.weights))
+        for own, other in pairs:
+            found |= {
+                field.name
+                for field in dataclasses.fields(own)
+                if field.name != "weights"
+                and getattr(own, field.name) != getattr(other, field.name)
+            }
+        found |= {"norm"} if known.norm != router.norm else set()
+        for part in ("weight", "expert_scale", "projection"):
+            one, two = getattr(router, part), getattr(known, part)
+            is_same = one is two or (one is not None and two is not None and one.shape == two.shape)
+            found |= set() if is_same else {part}
+    return found
+
+
+@pytest.mark.parametrize("name", some_by_day(LOADED))
+def test_what_a_suggestion_leaves_out_is_named(name: str, tmp_path: Path) -> None:
+    """Followed to the letter: every difference from the family's own rule stands in a phrase."""
+    store, known = _unknown(name, tmp_path)
+    found = suggest(store)
+    assert found is not None
+    try:
+        mine = _followed(found, store, known)
+    except MoeGeomError as refused:
+        assert refused.hint  # nothing is loaded, and what to do is said
+        return
+    for difference in _differences(mine, known):
+        assert any(re.search(NAMED[difference], phrase) for phrase in found.unsaid), difference
+
+
+@pytest.mark.parametrize("name", ["olmoe", "mixtral", "deepseek_v3", "gpt_oss", "minimax_m2"])
+def test_the_proposed_options_load_every_router_with_its_biases(name: str, tmp_path: Path) -> None:
+    store, known = _unknown(name, tmp_path)
+    suggested = suggest(store)
+    assert suggested is not None
+    found = _followed(suggested, store, known)
     assert [r.layer for r in found.routers] == [r.layer for r in known.routers]
     for mine, theirs in zip(found.routers, known.routers, strict=True):
         assert mine.rule.top_k == theirs.rule.top_k
         for part in ("weight", "selection_bias", "logit_bias"):
             np.testing.assert_equal(getattr(mine, part), getattr(theirs, part))
+
+
+def test_settings_that_are_not_there_are_not_named(tmp_path: Path) -> None:
+    """Phrases about groups, scales, maps and capacity come from the config, not by heart."""
+    found = suggest(_unknown("olmoe", tmp_path)[0])
+    assert found is not None
+    assert [phrase.partition(":")[0].partition(",")[0] for phrase in found.unsaid] == [
+        "NAME",
+        "how weights are made",
+        "the norm in front",
+    ]
+
+
+def test_a_bias_that_may_be_either_is_not_called_one_of_logits(tmp_path: Path) -> None:
+    found = suggest(_unknown("deepseek_v4", tmp_path)[0])
+    assert found is not None
+    assert "--BIAS" in found.options
+    assert "--logit-bias" not in found.options
+    assert "--score sqrt_softplus" in found.options

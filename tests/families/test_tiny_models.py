@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.families.by_day import some_by_day
 from tests.families.observed import observe
 from tests.families.tiny_families import FAMILIES
 from tests.families.tiny_models import NAMES, SELECTION_BIAS, build, routers_of
@@ -20,7 +21,7 @@ MOST = 0.5
 TOP_ONE = {"zaya": 0.1, "zaya__skip": 0.1}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=some_by_day(NAMES))
 def tiny(request):
     """A family: its name, its model and what its routers did."""
     model = build(request.param)

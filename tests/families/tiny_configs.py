@@ -68,7 +68,10 @@ def tiny_config(name: str) -> transformers.PreTrainedConfig:
     """The configuration of a family, every part of it included."""
     family = FAMILIES[name]
     config_class = getattr(transformers, family.model).config_class
-    return config_class(**copy.deepcopy(_settings(config_class, family.config)))
+    settings = copy.deepcopy(_settings(config_class, family.config))
+    if family.language:
+        settings["text_config"] = tiny_config(family.language).to_dict()
+    return config_class(**settings)
 
 
 def _settings(config_class: type, own: Mapping[str, Any]) -> dict[str, Any]:

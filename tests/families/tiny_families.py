@@ -20,6 +20,8 @@ class Family:
     model: str
     routers: tuple[tuple[str, str], ...] = (("text", "model.layers.{i}.mlp.gate"),)
     config: Settings = field(default_factory=dict)
+    language: str = ""
+    """The family that is the language model, of a class that takes any."""
 
     def under(self, **settings: Any) -> Family:
         """The same class with other settings."""
@@ -35,6 +37,13 @@ def composite(model: str, router: str = "mlp.gate", /, *, parts: Settings, **con
     """A language model beside towers. ``config`` is of its text part, ``parts`` of the others."""
     routers = (("text", f"model.language_model.layers.{{i}}.{router}"),)
     return Family(model, routers, {"text_config": config, **parts})
+
+
+def around(model: str, language: str) -> Family:
+    """A class for images and text around the language model of another family."""
+    parts = FAMILIES[language].routers
+    routers = tuple((s, r.replace("model.", "model.language_model.", 1)) for s, r in parts)
+    return Family(model, routers, language=language)
 
 
 DENSE_FIRST = ["dense", "sparse", "sparse", "sparse"]
@@ -365,4 +374,15 @@ FAMILIES |= {
         router_bias=True, expert_capacity=100_000
     ),
     "zaya__skip": FAMILIES["zaya"],
+}
+FAMILIES |= {
+    f"{kind}__{language}": around(model, language)
+    for kind, model, language in (
+        ("aya_vision", "AyaVisionForConditionalGeneration", "cohere2_moe"),
+        ("internvl", "InternVLForConditionalGeneration", "qwen3_moe"),
+        ("lfm2_vl", "Lfm2VlForConditionalGeneration", "lfm2_moe"),
+        ("llava", "LlavaForConditionalGeneration", "deepseek_v3"),
+        ("llava", "LlavaForConditionalGeneration", "mixtral"),
+        ("mistral3", "Mistral3ForConditionalGeneration", "mistral4"),
+    )
 }

@@ -148,4 +148,40 @@ NOT_THE_ROUTER = Disagreement(
     ),
 )
 
-DISAGREEMENTS = (ROWS_SHIFTED, LAYERS_SHIFTED, PADDING, RENAMED, RACE, NOT_THE_ROUTER)
+
+def _drawn(ids: Array, _: TokenColumns) -> Array:
+    """Any experts for every token."""
+    generator = np.random.default_rng(8)
+    return generator.random((*ids.shape[:2], 32)).argsort(axis=2)[..., : ids.shape[2]]
+
+
+def _other_model() -> TwoRuns:
+    """B ran, and says that it ran, a model whose rows are others."""
+
+    def drawn(weight: Array, layer: int) -> Array:
+        drawn = np.random.default_rng([9, layer]).standard_normal(weight.shape)
+        return (drawn * weight.std()).astype(np.float32)
+
+    return TwoRuns(model(), model().edited("weight", drawn), names_fingerprints=True)
+
+
+NOT_OF_THIS_MODEL = Disagreement(
+    "not_of_this_model",
+    (),
+    "The file of the other run was of another model, or no choices at all.",
+    (
+        Pair("a recording that names another checkpoint", _other_model, "another checkpoint"),
+        Pair("any experts for every token", _changed(_drawn, 0.0), "unrelated"),
+    ),
+    (Pair("recorded from this model", noisy, "arithmetic noise only"),),
+)
+
+DISAGREEMENTS = (
+    ROWS_SHIFTED,
+    LAYERS_SHIFTED,
+    PADDING,
+    RENAMED,
+    RACE,
+    NOT_THE_ROUTER,
+    NOT_OF_THIS_MODEL,
+)

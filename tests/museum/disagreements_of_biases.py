@@ -18,8 +18,10 @@ def _model() -> Checkpoint:
     return sigmoid_model(layers=2).changed(config={"n_group": 1, "topk_group": 1})
 
 
-def _glm(offset: float, engine: Engine, noise: float = 0.0) -> Callable[[], TwoRuns]:
-    return lambda: TwoRuns(glm_model(offset), engine=engine, noise=noise, tokens=1024)
+def _glm(
+    offset: float, engine: Engine, noise: float = 0.0, tokens: int = 1024
+) -> Callable[[], TwoRuns]:
+    return lambda: TwoRuns(glm_model(offset), engine=engine, noise=noise, tokens=tokens)
 
 
 _CAST = Engine(bias=bf16)
@@ -36,7 +38,7 @@ BIAS_CAST = Disagreement(
         Pair("around 7, with noise of 0.1 %", _glm(7.0, _CAST, 0.001), "bias rounded", "text/0"),
     ),
     (
-        Pair("bias kept in float32", _glm(7.0, Engine(), 0.001), "arithmetic noise only"),
+        Pair("bias kept in float32", _glm(7.0, Engine(), 0.001, 2048), "arithmetic noise only"),
         Pair("bias kept in float32, no noise", _glm(7.0, Engine()), "no disagreement"),
     ),
 )
@@ -50,7 +52,7 @@ SUM_ROUNDED = Disagreement(
         Pair("biases around 7", _glm(7.0, _SUM), "bias rounded", "text/0"),
         Pair("biases around 30", _glm(30.0, _SUM), "bias rounded", "text/0"),
     ),
-    (Pair("added up in float32", _glm(30.0, Engine(), 0.0005), "arithmetic noise only"),),
+    (Pair("added up in float32", _glm(30.0, Engine(), 0.0005, 4096), "arithmetic noise only"),),
 )
 
 

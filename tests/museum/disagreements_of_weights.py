@@ -77,13 +77,25 @@ def _quantised(bits: int, named: bool) -> Callable[[], TwoRuns]:
     return build
 
 
+def _int8_by_127() -> TwoRuns:
+    """Rows as codes times a scale by row, multiplied out in float32."""
+
+    def rows(weight: np.ndarray, layer: int) -> np.ndarray:
+        scale = np.abs(weight).max(axis=1, keepdims=True) / np.float32(127.0)
+        return np.rint(weight / scale) * scale
+
+    return TwoRuns(model(), model().edited("weight", rows), tokens=_TOKENS)
+
+
 QUANTISED = Disagreement(
     "router_quantised",
     ("huggingface/transformers#48801",),
-    "A quantiser took the router for one more linear layer. Which scheme it was cannot be told from "
-    "choices alone: the quantised checkpoint is named with --against.",
+    "A quantiser took the router for one more linear layer. Where the scheme is on the list the "
+    "choices tell; else the quantised checkpoint is named with --against.",
     (
-        Pair("int4, named", _quantised(4, named=True), "router stale", "text/0"),
+        Pair("int8, scale amax / 127", _int8_by_127, "weights rounded", "text/0"),
+        Pair("int4, scale amax / 7", _quantised(4, named=False), "weights rounded", "text/0"),
+        Pair("int4, named", _quantised(4, named=True), "weights rounded", "text/0"),
         Pair("int2, named", _quantised(2, named=True), "router stale", "text/0"),
         Pair("int2, not named", _quantised(2, named=False), "inconclusive"),
     ),

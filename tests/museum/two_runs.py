@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
 from moegeom.report.explanations import Explanation
+from moegeom.router.load import load_routers
 from moegeom.studies.explain import ExplainRequest, explain
 from moegeom.tokens.writer import RecordingWriter
 from tests.museum.checkpoint import Checkpoint, name_of
@@ -89,6 +91,7 @@ class TwoRuns:
 
     ``noise`` is that of B's inputs over their rms, ``growth`` by how much it grows from layer to
     layer; B keeps ids, its routing weights, or its inputs. ``against`` is named to the command.
+    With ``names_fingerprints`` B's recording says which checkpoint it is of.
     """
 
     a: Checkpoint
@@ -102,7 +105,7 @@ class TwoRuns:
     keeps: str = "ids"
     tokens: int = 2048
     seed: int = 0
-    facts: Mapping[str, str] = field(default_factory=dict)
+    names_fingerprints: bool = False
 
     def explained(self, folder: Path) -> Explanation:
         """What the command says of them."""
@@ -126,11 +129,14 @@ class TwoRuns:
             stacked = self.after(stacked, columns)
         other = dict(zip(names, stacked, strict=True))
         _record(folder / "a_rec", "router_input", names, columns, inputs, mine)
+        of_b = ""
+        if self.names_fingerprints:
+            of_b = load_routers(open_checkpoint(b.write(folder / "b"))).fingerprint
         if self.keeps == "inputs":
             _record(folder / "b_rec", "router_input", names, columns, theirs, other)
         else:
             kept = {"routing_weights": weights} if self.keeps == "weights" else None
-            _record(folder / "b_rec", "ids", names, columns, other, None, kept)
+            _record(folder / "b_rec", "ids", names, columns, other, None, kept, of_b)
         log_probs = None
         if self.log_probs is not None:
             log_probs = folder / "log_probs.parquet"
@@ -176,8 +182,11 @@ def _record(
     values: Mapping[str, Array],
     chosen: Mapping[str, Array] | None,
     outputs: Mapping[str, Mapping[str, Array]] | None = None,
+    fingerprint: str = "",
 ) -> None:
-    with RecordingWriter(path, stage, tuple(names), dtype="float32", domains=("text",)) as writer:
+    with RecordingWriter(
+        path, stage, tuple(names), dtype="float32", domains=("text",), fingerprint=fingerprint
+    ) as writer:
         writer.append(columns, dict(values), chosen, outputs=outputs)
 
 

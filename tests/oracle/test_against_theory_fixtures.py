@@ -94,7 +94,7 @@ def distances_and_gap(W, b, x, k):
 
 
 def distance_before_norm(W, g, x, k):
-    """Without biases, ties are hyperplanes through 0 of the rows times the gain (THEORY.md E3)."""
+    """Without biases, ties are hyperplanes through 0 of the rows times the gain (docs/theory.md E3)."""
     return distance_to_boundary(np.array(W) * g, np.zeros(len(W)), x, k)
 
 

@@ -75,7 +75,7 @@ def test_the_constant_is_the_limit_of_small_caps(dimension):
 
 
 def test_in_high_dimensions_the_leading_term_needs_the_cosine():
-    """THEORY.md B10: without it the logarithm is off by 0.0625."""
+    """docs/theory.md B10: without it the logarithm is off by 0.0624."""
     leading = math.log10(cap_constant(7168)) + 7167 * math.log10(0.5)
     found = cap_area_log10(0.5, 7168)
     np.testing.assert_allclose(found - leading, 0.0625, atol=1e-4)

@@ -9,7 +9,8 @@ from math import log
 import numpy as np
 import pytest
 import scipy.stats
-from sklearn.metrics import adjusted_mutual_info_score, jaccard_score
+from sklearn.metrics import adjusted_mutual_info_score, jaccard_score, mutual_info_score
+from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
 from moegeom.geometry.consistency import (
     concentration_by_label,
@@ -189,6 +190,34 @@ def test_expected_information_is_the_mean_over_all_permutations(seed):
     firsts = leader.tolist()
     found = [information_of_pairs(order, firsts) for order in permutations(label.tolist())]
     np.testing.assert_allclose(expected_information_nats(label, leader), np.mean(found), rtol=1e-9)
+
+
+def labels_of(kind, tokens):
+    random = np.random.default_rng(tokens)
+    return {
+        "rare": np.minimum(random.zipf(1.3, tokens), 50_000),
+        "own": np.arange(tokens),
+        "one": np.zeros(tokens, np.int64),
+        "two": (np.arange(tokens) < tokens // 3).astype(np.int64),
+        "even": np.arange(tokens) % 40,
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["rare", "own", "one", "two", "even"])
+@pytest.mark.parametrize("tokens", [1, 2, 50, 4096, 16384])
+@pytest.mark.parametrize("experts", [1, 2, 7, 256])
+def test_information_and_what_shuffles_show_are_those_of_scikit_learn(kind, tokens, experts):
+    label = labels_of(kind, tokens)
+    leader = np.random.default_rng(1).integers(0, experts, tokens)
+    table = contingency_matrix(label, leader, sparse=True)
+    found = [
+        function(label, leader) for function in (mutual_information_nats, expected_information_nats)
+    ]
+    expected = [
+        mutual_info_score(None, None, contingency=table),
+        expected_mutual_information(table, tokens),
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_expected_information_is_the_mean_over_shuffles_of_many_rare_labels():

@@ -82,7 +82,7 @@ def test_columns_that_depend_on_others_change_no_cell():
 
 
 def test_sums_over_k_are_those_of_the_whole_arrangement():
-    # CELLS.md section 1: affine sum_{k=0}^{E} N_k = sum_{i <= d + 1} C(E, i)
+    # docs/theory.md G1: affine sum_{k=0}^{E} N_k = sum_{i <= d + 1} C(E, i)
     generator = np.random.default_rng(6)
     weight, bias = generator.standard_normal((9, 3)), generator.standard_normal(9)
     counts = [len(rows(enumerate_cells(weight, bias, k))) for k in range(1, 10)]

@@ -101,7 +101,7 @@ def test_distinct_rows_are_numpys_unique_ones():
     ("dimension", "two", "averaged"), [(2, 1.96, 1.96), (5, 4.65, 4.54), (10, 8.40, 8.23)]
 )
 def test_cubes_have_the_worked_dimensions(dimension, two, averaged):
-    """THEORY.md B12, for other draws; the boundary makes them smaller than the dimension."""
+    """docs/theory.md B12, for other draws; the boundary makes them smaller than the dimension."""
     rows = np.random.default_rng(dimension).random((3000, dimension))
     nearest = nearest_distances(rows, 20)
     spread = 4.0 / np.sqrt(3000)  # of the mean of 3000 exponential numbers, four sigmas
@@ -193,7 +193,7 @@ def test_participation_ratio_is_that_of_the_eigenvalues_of_the_covariance(shape)
 
 
 def test_the_correction_takes_the_size_of_the_sample_out():
-    """THEORY.md B12: 40 dimensions, 200 tokens: 32.58 raw, 39.15 corrected."""
+    """docs/theory.md B12: 40 dimensions, 200 tokens: 32.58 raw, 39.15 corrected."""
     raw = np.array([participation_ratio(centred_gram(random_rows(s, 200, 40))) for s in range(40)])
     corrected = [participation_ratio_corrected(r, 200) for r in raw.tolist()]
     np.testing.assert_allclose(raw.mean(), 32.58, atol=1.0)

@@ -15,7 +15,7 @@ from moegeom.geometry.logit_distance import free_logit_distance, logit_distance
 
 
 def by_programs(weight, z, k, order):
-    """Least t with |W x| <= t such that experts tie and split as THEORY.md A4 says."""
+    """Least t with |W x| <= t such that experts tie and split as docs/theory.md A4 says."""
     experts, hidden = weight.shape
     best = np.inf
     for tied in combinations(range(experts), order + 1):

@@ -1,4 +1,4 @@
-"""Oracle: Monte Carlo of noisy inputs, two-expert closed forms, numbers of THEORY.md E4, ml_dtypes."""
+"""Oracle: Monte Carlo of noisy inputs, two-expert closed forms, numbers of docs/theory.md E4, ml_dtypes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from moegeom.geometry.order_distance import order_distance, row_coordinates
 
 
 def splits(experts, k, order):
-    """Tied experts, those above and those below, as THEORY.md A4 counts them."""
+    """Tied experts, those above and those below, as docs/theory.md A4 counts them."""
     for tied in combinations(range(experts), order + 1):
         others = [e for e in range(experts) if e not in tied]
         for size in range(max(k - order, 0), min(k - 1, len(others)) + 1):

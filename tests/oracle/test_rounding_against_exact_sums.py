@@ -80,7 +80,7 @@ def test_without_input_and_bias_there_is_no_error():
 
 @pytest.mark.parametrize("scale", [1.0, 0.013, 700.0])
 def test_the_noise_scale_is_the_measured_error_of_rounding_to_bfloat16(scale):
-    """Relative errors are measured as .415 to .4247 ulps (THEORY.md E4): within 5 %."""
+    """Relative errors are measured as .415 to .4247 ulps (docs/theory.md E4): within 5 %."""
     y = (scale * np.random.default_rng(9).standard_normal((40, 4096))).astype(np.float32)
     error = y.astype(ml_dtypes.bfloat16).astype(np.float64) - y
     measured = np.sqrt((error**2).mean(axis=1))

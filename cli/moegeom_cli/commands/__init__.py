@@ -1,1 +1,1 @@
-"""One file per command: NAME, NEEDS_ARGUMENTS and run; imports of the library stay inside run."""
+"""One file per command: COMMAND and run; imports of the library stay inside run."""

@@ -6,17 +6,17 @@ import json
 
 import typer
 
+from moegeom_cli.command import Command, Group
+from moegeom_cli.listing import Words, matching, render_listing
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-NAME = "arithmetics"
-NEEDS_ARGUMENTS = False
+COMMAND = Command(Group.reference, 4, "moegeom arithmetics bf16", needs_arguments=False)
 
 
-def run(format: PrintFormat = Format.table) -> None:
+def run(words: Words = None, format: PrintFormat = Format.table) -> None:
     """Presets for --arith: what each rounds, the engine and version it copies, its source."""
     from moegeom.variants.describe import describe_arithmetics
-    from moegeom_cli.listing import render_listing
 
-    rows = describe_arithmetics()
+    rows = matching(describe_arithmetics(), words, "arithmetic")
     typer.echo(json.dumps(rows) if format is Format.json else render_listing(rows, format))

@@ -1,4 +1,4 @@
-"""``moegeom balance``: does a selection bias exist that balances these tokens?"""
+"""``moegeom balance``: does a selection bias exist that would balance these tokens?"""
 
 from __future__ import annotations
 
@@ -7,74 +7,40 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.family_options import FamilyFile, asked_family
-from moegeom_cli.options import (
-    AllLayers,
-    Checkpoint,
-    Layers,
-    NoCache,
-    PrintFormat,
-    RouterMap,
-    StaleInputs,
-    Unverified,
-    asked_stage,
-    remote_options,
-)
-from moegeom_cli.state import rules_folder
-from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
+from moegeom_cli.command import Command, Group
+from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
+from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
 
-NAME = "balance"
-NEEDS_ARGUMENTS = True
+COMMAND = Command(Group.explore, 2, "moegeom balance CKPT --tokens REC")
 
 
+@with_groups
 def run(
     checkpoint: Checkpoint,
-    tokens: Annotated[
-        str,
-        typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),
-    ],
+    token_options: TokenOptions,
+    model: ModelOptions,
+    screen: ScreenOptions,
+    tokens: Tokens = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Write the biases: FILE.npz or FILE.safetensors."),
     ] = None,
-    layers: Layers = None,
-    stage: Annotated[
-        str | None,
-        typer.Option("--stage", help="What foreign numbers are: router_input, pre_norm or logits."),
-    ] = None,
-    router_map: RouterMap = None,
-    stale_inputs: StaleInputs = False,
-    unverified: Unverified = False,
-    all_layers: AllLayers = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the sample of tokens.")] = 0,
-    family: FamilyFile = None,
-    no_cache: NoCache = False,
-    format: PrintFormat = Format.table,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
 ) -> None:
     """Does a selection bias exist that balances these tokens, and does it hold on others?"""
-    from moegeom.report import View
     from moegeom.report.balances import BALANCE_REPORTERS
     from moegeom.studies.balancing import BalanceRequest, balance
 
     request = BalanceRequest(
         checkpoint=checkpoint,
         tokens=tokens,
-        stage=asked_stage(stage),
-        router_map=parse_map(router_map or ()),
-        layers=layers,
-        stale_inputs=stale_inputs,
-        unverified=unverified,
-        asked=asked_family(family),
-        rules=rules_folder(),
-        remote=remote_options(no_cache),
         seed=seed,
+        overwrite=overwrite,
         out=out,
+        **token_options.terms,
+        **model.terms,
     )
-    watch = watching(quiet)
-    try:
+    with screen.watching() as watch:
         found = balance(request, watch)
-    finally:
-        watch.close()
-    view = View(width(), has_colours(), all_layers)
-    typer.echo(BALANCE_REPORTERS[format.value].render(found, view), nl=False)
+    screen.show(BALANCE_REPORTERS, found)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moegeom_cli.family_options import FamilyFile, asked_family
-from moegeom_cli.options import Restart
+from moegeom_cli.command import Command, Group
+from moegeom_cli.options import FamilyFile, Quiet, Restart
 from moegeom_cli.streams import has_colours, watching, width
 
-NAME = "capture"
-NEEDS_ARGUMENTS = True
+COMMAND = Command(Group.measure, 2, "moegeom capture CKPT --text FILE.txt --out REC")
 
 
 def run(
@@ -36,8 +36,8 @@ def run(
             "the largest do not decide].",
         ),
     ] = None,
-    tokens: Annotated[
-        int, typer.Option("--tokens", min=1, help="Stop after so many tokens.")
+    num_tokens: Annotated[
+        int, typer.Option("--num-tokens", min=1, help="Stop after so many tokens.")
     ] = 16_384,
     length: Annotated[
         int | None,
@@ -63,7 +63,7 @@ def run(
     ] = False,
     restart: Restart = False,
     family: FamilyFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a local model over text and record what its routers read and choose."""
     from moegeom.core.errors import UsageError
@@ -80,13 +80,14 @@ def run(
             "pip install 'moegeom[capture]'",
         ) from None
     from moegeom.report import View
+    from moegeom.router.asked_family import AskedFamily
 
     request = CaptureRequest(
         model=model,
         texts=tuple(parse_text_file(entry) for entry in text),
         out=out,
         keep=keep,
-        num_tokens=tokens,
+        num_tokens=num_tokens,
         length=length,
         dtype=dtype,
         device=device,
@@ -94,7 +95,7 @@ def run(
         tokenizer=tokenizer,
         fold=fold,
         restart=restart,
-        asked=asked_family(family),
+        asked=AskedFamily(family),
     )
     view = View(width(), has_colours(), all_layers=False)
     plan = plan_capture(request)
@@ -102,10 +103,6 @@ def run(
         typer.echo(render_plan(plan, request, view), nl=False, err=not plan_only)
     if plan_only:
         return
-    watch = watching(quiet)
-    try:
+    with closing(watching(quiet)) as watch:
         found = capture(request, plan, watch)
-    finally:
-        watch.close()
-    if not quiet:
-        typer.echo(render_captured(found, request, view), nl=False)
+    typer.echo(render_captured(found, request, view), nl=False)

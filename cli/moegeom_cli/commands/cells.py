@@ -7,32 +7,22 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.family_options import FamilyFile, asked_family
-from moegeom_cli.options import (
-    CHECKPOINT,
-    AllLayers,
-    NoCache,
-    PrintFormat,
-    RouterMap,
-    StaleInputs,
-    Unverified,
-    asked_stage,
-    remote_options,
-)
-from moegeom_cli.state import rules_folder
-from moegeom_cli.streams import Format, has_colours, parse_map, parse_numbers, watching, width
+from moegeom_cli.command import Command, Group
+from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
+from moegeom_cli.options import CHECKPOINT, Overwrite, Seed, Tokens
+from moegeom_cli.streams import parse_numbers
 
-NAME = "cells"
-NEEDS_ARGUMENTS = True
+COMMAND = Command(Group.explore, 3, "moegeom cells CKPT --layer 5 --tokens REC --plot figure.png")
 
 
+@with_groups
 def run(
+    token_options: TokenOptions,
+    model: ModelOptions,
+    screen: ScreenOptions,
     checkpoint: Annotated[
-        str, typer.Argument(help=f"Checkpoint: {CHECKPOINT}; or --weights.")
+        str, typer.Argument(help=f"Checkpoint: {CHECKPOINT}; or --weights with --top-k.")
     ] = "",
-    layers: Annotated[
-        str | None, typer.Option("--layer", "--layers", help="Layers, such as 5 or 0,3-7.")
-    ] = None,
     subspace: Annotated[
         str | None,
         typer.Option(
@@ -41,15 +31,10 @@ def run(
             "centre and basis. [default: full; with --plot and tokens pca:2]",
         ),
     ] = None,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", help="Recording of router inputs.")
-    ] = None,
+    tokens: Tokens = None,
     weights: Annotated[
         Path | None,
         typer.Option("--weights", help="A bare matrix instead: npz with weight and bias."),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="Experts chosen of it.")
     ] = None,
     radius: Annotated[
         float | None, typer.Option("--radius", help="Only within so far of the centre.")
@@ -106,25 +91,14 @@ def run(
         float, typer.Option("--width", help="Width of the picture in mm: one column is 89.")
     ] = 89.0,
     dpi: Annotated[int, typer.Option("--dpi", help="Dots per inch where pixels count.")] = 300,
-    stage: Annotated[
-        str | None, typer.Option("--stage", help="What foreign numbers are: router_input.")
-    ] = None,
-    router_map: RouterMap = None,
-    stale_inputs: StaleInputs = False,
-    unverified: Unverified = False,
-    all_layers: AllLayers = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random slices and samples.")] = 0,
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None,
-    family: FamilyFile = None,
-    no_cache: NoCache = False,
-    format: PrintFormat = Format.table,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """List the routing cells and walls of a slice, prove or refute one set, or draw them."""
     from moegeom.core.verdict import EXIT_INCONCLUSIVE
-    from moegeom.report import View
     from moegeom.report.enumerations import ENUMERATION_REPORTERS
     from moegeom.scan.plan import num_workers
     from moegeom.studies.cells import cells
@@ -134,17 +108,10 @@ def run(
     request = CellsRequest(
         checkpoint=checkpoint,
         tokens=tokens,
-        layers=layers,
-        stage=asked_stage(stage),
-        router_map=parse_map(router_map or ()),
-        stale_inputs=stale_inputs,
-        unverified=unverified,
         seed=seed,
-        asked=asked_family(family),
-        rules=rules_folder(),
-        remote=remote_options(no_cache),
+        overwrite=overwrite,
         weights=weights,
-        top_k=top_k,
+        top_k=None if weights is None else model.top_k,
         subspace=subspace,
         radius=radius,
         box=box,
@@ -167,13 +134,11 @@ def run(
         caption=caption,
         width=page_width,
         dpi=dpi,
+        **token_options.terms,
+        **model.terms,
     )
-    watch = watching(quiet, "vertices")
-    try:
+    with screen.watching("vertices") as watch:
         found = cells(request, watch)
-    finally:
-        watch.close()
-    view_of_screen = View(width(), has_colours(), all_layers)
-    typer.echo(ENUMERATION_REPORTERS[format.value].render(found, view_of_screen), nl=False)
+    screen.show(ENUMERATION_REPORTERS, found)
     if any(router.outcome == "unfinished" for router in found.routers):
         raise typer.Exit(EXIT_INCONCLUSIVE)

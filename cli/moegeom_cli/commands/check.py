@@ -7,48 +7,30 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.family_options import (
-    FamilyFile,
-    LogitBias,
-    Renormalise,
-    RouterPattern,
-    Score,
-    SelectionBias,
-    TopK,
-    asked_family,
+from moegeom_cli.command import Command, Group
+from moegeom_cli.groups import (
+    ModelOptions,
+    OutOptions,
+    RunOptions,
+    ScreenOptions,
+    TokenOptions,
+    with_groups,
 )
-from moegeom_cli.options import (
-    CheckpointOrResults,
-    Device,
-    Layers,
-    NoCache,
-    PrintFormat,
-    RouterMap,
-    StaleInputs,
-    Threads,
-    Unverified,
-    asked_stage,
-    remote_options,
-)
-from moegeom_cli.state import rules_folder
-from moegeom_cli.streams import Format, has_colours, parse_map, watching, width
+from moegeom_cli.options import CheckpointOrResults, Tokens
+from moegeom_cli.streams import width
 
-NAME = "check"
-NEEDS_ARGUMENTS = True
+COMMAND = Command(Group.judge, 1, "moegeom check CKPT --baseline moegeom-baseline.json")
 
 
+@with_groups
 def run(
+    token_options: TokenOptions,
+    model: ModelOptions,
+    work: RunOptions,
+    existing: OutOptions,
+    screen: ScreenOptions,
     target: CheckpointOrResults = None,
-    tokens: Annotated[
-        str | None,
-        typer.Option("--tokens", help="Recording, or npy, npz, safetensors, Parquet (--stage)."),
-    ] = None,
-    stage: Annotated[
-        str | None,
-        typer.Option("--stage", help="What foreign numbers are, as for scan."),
-    ] = None,
-    router_map: RouterMap = None,
-    layers: Layers = None,
+    tokens: Tokens = None,
     baseline: Annotated[
         Path | None, typer.Option("--baseline", help="File to compare with.")
     ] = None,
@@ -58,7 +40,10 @@ def run(
     ] = False,
     profile: Annotated[
         Path | None,
-        typer.Option("--profile", help="TOML file [default: moegeom.toml, or [tool.moegeom]]."),
+        typer.Option(
+            "--profile",
+            help="TOML file [default: moegeom.toml, or [tool.moegeom], outside CKPT].",
+        ),
     ] = None,
     select: Annotated[
         str | None, typer.Option("--select", help="Codes or their beginnings: MGI,MGN112.")
@@ -73,27 +58,12 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="Keep the results in this directory.")
     ] = None,
-    stale_inputs: StaleInputs = False,
-    unverified: Unverified = False,
-    threads: Threads = None,
-    device: Device = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the null.")] = 0,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="CODE", help="Print the page of a check.")
     ] = None,
     init: Annotated[
         bool, typer.Option("--init", help="Write a commented moegeom.toml and stop.")
     ] = False,
-    family: FamilyFile = None,
-    router_pattern: RouterPattern = None,
-    top_k: TopK = None,
-    score: Score = None,
-    renormalise: Renormalise = False,
-    selection_bias: SelectionBias = None,
-    logit_bias: LogitBias = None,
-    no_cache: NoCache = False,
-    format: PrintFormat = Format.table,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
 ) -> int:
     """Judge a checkpoint: exit code 0 passed, 1 failed, 4 inconclusive."""
     from moegeom_cli.check_reports import parse_reports, write_reports
@@ -108,18 +78,15 @@ def run(
 
     if target is None:
         raise UsageError("check needs a checkpoint or results.", "moegeom check CKPT")
-    reports = parse_reports(report or (), format)
+    reports = parse_reports(report or (), screen.format)
     from moegeom.check.profile_file import fail_on as parse_fail_on
     from moegeom.check.profile_file import known_code
-    from moegeom.report import VERDICT_REPORTERS, View
+    from moegeom.report import VERDICT_REPORTERS
     from moegeom.studies.gate import GateRequest, gate
 
     request = GateRequest(
         target=target,
         tokens=tokens,
-        stage=asked_stage(stage),
-        router_map=parse_map(router_map or ()),
-        layers=layers,
         profile=profile,
         baseline=baseline,
         update_baseline=update_baseline,
@@ -128,30 +95,18 @@ def run(
         else tuple(known_code(code.strip(), "--select") for code in select.split(",")),
         fail_on=None if fail_on is None else parse_fail_on(fail_on, "--fail-on"),
         out=out,
-        stale_inputs=stale_inputs,
-        unverified=unverified,
-        asked=asked_family(
-            family, router_pattern, top_k, score, renormalise, selection_bias, logit_bias
-        ),
-        rules=rules_folder(),
-        remote=remote_options(no_cache),
-        seed=seed,
-        num_workers=threads,
-        device=device,
+        **token_options.terms,
+        **model.terms,
+        **work.terms,
+        **existing.terms,
     )
-    watch = watching(quiet)
-    try:
-        found = gate(request, watch, lambda text: None if quiet else typer.echo(text, err=True))
-    finally:
-        watch.close()
-    if not quiet:
-        view = View(width(), has_colours())
-        render = VERDICT_REPORTERS[format.value].render
-        typer.echo(render(found.verdict, found.run, view), nl=False)
+    with screen.watching() as watch:
+        found = gate(request, watch, screen.note)
+    screen.show(VERDICT_REPORTERS, found.verdict, found.run)
     write_reports(reports, found.verdict, found.run)
-    if found.written is not None and not quiet:
+    if found.written is not None:
         doubt = ", although the gate did not pass" if found.verdict.exit_code else ""
-        typer.echo(f"baseline written: {found.written}{doubt}", err=True)
+        screen.note(f"baseline written: {found.written}{doubt}")
     return found.verdict.exit_code
 
 
@@ -166,12 +121,10 @@ def _init() -> None:
     from moegeom.check.profile_file import PROFILE_NAME
     from moegeom.check.profile_template import profile_template
     from moegeom.core.errors import UsageError
+    from moegeom.core.files import write_whole
 
     path = Path(PROFILE_NAME)
     if path.exists():
         raise UsageError(f"{path} exists already.", "Remove it first, or edit it.")
-    try:
-        path.write_text(profile_template(), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}).") from error
+    write_whole(path, profile_template())
     typer.echo(f"wrote {path}", err=True)

@@ -6,11 +6,11 @@ import json
 
 import typer
 
+from moegeom_cli.command import Command, Group
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-NAME = "checks"
-NEEDS_ARGUMENTS = False
+COMMAND = Command(Group.reference, 3, "moegeom checks", needs_arguments=False)
 
 
 def run(

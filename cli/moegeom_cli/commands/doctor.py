@@ -6,11 +6,11 @@ import json
 
 import typer
 
+from moegeom_cli.command import Command, Group
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-NAME = "doctor"
-NEEDS_ARGUMENTS = False
+COMMAND = Command(Group.reference, 5, "moegeom doctor", needs_arguments=False)
 
 
 def run(

@@ -6,19 +6,28 @@ import json
 
 import typer
 
+from moegeom_cli.command import Command, Group
+from moegeom_cli.listing import Words, matching, render_briefly, render_listing
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-NAME = "families"
-NEEDS_ARGUMENTS = False
+COMMAND = Command(Group.reference, 1, "moegeom families qwen", needs_arguments=False)
 
 
-def run(
-    format: PrintFormat = Format.table,
-) -> None:
-    """Known families: model types, rule, and the source they were checked against."""
+def run(words: Words = None, format: PrintFormat = Format.table) -> None:
+    """Known families and their rules; of those with a word, model types and source too."""
     from moegeom.router.describe import describe_families
-    from moegeom_cli.listing import render_listing
 
-    rows = describe_families()
-    typer.echo(json.dumps(rows) if format is Format.json else render_listing(rows, format))
+    # names of GGUF architectures last: nobody looks for those first
+    rows = matching(
+        sorted(describe_families(), key=lambda row: str(row["family"]).startswith("gguf_")),
+        words,
+        "family",
+    )
+    if format is Format.json:
+        typer.echo(json.dumps(rows))
+    elif format is Format.md or words:
+        typer.echo(render_listing(rows, format))
+    else:
+        typer.echo(render_briefly([{k: row[k] for k in ("family", "rule")} for row in rows]))
+        typer.echo("\nmoegeom families WORD prints model types and sources of those with a word.")

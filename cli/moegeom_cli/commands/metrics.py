@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 import typer
 
+from moegeom_cli.command import Command, Group
+from moegeom_cli.listing import Words, matching, render_briefly, render_listing
 from moegeom_cli.options import PrintFormat
-from moegeom_cli.streams import Format
+from moegeom_cli.streams import Format, folded, width
 
-NAME = "metrics"
-NEEDS_ARGUMENTS = False
+COMMAND = Command(Group.reference, 2, "moegeom metrics margin", needs_arguments=False)
 
 
-def run(
-    format: PrintFormat = Format.table,
-) -> None:
-    """Every column with its table, unit and meaning."""
+def run(words: Words = None, format: PrintFormat = Format.table) -> None:
+    """What a scan measures: every column by topic, or in full those with a word."""
     from moegeom.metrics import METRICS
-    from moegeom_cli.listing import render_listing
 
-    rows = [
-        {
-            "column": column.name,
-            "metric": metric.name,
-            "table": table,
-            "unit": column.unit,
-            "meaning": column.text,
-        }
-        for metric in METRICS.all()
-        for table, columns in metric.columns.items()
-        for column in columns
-    ]
-    typer.echo(json.dumps(rows) if format is Format.json else render_listing(rows, format))
+    rows = matching(
+        [
+            {
+                "column": column.name,
+                "metric": metric.name,
+                "table": table,
+                "unit": column.unit,
+                "meaning": column.text,
+            }
+            for metric in METRICS.all()
+            for table, columns in metric.columns.items()
+            for column in columns
+        ],
+        words,
+        "column",
+    )
+    if format is Format.json:
+        typer.echo(json.dumps(rows))
+    elif format is Format.md or words:
+        typer.echo(render_listing(rows, format))
+    else:
+        typer.echo("\n\n".join(_topic(METRICS[name].text, rows, name) for name in METRICS.names()))
+        typer.echo("\nmoegeom metrics WORD prints the columns with a word in full.")
+
+
+def _topic(text: str, rows: Sequence[Mapping[str, object]], name: str) -> str:
+    """Name and text of a metric, and a line for each of its columns, whichever tables have it."""
+    columns = {row["column"]: row for row in reversed(rows) if row["metric"] == name}
+    lines = [{key: row[key] for key in ("column", "unit", "meaning")} for row in columns.values()]
+    head = folded(f"{name}: {text}", width(120), " " * 4)
+    return f"{head}\n{render_briefly(lines[::-1], '  ')}"

@@ -7,21 +7,19 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.options import AllLayers, PrintFormat
-from moegeom_cli.streams import Format, has_colours, width
+from moegeom_cli.command import Command, Group
+from moegeom_cli.groups import ScreenOptions, with_groups
 
-NAME = "report"
-NEEDS_ARGUMENTS = True
+COMMAND = Command(Group.measure, 4, "moegeom report RESULTS --format md")
 
 
+@with_groups
 def run(
     results: Annotated[Path, typer.Argument(help="Results directory of a scan.")],
-    all_layers: AllLayers = False,
-    format: PrintFormat = Format.table,
+    screen: ScreenOptions,
 ) -> None:
     """Print results that were measured before, on this machine or another."""
-    from moegeom.report import REPORTERS, View
+    from moegeom.report import REPORTERS
     from moegeom.results.reader import open_results
 
-    view = View(width(), has_colours(), all_layers)
-    typer.echo(REPORTERS[format.value].render(open_results(results), view), nl=False)
+    screen.show(REPORTERS, open_results(results))

@@ -4,49 +4,31 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
-from moegeom_cli.family_options import (
-    FamilyFile,
-    LogitBias,
-    Renormalise,
-    RouterPattern,
-    Score,
-    SelectionBias,
-    TopK,
-    asked_family,
-)
-from moegeom_cli.options import Checkpoint, Layers, NoCache, PrintFormat, remote_options
-from moegeom_cli.state import rules_folder
+from moegeom_cli.command import Command, Group
+from moegeom_cli.groups import ModelOptions, with_groups
+from moegeom_cli.options import Checkpoint, PrintFormat
 from moegeom_cli.streams import Format, folded, width
 
 if TYPE_CHECKING:
     from moegeom.core.router import Router
 
-NAME = "routers"
-NEEDS_ARGUMENTS = True
+COMMAND = Command(Group.measure, 1, "moegeom routers CKPT --layers 0-3")
 
 
+@with_groups
 def run(
     checkpoint: Checkpoint,
-    layers: Layers = None,
-    family: FamilyFile = None,
-    router_pattern: RouterPattern = None,
-    top_k: TopK = None,
-    score: Score = None,
-    renormalise: Renormalise = False,
-    selection_bias: SelectionBias = None,
-    logit_bias: LogitBias = None,
-    no_cache: NoCache = False,
+    model: ModelOptions,
     format: PrintFormat = Format.table,
 ) -> None:
-    """One line per router: its rule, shape and storage; what was skipped and why."""
+    """Which routers a checkpoint has: rule, shape and storage; what was skipped and why."""
     from moegeom.checkpoint.open import open_checkpoint
-    from moegeom.pipeline import recalled
     from moegeom.report.asked_layers import layers_without_router
     from moegeom.report.header import size
     from moegeom.report.rule_brief import rule_brief
@@ -58,15 +40,14 @@ def run(
         rule_origin,
     )
     from moegeom.router.load import load_routers
+    from moegeom.scan.request import Terms
     from moegeom.scan.run_facts import router_facts
     from moegeom_cli.listing import render_listing
 
-    asked = asked_family(
-        family, router_pattern, top_k, score, renormalise, selection_bias, logit_bias
-    )
-    store = open_checkpoint(checkpoint, remote_options(no_cache))
-    found = recalled(load_routers(store, layers, asked), rules_folder())
-    absent = layers_without_router(layers, (router.name for router in found.routers))
+    terms = Terms(**model.terms)
+    store = open_checkpoint(checkpoint, terms.remote)
+    found = load_routers(store, terms.layers, terms.asked)
+    absent = layers_without_router(terms.layers, (router.name for router in found.routers))
     found = replace(found, notes=(*found.notes, *filter(None, [absent])))
     if format is Format.json:
         typer.echo(json.dumps(describe_routers(found)))
@@ -84,7 +65,7 @@ def run(
     if found.revision:
         _say(f"revision {found.revision}")
     how = "a recording with the model's own choices verifies it"
-    _say(f"rule {found.verified_by or f'{assumed(rule_origin(found.family))}: {how}'}.")
+    _say(f"rule {assumed(rule_origin(found.family))}: {how}.")
     rules = Counter(rule_in_words(router) for router in found.routers)
     for head, parts in (("named  ", name_patterns(found)), ("routes ", rules)):
         for part, count in parts.items():
@@ -93,7 +74,7 @@ def run(
             )
             _say(said)
     typer.echo()
-    typer.echo(render_listing([_line(router) for router in found.routers], format))
+    typer.echo(render_listing(_lines(found.routers), format))
     for note in found.notes:
         _say(f"note: {note}")
     for skipped in found.skipped:
@@ -105,6 +86,25 @@ def _say(line: str) -> None:
     from moegeom.report.untrusted import printable
 
     typer.echo(folded(printable(line), width(), " " * 7))
+
+
+def _lines(routers: Sequence[Router]) -> list[Mapping[str, object]]:
+    """A line for all routers of a stack of which the same is to be said: ``text/0-47``."""
+    from moegeom.core.layer_ranges import format_layers
+
+    alike: dict[tuple[str, ...], list[tuple[Mapping[str, object], set[int]]]] = {}
+    for router in routers:
+        stack, layer, *slot = router.name.split("/")
+        line = _line(router)
+        key = (stack, *slot, *(str(value) for head, value in line.items() if head != "router"))
+        alike.setdefault(key, []).append((line, {int(layer)}))
+    found = []
+    for same in alike.values():
+        line, _ = same[0]
+        stack, _, *slot = str(line["router"]).split("/")
+        layers = format_layers(set().union(*(layers for _, layers in same)))
+        found.append({**line, "router": "/".join([stack, layers, *slot])})
+    return found
 
 
 def _line(router: Router) -> Mapping[str, object]:

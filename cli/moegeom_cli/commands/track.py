@@ -8,23 +8,20 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.family_options import FamilyFile, asked_family
-from moegeom_cli.options import (
-    AllLayers,
-    Device,
-    ExcludeFirst,
-    Layers,
-    PrintFormat,
-    Restart,
-    Threads,
+from moegeom_cli.command import Command, Group
+from moegeom_cli.groups import (
+    ModelOptions,
+    RunOptions,
+    ScreenOptions,
+    TokenOptions,
+    with_groups,
 )
-from moegeom_cli.state import rules_folder
-from moegeom_cli.streams import Format, has_colours, watching, width
+from moegeom_cli.options import ExcludeFirst, Restart
 
-NAME = "track"
-NEEDS_ARGUMENTS = True
+COMMAND = Command(Group.compare, 3, "moegeom track CKPT_100 CKPT_200 --plot curves.svg")
 
 
+@with_groups
 def run(
     checkpoints: Annotated[
         list[str],
@@ -33,6 +30,10 @@ def run(
             "and files, no URLs) or results of scans."
         ),
     ],
+    token_options: TokenOptions,
+    model: ModelOptions,
+    work: RunOptions,
+    screen: ScreenOptions,
     tokens: Annotated[
         str | None,
         typer.Option("--tokens", help="Recording of each step: 'rec/step_{step}' or 'rec/{name}'."),
@@ -41,18 +42,10 @@ def run(
         Path | None,
         typer.Option("--out", help="Where results stay [default: runs/<folder of them>.track]."),
     ] = None,
-    layers: Layers = None,
     expert: Annotated[
         int | None, typer.Option("--expert", min=0, help="Also show the load of this expert.")
     ] = None,
     exclude_first: ExcludeFirst = 0,
-    stale_inputs: Annotated[
-        bool,
-        typer.Option("--stale-inputs", help="Accept recordings of another checkpoint, labelled."),
-    ] = False,
-    unverified: Annotated[
-        bool, typer.Option("--unverified", help="Accept recordings that fail their tests.")
-    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Picture: FILE.svg, FILE.png or FILE.pdf.")
     ] = None,
@@ -60,50 +53,34 @@ def run(
         list[str] | None,
         typer.Option("--export", help="csv:FILE, openmetrics:FILE or tensorboard:FOLDER."),
     ] = None,
-    all_layers: AllLayers = False,
-    is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
     restart: Restart = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the null and of samples.")] = 0,
-    threads: Threads = None,
-    device: Device = None,
-    family: FamilyFile = None,
-    format: PrintFormat = Format.table,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no screen.")] = False,
+    is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
 ) -> None:
     """Follow a training run: load, entropy, margins, drift and overlap, step by step."""
-    from moegeom.report import SERIES_EXPORTS, SERIES_REPORTERS, View
+    from moegeom.report import SERIES_EXPORTS, SERIES_REPORTERS
     from moegeom.studies.series import TrackRequest, track
 
     exports = [_export(entry) for entry in export or ()]
     if plot is not None:
         exports.append(_picture(plot))
-    watch = watching(quiet)
     request = TrackRequest(
         patterns=tuple(checkpoints),
         out=out,
         tokens=tokens,
-        layers=layers,
         expert=expert,
-        stale_inputs=stale_inputs,
-        unverified=unverified,
         exclude_first=exclude_first,
+        **token_options.terms,
+        **model.terms,
+        **work.terms,
         restart=restart,
-        asked=asked_family(family),
-        rules=rules_folder(),
-        seed=seed,
-        num_workers=threads,
-        device=device,
     )
-    try:
+    with screen.watching() as watch:
         series = track(request, watch)
-    finally:
-        watch.close()
     for name, path in exports:
         SERIES_EXPORTS[name].write(series, path)
-    if not quiet:
-        plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
-        view = View(width(), has_colours(), all_layers, plain)
-        typer.echo(SERIES_REPORTERS[format.value].render(series, view), nl=False)
+        screen.note(f"written: {path}")
+    plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
+    screen.show(SERIES_REPORTERS, series, is_ascii=plain)
 
 
 def _export(entry: str) -> tuple[str, Path]:
@@ -130,9 +107,12 @@ def _picture(plot: Path) -> tuple[str, Path]:
 
 
 def _writable(path: Path, option: str) -> Path:
-    """The path, when its folder exists: better said before the measuring than after it."""
+    """The path, when it can be written to: better said before the measuring than after it."""
     from moegeom.core.errors import UsageError
+    from moegeom.core.files import refuse_unwritable
 
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{option}: the folder {path.parent} does not exist.")
+    if not path.is_dir():  # a folder of TensorBoard
+        refuse_unwritable(path)
     return path

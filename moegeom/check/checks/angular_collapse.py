@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from moegeom.check._check import Check, Limit, Limits, Tested, Unknown
 from moegeom.check._measured import Measured
 from moegeom.check._statistics import p_above
+from moegeom.core.intervals import range_text
 
 COLUMN = "mean_resultant_length"
 
@@ -29,11 +30,11 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             yield Unknown(router, "fewer than two blocks of documents give no standard error")
             continue
         limit, freedom = limits("length", router), row["num_blocks"] - 1
+        told = range_text(value, error, row["num_blocks"], 3)
         finding = CHECK.finding(
             router,
             f"router inputs nearly all point the same way: mean resultant length {value:.3f}.",
-            f"Limit {limit:g}, uncalibrated; 95 % range over documents {value - 2 * error:.3f}-"
-            f"{value + 2 * error:.3f}.",
+            f"Limit {limit:g}, uncalibrated; 95 % range over documents {told}.",
             measured.measure_again(router),
         )
         p_value = p_above(value, limit, error, freedom)

@@ -59,9 +59,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             if facts[name] != before.facts[name]
         ]
         if differing:
-            yield CHECK.finding(
-                router, f"the router has {', '.join(differing)}.", "", measured.see(router)
-            )
+            yield CHECK.finding(router, f"the router has {', '.join(differing)}.")
 
 
 CHECK = Check(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from moegeom.check._check import Check, Limit, Limits
 from moegeom.check._measured import Measured, Row
-from moegeom.check._repairs import keep_in_float32, recentre
+from moegeom.check._repairs import either, keep_in_float32, recentre
 from moegeom.core.finding import Finding
 
 
@@ -40,8 +40,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"they spread {row['bias_spread']:.2g} around {row['bias_middle']:.3g}, where bfloat16 "
             f"steps by {row['bias_ulp_bf16']:.2g}. {_moved(measured, row)}{lost} Harmless as "
             f"stored ({measured.facts(router).get('bias_dtype', 'F32').lower()}).",
-            f"moegeom check --explain {CHECK.code}",
-            (recentre(measured, row) + keep_in_float32(measured, row)).strip(),
+            repair=either(recentre(measured, row), keep_in_float32(measured, row)),
         )
 
 

@@ -45,7 +45,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"All are bfloat16 numbers. They spread {spread:.2g} around "
                 f"{row['bias_middle']:.3g}, where bfloat16 steps by {row['bias_ulp_bf16']:.2g}: "
                 "the cast that made them took away what told experts apart.",
-                measured.see(router),
             )
 
 

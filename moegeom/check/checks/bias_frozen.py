@@ -34,7 +34,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
                 router,
                 "the rows moved since the baseline, and not one selection bias did.",
                 f"Rows moved by {percent(moved)} of their length on average.",
-                measured.see(router),
             )
 
 

@@ -65,7 +65,6 @@ def _finding(
         f"the {words} of expert {expert} moved {by} since the baseline.",
         f"{np.count_nonzero(change)} of {len(change)} biases changed, a common offset taken out; "
         f"they spread {spread:.3g} (limit {limit}, uncalibrated).",
-        measured.see(router),
     )
 
 

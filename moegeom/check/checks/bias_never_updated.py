@@ -28,7 +28,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 row["router"],
                 f"every expert has the selection bias {row['bias_mean']:.3g}: none was ever moved.",
                 "Either training never updated it, or a conversion wrote a constant.",
-                measured.see(row["router"]),
             )
 
 

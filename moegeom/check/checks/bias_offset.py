@@ -28,8 +28,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 row["router"],
                 f"the selection biases lie {ratio(row):.0f} times their spread away from 0.",
                 f"They spread {row['bias_spread']:.2g} around {row['bias_middle']:.3g}.",
-                f"moegeom check --explain {CHECK.code}",
-                recentre(measured, row).strip(),
+                repair=recentre(measured, row).strip(),
             )
 
 

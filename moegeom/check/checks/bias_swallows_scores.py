@@ -34,8 +34,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"at the size of the selection bias bfloat16 steps by {step:.2g}; scores end at 1.",
                 f"Biases lie around {row['bias_middle']:.3g}. A sum of score and bias in bfloat16 "
                 f"would keep {max(1.0 / step, 1.0):.0f} different scores.",
-                f"moegeom check --explain {CHECK.code}",
-                recentre(measured, row).strip(),
+                repair=recentre(measured, row).strip(),
             )
 
 

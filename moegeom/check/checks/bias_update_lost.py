@@ -30,8 +30,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"an update of 0.001 would not move {100 * share:.0f} % of the selection biases.",
                 f"They are stored as {measured.facts(router).get('bias_dtype', 'bf16').lower()}, "
                 f"which steps by {row['bias_ulp_bf16']:.2g} at the largest of them.",
-                f"moegeom check --explain {CHECK.code}",
-                keep_in_float32(measured, row),
+                repair=keep_in_float32(measured, row),
             )
 
 

@@ -31,7 +31,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             (),
             f"{found} routers were found where {expected} are expected.",
             f"{'; '.join(surprises)}.",
-            f"moegeom routers {measured.checkpoint}",
         )
 
 

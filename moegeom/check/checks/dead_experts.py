@@ -45,7 +45,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             f"Less than {limit:g} of the fair {fair:,.0f} choices: expert "
             f"{listed([e['expert'] for e in low])}. Even routing would give each at least "
             f"{fair - 4 * math.sqrt(fair):,.0f}.",
-            measured.measure_again(router, "MORE_TOKENS"),
         )
         # the least of the layer's p-values, for as many experts as were looked at
         yield Tested(router, finding, min(1.0, len(rows) * min(p_values)))

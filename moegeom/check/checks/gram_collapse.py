@@ -25,13 +25,18 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             continue
         fall = row["gram_score_random"] - score
         if fall > limits("fall", router):
+            z, raw = row.get("gram_score_z"), row.get("gram_score_raw")
+            sigmas = "" if z is None else f"; {abs(z):.0f} sigmas below random rows"
+            stored = (
+                "no score, for rows of zeros have no direction" if raw is None else f"{raw:.3f}"
+            )
             yield CHECK.finding(
                 router,
                 f"rows crowd together: Gram score {score:.3f}, random rows "
                 f"{row['gram_score_random']:.3f}.",
-                f"Best possible {row['gram_score_best']:.3f}; {abs(row['gram_score_z']):.0f} "
-                f"sigmas below random rows (limit {limits('fall', router):g} below, uncalibrated). "
-                f"As stored, not centred: {row['gram_score_raw']:.3f}.",
+                f"Best possible {row['gram_score_best']:.3f}{sigmas} "
+                f"(limit {limits('fall', router):g} below, uncalibrated). "
+                f"As stored, not centred: {stored}.",
                 measured.see(router),
             )
 

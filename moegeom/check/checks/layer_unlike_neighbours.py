@@ -49,7 +49,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             "this router is unlike those of the layers before and after it.",
             f"By {words}: {math.exp(step):.2f} times apart from the mean of its neighbours "
             f"(limit {limits('factor', router):g}, uncalibrated).",
-            measured.see(router),
         )
 
 

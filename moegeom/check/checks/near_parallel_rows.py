@@ -39,7 +39,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             + (f" ({len(pairs)} such pairs)." if len(pairs) > 3 else "."),
             f"Largest cosine {_below_one(worst)} (limit {limit:g}, uncalibrated), rows centred and "
             "the gain of the norm folded in.",
-            measured.see(router),
         )
 
 

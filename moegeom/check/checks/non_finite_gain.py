@@ -27,7 +27,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"{count} {entries} not finite, and with them every logit of every token.",
                 "The norm in front multiplies the router input by its gain, coordinate by "
                 "coordinate.",
-                measured.see(row["router"]),
             )
 
 

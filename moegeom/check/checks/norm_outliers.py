@@ -42,7 +42,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"rows far from the median length: expert {shown}{more}.",
                 f"Limit {limit:g} times or 1/{limit:g} of the median, uncalibrated; rows centred, "
                 "gain folded in.",
-                measured.see(router),
             )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from moegeom.check._check import Check, Limit, Limits, Tested, Unknown
 from moegeom.check._measured import Measured, Row
 from moegeom.check._statistics import p_above
+from moegeom.core.intervals import range_text
 
 
 def _evidence(measured: Measured, row: Row) -> str:
@@ -42,12 +43,12 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         expert = row["busiest_expert"]
         slots = {e["expert"]: e["num_slots"] for e in measured.experts[router]}[expert]
         share = slots / row["num_tokens"]
+        told = range_text(load, error, row["num_blocks"], 1)
         finding = CHECK.finding(
             router,
             f"expert {expert} is chosen by {100 * share:.0f} % of the tokens.",
             f"It gets {load:.1f}x its fair share (limit {limit:.1f}, uncalibrated; 95 % range "
-            f"over documents {load - 2 * error:.1f}-{load + 2 * error:.1f})."
-            + _evidence(measured, row),
+            f"over documents {told})." + _evidence(measured, row),
             measured.measure_again(router, extra="--per-token"),
         )
         freedom = row["num_blocks"] - 1

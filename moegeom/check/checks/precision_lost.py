@@ -32,7 +32,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                     f"the {what} is stored with {row[column]} mantissa bits; the baseline has "
                     f"{old[0]:.0f}.",
                     "What was rounded away cannot be had back from this file.",
-                    measured.see(row["router"]),
                 )
 
 
@@ -45,7 +44,6 @@ def _rounded_since(measured: Measured, row: Row) -> Iterator[Finding]:
             row["router"],
             "every value of the weight is a bfloat16 number; in the baseline it was not.",
             "The router went through bfloat16 since: a transfer, or a conversion.",
-            measured.see(row["router"]),
         )
 
 

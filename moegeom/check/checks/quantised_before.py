@@ -30,7 +30,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 router,
                 f"stored as {stored}, and every value is a bfloat16 number.",
                 "The router went through bfloat16 on its way here.",
-                measured.see(router),
             )
             continue
         if share is None:
@@ -47,7 +46,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"the rows hold {100 * share:.0f} % of the different values that their dtype "
                 "would.",
                 f"Too few: {who}. Rounded to a coarser format before they were stored.",
-                measured.see(router),
             )
 
 

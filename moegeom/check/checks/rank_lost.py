@@ -45,7 +45,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"Effective rank {effective:.1f} of {possible}, condition number "
             f"{'infinite' if condition is None or rank < possible else format(condition, '.3g')} "
             f"(limits {least:.1f} and {limits('condition', router):g}, uncalibrated).",
-            measured.see(router),
         )
 
 

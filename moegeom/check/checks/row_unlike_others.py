@@ -67,7 +67,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"expert {expert} is unlike every other row of this checkpoint.",
             f"By {words}: {sigmas:.0f} robust standard deviations from the median of {len(rows):,} "
             f"rows (limit {limits('sigmas', router):g}, uncalibrated).{also}",
-            measured.see(router),
         )
 
 

@@ -1,9 +1,9 @@
 """MGG401: the rows of every router are where they were.
 
 Looked for: the distance of each centred effective row to its place in the baseline, over its
-length, from 32 seeded projections. A vector common to all rows, and a common factor, are taken out
-where the rule does not depend on them; rows that changed places with their experts are compared in
-the new place.
+length, from 32 seeded projections. A vector common to most rows, and a common factor, are taken out
+where the rule does not depend on them, so that no row is blamed for another one that moved; rows
+that changed places with their experts are compared in the new place.
 
 A finding means: these rows route other tokens than they did. Between two steps of a training that
 is expected; after a conversion or a quantisation it is not.
@@ -35,9 +35,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
         router = row["router"]
         if is_gain_alone(measured, router, row):
             continue  # MGI122 names the cause
-        moved = drift.moved[~drift.renumbered] if drift.renumbered.any() else drift.moved
-        if not moved.size or not moved.max() > limits("moved", router):
+        moved, limit = drift.moved[~drift.renumbered], limits("moved", router)
+        if not moved.size or not moved.max() > limit:
             continue
+        count = int((moved > limit).sum())
         expert = int(np.argmax(np.where(drift.renumbered, -1.0, drift.moved)))
         scaled = f" Rows are {drift.scale:.3g} times as long (median)."
         scaled *= abs(drift.scale - 1.0) > 0.1
@@ -47,10 +48,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
                 CHECK.finding(
                     router,
                     f"expert {expert} moved by {percent(moved.max())} of its length since the "
-                    "baseline.",
-                    f"Median over rows {percent(float(np.median(moved)))}; limit "
-                    f"{percent(limits('moved', router))}, uncalibrated.{scaled}",
-                    measured.see(router),
+                    f"baseline; {count} of {len(drift.moved)} rows moved.",
+                    f"Median over rows {percent(float(np.median(moved)))}; limit {percent(limit)}, "
+                    f"uncalibrated.{scaled}",
                 ),
             )
         )

@@ -30,7 +30,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                     f"the {what} is stored with {bits} mantissa bits; its family keeps {kept}.",
                     f"Stored as {measured.facts(row['router']).get(dtype, '?').lower()}. What was "
                     "rounded away cannot be had back from this file.",
-                    measured.see(row["router"]),
                 )
 
 

@@ -35,7 +35,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"experts {pairs}{more} are the same row: no token tells them apart.",
             f"Bit-identical weights and biases; ties go to the lower number.{on_tokens} "
             "A fault of the file, not of the data.",
-            measured.see(router),
         )
 
 

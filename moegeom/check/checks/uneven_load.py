@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from moegeom.check._check import Check, Limit, Limits, Tested, Unknown
 from moegeom.check._measured import Measured
 from moegeom.check._statistics import p_above
+from moegeom.core.intervals import range_text
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
@@ -28,12 +29,12 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             yield Unknown(router, "fewer than two blocks of documents give no standard error")
             continue
         limit, freedom = limits("entropy", router), row["num_blocks"] - 1
+        told = range_text(value, error, row["num_blocks"], 2)
         finding = CHECK.finding(
             router,
             f"load entropy {value:.2f} of 1: {row['effective_experts']:.1f} of "
             f"{len(measured.experts[router])} experts do the work.",
-            f"Limit {limit:g}, uncalibrated; 95 % range over documents {value - 2 * error:.2f}-"
-            f"{value + 2 * error:.2f}.",
+            f"Limit {limit:g}, uncalibrated; 95 % range over documents {told}.",
             measured.measure_again(router),
         )
         p_value = p_above(-value, -limit, error, freedom)

@@ -12,47 +12,41 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from moegeom.checkpoint import limits
-from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped, TorchDtype
+from moegeom.checkpoint.collection import no_collection
+from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped, TorchDtype, empty_dict
 from moegeom.checkpoint.names import check_names, is_inside
+from moegeom.checkpoint.pickle_machine import Record
 from moegeom.checkpoint.pickled import unpickle
+from moegeom.checkpoint.store import check_apart
 from moegeom.core.errors import CheckpointError
 
 Offsets = tuple[int, ...]
 
-
-class _Record:
-    """In place of an object: the state it was given. Slots, since there may be half a million."""
-
-    __slots__ = ("state",)
-
-    def __init__(self, *_: Any) -> None:
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
+#: Three times the pieces for which the steps of a pickle suffice.
+_CHUNKS = 200_000
 
 
-class _Metadata(_Record):
+class _Metadata(Record):
     __slots__ = ()
 
 
-class _Tensor(_Record):
+class _Tensor(Record):
     __slots__ = ()
 
 
-class _Properties(_Record):
+class _Properties(Record):
     __slots__ = ()
 
 
-class _Chunk(_Record):
+class _Chunk(Record):
     __slots__ = ()
 
 
-class _Index(_Record):
+class _Index(Record):
     __slots__ = ()
 
 
-class _Storage(_Record):
+class _Storage(Record):
     __slots__ = ()
 
 
@@ -82,7 +76,7 @@ _ALLOWED: Mapping[str, Any] = {
     f"{_MEGATRON}.MCoreSavePlan": Dropped,
     "torch.Size": _size,
     "torch.serialization._get_layout": Dropped,
-    "collections.OrderedDict": dict,
+    "collections.OrderedDict": empty_dict,
     # where the checkpoint was written, as Python 3.11 to 3.14 spell it
     **{
         f"{module}.{name}": Dropped
@@ -139,6 +133,10 @@ class Metadata:
             ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
         return ends
 
+    def shape(self, name: str) -> Offsets:
+        """The shape of a tensor as it was saved."""
+        return _counts(self.tensors[name], "size", f"{self.where}: tensor {name!r}")
+
     def layout(self, name: str) -> Layout:
         """Dtype, shape and chunks of a tensor; whether the chunks tile it is not checked here."""
         if name not in self.tensors:
@@ -155,11 +153,16 @@ class Metadata:
                 raise CheckpointError(f"{what} has {_kind(chunk)} among its chunks.")
             chunks.append(Chunk(_counts(chunk, "offsets", what), _counts(chunk, "sizes", what)))
         # Ranks that hold the same copy describe it once each, and it is stored once.
-        return Layout(dtype, _counts(tensor, "size", what), tuple(dict.fromkeys(chunks)))
+        return Layout(dtype, self.shape(name), tuple(dict.fromkeys(chunks)))
 
 
 def parse_metadata(raw: bytes, where: str) -> Metadata:
     """The contents of a ``.metadata`` file; its places lie inside of the folder."""
+    with no_collection():
+        return _parse_metadata(raw, where)
+
+
+def _parse_metadata(raw: bytes, where: str) -> Metadata:
     found = unpickle(raw, where, _ALLOWED)
     if not isinstance(found, _Metadata):
         raise CheckpointError(f"{where}: holds {_kind(found)}, expected a Metadata of torch.")
@@ -172,23 +175,38 @@ def parse_metadata(raw: bytes, where: str) -> Metadata:
         if isinstance(entry, _Tensor):
             tensors[name] = entry
     check_names(tensors, f"{where}:")
+    _check_chunks(tensors, where)
     places = {}
-    files: set[str] = set()
+    spans: dict[str, list[tuple[int, int, str]]] = {}
     for index, storage in stored.items():
         if not isinstance(index, _Index) or not isinstance(storage, _Storage):
             raise CheckpointError(f"{where}: places {_kind(index)} by {_kind(storage)}.")
         name = _field(index, "fqn", str, where)
         what = f"{where}: {name[: limits.NAME_LENGTH]!r}"
         place = _place(storage, what)
-        if place.file not in files:
+        if place.file not in spans:
             _check_inside(place.file, what)
-            files.add(place.file)
+            spans[place.file] = []
+        spans[place.file].append((place.offset, place.offset + place.length, name))
         is_tensor = isinstance(index.state.get("offset"), tuple)
         at = _counts(index, "offset", what) if is_tensor else (-1,)
         if (name, at) in places:
             raise CheckpointError(f"{where}: places the piece of {name!r} at {at} twice.")
         places[name, at] = place
+    for file, held in spans.items():
+        check_apart(held, f"{where}: {file}", "pieces of", "Copy the metadata of this save again.")
     return Metadata(where, tensors, places)
+
+
+def _check_chunks(tensors: Mapping[str, _Tensor], where: str) -> None:
+    """Raise if the lists of chunks are long: one long list may be that of every tensor."""
+    states = (tensor.state for tensor in tensors.values())
+    lists = (state.get("chunks") for state in states if isinstance(state, dict))
+    count = sum(len(chunks) for chunks in lists if isinstance(chunks, list))
+    if count > _CHUNKS:
+        raise CheckpointError(
+            f"{where}: describes {count} pieces of tensors, more than the {_CHUNKS} allowed."
+        )
 
 
 def _place(storage: _Storage, what: str) -> Place:
@@ -207,7 +225,7 @@ def _check_inside(file: str, what: str) -> None:
         )
 
 
-def _field(record: _Record, key: str, kind: type, what: str) -> Any:
+def _field(record: Record, key: str, kind: type, what: str) -> Any:
     state = record.state if isinstance(record.state, dict) else {}
     if not isinstance(state.get(key), kind):
         raise CheckpointError(
@@ -216,7 +234,7 @@ def _field(record: _Record, key: str, kind: type, what: str) -> Any:
     return state[key]
 
 
-def _counts(record: _Record, key: str, what: str) -> Offsets:
+def _counts(record: Record, key: str, what: str) -> Offsets:
     found = _field(record, key, tuple, what)
     if len(found) > limits.DIMENSIONS or not all(map(_is_count, found)):
         raise CheckpointError(

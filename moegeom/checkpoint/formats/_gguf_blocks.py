@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
+from moegeom.checkpoint.dtypes import as_array
 from moegeom.checkpoint.formats._gguf_types import GgmlType
 from moegeom.core.errors import CheckpointError
+
+#: A number takes 28 times its bytes in the file, and the largest router has three million.
+_MOST_NUMBERS = 2**24
 
 
 def decode(
@@ -20,8 +25,14 @@ def decode(
     """
     gguf = _package(stored, where)
     row_bytes = shape[-1] // stored.block_size * stored.block_bytes
-    if not row_bytes:
-        return np.zeros(shape, np.float32)
+    if not raw or not row_bytes:
+        return as_array(b"", np.dtype(np.float32), shape, where)
+    if prod(shape) > _MOST_NUMBERS:
+        raise CheckpointError(
+            f"{where} has {prod(shape)} numbers in blocks of {stored.name}, more than the "
+            f"{_MOST_NUMBERS} that are decoded at once.",
+            "Convert this tensor to F32.",
+        )
     blocks = np.frombuffer(raw, np.uint8).reshape(-1, row_bytes)
     try:
         # a scale may be anything, NaN and infinity included

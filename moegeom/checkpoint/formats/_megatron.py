@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint.dtypes import numpy_dtype
+from moegeom.checkpoint import limits
+from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped
+from moegeom.checkpoint.pickle_machine import Record
 from moegeom.checkpoint.pickled import unpickle
-from moegeom.checkpoint.shards import ShardedStore
+from moegeom.checkpoint.shards import Shard, ShardedStore
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.checkpoint.zipped import read_archive
 from moegeom.core.errors import CheckpointError
@@ -27,6 +29,9 @@ _ARGUMENT_BYTES = 16_000_000
 #: ``decoder.layers.mlp.router.weight``: homogeneous layers in the older layout are one tensor.
 _STACKED = re.compile(r"(?P<head>(?:.*\.)?layers)\.(?P<tail>(?![0-9]+\.).+)")
 
+#: Of the names of all layers, 100 for each of the most tensors.
+_NAME_CHARACTERS = 60_000_000
+
 _Plain = bool | int | float | str | None
 
 
@@ -34,8 +39,19 @@ class MegatronStore(ShardedStore):
     """A ``TensorStore`` whose config are the arguments of the run.
 
     Where all layers of a part are one tensor, each appears under the name that it has in the newer
-    layout, ``layers.{i}.``.
+    layout, ``layers.{i}.``. ``shape_of`` tells the shape of a stored tensor, at little cost.
     """
+
+    def __init__(
+        self,
+        folder: Folder,
+        shards: Mapping[str, Shard],
+        shard_of: Mapping[str, str],
+        index_bytes: int,
+        shape_of: Callable[[str], tuple[int, ...]],
+    ) -> None:
+        super().__init__(folder, shards, shard_of, index_bytes)
+        self._shape_of = shape_of
 
     @cached_property
     def _config(self) -> Mapping[str, Any]:
@@ -45,13 +61,19 @@ class MegatronStore(ShardedStore):
     def _names(self) -> Mapping[str, tuple[str, int] | None]:
         """Stored tensor and layer by name; None for a tensor that is what it is called."""
         names: dict[str, tuple[str, int] | None] = {}
+        left = _NAME_CHARACTERS
         for stored in super().names():
             hit = _STACKED.fullmatch(stored)
             count = self._num_layers if hit else 0
-            info = super().info(stored) if count else None
-            if hit is None or info is None or info.shape[:1] != (count,):
+            if hit is None or not count or self._shape_of(stored)[:1] != (count,):
                 names[stored] = None
                 continue
+            left -= count * (len(stored) + len(str(count)))
+            if left < 0 or len(names) + count > limits.TENSORS:
+                raise CheckpointError(
+                    f"{self.label}: its tensors of {count} layers each have more than "
+                    f"{limits.TENSORS} names, or more than {_NAME_CHARACTERS} characters in all."
+                )
             for layer in range(count):
                 names[f"{hit['head']}.{layer}.{hit['tail']}"] = (stored, layer)
         return names
@@ -78,8 +100,9 @@ class MegatronStore(ShardedStore):
         if self._names.get(name) is None:
             return super().read(name)
         info = self.info(name)
-        dtype = numpy_dtype(info.dtype, f"{info.file}: tensor {name!r}")
-        return np.frombuffer(self.read_bytes(name, 0, info.size_bytes), dtype).reshape(info.shape)
+        where = f"{info.file}: tensor {name!r}"
+        dtype = numpy_dtype(info.dtype, where)
+        return as_array(self.read_bytes(name, 0, info.size_bytes), dtype, info.shape, where)
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         place = self._names.get(name)
@@ -104,7 +127,7 @@ def megatron_config(folder: Folder) -> Mapping[str, Any]:
     raw = archive.read(pickles[0], _ARGUMENT_BYTES)
     root = unpickle(raw, COMMON, _Anything(), lambda _: None)
     found = root.get("args") if isinstance(root, dict) else None
-    arguments = found.values if isinstance(found, _Arguments) else None
+    arguments = found.state if isinstance(found, _Arguments) else None
     pairs = arguments.items() if isinstance(arguments, dict) else ()
     plain = {key: value for key, value in pairs if isinstance(key, str) and _is_plain(value)}
     if not plain:
@@ -121,16 +144,10 @@ def megatron_config(folder: Folder) -> Mapping[str, Any]:
     }
 
 
-class _Arguments:
+class _Arguments(Record):
     """What stands in for ``argparse.Namespace``."""
 
-    __slots__ = ("values",)
-
-    def __init__(self, *_: Any) -> None:
-        self.values: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.values = state
+    __slots__ = ()
 
 
 class _Anything(Mapping[str, Any]):

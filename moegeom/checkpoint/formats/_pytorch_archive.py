@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from moegeom.checkpoint import limits
-from moegeom.checkpoint.dtypes import numpy_dtype
+from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.formats._pytorch_globals import (
     ALLOWED,
     Storage,
@@ -149,7 +149,7 @@ class TorchArchive:
     def read(self, view: View, where: str) -> Shaped[np.ndarray, "*shape"]:
         """The tensor in the dtype it is stored in."""
         dtype = numpy_dtype(view.dtype, where)
-        return np.frombuffer(self.read_bytes(view, 0, view.size_bytes), dtype).reshape(view.shape)
+        return as_array(self.read_bytes(view, 0, view.size_bytes), dtype, view.shape, where)
 
 
 def read_torch_archive(file: RangeFile) -> TorchArchive:

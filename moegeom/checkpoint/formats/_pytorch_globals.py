@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moegeom.checkpoint.pickle_machine import Global
+from moegeom.checkpoint.pickle_machine import MOST_ARGUMENTS, Global, Record
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Storage:
 class StoredTensor:
     """A tensor as the pickle describes it; nothing is checked before it is asked for."""
 
-    # Not ``slots=True``: that would add a ``__setstate__``, which a pickle may call.
     __slots__ = ("dtype", "flags", "offset", "shape", "storage", "stride")
 
     storage: Any
@@ -63,18 +62,16 @@ class UnreadableTensor:
     kind: str
 
 
-class Dropped:
-    """An object that no tensor needs; keeps nothing of what it is given."""
+class Dropped(Record):
+    """An object that no tensor needs."""
 
     __slots__ = ()
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None: ...
 
 
 def storage_of(found: Any) -> Storage:
     """The storage of a persistent id ``("storage", type, key, location, length)``."""
+    if type(found) is not tuple:  # unpacking anything else may take as long as it is large
+        raise TypeError
     _, kind, key, _, length = found
     return Storage(kind, key, length)
 
@@ -114,16 +111,15 @@ def _first(found: Any, *_: Any) -> Any:
 
 def _of_type(function: Any, _: Any, arguments: Any, __: Any) -> Any:
     """A tensor with attributes, which are dropped; what makes it must be one of the makers."""
-    if type(function) is not Global or function.name not in _MAKERS:
+    is_maker = type(function) is Global and function.name in _MAKERS
+    # Unpacking takes as long as what is unpacked is large, which a file may ask for many times.
+    if not is_maker or type(arguments) is not tuple or len(arguments) > MOST_ARGUMENTS:
         raise TypeError
     return function.stand_in(*arguments)
 
 
-def _empty_dict() -> dict[Any, Any]:
-    return {}
-
-
-def _default_dict(*_: Any) -> dict[Any, Any]:
+def empty_dict(*_: Any) -> dict[Any, Any]:
+    """A dict, to be filled by opcodes; nothing of what a file gives is hashed or walked through."""
     return {}
 
 
@@ -214,6 +210,6 @@ ALLOWED: Mapping[str, Any] = {
     **_MAKERS,
     "torch._tensor._rebuild_from_type_v2": _of_type,
     "torch.Size": _first,
-    "collections.OrderedDict": _empty_dict,
-    "collections.defaultdict": _default_dict,
+    "collections.OrderedDict": empty_dict,
+    "collections.defaultdict": empty_dict,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import gt
 from typing import Any
 
 from moegeom.checkpoint import limits
@@ -11,7 +12,7 @@ from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.json_text import num_quotes, parse_object, unique_keys
 from moegeom.checkpoint.names import check_names
 from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.store import TensorInfo
+from moegeom.checkpoint.store import TensorInfo, check_apart
 from moegeom.core.errors import CheckpointError
 
 #: What ``HuggingFaceStorageWriter(save_distributed=True)`` of torch writes: row slices.
@@ -19,6 +20,8 @@ _ROW_SLICES = "DCP_SHARDING_INFO"
 
 #: Characters; a dtype of a later version may have any name.
 _DTYPE_LENGTH = 64
+
+_NO_WRITER = "No writer of safetensors makes such a file: do not use it."
 
 _AGAIN = "Download or copy this file again."
 
@@ -88,7 +91,26 @@ def read_header(file: RangeFile) -> Header:
             "may be that of another file.",
             _AGAIN,
         )
+    _check_apart(header)
     return header
+
+
+def _check_apart(header: Header) -> None:
+    """Raise if two tensors name the same bytes, which no writer does."""
+    pairs = [_begin_and_end(entry) for entry in header.entries.values()]
+    begins, ends = sorted(b for b, _ in pairs), sorted(e for _, e in pairs)
+    # Each begins where all before it have ended; this is on the way of every header.
+    if any(map(gt, ends, begins[1:])) or any(b > e for b, e in pairs):
+        spans = ((b, e, name) for (b, e), name in zip(pairs, header.entries, strict=True))
+        check_apart(spans, f"{header.file}: behind the header", hint=_NO_WRITER)
+
+
+def _begin_and_end(entry: Any) -> tuple[int, int]:
+    """The place of a tensor; (0, 0) where the entry has none, which is an error for who asks."""
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if isinstance(offsets, list) and list(map(type, offsets)) == [int, int]:
+        return offsets[0], offsets[1]
+    return 0, 0
 
 
 def _read_text(file: RangeFile, file_size: int) -> bytes:

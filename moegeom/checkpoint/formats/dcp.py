@@ -67,8 +67,10 @@ def open_dcp(location: Location) -> ShardedStore:
     pieces = _Pieces(folder, metadata)
     shard = SlicedShard(_METADATA, metadata.names, pieces.tensor, pieces.sizes)
     is_megatron = whole.has(COMMON) and not whole.has(_CONFIG)
-    store = MegatronStore if is_megatron else ShardedStore
-    return store(whole, {_METADATA: shard}, dict.fromkeys(metadata.names, _METADATA), len(raw))
+    shard_of = dict.fromkeys(metadata.names, _METADATA)
+    if is_megatron:
+        return MegatronStore(whole, {_METADATA: shard}, shard_of, len(raw), metadata.shape)
+    return ShardedStore(whole, {_METADATA: shard}, shard_of, len(raw))
 
 
 def _folders(location: Location) -> tuple[Folder, Folder]:

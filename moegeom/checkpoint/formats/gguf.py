@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint.dtypes import numpy_dtype
+from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats._gguf_blocks import decode
 from moegeom.checkpoint.formats._gguf_config import config_of
@@ -61,7 +61,7 @@ class GgufFile:
         if info.dtype in BLOCK_DTYPES:
             stored = GGML_TYPES[self.header.entries[name].type_code]
             return decode(raw, stored, info.shape, where)
-        return np.frombuffer(raw, numpy_dtype(info.dtype, where)).reshape(info.shape)
+        return as_array(raw, numpy_dtype(info.dtype, where), info.shape, where)
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         info = self.info(name)

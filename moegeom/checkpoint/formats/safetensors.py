@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint.dtypes import numpy_dtype
+from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.formats._dcp_slices import check_complete, check_whole, open_slices
 from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
@@ -58,9 +58,9 @@ class SafetensorsFile:
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         info = self.info(name)
-        dtype = numpy_dtype(info.dtype, f"{info.file}: tensor {name!r}")
-        raw = self.file.read(info.offset, info.size_bytes)
-        return np.frombuffer(raw, dtype).reshape(info.shape)
+        where = f"{info.file}: tensor {name!r}"
+        dtype = numpy_dtype(info.dtype, where)
+        return as_array(self.file.read(info.offset, info.size_bytes), dtype, info.shape, where)
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         info = self.info(name)

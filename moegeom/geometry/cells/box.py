@@ -5,7 +5,7 @@ An expert is above another in the whole box :math:`[l, u]` where
 .. math:: b_i - b_j + \sum_m \min((w_i - w_j)_m l_m, (w_i - w_j)_m u_m) > 0,
 
 and in the ball of radius R around c where :math:`z_i(c) - z_j(c) > R |w_i - w_j|`. Both are asked
-of float64 less a bound of its rounding, so that what is said holds. Source: CELLS.md section 2.
+of float64 less a bound of its rounding, so that what is said holds. Source: docs/theory.md G2.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from scipy.special import dawsn, gammaln, log_ndtr
 def zaslavsky(num_hyperplanes: int, dims: int) -> int:
     r"""Regions of m generic hyperplanes, :math:`\Phi(m, d) = \sum_{j \le d} \binom m j`.
 
-    Exactly; 2^m for d >= m, 0 for d < 0. Source: Zaslavsky 1975; THEORY.md B3; oracle in tests:
-    deletion and restriction, and the binomial distribution.
+    Exactly; 2^m for d >= m, 0 for d < 0. Source: Zaslavsky 1975; docs/theory.md B3; oracle in
+    tests: deletion and restriction, and the binomial distribution.
     """
     term, total = 1, 0
     for j in range(min(num_hyperplanes, dims) + 1):
@@ -33,7 +33,7 @@ def total_cells(num_experts: int, dims: int, is_central: bool) -> int:
 
     .. math:: \sum_k N_k = \Phi(E, d + 1), \qquad \text{central: } 2 \Phi(E - 1, d)
 
-    For d >= 1 and d >= 0. Source: THEORY.md B4; oracle in tests: cells enumerated for every k.
+    For d >= 1 and d >= 0. Source: docs/theory.md B4; oracle in tests: cells enumerated for every k.
     """
     if is_central:
         return 2 * zaslavsky(num_experts - 1, dims)
@@ -52,7 +52,7 @@ def most_cells(num_experts: int, k: int, dims: int, is_central: bool) -> int:
 
     or without the half and with E - 2 for k = E / 2, because N_k = N_{E-k}. Cells are open, so that
     rows in special position have no more than some in general position. Raises ValueError for k
-    outside 1..E and d < 0. Source: THEORY.md B4; oracle in tests: cells enumerated.
+    outside 1..E and d < 0. Source: docs/theory.md B4; oracle in tests: cells enumerated.
     """
     if not 1 <= k <= num_experts or dims < 0:
         raise ValueError(f"top_k {k} of {num_experts} experts on {dims} dimensions")
@@ -76,7 +76,7 @@ def most_cells_none_hidden(num_experts: int, k: int) -> int:
     r"""Upper bound of :math:`N_k` on a plane where every expert is first somewhere.
 
     :math:`(2 k - 1) E - 2 k^2 + 2` for k <= E / 2, as of order-k Voronoi diagrams; larger k fall
-    back on ``most_cells``. Source: Lee 1982; THEORY.md B4.
+    back on ``most_cells``. Source: Lee 1982; docs/theory.md B4.
     """
     bound = most_cells(num_experts, k, 2, is_central=False)
     if 2 * k > num_experts:
@@ -88,7 +88,7 @@ def most_vertices(num_experts: int, dims: int, is_central: bool) -> int:
     r"""Upper bound of the vertices that a walk visits, :math:`\binom{E}{d+1}`.
 
     Each is the place where d + 1 experts tie, whatever k is. A central router is walked on two
-    charts of d - 1 dimensions. Source: CELLS.md section 1.
+    charts of d - 1 dimensions. Source: docs/theory.md G1.
     """
     return 2 * math.comb(num_experts, dims) if is_central else math.comb(num_experts, dims + 1)
 

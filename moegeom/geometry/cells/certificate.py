@@ -3,7 +3,7 @@ r"""Certificates of cells and walls: a rational point inside, or a proof that th
 In the lifted form x is in the cell of S where some t has :math:`z_i(x) > t > z_j(x)`, i in S and j
 outside: E strict inequalities in d + 1 unknowns. Float64 only proposes. A point is proved by error
 bounds or exactly; what HiGHS finds tight is where exact steps begin, which end with a point or with
-multipliers. Source: CELLS.md section 1.
+multipliers. Source: docs/theory.md G1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cell_certificate(
     before, and taken where it proves the cell.
 
     Raises ValueError for numbers that are not finite, an empty box or a coalition that is none.
-    Oracle in tests: the certified instances of CELLS.md, and ``check_certificate``.
+    Oracle in tests: the certified instances of docs/theory.md G1, and ``check_certificate``.
     """
     problem = Problem(weight, bias, coalition, None, lower, upper)
     found = _solve(problem, guess)

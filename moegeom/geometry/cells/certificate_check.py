@@ -7,7 +7,7 @@ and j outside. Convex combinations prove that it is empty where
 
 for every x of the (open) box, or of the whole space: some i then is not above some j. What a linear
 function reaches in a box is read off its signs, so that sides of the box need no multipliers.
-Source: Gordan's and Motzkin's theorems of the alternative; CELLS.md section 1.
+Source: Gordan's and Motzkin's theorems of the alternative; docs/theory.md G1.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def collected(
 
     At a vertex with a experts above and d + 1 on the level every choice of k - a of those is a
     cell, and two choices that differ in one expert share a wall. ``rays`` marks edges without end,
-    at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. Source: CELLS.md section 1.
+    at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. Source: docs/theory.md G1.
     """
     point, direction = _places(on, weight, bias)
     size, d = on.shape[1], weight.shape[1]

@@ -34,7 +34,7 @@ def exact_crossings(
     none. A change at t = 0 or 1 leaves a tie at that end. The numbers are taken as they are; empty
     for k = E.
 
-    Raises ValueError for k outside 1..E and logits that are not finite. Source: CELLS.md section 1
+    Raises ValueError for k outside 1..E and logits that are not finite. Source: docs/theory.md G1
     (d = 1); oracle in tests: all pairs of lines, their crossings sorted, and the sweep over a line.
     """
     if not 1 <= k <= len(start):

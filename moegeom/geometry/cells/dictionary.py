@@ -10,7 +10,7 @@ for every other one, so that moving along an edge (one m leaves the level, the o
 column of R. Ties beyond I are broken as if :math:`b_i` were larger by :math:`\epsilon^{(i)}`,
 each of them infinitely smaller than the one before: the lower number wins, as everywhere, and every
 vertex is simple. All of it is computed in integers, over one denominator for each vertex. Source:
-CELLS.md sections 1 and 2; oracle in tests: the same in fractions.
+docs/theory.md G1 and G2; oracle in tests: the same in fractions.
 """
 
 from __future__ import annotations

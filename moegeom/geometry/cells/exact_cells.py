@@ -54,8 +54,8 @@ def exact_cells(
     splits them. For d >= 2 a walk over the vertices in exact arithmetic: some hundred microseconds
     each, for references and for small instances. k = E is the one cell of all experts.
 
-    Raises ValueError for k outside 1..E. Source: CELLS.md; the certified instances there are the
-    oracle in tests.
+    Raises ValueError for k outside 1..E. Source: docs/theory.md G1; the certified instances there
+    are the oracle in tests.
     """
     rows = [[Fraction(float(value)) for value in row] for row in weight]
     offsets = [Fraction(0)] * len(rows) if bias is None else [Fraction(float(b)) for b in bias]

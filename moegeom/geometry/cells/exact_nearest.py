@@ -4,7 +4,7 @@ r"""The point of a closed cell or wall nearest to a centre, in exact arithmetic.
 
 and :math:`z_{out} = z_{into}` on a wall: the dual active-set method of Goldfarb and Idnani (1983),
 whose constraints are looked for only when they are violated. It settles what float64 leaves open.
-Source: CELLS.md section 2.
+Source: docs/theory.md G2.
 """
 
 from __future__ import annotations

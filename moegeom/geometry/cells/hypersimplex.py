@@ -18,7 +18,7 @@ def face_count(k: int, num_experts: int, n: int) -> int:
 
     The number of ways in which n + 1 experts can tie at the boundary with a others above them. The
     polytope is a point for k = 0 and k = E. Raises ValueError for k outside 0..E. Source:
-    THEORY.md B2; oracle in tests: faces enumerated as sets of vertices.
+    docs/theory.md B2; oracle in tests: faces enumerated as sets of vertices.
     """
     if not 0 <= k <= num_experts:
         raise ValueError(f"top_k {k} of {num_experts} experts")

@@ -10,7 +10,7 @@ for i in S and j not in S, with equality for the pair that a wall exchanges. Any
 
 for every y that satisfies the constraints, and any point that satisfies them proves the other side.
 Rounding is bounded as in a dot product of n terms, :math:`\gamma_n = n u`, each n twice what it
-needs to be. Source: Goldfarb and Idnani 1983; CELLS.md section 2. Oracle in the tests: the
+needs to be. Source: Goldfarb and Idnani 1983; docs/theory.md G2. Oracle in the tests: the
 least distance program of Lawson and Hanson, by NNLS.
 """
 

@@ -73,7 +73,7 @@ def independent_columns(weight: Sequence[Sequence[Fraction]]) -> list[int]:
     Cells depend on x through these differences alone, so that with the other coordinates at 0 all
     of them are met. Independent modulo the prime is independent; that the others depend on them is
     proved with fractions where the rank is below E - 1 and d, the only case in which it matters.
-    Empty for a single row or equal rows. Source: CELLS.md sections 0 and 6.
+    Empty for a single row or equal rows. Source: docs/theory.md G1, G4.
     """
     rows = [
         [value - first for value, first in zip(row, weight[0], strict=True)] for row in weight[1:]

@@ -44,7 +44,7 @@ def certain_choice(
     equal, so that the kept groups alone decide who they are. Where two groups compete for one
     place, S is also proved by either of them choosing it.
 
-    A tie of two scores is never certain. Source: THEORY.md E2. Oracle in tests:
+    A tie of two scores is never certain. Source: docs/theory.md E2. Oracle in tests:
     :func:`~moegeom.geometry.selection.route.route` at random points.
     """
     groups = rule.groups

@@ -2,7 +2,7 @@ r"""Slices of the input space on which cells are enumerated and drawn: :math:`y 
 
 A slice turns a router into a smaller one, :math:`z = (W B) x + (W c + b)`. Both products are
 rounded to float64 once, and the rounded numbers *are* the instance: cells of a slice are exact for
-them. Source: CELLS.md section 6, pitfall 1.
+them. Source: docs/theory.md G4.
 """
 
 from __future__ import annotations

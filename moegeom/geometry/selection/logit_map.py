@@ -9,8 +9,8 @@ from moegeom.core.router import LogitMap
 
 
 def mapped_logits(
-    logits: Float[np.ndarray, "tokens experts"], logit_map: LogitMap | None
-) -> Float[np.ndarray, "tokens experts"]:
+    logits: Float[np.ndarray, "*shape"], logit_map: LogitMap | None
+) -> Float[np.ndarray, "*shape"]:
     r"""Logits behind the map, :math:`c \tanh(m z / c)`, or :math:`m z` without a cap.
 
     The logits themselves when there is no map, else float64. Increasing in z, with slope at most m.

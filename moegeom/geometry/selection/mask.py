@@ -14,7 +14,7 @@ def group_scores(
     r"""Score of each group: :math:`T_g = \max_{i \in g} q_i`, or the sum of the two largest.
 
     Experts are split into ``num_groups`` runs of equal length. A group of one expert has its own
-    score in both variants. Source: THEORY.md E2 (DeepSeek-V2: max; V3: top2_sum).
+    score in both variants. Source: docs/theory.md E2 (DeepSeek-V2: max; V3: top2_sum).
     """
     tokens, experts = selection.shape
     grouped = selection.astype(np.float64).reshape(
@@ -41,7 +41,7 @@ def group_mask(
     """Selection scores with every expert outside the kept groups set to ``groups.fill``.
 
     The fill is a fact of the code that a family runs on: 0.0 and -inf choose differently as soon
-    as a kept score is negative (THEORY.md E2).
+    as a kept score is negative (docs/theory.md E2).
     """
     kept = kept_groups(group_scores(selection, groups), groups.num_kept)
     allowed = np.repeat(kept, selection.shape[1] // groups.num_groups, axis=1)
@@ -56,7 +56,7 @@ def fill_decides(last: Float[np.ndarray, "tokens"], fill: float) -> Bool[np.ndar
     score is negative, with 0.0 where it is 0, which is a masked expert's (or negative, when fewer
     are masked than wanted). A kept score of exactly 0 counts as a masked one. nan: nothing is
     masked, so False everywhere.
-    Source: THEORY.md E2. Oracle in tests: the rule with the other fill.
+    Source: docs/theory.md E2. Oracle in tests: the rule with the other fill.
     """
     if np.isnan(fill):
         return np.zeros(len(last), dtype=bool)
@@ -68,7 +68,7 @@ def group_margin(
 ) -> Float64[np.ndarray, "tokens"]:
     """Score of the last kept group minus that of the first dropped one; inf when none is dropped.
 
-    Source: THEORY.md E2 (`gap_group`), fixture `group_gap`.
+    Source: docs/theory.md E2 (`gap_group`), fixture `group_gap`.
     """
     if groups.num_kept == groups.num_groups:
         return np.full(selection.shape[0], np.inf)

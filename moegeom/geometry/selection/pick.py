@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64, Int32
 def top_k(selection: Float[np.ndarray, "tokens experts"], k: int) -> Int32[np.ndarray, "tokens k"]:
     """The k largest selection scores of each token, descending; equal scores: the lower index.
 
-    Source: 000 Definition A.4. Oracle in tests: torch.topk wherever no two scores are equal.
+    Source: S0 Definition A.4. Oracle in tests: torch.topk wherever no two scores are equal.
     """
     order = np.argsort(-selection, axis=1, kind="stable")[:, :k]
     return order.astype(np.int32)
@@ -20,7 +20,7 @@ def margin(selection: Float[np.ndarray, "tokens experts"], k: int) -> Float64[np
 
     Zero exactly on a tie across the border of the chosen set; ties inside it do not count.
     Masked experts at -inf give inf when fewer than k+1 experts are allowed.
-    Source: THEORY.md A2 (`gap` = `tie_spread(1)`).
+    Source: docs/theory.md A2 (`gap` = `tie_spread(1)`).
     """
     if k == selection.shape[1]:
         return np.full(selection.shape[0], np.inf)

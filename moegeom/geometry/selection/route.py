@@ -56,7 +56,7 @@ def route(
     """Chosen experts, routing weights and margins from logits (logit bias already added).
 
     ``shared_sum`` is that of :func:`~moegeom.geometry.selection.weights.routing_weights`.
-    Float64 throughout; THEORY.md A1, E1, E2. Oracle in tests: the routers of transformers.
+    Float64 throughout; docs/theory.md A1, E1, E2. Oracle in tests: the routers of transformers.
     """
     selection = selection_scores(logits, rule, selection_bias)
     groups = rule.groups

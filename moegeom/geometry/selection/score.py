@@ -29,7 +29,7 @@ def softmax(logits: Float[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, 
 def sigmoid(logits: Float[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens experts"]:
     r"""Logistic function, :math:`s_i = 1 / (1 + e^{-z_i})`, each expert by itself.
 
-    Float64 keeps scores apart up to z = 36, where float32 saturates at 17 (THEORY.md E1).
+    Float64 keeps scores apart up to z = 36, where float32 saturates at 17 (docs/theory.md E1).
     The exponential of -|z| never overflows. Oracle in tests: scipy.special.expit.
     """
     z = logits.astype(np.float64)
@@ -42,7 +42,7 @@ def sqrt_softplus(
 ) -> Float64[np.ndarray, "tokens experts"]:
     r"""Root of softplus, :math:`s_i = \sqrt{\log(1 + e^{z_i})}`; slope at most 0.3191.
 
-    Source: THEORY.md E1b. Oracle in tests: numpy.logaddexp.
+    Source: docs/theory.md E1b. Oracle in tests: numpy.logaddexp.
     """
     z = logits.astype(np.float64)
     return np.sqrt(np.maximum(z, 0.0) + np.log1p(np.exp(-np.abs(z))))

@@ -23,7 +23,7 @@ def routing_weights(
     *without* selection bias, the softmax over the chosen logits alone, their sigmoids, or what
     :func:`sparsemixer` gives. ``shared_sum`` (scores of experts that always run) adds to the sum.
     Logits are those behind the logit map. nan where the sum is zero.
-    Source: THEORY.md A1, E1. Oracle in tests: the routers of transformers.
+    Source: docs/theory.md A1, E1. Oracle in tests: the routers of transformers.
     """
     if weights.source == "sparsemixer":
         selected = sparsemixer(logits, chosen, weights.jitter)

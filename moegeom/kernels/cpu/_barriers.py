@@ -107,7 +107,7 @@ def _add_constraint(
     coefficients = tally.coefficients
     experts, signs = tally.experts, tally.signs
     slope = steepest_descent(
-        walls, groups, work, scratch, square, experts, signs, number, coefficients
+        walls, groups, work, scratch, square, experts, signs, number, coefficients, False
     )
     lower = reach_of(walls, groups, scratch, square, experts, signs, number, gap, slope, radius)
     _add(tally, max(lower, always), gap / slope if slope > 0.0 else math.inf, out, entering)
@@ -260,7 +260,7 @@ def _add_rival(walls, groups, work, scratch, square, tally, tops, rivals, always
 
 
 @njit(**INNER)
-def _tops(q, start, stop):
+def tops_of(q, start, stop):
     first = start
     for expert in range(start, stop):
         if q[expert] > q[first]:
@@ -282,7 +282,7 @@ def add_groups(walls, groups, work, scratch, square, tally, radius):
     for g in range(groups.num_groups):
         if not scratch.kept[g]:
             continue
-        tops = _tops(q, g * size, (g + 1) * size)
+        tops = tops_of(q, g * size, (g + 1) * size)
         least_of_g = best_sum(low, g * size, (g + 1) * size, takes)
         own = low[tops[0]] + low[tops[1]] if takes == 2 else low[tops[0]]
         best_of_g = best_sum(q, g * size, (g + 1) * size, takes)

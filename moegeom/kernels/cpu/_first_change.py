@@ -100,6 +100,20 @@ def point(walls, scratch, experts, coefficients, number):
 
 
 @njit(**INNER)
+def shorter_change(walls, groups, work, scratch, low, length):
+    """The step along ``scratch.direction`` if it changes the set, shortened; inf if it does not."""
+    if not is_changed(walls, groups, work, scratch, length):
+        return math.inf
+    while length - low > RESOLUTION * length:
+        middle = (low + length) / 2.0
+        if is_changed(walls, groups, work, scratch, middle):
+            length = middle
+        else:
+            low = middle
+    return length
+
+
+@njit(**INNER)
 def first_change(walls, groups, work, scratch, low, guess, limit):
     """Length of a step along ``scratch.direction`` after which the chosen set differs, or inf."""
     length = max(guess * BEYOND, SHORTEST)
@@ -114,10 +128,4 @@ def first_change(walls, groups, work, scratch, low, guess, limit):
         low = length
         length = length * GROWTH
         steps += 1
-    while length - low > RESOLUTION * length:
-        middle = (low + length) / 2.0
-        if is_changed(walls, groups, work, scratch, middle):
-            length = middle
-        else:
-            low = middle
-    return length
+    return shorter_change(walls, groups, work, scratch, low, length)

@@ -9,6 +9,7 @@ import math
 
 from numba import njit
 
+from moegeom.geometry.first_change import CLOSE, LEAP, MAX_LEAPS, RESOLUTION, SHORTEST
 from moegeom.kernels.cpu._barriers import (
     FAR,
     add_fills,
@@ -17,10 +18,17 @@ from moegeom.kernels.cpu._barriers import (
     add_swaps,
     clear_tally,
     forget_nearest,
+    tops_of,
 )
-from moegeom.kernels.cpu._first_change import first_change, is_changed, keep_groups, point
+from moegeom.kernels.cpu._first_change import (
+    first_change,
+    is_changed,
+    keep_groups,
+    point,
+    shorter_change,
+)
 from moegeom.kernels.cpu._inner import INNER
-from moegeom.kernels.cpu._token_scores import load_scores
+from moegeom.kernels.cpu._token_scores import load_scores, steepest_descent
 
 #: What is looked for in turn: a first change of softmax scores, swaps, other groups.
 FIRST_SWAP, SWAPS = 0, 1
@@ -54,6 +62,76 @@ def _sort_out(groups, chosen, work, scratch):
             scratch.members[number] = chosen[rank]
             number += 1
     return number
+
+
+@njit(**INNER)
+def _along(walls, groups, work, scratch, square, tally, number, low, length, far):
+    """Shortest step down the constraint of the tally that changes the set; ``far`` if none does."""
+    for of_logits in (False, True):
+        for n in range(5):
+            tally.coefficients[n] = 0.0
+        steepest_descent(
+            walls,
+            groups,
+            work,
+            scratch,
+            square,
+            tally.experts,
+            tally.signs,
+            number,
+            tally.coefficients,
+            of_logits,
+        )
+        point(walls, scratch, tally.experts, tally.coefficients, number)
+        trial = length if far == math.inf else far * (1.0 - RESOLUTION)
+        far = min(far, shorter_change(walls, groups, work, scratch, low, trial))
+    return far
+
+
+@njit(**INNER)
+def _on_rays(walls, groups, work, scratch, square, tally, chosen, low, far):
+    """What changes on rays, at lengths that grow until something does."""
+    q = work.q
+    size, takes = q.shape[0] // groups.num_groups, groups.takes
+    last, first = chosen[chosen.shape[0] - 1], -1
+    for expert in range(q.shape[0]):
+        if not scratch.inside[expert] and (first < 0 or q[expert] > q[first]):
+            first = expert
+    if first < 0:
+        return far
+    length = max(low, SHORTEST)
+    for _ in range(MAX_LEAPS):
+        # those that are out, then those that are chosen, then pairs of groups
+        for ray in range(q.shape[0] + chosen.shape[0] + groups.num_groups**2):
+            number = 2
+            tally.signs[0] = 1.0
+            tally.signs[1] = -1.0
+            if ray < q.shape[0]:
+                if scratch.inside[ray]:
+                    continue
+                tally.experts[0] = last
+                tally.experts[1] = ray
+            elif ray < q.shape[0] + chosen.shape[0]:
+                tally.experts[0] = chosen[ray - q.shape[0]]
+                tally.experts[1] = first
+            else:
+                pair = ray - q.shape[0] - chosen.shape[0]
+                g, h = pair // groups.num_groups, pair % groups.num_groups
+                if not scratch.kept[g] or scratch.kept[h]:
+                    continue
+                ours = tops_of(q, g * size, (g + 1) * size)
+                theirs = tops_of(q, h * size, (h + 1) * size)
+                number = 2 * takes
+                for n in range(takes):
+                    tally.experts[n] = ours[n]
+                    tally.experts[takes + n] = theirs[n]
+                    tally.signs[n] = 1.0
+                    tally.signs[takes + n] = -1.0
+            far = _along(walls, groups, work, scratch, square, tally, number, low, length, far)
+        if far < math.inf or length > FAR:
+            return far
+        length *= LEAP
+    return far
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -91,6 +169,9 @@ def grouped(walls, groups, work, scratch, tally, logits, chosen, lower, upper, p
                 add_groups(walls, groups, work, scratch, square, tally, radius)
             if tally.bounds[2] < far:
                 far = _search(walls, groups, work, scratch, tally, far)
+        low = min(far, tally.bounds[0])
+        if far > CLOSE * low:
+            far = _on_rays(walls, groups, work, scratch, square, tally, chosen[token], low, far)
         lower[token] = min(far, tally.bounds[0])
         upper[token] = far
         if tally.bounds[0] < far < math.inf and tally.bounds[1] >= far:

@@ -184,26 +184,32 @@ def reach_of(walls, groups, scratch, square, experts, signs, number, gap, slope,
 
 
 @njit(**INNER)
-def steepest_descent(walls, groups, work, scratch, square, experts, signs, number, coefficients):
-    """Slope of a constraint; the coefficients of its steepest descent, of unit length."""
+def steepest_descent(
+    walls, groups, work, scratch, square, experts, signs, number, coefficients, of_logits
+):
+    """Slope of a constraint; the coefficients of its steepest descent, of unit length.
+
+    ``of_logits``: of the same sum of logits instead of scores.
+    """
     excess = 0.0
     own = 0.0
     squared = 0.0
     with_mean = 0.0
     for n in range(number):
         e = experts[n]
-        weight = signs[n] * work.slope[e]
+        weight = signs[n] * (1.0 if of_logits else work.slope[e])
         if groups.is_softmax:
             excess += weight
         own += walls.gram[e, e] * weight * weight
         with_mean += weight * scratch.mean[e]
         for m in range(number):
             other = experts[m]
-            squared += weight * signs[m] * work.slope[other] * walls.gram[e, other]
+            of_other = signs[m] * (1.0 if of_logits else work.slope[other])
+            squared += weight * of_other * walls.gram[e, other]
     squared += excess * (excess * square - 2.0 * with_mean)
     slope = math.sqrt(max(squared, 0.0) + _ROUNDING * own)
     unit = 1.0 / slope if slope > 0.0 else 0.0
     for n in range(number):
-        coefficients[n] = -signs[n] * work.slope[experts[n]] * unit
+        coefficients[n] = -signs[n] * (1.0 if of_logits else work.slope[experts[n]]) * unit
     coefficients[4] = excess * unit
     return slope

@@ -4,7 +4,7 @@ From a cell every pair (out, into) is asked whether its wall meets :math:`|x - c
 duality; yes, by a point where that pair alone ties; and where float64 proves neither, in exact
 arithmetic. Facets inside the ball are one-swap walls unless a second pair ties on the whole of one:
 that is found, and refused. Cells inside a ball are connected through its facets, so that none is
-missed. Source: CELLS.md section 2. Oracle in the tests: certified instances and the level walk.
+missed. Source: docs/theory.md G2. Oracle in the tests: certified instances and the level walk.
 """
 
 from __future__ import annotations

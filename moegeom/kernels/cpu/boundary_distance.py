@@ -2,7 +2,7 @@
 
 An expert i of the chosen set can only give a nearer wall if its smallest gap, to the (k+1)-th
 logit, times its smallest inverse row distance is below the best quotient so far. Going from the
-k-th expert upwards, most experts are passed over (CELLS.md section 5).
+k-th expert upwards, most experts are passed over (docs/theory.md G3).
 """
 
 from __future__ import annotations

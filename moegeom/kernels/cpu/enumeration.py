@@ -17,6 +17,9 @@ from moegeom.kernels.cpu.level_cells import level_cells
 from moegeom.kernels.cpu.level_walk import Walked, Watch, level_walk
 from moegeom.kernels.cpu.settled_cells import settled_cells
 
+#: Sets of experts are kept as int16.
+MOST_EXPERTS = 2**15
+
 
 @dataclass(frozen=True, eq=False)
 class Enumeration:
@@ -80,12 +83,14 @@ def enumerate_cells(
     millisecond each, in exact arithmetic; only where there are such ``tie_broken`` matters: then
     equal experts count as apart, the lower number ahead, while else no cell splits them.
 
-    Raises ValueError for k outside 1..E and for numbers that are not finite. Source: CELLS.md;
-    oracle in tests: the certified instances there, and ``exact_cells``.
+    Raises ValueError for k outside 1..E, for E above 2^15 and for numbers that are not finite.
+    Source: docs/theory.md G1; oracle in tests: the certified instances there, and ``exact_cells``.
     """
     experts = len(weight)
     if not 1 <= k <= experts:
         raise ValueError(f"top_k {k} of {experts} experts")
+    if experts > MOST_EXPERTS:
+        raise ValueError(f"{experts} experts; at most {MOST_EXPERTS} are told apart")
     if not np.isfinite(weight).all() or not (bias is None or np.isfinite(bias).all()):
         raise ValueError("a row or a bias is not finite")
     if bias is not None and (bias == bias[0]).all():

@@ -25,7 +25,7 @@ def level_cells(
 
     Along a direction without pattern each cell and each wall that is bounded below has one lowest
     vertex, which tells from its own edges; only those that hold a ray are looked up. A witness is
-    the mean of one vertex and of the ends of the cell's edges there. Source: CELLS.md section 1.
+    the mean of one vertex and of the ends of the cell's edges there. Source: docs/theory.md G1.
     """
     if not walked.is_simple.all() or (walked.rising & UNORDERED).any():
         return collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, k)

@@ -37,7 +37,8 @@ def score_statistics(logits: np.ndarray, score: str) -> tuple[np.ndarray, np.nda
         total, largest = _softmax(u, probability[part], entropy[part])
         if not monotone_of_logits:
             largest = z.max(axis=1, keepdims=True)
-            total = np.exp(z - largest).sum(axis=1)
+            with np.errstate(over="ignore"):
+                total = np.exp(z - largest).sum(axis=1)
         log_sum_exp[part] = largest[:, 0].astype(np.float64) + np.log(total.astype(np.float64))
     return probability, entropy, log_sum_exp
 
@@ -47,7 +48,8 @@ def _softmax(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fills the two outputs; returns the sum of powers and the largest entry."""
     largest = u.max(axis=1, keepdims=True)
-    shifted = u - largest
+    with np.errstate(over="ignore", under="ignore"):  # as far below as its format goes is enough
+        shifted = np.maximum(u - largest, np.finfo(u.dtype).min)
     np.exp(shifted, out=probability)
     total = probability.sum(axis=1)
     probability /= total[:, None]

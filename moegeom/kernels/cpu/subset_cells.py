@@ -45,7 +45,7 @@ def subset_cells(
     A set is a cell where a point is found at which float64 proves it ahead, none where weights of
     Farkas are proved; the others are certified exactly. Some microseconds a set, whatever the
     dimension is: ahead of a walk where nearly every set is a cell. Raises ValueError for k outside
-    1..E and more than ``MOST_SUBSETS`` sets. Source: CELLS.md section 1; oracle in tests: the walk.
+    1..E and more than ``MOST_SUBSETS`` sets. Source: docs/theory.md G1; oracle in tests: the walk.
     """
     experts = len(weight)
     if not 1 <= k <= experts:

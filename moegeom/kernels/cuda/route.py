@@ -10,7 +10,7 @@ import numpy as np
 
 from moegeom.core.router import GroupMask
 from moegeom.geometry.float_bits import NUM_BINS
-from moegeom.geometry.rounding import LARGEST_EXPONENT
+from moegeom.geometry.rounding import LARGEST_EXPONENT, LARGEST_SIZE
 from moegeom.kernels.cuda.device import DeviceArray, Queue
 from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K, Layout, layout_of
 from moegeom.kernels.cuda.program import Program
@@ -80,6 +80,7 @@ class RouteRule:
             "BLOCK_TOKENS": BLOCK_TOKENS,
             "RUN_TOKENS": RUN_TOKENS,
             "LARGEST_EXPONENT": LARGEST_EXPONENT,
+            "LARGEST_SIZE": LARGEST_SIZE,
         }
         fields = dataclasses.fields(RouteNumbers)
         named |= {field.name.upper(): place for place, field in enumerate(fields)}
@@ -93,8 +94,8 @@ class RouteNumbers:
     """What the kernel is told about a router and its inputs.
 
     ``typical_norm`` is 0 where outliers are not told apart; ``outliers`` is their population.
-    ``two_gamma``, ``longest_row`` and ``largest_bias`` bound the error of a logit, ``slope``,
-    ``unit`` and ``largest_selection_bias`` that of a curved score; ``noise_factor`` over
+    ``two_gamma``, ``underflow``, ``longest_row`` and ``largest_bias`` bound the error of a logit,
+    ``slope``, ``unit`` and ``largest_selection_bias`` that of a curved score; ``noise_factor`` over
     ``root_hidden`` is the rounding noise of an input of length 1. ``unlabelled`` is the population
     of tokens without a domain.
     """
@@ -102,6 +103,7 @@ class RouteNumbers:
     typical_norm: float
     outlier_factor: float
     two_gamma: float
+    underflow: float
     longest_row: float
     largest_bias: float
     noise_factor: float

@@ -55,8 +55,8 @@ class HeldOut:
 
     ``limit`` is the MaxVio that even routing stays below on such documents, at the level of the
     whole run; it holds the chance of both halves. The floors are those of as many independent
-    tokens (THEORY.md D3), without that of the half that the bias was made on. ``reduction`` is by
-    how much the squared CV of the expected load fell, ``reduction_p`` the probability of that by
+    tokens (docs/theory.md D3), without that of the half that the bias was made on. ``reduction`` is
+    by how much the squared CV of the expected load fell, ``reduction_p`` the probability of that by
     chance.
     """
 

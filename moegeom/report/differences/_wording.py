@@ -75,6 +75,8 @@ def verdict_sentence(difference: Difference) -> str:
         said = "the two have no router in common"
     elif same == len(routers):
         said = f"{_ALL.get(same, f'all {same} routers are')} identical"
+        absent = [("A", len(difference.only_first)), ("B", len(difference.only_second))]
+        said += "".join(f"; {number} more only in {side}" for side, number in absent if number)
     elif same:
         said = (
             f"{same} of {len(routers)} routers identical; {len(routers) - same} changed: {changes}"

@@ -23,6 +23,7 @@ class Cells:
     of one piece, a lower bound unless it ``is_diameter_exact``. ``num_bounded`` is None where a
     ball, a box or steps bound the search; ``proved_share`` is that of arcs, or of pixels
     that one set is proved for; ``num_open`` pixels are undecided, the others crossed by a wall.
+    In ``num_rational`` cells no float64 point was found: their witnesses are fractions.
     """
 
     num_cells: int
@@ -38,6 +39,7 @@ class Cells:
     gap: float | None = None
     proved_share: float | None = None
     num_open: int | None = None
+    num_rational: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,10 @@ class NullCells:
 class RouterCells:
     """One router on one slice.
 
-    ``most_cells`` is the bound of THEORY.md B4 for any router there, ``expected_vertices`` what a
-    random router has. Of ``num_tokens`` projected onto the slice ``num_own`` choose what the slice
-    chooses at their place; ``num_cells_with_tokens`` hold one. ``left_out`` tokens are not finite.
+    ``most_cells`` is the bound of docs/theory.md B4 for any router there, ``expected_vertices``
+    what a random router has. Of ``num_tokens`` projected onto the slice ``num_own`` choose what the
+    slice chooses at their place; ``num_cells_with_tokens`` hold one. ``left_out`` tokens are not
+    finite.
     """
 
     router: str

@@ -135,6 +135,8 @@ def _proof(router: RouterCells, found: Cells) -> str:
         )
     elif found.proved_share is not None:
         said += f"; {_percent(found.proved_share)} of the arcs proved"
+    if found.num_rational:
+        said += f"; {found.num_rational:,} too narrow for a float64 point, a rational one is given"
     return f"{said}; {duration(router.seconds)}"
 
 

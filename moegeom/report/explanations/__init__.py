@@ -11,6 +11,7 @@ from moegeom.report.explanations._explanation import (
     Tried,
     Verdict,
     WeightRule,
+    num_hypotheses,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "Tried",
     "Verdict",
     "WeightRule",
+    "num_hypotheses",
 ]

@@ -23,6 +23,8 @@ Cause = (
         "bias in routing weights",
         "routing weights differ",
         "not the router",
+        "another checkpoint",
+        "unrelated",
         "beyond noise",
         "inconclusive",
     ]
@@ -35,8 +37,8 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
         "",
     ),
     "arithmetic noise only": (
-        "nothing but small noise on the router inputs: no change to the router explains B better.",
-        "no bug is needed for it; higher precision upstream makes it smaller, replay hides it.",
+        "small noise on router inputs makes as many, and nothing on the list explains B better.",
+        "higher precision upstream makes it smaller, replay hides it; other causes stay possible.",
     ),
     "weights rounded": (
         "B's router weights are rounded.",
@@ -101,6 +103,14 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
     "not the router": (
         "the router is not the cause.",
         "look at what comes before the router, at the experts and at the output layer.",
+    ),
+    "another checkpoint": (
+        "B was recorded from another checkpoint: its routers have another fingerprint than A's.",
+        "record B from the checkpoint of A, or name the one that B ran: --against CKPT.",
+    ),
+    "unrelated": (
+        "what B chose has nothing to do with what A chose.",
+        "look at whether B holds choices of this model at all, and of these tokens and layers.",
     ),
     "beyond noise": (
         "some of B's choices are further off than noise can carry, and nothing tried explains it.",
@@ -177,7 +187,9 @@ class LayerEvidence:
     """One router: how often A and B agree, and how often with one thing changed.
 
     ``agreement`` is the share of ``num_tokens`` with equal sets; ``num_clean`` of them agreed at
-    all earlier routers. ``tried`` begins with "nothing changed"; it was tried on ``num_tried``
+    all earlier routers. ``beyond_chance`` is by how much sets overlap beyond chance, 1 for equal
+    ones and 0 for those of two dice with the same loads; ``beyond_chance_renamed`` with B's experts
+    numbered as fits best. ``tried`` begins with "nothing changed"; it was tried on ``num_tried``
     tokens. ``reason`` says why nothing else was tried, or why there is no noise.
     """
 
@@ -191,6 +203,8 @@ class LayerEvidence:
     noise: FlipNoise | None
     weights: WeightRule | None
     reason: str = ""
+    beyond_chance: float = 1.0
+    beyond_chance_renamed: float = 1.0
 
     @property
     def nothing(self) -> Tried | None:
@@ -243,6 +257,7 @@ class Explanation:
 
     ``inputs_of`` is the side whose inputs were routed again; ``any_share`` the share of tokens that
     differ at some router. Noise is that which makes what the hypothesis of the verdict leaves over.
+    ``is_of_another`` where B's recording names the fingerprint of other routers.
     """
 
     run: Mapping[str, Any]
@@ -257,11 +272,22 @@ class Explanation:
     log_probs: LogProbs | None
     verdict: Verdict
     not_looked_at: Sequence[str] = ()
+    is_of_another: bool = False
+
+    @property
+    def num_tried(self) -> int:
+        """Hypotheses that were tried somewhere, nothing changed left out."""
+        return num_hypotheses(self.layers)
 
     @property
     def agreement(self) -> float:
         """Mean over routers of the share of equal sets."""
         return sum(layer.agreement for layer in self.layers) / len(self.layers)
+
+
+def num_hypotheses(layers: Sequence[LayerEvidence]) -> int:
+    """How many were tried at some router, nothing changed left out."""
+    return len({tried.name for layer in layers for tried in layer.tried[1:]})
 
 
 #: Reporters by file name.

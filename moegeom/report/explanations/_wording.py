@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from moegeom.report.explanations._explanation import Explanation, LayerEvidence, Tried
 from moegeom.report.summary import Summary
 
@@ -53,7 +55,9 @@ def sides(explanation: Explanation) -> list[tuple[str, str]]:
     other = explanation.other
     engine = f", {other['engine']}" if other["engine"] else ""
     stage = other["stage"].replace("_", " ")
-    lines = [("B", f"{other['name']}{engine}: {stage} of {other['num_tokens']:,} tokens")]
+    elsewhere = ", RECORDED FROM ANOTHER CHECKPOINT" if explanation.is_of_another else ""
+    told = f"{other['name']}{engine}: {stage} of {other['num_tokens']:,} tokens{elsewhere}"
+    lines = [("B", told)]
     tokens = explanation.run["tokens"]["num_tokens"]
     matched = f"{explanation.num_matched:,} of {tokens:,} tokens"
     if explanation.num_examined < explanation.num_matched:
@@ -65,14 +69,16 @@ def sides(explanation: Explanation) -> list[tuple[str, str]]:
 
 
 def verdict_text(explanation: Explanation) -> str:
-    """The sentence that is read first."""
-    verdict = explanation.verdict
+    """The sentence that is read first; it ends with how many things nobody looked at."""
+    verdict, unseen = explanation.verdict, len(explanation.not_looked_at)
     said = f"{verdict.cause}: {verdict.meaning}"
-    return f"{said} {verdict.detail[:1].upper()}{verdict.detail[1:]}" if verdict.detail else said
+    if verdict.detail:
+        said += f" {verdict.detail[:1].upper()}{verdict.detail[1:]}"
+    return f"{said} Not looked at: {unseen} thing{'' if unseen == 1 else 's'}, below."
 
 
 def ranked(explanation: Explanation, all_of_them: bool) -> list[str]:
-    """Names of hypotheses to show: nothing changed, the verdict's, then those that repair most."""
+    """Names of hypotheses to show: nothing changed, the verdict's, then by share in all layers."""
     layers = [layer for layer in explanation.layers if layer.tried]
     if not layers:
         return []
@@ -81,19 +87,8 @@ def ranked(explanation: Explanation, all_of_them: bool) -> list[str]:
     if explanation.verdict.hypothesis:
         chosen.append(explanation.verdict.hypothesis)
     rest = [name for name in names if name not in chosen]
-    rest.sort(key=lambda name: -_mean_credit(layers, name))
+    rest.sort(key=lambda name: -mean_share(explanation, name))
     return [*chosen, *(rest if all_of_them else rest[: _SHOWN + 1 - len(chosen)])]
-
-
-def num_hypotheses(explanation: Explanation) -> int:
-    """How many were tried somewhere."""
-    return len({tried.name for layer in explanation.layers for tried in layer.tried})
-
-
-def _mean_credit(layers: Sequence[LayerEvidence], name: str) -> float:
-    """Over all layers; where it does not apply nothing was changed."""
-    found = [layer.tried_as(name) or layer.tried[0] for layer in layers]
-    return sum(tried.credit for tried in found) / len(found)
 
 
 def first_seen(explanation: Explanation, name: str) -> Tried:
@@ -103,10 +98,34 @@ def first_seen(explanation: Explanation, name: str) -> Tried:
 
 
 def mean_share(explanation: Explanation, name: str) -> float:
-    """Share reproduced, mean over the routers where it was tried."""
-    found = [layer.tried_as(name) for layer in explanation.layers]
-    known = [tried.share for tried in found if tried is not None]
-    return sum(known) / len(known)
+    """Share reproduced, mean over all routers; where it does not apply nothing was changed."""
+    return float(np.mean([tried.share for tried in _everywhere(explanation, name)]))
+
+
+def _everywhere(explanation: Explanation, name: str) -> list[Tried]:
+    layers = [layer for layer in explanation.layers if layer.tried]
+    return [layer.tried_as(name) or layer.tried[0] for layer in layers]
+
+
+def is_held_back(explanation: Explanation, name: str) -> bool:
+    """Whether its share counts ties that the verdict does not: the two are printed differently."""
+    found = _everywhere(explanation, name)
+    shares = (np.mean([tried.share for tried in found]), np.mean([t.credit for t in found]))
+    return equal(float(shares[0])) != equal(float(shares[1]))
+
+
+def ties_legend(explanation: Explanation, names: Sequence[str]) -> str:
+    """What ``*`` means; empty where no row has one."""
+    held = [name for name in names if is_held_back(explanation, name)]
+    if not held:
+        return ""
+    best = max(held, key=lambda name: mean_share(explanation, name))
+    credit = float(np.mean([tried.credit for tried in _everywhere(explanation, best)]))
+    return (
+        "* leaves equal scores: B's set counts here if it is among those that ties allow. The "
+        "verdict counts it only as far as one way to break ties explains it "
+        f"({first_seen(explanation, best).text}: {equal(credit)} in all layers)."
+    )
 
 
 def shown_layers(explanation: Explanation, all_of_them: bool) -> list[LayerEvidence]:

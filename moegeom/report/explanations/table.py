@@ -13,16 +13,17 @@ from moegeom.report.explanations._wording import (
     equal,
     first_seen,
     growth,
+    is_held_back,
     layer_heads,
     limits,
     mean_share,
     mood,
-    num_hypotheses,
     percent,
     ranked,
     shown_layers,
     sides,
     summary_of,
+    ties_legend,
     verdict_text,
     whose_inputs,
 )
@@ -85,12 +86,16 @@ def _hypotheses(explanation: Explanation, view: View) -> list[Text]:
         cells += [own.tried_as(name)] if own is not layers[0] else []
         shares = ["-" if found is None else equal(found.share) for found in cells]
         arrow = "->" if name == verdict.hypothesis else "  "
-        rows.append((f"{arrow} {tried.text}", *shares, equal(mean_share(explanation, name))))
+        star = " *" if is_held_back(explanation, name) else ""
+        rows.append((f"{arrow} {tried.text}{star}", *shares, equal(mean_share(explanation, name))))
     lines = hanging("why?     ", whose_inputs(explanation), view.width, "bold")
     lines += _styled(rows, "      ", 1)
-    rest = num_hypotheses(explanation) - len(names)
+    rest = explanation.num_tried + 1 - len(names)
     if rest:
-        lines.append(Text(f"         {rest} others fit no better: --all-layers", style="dim"))
+        no_better = f"{rest} others reproduce no more in all layers: --all-layers"
+        lines += hanging("         ", no_better, view.width, "dim")
+    if legend := ties_legend(explanation, names):
+        lines += hanging("         ", legend, view.width, "dim")
     return lines
 
 

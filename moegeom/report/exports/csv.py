@@ -6,9 +6,9 @@ import csv
 import io
 from pathlib import Path
 
+from moegeom.core.files import write_whole
 from moegeom.core.series import Series
 from moegeom.report._series_reporter import SeriesExport
-from moegeom.report.whole_file import write_whole
 
 
 def write(series: Series, path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moegeom.core.files import write_whole
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
 from moegeom.report._series_reporter import SeriesExport
-from moegeom.report.whole_file import write_whole
 
 
 def write(series: Series, path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moegeom.core.files import write_whole
 from moegeom.core.intervals import half_width
 from moegeom.core.series import SERIES_COLUMNS, Series, SeriesColumn
 from moegeom.report._series_reporter import SeriesExport
@@ -55,7 +56,8 @@ def write(series: Series, path: Path) -> None:
             axes.flat[0].legend(frameon=False, fontsize=8, title="layer", title_fontsize=8)
         figure.suptitle(series.name, fontsize=10)
         metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(path, metadata=metadata, dpi=130)
+        facts = {"format": path.suffix.removeprefix("."), "metadata": metadata, "dpi": 130}
+        write_whole(path, lambda file: figure.savefig(file, **facts))
         plt.close(figure)
 
 

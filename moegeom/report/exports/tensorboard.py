@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moegeom.core.errors import UsageError
+from moegeom.core.files import writing
 from moegeom.core.series import Series
 from moegeom.report._series_reporter import SeriesExport
 
@@ -26,7 +27,8 @@ def write(series: Series, path: Path) -> None:
             "--export tensorboard needs TensorBoard.", 'pip install "moegeom[tensorboard]"'
         ) from None
     event, summary = vars(event_pb2)["Event"], vars(summary_pb2)["Summary"]
-    writer = EventFileWriter(str(path))
+    with writing(path):
+        writer = EventFileWriter(str(path))
     for index, step in enumerate(series.steps):
         scalars = [
             summary.Value(tag=f"{curve.column}/{curve.router}", simple_value=value)

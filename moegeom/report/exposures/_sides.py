@@ -78,8 +78,8 @@ def _difference(exposure: Exposure, variant: VariantExposure) -> str:
 
 def _replaced(exposure: Exposure, variant: VariantExposure) -> str:
     """What the routers of another checkpoint choose otherwise."""
-    share, found = variant.mean("switched_share"), exposure.summary.run["against"]
-    if not share:
+    share, found = variant.mean("switched_share"), exposure.summary.run.get("against")
+    if not share and found:
         others = found["num_compared"] - len(found["equal"])
         why = (
             f"though {others} of {found['num_compared']} routers are others"

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from moegeom.core.errors import InternalError
 from moegeom.core.variant_names import SIDES
 from moegeom.report.exposures._exposure import Exposure, VariantExposure
 from moegeom.report.exposures._shares import certain, percent
@@ -110,7 +109,9 @@ def noise_lines(exposure: Exposure) -> list[str]:
 
 
 def _noise_size(exposure: Exposure) -> str:
-    noise = exposure.summary.run["noise"]
+    noise = exposure.summary.run.get("noise")
+    if not noise:
+        return "Noise of a size that the results do not say"
     if "scale" in noise:
         return f"Noise of {100.0 * noise['scale']:.3g} % of the input's rms"
     relative, kappa, shared = (
@@ -161,8 +162,9 @@ def remarks(exposure: Exposure) -> list[str]:
     for variant in exposure.variants:
         wrong = sum(row["num_disproved"] or 0 for row in variant.rows)
         if wrong:
-            raise InternalError(
-                f"{variant.name}: {wrong} tokens switched that were proved to stay; please report"
+            said.append(
+                f"{variant.name}: {wrong} tokens switched that were proved to stay: a mistake of "
+                "moegeom, please report it."
             )
     copied = [
         v

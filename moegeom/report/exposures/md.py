@@ -17,7 +17,7 @@ from moegeom.report.exposures._wording import (
     worst_layers,
 )
 from moegeom.report.header import routers_line, rule_line, tokens_line, trust_line
-from moegeom.report.markdown import table_row
+from moegeom.report.markdown import code_span, escaped, table_row
 from moegeom.report.untrusted import printable
 
 _HEADS = (
@@ -30,21 +30,23 @@ def render(exposure: Exposure, view: View) -> str:
     """Header, verdict and table as GitHub-flavoured Markdown."""
     exposure = printable(exposure)
     summary = exposure.summary
-    lines = [f"## moegeom boundary-report: {summary.run['checkpoint']['name']}", ""]
-    lines += [rule_line(summary), "", f"- **routers** {routers_line(summary)}"]
-    lines += [f"- **tokens** {tokens_line(summary)}", f"- **trust** {trust_line(summary)}", ""]
-    lines[-1:] = [*(f"- **{label}** {text}" for label, text in side_lines(exposure)), ""]
-    lines += [f"**Verdict** {verdict(exposure)}", "", " ".join(distances(exposure)), ""]
-    lines += [f"next: `{typed}`", ""] if (typed := next_line(exposure)) else []
+    lines = [f"## moegeom boundary-report: {escaped(summary.run['checkpoint']['name'])}", ""]
+    facts = [("routers", routers_line(summary)), ("tokens", tokens_line(summary))]
+    facts += [("trust", trust_line(summary)), *side_lines(exposure)]
+    lines += [escaped(rule_line(summary)), ""]
+    lines += [*(f"- **{label}** {escaped(text)}" for label, text in facts), ""]
+    lines += [f"**Verdict** {escaped(verdict(exposure))}", ""]
+    lines += [escaped(" ".join(distances(exposure))), ""]
+    lines += [f"next: {code_span(typed)}", ""] if (typed := next_line(exposure)) else []
     lines += [table_row(_HEADS), table_row(["---"] * len(_HEADS))]
     for variant in exposure.variants:
         lines.append(
             table_row(
                 (
-                    f"`{variant.name}`",
+                    code_span(variant.name),
                     percent(variant.mean("switched_share")),
                     percent(variant.null_share),
-                    worst_layers(exposure, variant),
+                    escaped(worst_layers(exposure, variant)),
                     percent(variant.any_share),
                     percent(variant.mean("weight_moved_mean")),
                     *(
@@ -55,7 +57,7 @@ def render(exposure: Exposure, view: View) -> str:
                             percent(variant.mean("predicted_switched_share")),
                         )
                     ),
-                    traders(exposure, variant) or "-",
+                    escaped(traders(exposure, variant)) or "-",
                 )
             )
         )
@@ -65,7 +67,7 @@ def render(exposure: Exposure, view: View) -> str:
         if variant.name in SIDES and near_line(variant)
     ]
     said = (*near, *noise_lines(exposure), *remarks(exposure), *limits())
-    lines += ["", *(f"- {text}" for text in said)]
+    lines += ["", *(f"- {escaped(text)}" for text in said)]
     return "\n".join(lines) + "\n"
 
 

@@ -17,7 +17,6 @@ from moegeom.report.header import (
 from moegeom.report.layer_table import LayerTable, layer_table
 from moegeom.report.recording_hint import recording_hint
 from moegeom.report.screen import (
-    LABEL,
     STYLES,
     command,
     finding_head,
@@ -27,6 +26,7 @@ from moegeom.report.screen import (
     wrapped,
 )
 from moegeom.report.summary import Summary, summarise
+from moegeom.report.untrusted import printable
 from moegeom.results.reader import Results
 
 #: Findings shown in full; the rest are counted.
@@ -35,11 +35,11 @@ _MOST_FINDINGS = 6
 
 def render(results: Results, view: View) -> str:
     """The screen as text of at most ``view.width`` columns, with colour codes if wanted."""
-    summary = summarise(results)
+    summary = printable(summarise(results))
     lines: list[Text] = []
     _header(lines, summary, view.width)
     lines.append(Text())
-    _verdict(lines, summary, results, view.width)
+    _verdict(lines, summary, printable(str(results.path)), view.width)
     lines.append(Text())
     for finding in summary.findings[:_MOST_FINDINGS]:
         _finding(lines, summary, finding, view.width)
@@ -67,26 +67,16 @@ def _header(lines: list[Text], summary: Summary, width: int) -> None:
         lines += labelled("trust", trust_line(summary), width)
 
 
-def _verdict(lines: list[Text], summary: Summary, results: Results, width: int) -> None:
+def _verdict(lines: list[Text], summary: Summary, where: str, width: int) -> None:
     errors, warnings = summary.count("error"), summary.count("warning")
     counted = [
         f"{number} {word}{'' if number == 1 else 's'}"
         for number, word in ((errors, "error"), (warnings, "warning"))
     ]
-    shape = {(r["num_experts"], r["top_k"]) for r in summary.run["routers"]}
-    of = f" for {next(iter(shape))[0]}/{next(iter(shape))[1]}" if len(shape) == 1 else ""
-    text = (
-        f"{', '.join(counted)}. {summary.num_normal} of {len(summary.layers)} "
-        f"{'layers look' if len(summary.layers) > 1 else 'layer looks'} normal{of}."
-    )
-    where = str(results.path)
+    text = f"{', '.join(counted)}; {summary.told}"
     style = STYLES["error" if errors else "warning" if warnings else "good"]
-    room = width - LABEL - len(text)
-    if room > len(where) + 2:
-        lines.append(Text.assemble((f"{'VERDICT':<{LABEL}}", style), text, f"{where:>{room}}"))
-    else:
-        lines += labelled("VERDICT", text, width, style)
-        lines.append(Text(" " * LABEL + where))
+    lines += labelled("VERDICT", text, width, style)
+    lines += labelled("results", where, width)
 
 
 def _finding(lines: list[Text], summary: Summary, finding: Finding, width: int) -> None:
@@ -128,14 +118,15 @@ def _limits(summary: Summary) -> list[str]:
         return [
             "Unknown without tokens: load, dead experts on data, margins and boundary distances.",
             "Weights alone cannot tell: they depend on where the tokens of this model lie.",
-            f"next: {recording_hint(run['routers'])}",
+            f"To record tokens: {recording_hint(run['routers'])}",
         ]
     if run["tokens"]["is_synthetic"]:
         return ["Geometry under a made-up distribution of inputs: real tokens lie elsewhere."]
     documents = run["tokens"]["num_documents"]
-    held = {0: "these tokens", 1: "this document"}.get(
-        documents or 0, f"these {documents:,} documents"
-    )
+    if documents is None:
+        held = f"these {run['tokens']['num_tokens']:,} tokens"
+    else:
+        held = "this document" if documents == 1 else f"these {documents:,} documents"
     return [
         f"This does not say that quality is lost: switching is exposure; load holds for {held}."
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moegeom.core.series import SERIES_COLUMNS, Series
 from moegeom.report._reporter import Reporter, View
+from moegeom.report.markdown import escaped
 from moegeom.report.sparkline import sparkline
 from moegeom.report.untrusted import printable
 
@@ -13,11 +14,11 @@ def render(series: Series, view: View) -> str:
     series = printable(series)
     words = {column.name: column.words for column in SERIES_COLUMNS}
     steps = ", ".join(f"{step.step:g}" for step in series.steps)
-    lines = [f"## moegeom track: {series.name}", "", f"Steps {steps}.", ""]
-    lines += [f"- **rule** {series.rule}"] if series.rule else []
-    lines += [f"- **skipped** {name}: {reason}" for name, reason in series.skipped]
+    lines = [f"## moegeom track: {escaped(series.name)}", "", f"Steps {steps}.", ""]
+    lines += [f"- **rule** {escaped(series.rule)}"] if series.rule else []
+    lines += [f"- **skipped** {escaped(f'{name}: {why}')}" for name, why in series.skipped]
     stale = [step.name for step in series.steps if step.is_stale]
-    lines += [f"- **stale inputs** {name}" for name in stale]
+    lines += [f"- **stale inputs** {escaped(name)}" for name in stale]
     lines += ["", "| router | figure | | values | per 1000 steps | since step |", "|" + "---|" * 6]
     for curve in series.curves:
         values = " ".join("-" if value is None else f"{value:.3g}" for value in curve.values)
@@ -26,9 +27,11 @@ def render(series: Series, view: View) -> str:
             slope += f" +- {curve.slope_half_width:.2g}"
         since = "" if curve.onset is None else f"{curve.onset:g}"
         drawn = sparkline(curve.values, view.is_ascii)
-        figure = words.get(curve.column, curve.column.replace("_", " "))
-        lines.append(f"| {curve.router} | {figure} | {drawn} | {values} | {slope} | {since} |")
-    lines += ["", *(f"- {note}" for note in series.notes)]
+        figure = escaped(words.get(curve.column, curve.column.replace("_", " ")))
+        lines.append(
+            f"| {escaped(curve.router)} | {figure} | {drawn} | {values} | {slope} | {since} |"
+        )
+    lines += ["", *(f"- {escaped(note)}" for note in series.notes)]
     return "\n".join(lines) + "\n"
 
 

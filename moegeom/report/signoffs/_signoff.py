@@ -16,7 +16,8 @@ LineName = Literal["storage", "effective router", "up to rotation", "routing on 
 #: In the order in which they are told.
 LINE_NAMES: tuple[LineName, ...] = get_args(LineName)
 
-LineState = Literal["failed", "inconclusive", "passed"]
+#: ``not judged``: it was measured, and nothing was given to hold it against.
+LineState = Literal["failed", "inconclusive", "not judged", "passed"]
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,11 @@ class SignOff:
 
     @property
     def exit_code(self) -> int:
-        """1 when a line failed, else 4 when one is inconclusive, else 0."""
+        """1 when a line failed, 0 when every line passed, else 4."""
         if self.in_state("failed"):
             return EXIT_FAILED
-        return EXIT_INCONCLUSIVE if self.in_state("inconclusive") else EXIT_OK
+        passed = self.in_state("passed")
+        return EXIT_OK if len(passed) == len(self.lines) else EXIT_INCONCLUSIVE
 
 
 #: Reporters by file name.

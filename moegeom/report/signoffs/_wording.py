@@ -9,21 +9,37 @@ from moegeom.report.header import size
 from moegeom.report.signoffs._signoff import LineState, SignOff
 
 #: How each state looks.
-MOODS: dict[LineState, str] = {"failed": "error", "inconclusive": "warning", "passed": "good"}
+MOODS: dict[LineState, str] = {
+    "failed": "error",
+    "inconclusive": "warning",
+    "not judged": "warning",
+    "passed": "good",
+}
 
 
 def verdict_sentence(found: SignOff) -> str:
-    """``signed off: all 4 lines passed.``, or the lines that stand in the way."""
-    failed, unknown = (
-        ", ".join(line.name for line in found.in_state(state))
-        for state in ("failed", "inconclusive")
-    )
-    open_ones = f"; {unknown} inconclusive" if unknown else ""
-    if failed:
-        return f"not signed off: {failed} failed{open_ones}."
-    if unknown:
-        return f"not signed off yet: {unknown} inconclusive; nothing failed."
-    return f"signed off: all {len(found.lines)} lines passed."
+    """``signed off: all 4 lines passed; 3 things not looked at.``, or what stands in the way."""
+    told = {
+        state: ", ".join(line.name for line in lines)
+        for state in MOODS
+        if state != "passed" and (lines := found.in_state(state))
+    }
+    unseen = _unseen(found)
+    if not told:
+        return f"signed off: all {len(found.lines)} lines passed{unseen}."
+    stands = "; ".join(f"{names} {state}" for state, names in told.items())
+    if "failed" in told:
+        return f"not signed off: {stands}{unseen}."
+    missing = "give --max-switched (or --null); " if "not judged" in told else ""
+    return f"not signed off: {missing}{stands}; nothing failed{unseen}."
+
+
+def _unseen(found: SignOff) -> str:
+    """How many of the things listed at the end nobody looked at."""
+    number = len(found.not_looked_at)
+    if not number:
+        return ""
+    return f"; {number} thing{'' if number == 1 else 's'} not looked at"
 
 
 def mood(found: SignOff) -> str:

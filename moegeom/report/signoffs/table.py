@@ -51,7 +51,7 @@ def _line(line: Line, width: int) -> list[Text]:
     found = hanging(head, f"{line.name}: {line.sentence}", width, style)
     for text in line.details:
         found += [Text(part, style="dim") for part in wrapped(text, width, " " * _STATE)]
-    return [*found, *(command("next    ", text) for text in line.commands)]
+    return [*found, *(command("fill in ", text) for text in line.commands)]
 
 
 REPORTER = Reporter("table", render)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moegeom.core.errors import UsageError
+from moegeom.core.files import refuse_unwritable, write_whole
 from moegeom.core.registry import nearest_name, unknown_name
 from moegeom.report.slice_pictures._circle_view import draw_circle
 from moegeom.report.slice_pictures._options import PictureOptions, picture_options
@@ -81,14 +81,16 @@ def write_picture(picture: SlicePicture, path: Path | str, **options: Any) -> No
     """
     path = Path(path)
     content = _renderer(path)(picture, picture_options(options))
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    beside.write_bytes(content)
-    beside.replace(path)
+    write_whole(path, content)
 
 
 def check_picture(path: Path, **options: Any) -> None:
-    """Raises UsageError for an ending, a view or an option that no picture has."""
+    """Raises UsageError for an ending, a view or an option that no picture has.
+
+    And for a file that could not be written: before the picture is computed, not after it.
+    """
     _renderer(path)
+    refuse_unwritable(path)
     view = picture_options(options).view
     known = sorted({name for views in _VIEWS.values() for name in views})
     if view not in known:

@@ -13,7 +13,7 @@ from moegeom.core.verdict import Verdict
 from moegeom.report._reporter import View
 from moegeom.report._verdict_reporter import VerdictReporter
 from moegeom.report.untrusted import printable
-from moegeom.report.verdict_text import finding_lines, places, verdict_sentence
+from moegeom.report.verdict_text import finding_lines, places, profile_line, verdict_sentence
 
 #: What the runner decodes in a message, and besides that in a property.
 _IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
@@ -27,6 +27,7 @@ def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
     verdict, run = printable(verdict), printable(run)
     name = run["checkpoint"]["name"]
     said = f"{verdict_sentence(verdict)} exit {verdict.exit_code}"
+    said += f"\nprofile: {profile_line(verdict)}" if verdict.profile else ""
     lines = [*_findings(verdict, run), *_inconclusive(verdict)]
     return "".join(f"{line}\n" for line in (*lines, _command("notice", f"moegeom {name}", said)))
 

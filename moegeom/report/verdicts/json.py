@@ -12,12 +12,14 @@ from moegeom.report._reporter import View
 from moegeom.report._verdict_reporter import VerdictReporter
 from moegeom.report.rule_trust import rule_facts
 from moegeom.report.strict_json import document_text
+from moegeom.report.verdict_text import verdict_word
 
 
 def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
     """The verdict as JSON; infinities are the strings "inf" and "-inf", unknown is null."""
     severities = [finding.severity for finding in verdict.findings]
     document = {
+        "verdict": verdict_word(verdict),
         "exit_code": verdict.exit_code,
         "fail_on": verdict.fail_on,
         "checks": {state: len(verdict.in_state(state)) for state in STATES},
@@ -26,8 +28,10 @@ def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
             {**dataclasses.asdict(outcome), "is_failing": verdict.fails(outcome)}
             for outcome in verdict.outcomes
         ],
+        "profile": verdict.profile,
         "detectable": verdict.detectable,
         "not_looked_at": verdict.not_looked_at,
+        "unseen": verdict.unseen,
         **rule_facts(run),
         "run": run,
     }

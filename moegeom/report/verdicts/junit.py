@@ -15,6 +15,7 @@ from moegeom.report.untrusted import printable
 from moegeom.report.verdict_text import (
     finding_lines,
     places,
+    profile_line,
     verdict_sentence,
     why_not_judged,
 )
@@ -84,6 +85,7 @@ def _properties(verdict: Verdict, run: Mapping[str, Any]) -> dict[str, str]:
         "rule": rule_facts(run)["rule_trust"] or "",
         "verdict": verdict_sentence(verdict),
         "exit_code": str(verdict.exit_code),
+        "profile": profile_line(verdict),
         "detectable": "; ".join(verdict.detectable),
         "not_looked_at": "; ".join(verdict.not_looked_at),
     }
@@ -94,7 +96,7 @@ def _case(suite: Element, outcome: Outcome, verdict: Verdict, run: Mapping[str, 
         suite,
         "testcase",
         classname=suite.attrib["name"],
-        name=f"{outcome.code} {outcome.title}",
+        name=f"{outcome.code} {outcome.statement or outcome.title}",
         time="0.000",
     )
     told = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,33 +10,31 @@ from moegeom.core.verdict import Verdict
 from moegeom.report._reporter import View
 from moegeom.report._verdict_reporter import VerdictReporter
 from moegeom.report.header import gate_rule_line, routers_line, rule_line, tokens_line
-from moegeom.report.markdown import escaped
+from moegeom.report.markdown import code_span, escaped
 from moegeom.report.summary import summarise_verdict
 from moegeom.report.untrusted import printable
 from moegeom.report.verdict_text import (
     detectable,
-    mood,
     not_looked_at,
     places,
+    profile_line,
     refusal,
     verdict_sentence,
     why_not_judged,
 )
 
-_MARKS = {"good": "passed", "warning": "passed, with remarks", "error": "failed"}
-
 
 def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
     """A heading, the verdict, a list of findings, and a table of all checks."""
     verdict, run = printable(verdict), printable(run)
-    word = "inconclusive" if verdict.exit_code == 4 else _MARKS[mood(verdict)]
     lines = [f"## moegeom check: {escaped(run['checkpoint']['name'])}", ""]
-    lines += [f"**{word}** (exit {verdict.exit_code}): {escaped(verdict_sentence(verdict))}", ""]
+    lines += [f"**{escaped(verdict_sentence(verdict))}** Exit code {verdict.exit_code}.", ""]
     lines += [f"- **{label}** {escaped(text)}" for label, text in _facts(verdict, run)]
+    lines += [f"- **profile** {escaped(profile_line(verdict))}"] if verdict.profile else []
     for finding in verdict.findings:
         lines += ["", *_finding(finding, run)]
     for outcome in verdict.open:
-        said = escaped(f"{outcome.title}: {outcome.reason}")
+        said = escaped(f"not known whether {outcome.statement.removesuffix('.')}: {outcome.reason}")
         lines += ["", f"**INCONCLUSIVE {escaped(outcome.code)}** {said}"]
     lines += ["", "<details>", f"<summary>All checks ({len(verdict.outcomes)})</summary>", ""]
     lines += [*_checks(verdict), "", "</details>", ""]
@@ -64,7 +61,7 @@ def _finding(finding: Finding, run: Mapping[str, Any]) -> list[str]:
     head = f"**{finding.severity.upper()} {escaped(finding.code)}** "
     lines = [f"{head}{escaped(f'{where}: {finding.title}')} {escaped(finding.detail)}".rstrip(), ""]
     lines += [f"- repair: {escaped(finding.repair)}"] if finding.repair else []
-    lines += [f"- next: {_code(finding.next_command)}"] if finding.next_command else []
+    lines += [f"- next: {code_span(finding.next_command)}"] if finding.next_command else []
     return lines
 
 
@@ -73,19 +70,13 @@ def _checks(verdict: Verdict) -> Iterator[str]:
     yield _row(("---", "---", "---"))
     for outcome in verdict.outcomes:
         state = f"failed ({outcome.severity})" if outcome.state == "failed" else None
-        cells = (outcome.code, outcome.title, state or why_not_judged(outcome))
+        statement = outcome.statement or outcome.title
+        cells = (outcome.code, statement, state or why_not_judged(outcome))
         yield _row([escaped(cell) for cell in cells])
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _code(text: str) -> str:
-    """A code span that no backtick in the text can end."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    pad = " " if "`" in text else ""
-    return f"{fence}{pad}{text}{pad}{fence}"
 
 
 REPORTER = VerdictReporter("md", render)

@@ -30,6 +30,7 @@ from moegeom.report.verdict_text import (
     mood,
     not_looked_at,
     places,
+    profile_line,
     refusal,
     verdict_sentence,
 )
@@ -57,7 +58,8 @@ def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
 def _header(verdict: Verdict, summary: Summary, width: int) -> list[Text]:
     run, name = summary.run, summary.run["checkpoint"]["name"]
     if "refused" in run:
-        return [Text(name, style="bold"), *labelled("routers", refusal(verdict, run), width)]
+        head = [Text(name, style="bold"), *labelled("routers", refusal(verdict, run), width)]
+        return [*head, *_profile(verdict, width)]
     lines = [
         *titled(name, rule_line(summary), width),
         *labelled("routers", routers_line(summary), width),
@@ -65,7 +67,11 @@ def _header(verdict: Verdict, summary: Summary, width: int) -> list[Text]:
     ]
     if run["tokens"] is not None:
         lines += labelled("tokens", tokens_line(summary), width)
-    return lines
+    return [*lines, *_profile(verdict, width)]
+
+
+def _profile(verdict: Verdict, width: int) -> list[Text]:
+    return labelled("profile", profile_line(verdict), width) if verdict.profile else []
 
 
 def _verdict(verdict: Verdict, width: int) -> list[Text]:
@@ -93,7 +99,7 @@ def _unjudged(verdict: Verdict, run: Mapping[str, Any], width: int) -> list[Text
     """Checks that could not be judged, and those whose findings are accepted; one line each."""
     lines = []
     for outcome in verdict.open:
-        text = f"{outcome.title}: {outcome.reason}"
+        text = f"not known whether {outcome.statement.removesuffix('.')}: {outcome.reason}"
         lines += hanging(f"INCONCLUSIVE {outcome.code}  ", text, width, STYLES["warning"])
     for outcome in verdict.outcomes:
         for finding, reason in outcome.accepted:
@@ -107,7 +113,7 @@ def _ending(verdict: Verdict, summary: Summary, width: int) -> list[Text]:
     lines = [Text(part, style="dim") for text in said for part in wrapped(text, width)]
     routers = summary.run["routers"]
     if routers and summary.run["tokens"] is None:
-        lines += hanging(_NEXT, recording_hint(routers), width, "dim")
+        lines += hanging("   record  ", recording_hint(routers), width, "dim")
     return lines
 
 

@@ -12,7 +12,7 @@ from moegeom.geometry.rounding import (
     ROUNDING_RMS,
     UNIT_BFLOAT16,
     UNIT_FLOAT32,
-    logit_error_bound,
+    engine_error,
 )
 from moegeom.geometry.selection.score import LARGEST_SLOPE
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
@@ -50,7 +50,7 @@ def refusal(task: Task) -> str:
         return f"the recording holds {stage.replace('_', ' ')}"
     if router.has_cosine_logits:
         return "logits are divided by the length of a projected input"
-    if not router.rule.is_affine and router.rule.logit_map is not None:
+    if router.rule.logit_map is not None:
         return "logits go through a map before they are scored"
     if not router.rule.is_affine and "distance" in task.wanted:
         return "distances to curved or grouped walls are found there"
@@ -135,11 +135,12 @@ def device_router(task: Task, device: Device, kind: str) -> DeviceRouter:
 
 def _numbers(task: Task, fits_float32: bool) -> RouteNumbers:
     prepared, score = task.prepared, task.prepared.router.rule.score
-    unit_error = logit_error_bound(np.ones(1), prepared.num_terms, 1.0)
+    two_gamma, underflow = engine_error(prepared.num_terms)
     return RouteNumbers(
         typical_norm=task.typical_norm or 0.0,
         outlier_factor=OUTLIER_FACTOR,
-        two_gamma=float(unit_error[0]),
+        two_gamma=two_gamma,
+        underflow=underflow,
         longest_row=prepared.longest_row,
         largest_bias=prepared.largest_bias,
         noise_factor=ROUNDING_RMS * UNIT_BFLOAT16,

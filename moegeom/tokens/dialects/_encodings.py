@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,20 +18,33 @@ from moegeom.tokens.stages import EXPERT_DTYPES
 
 Ids = Integer[np.ndarray, "..."]
 
+#: Lists in each other: sequences, tokens, layers and slots, and some to spare.
+_MOST_DEPTH = 8
+
 #: base64 of the first six bytes of every npy file.
 NPY_START = "k05VTVBZ"
 
 
 def nested_ids(value: Any, where: str) -> Ids:
-    """Lists of lists of integers."""
+    """Lists of lists of integers, of one length at each depth; nothing else is converted."""
+    shape, flat = [], [value]
+    while len(shape) < _MOST_DEPTH and set(map(type, flat)) == {list}:
+        lengths = set(map(len, flat))
+        if len(lengths) > 1:
+            raise RecordingError(f"{where}: lists of unequal length ({_some(lengths)}).")
+        shape.append(lengths.pop())
+        flat = list(itertools.chain.from_iterable(flat))
+    found = {kind.__name__ for kind in map(type, flat)} or {"nothing"}
+    if found != {"int"} or not shape:
+        raise RecordingError(f"{where}: holds {_some(found)}; expected nested lists of integers.")
     try:
-        found = np.asarray(value)
-    except (ValueError, OverflowError) as error:
-        raise RecordingError(f"{where}: lists of unequal length ({str(error)[:60]}).") from None
-    if not isinstance(value, list) or found.dtype.kind not in "iu":
-        kind = type(value).__name__ if not isinstance(value, list) else str(found.dtype)
-        raise RecordingError(f"{where}: holds {kind}; expected nested lists of integers.")
-    return found
+        return np.array(flat, np.int64).reshape(shape)
+    except OverflowError:
+        raise RecordingError(f"{where}: holds an integer beyond 64 bits.") from None
+
+
+def _some(found: set[Any]) -> str:
+    return ", ".join(sorted(map(str, found))[:4])
 
 
 def npy_ids(value: Any, where: str) -> Ids:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.files import open_regular
 from moegeom.tokens.trace import TRACE_BYTES
 
 #: One record. The choices of 16 000 tokens in 60 layers, as base64 of 32-bit integers.
@@ -27,7 +28,7 @@ def shows(path: Path, *patterns: bytes) -> bool:
     """Whether a JSON file has every one of ``patterns`` near its beginning."""
     if not path.name.endswith(_SUFFIXES) or not path.is_file():
         return False
-    with path.open("rb") as stream:
+    with open_regular(path, follows=True) as stream:
         beginning = stream.read(_LOOKED_AT)
     return all(re.search(pattern, beginning) for pattern in patterns)
 
@@ -46,7 +47,7 @@ def json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             f"{path.name}: has {size:,} bytes, more than the {TRACE_BYTES:,} allowed.",
             "Cut it into several files.",
         )
-    with path.open("rb") as stream:
+    with open_regular(path, follows=True) as stream:
         first = stream.readline(RECORD_BYTES + 1)
         stream.seek(0)
         if _is_object(first):

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.files import open_regular
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.trace import TRACE_BYTES, RequestTrace, Trace
 
@@ -51,7 +52,7 @@ def recognises(path: Path) -> bool:
     """True for a text in which a tensor of chosen experts is printed."""
     if path.suffix not in (".log", ".txt", "") or not path.is_file():
         return False
-    with path.open("rb") as stream:
+    with open_regular(path, follows=True) as stream:
         text = stream.read(_LOOKED_AT)
     return any(printer in text for printer in _PRINTERS) and b"ffn_moe_topk-" in text
 
@@ -137,7 +138,7 @@ def _batches(path: Path) -> Iterator[list[_Printed]]:
 
 
 def _tensors(path: Path) -> Iterator[_Printed]:
-    with path.open("rb") as stream:
+    with open_regular(path, follows=True) as stream:
         number = 0
         while line := stream.readline(_LINE_BYTES):
             number += 1

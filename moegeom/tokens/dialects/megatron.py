@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.text import quoted
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._encodings import nested_ids
 from moegeom.tokens.dialects._json_records import json_records, whole_number
@@ -112,7 +113,8 @@ def _ids(line: Mapping[str, Any], where: str) -> Integer[np.ndarray, "tokens slo
     shape = (line.get("num_tokens"), line.get("topk"))
     if ids.ndim != 2 or ids.shape != shape:
         raise RecordingError(
-            f"{where}: top_indices has shape {ids.shape}; the line says {shape} (tokens, experts)."
+            f"{where}: top_indices has shape {ids.shape}; the line says {quoted(shape)} (tokens, "
+            "experts)."
         )
     if np.abs(ids).max(initial=0) >= 2**31:
         raise RecordingError(f"{where}: ids up to {ids.max()}; expected numbers of experts.")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.files import read_regular, reading
 from moegeom.tokens.dialect import Dialect
 from moegeom.tokens.dialects._encodings import Encodings, decoded, nested_ids, npy_ids
 from moegeom.tokens.dialects._json_records import shows
@@ -51,13 +52,9 @@ def read(path: Path) -> Trace:
 def _arrays(path: Path) -> tuple[RequestTrace, ...]:
     if path.suffix == ".npz":
         return tuple(RequestTrace(name, ids) for name, ids in read_npz(path).items())
-    if path.stat().st_size > TRACE_BYTES:
-        raise RecordingError(
-            f"{path.name}: has {path.stat().st_size:,} bytes, more than the {TRACE_BYTES:,} "
-            "allowed.",
-            "Give the requests in several files.",
-        )
-    return (RequestTrace(path.stem, parse_npy(path.read_bytes(), path.name)),)
+    with reading(path, RecordingError, "Give large requests in several files."):
+        raw = read_regular(path, TRACE_BYTES, follows=True)
+    return (RequestTrace(path.stem, parse_npy(raw, path.name)),)
 
 
 def _requests(reply: Mapping[str, Any], where: str) -> Iterator[RequestTrace]:

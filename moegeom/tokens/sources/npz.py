@@ -1,4 +1,4 @@
-"""One array per router, as ``np.savez`` writes them.
+"""One array per router, or one of all, as ``np.savez`` writes them.
 
 Uncompressed members are read range by range where they lie in the archive. Compressed ones
 (``np.savez_compressed``) cannot be: they are held in memory, up to a limit.
@@ -7,7 +7,7 @@ Uncompressed members are read range by range where they lie in the archive. Comp
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from io import BufferedIOBase
 from pathlib import Path
 from typing import cast
@@ -15,25 +15,28 @@ from typing import cast
 import numpy as np
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.files import open_regular
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign import (
     COLUMN_DTYPES,
     COLUMN_KEYS,
+    assign_layers,
     assign_routers,
     foreign_source,
     foreign_tensor,
+    is_stack,
 )
 from moegeom.tokens.npy import NpyHeader, read_npy_header
+from moegeom.tokens.npy_arrays import npz_members
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.source import Request, Source
 
-#: Of all compressed arrays of one file together.
-MAX_IN_MEMORY_BYTES = 4 << 30
+#: Of all compressed arrays of one file together, beside four times the size of the file: numbers
+#: that were measured are hardly smaller compressed.
+FREE_BYTES = 1 << 29
 
 #: A local file header before its two variable fields, whose lengths end it (APPNOTE 4.3.7).
 _LOCAL_HEADER_BYTES = 30
-
-_IS_ENCRYPTED = 0x1
 
 
 def recognises(path: Path) -> bool:
@@ -44,21 +47,24 @@ def recognises(path: Path) -> bool:
 def open_source(path: Path, request: Request) -> TokenSource:
     """The arrays, assigned to routers."""
     tensor = foreign_tensor(path, request)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            keys = [key for key in members if key not in COLUMN_KEYS]
+    with npz_members(path) as (archive, found):
+        members = {info.filename.removesuffix(".npy"): info for info in found}
+        if len(members) < len(found):
+            raise RecordingError(f"{path.name}: two arrays have the same name.")
+        keys = [key for key in members if key not in COLUMN_KEYS]
+        reader = _Members(path, archive)
+        dtypes = tuple(tensor.dtypes.values())
+        if is_stack(keys, request):
+            layers = reader.layers(members[keys[0]], dtypes, may_stack=True)
+            rows = assign_layers(path, keys[0], layers, request)
+        else:
             routers = assign_routers(path, keys, request)
-            reader = _Members(path, archive)
-            dtypes = tuple(tensor.dtypes.values())
             rows = {r: reader.rows(members[key], dtypes, False) for r, key in routers.items()}
-            columns = {
-                name: reader.rows(members[name], COLUMN_DTYPES, True)
-                for name in COLUMN_KEYS
-                if name in members
-            }
-    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as error:
-        raise RecordingError(f"{path.name}: not a readable npz file ({error}).") from None
+        columns = {
+            name: reader.rows(members[name], COLUMN_DTYPES, True)
+            for name in COLUMN_KEYS
+            if name in members
+        }
     return foreign_source(path, request, tensor, rows, columns)
 
 
@@ -66,19 +72,29 @@ class _Members:
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self._path = path
         self._archive = archive
-        self._bytes_left = MAX_IN_MEMORY_BYTES
+        self._most = self._bytes_left = FREE_BYTES + 4 * path.stat().st_size
 
     def rows(self, info: zipfile.ZipInfo, allowed: Collection[np.dtype], is_column: bool) -> Rows:
+        (only,) = self.layers(info, allowed, is_column)
+        return only
+
+    def layers(
+        self,
+        info: zipfile.ZipInfo,
+        allowed: Collection[np.dtype],
+        is_column: bool = False,
+        may_stack: bool = False,
+    ) -> Sequence[Rows]:
         where = f"{self._path.name}: {info.filename}"
         with self._archive.open(info) as member:
             stream = cast(BufferedIOBase, member)
-            header = read_npy_header(stream, info.file_size, where, allowed, is_column)
-            if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _IS_ENCRYPTED:
+            header = read_npy_header(stream, info.file_size, where, allowed, is_column, may_stack)
+            if info.compress_type == zipfile.ZIP_STORED:
                 return self._in_place(info, header, where)
             return self._in_memory(stream, header, where)
 
-    def _in_place(self, info: zipfile.ZipInfo, header: NpyHeader, where: str) -> FileRows:
-        with self._path.open("rb") as file:
+    def _in_place(self, info: zipfile.ZipInfo, header: NpyHeader, where: str) -> list[FileRows]:
+        with open_regular(self._path, follows=True) as file:
             file.seek(info.header_offset)
             local = file.read(_LOCAL_HEADER_BYTES)
             size = file.seek(0, 2)
@@ -86,13 +102,16 @@ class _Members:
         offset = info.header_offset + _LOCAL_HEADER_BYTES + variable + header.data_start
         if offset + header.size_bytes > size:
             raise RecordingError(f"{where}: the array ends after the file; it is truncated.")
-        return FileRows(self._path, offset, header.dtype, header.num_rows, (header.width,))
+        starts = (offset + layer * header.layer_bytes for layer in range(header.layers))
+        return [
+            FileRows(self._path, s, header.dtype, header.num_rows, (header.width,)) for s in starts
+        ]
 
-    def _in_memory(self, stream: BufferedIOBase, header: NpyHeader, where: str) -> ArrayRows:
+    def _in_memory(self, stream: BufferedIOBase, header: NpyHeader, where: str) -> list[ArrayRows]:
         self._bytes_left -= header.size_bytes
         if self._bytes_left < 0:
             raise RecordingError(
-                f"{where}: compressed arrays of more than {MAX_IN_MEMORY_BYTES >> 30} GiB.",
+                f"{where}: compressed arrays of more than {self._most:,} bytes in all.",
                 "Save with np.savez, which does not compress: ranges are then read in place.",
             )
         raw = stream.read(header.size_bytes)
@@ -100,8 +119,9 @@ class _Members:
             raise RecordingError(
                 f"{where}: {len(raw)} bytes of numbers; expected {header.size_bytes}."
             )
-        array = np.frombuffer(raw, header.dtype).reshape(header.num_rows, header.width)
-        return ArrayRows(array, where)
+        arrays = np.frombuffer(raw, header.dtype)
+        arrays = arrays.reshape(header.layers, header.num_rows, header.width)
+        return [ArrayRows(array, where) for array in arrays]
 
 
 SOURCE = Source("npz", recognises, open_source, needs_stage=True)

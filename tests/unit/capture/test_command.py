@@ -102,7 +102,7 @@ def test_pieces_end_at_the_number_of_tokens_asked_for(tmp_path: Path) -> None:
         ("a.jsonl", b'{"body": "a"}\n', "line 1: found body; expected text or token_ids"),
         ("a.jsonl", b'{"token_ids": [1, -2]}\n', "found token_ids; expected text or token_ids"),
         ("a.jsonl", b'{"token_ids": [true]}\n', "expected text or token_ids"),
-        ("a.jsonl", b"\xff\n", "line 1: not JSON"),
+        ("a.jsonl", b"\xff\n", "line 1: is not UTF-8"),
         ("a.jsonl", b'{"text": "a", "domain": 3}\n', "domain 3; expected a text"),
         ("a.txt", b"ab\xff", "no UTF-8 text (byte 2)"),
     ],

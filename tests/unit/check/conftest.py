@@ -30,11 +30,32 @@ def keep(tensors: Tensors, config: dict[str, Any]) -> None:
     """Spoils nothing."""
 
 
+TABLE = "layers.{}.ffn.gate.tid2eid"
+
+
+def with_token_table(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Makes a deepseek_v4 of a deepseek_v3: its layer 1 looks 4 of 384 experts up by token id."""
+    random = np.random.default_rng(11)
+    names = {GATE: "weight", BIAS: "bias"}
+    for layer in [n for n in range(9) if GATE.format(n) in tensors]:
+        for name, short in names.items():
+            tensors[f"layers.{layer}.ffn.gate.{short}"] = tensors.pop(name.format(layer))
+        tensors[f"layers.{layer}.ffn_norm.weight"] = tensors.pop(GAIN.format(layer))
+    del tensors["layers.1.ffn.gate.bias"]
+    wide = random.standard_normal((384, config["hidden_size"])).astype(np.float32)
+    tensors["layers.1.ffn.gate.weight"] = wide
+    tensors[TABLE.format(1)] = np.stack(
+        [random.choice(384, 4, replace=False) for _ in range(2000)]
+    ).astype(np.int64)
+    config |= {"model_type": "deepseek_v4", "scoring_func": "sigmoid"}
+
+
 @dataclass(frozen=True)
 class Case:
     """A checkpoint, the tokens it is measured on, and what it is compared with.
 
-    ``before`` spoils the checkpoint of the baseline; None means that there is no baseline.
+    ``before`` spoils the checkpoint of the baseline; None means that there is no baseline. ``made``
+    makes another, healthy checkpoint of it first.
     """
 
     spoil: Spoil = keep
@@ -47,6 +68,7 @@ class Case:
     before_lean: float = 0.05
     fingerprint: str | None = None
     request: dict[str, Any] = field(default_factory=dict, hash=False)
+    made: Spoil = keep
 
     @property
     def model(self) -> SyntheticModel:
@@ -58,6 +80,7 @@ def write_model(folder: Path, case: Case, spoil: Spoil) -> Path:
     model = write_checkpoint(folder / "model", case.model)
     tensors = load_file(model / "model.safetensors")
     config = json.loads((model / "config.json").read_text("utf-8"))
+    case.made(tensors, config)
     spoil(tensors, config)
     save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, model / "model.safetensors")
     (model / "config.json").write_text(json.dumps(config), "utf-8")

@@ -8,7 +8,17 @@ import ml_dtypes
 import numpy as np
 
 from moegeom.testing.synthetic import mean_direction
-from tests.unit.check.conftest import BIAS, GAIN, GATE, Case, Spoil, Tensors, keep
+from tests.unit.check.conftest import (
+    BIAS,
+    GAIN,
+    GATE,
+    TABLE,
+    Case,
+    Spoil,
+    Tensors,
+    keep,
+    with_token_table,
+)
 
 BF16 = ml_dtypes.bfloat16
 
@@ -93,6 +103,11 @@ WEIGHTS: dict[str, Case] = {
     "MGI107": Case(tensor(BIAS, lambda bias: None), "deepseek_v3"),
     "MGI109": Case(setting(num_experts_per_tok=16)),
     "MGI110": biases(_set(0.02 * _random(16), 3, -3.0)),
+    "MGI111": Case(
+        tensor(TABLE, lambda ids: ids.astype(BF16).astype(np.int64)),
+        "deepseek_v3",
+        made=with_token_table,
+    ),
     "MGN111": biases(OFFSET.astype(BF16)),
     "MGN112": biases(OFFSET),
     "MGN113": Case(
@@ -108,6 +123,10 @@ WEIGHTS: dict[str, Case] = {
     "MGG203": Case(row(5, lambda w: 10.0 * w)),
     "MGG204": Case(rows(_two_crowds)),
     "MGG205": Case(row(7, lambda w: w * (np.arange(len(w)) < 2))),
+    "MGG207": Case(
+        rows(lambda w: 0.02 * _random(*w.shape)),
+        made=lambda tensors, config: config.update(initializer_range=0.02),
+    ),
     "MGG206": Case(rows(lambda w: 3.0 * w, layer=5), layers=10),
 }
 
@@ -128,6 +147,7 @@ COMPARED: dict[str, Case] = {
 #: Tokens, alone or beside a baseline.
 MEASURED: dict[str, Case] = {
     "MGI108": Case(tokens=2048, layers=2, fingerprint="xxh128:0", request={"stale_inputs": True}),
+    "MGI127": Case(tokens=300, layers=2, lean=1e4),
     "MGB201": Case(tokens=2048, layers=2, lean=2.0),
     "MGB202": Case(tokens=2048, layers=2, lean=3.0),
     "MGB203": Case(tokens=2048, layers=2, lean=2.0),

@@ -67,6 +67,7 @@ def test_a_baseline_is_small_and_holds_no_weight(model, written) -> None:
         lambda d: d["routers"]["text/0"].update(columns={"x": 3}),
         lambda d: d["routers"]["text/0"].update(samples=["a"]),
         lambda d: d.update(routers=[1, 2]),
+        lambda d: d["routers"].update(x=d["routers"].pop("text/0")),
         lambda d: d.update(checkpoint=7),
     ],
 )

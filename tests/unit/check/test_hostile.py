@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +11,16 @@ import pytest
 
 from moegeom.check.baseline import read_baseline
 from moegeom.check.profile_file import find_profile, parse_profile, read_profile
+from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.core.verdict import EXIT_INCONCLUSIVE
 from moegeom.pipeline import ScanRequest, lint, scan
 from moegeom.results.memory import MemoryResults
+from moegeom.router.load import load_routers
 from moegeom.studies.gate import GateRequest, gate, judge_results, read_settings
+from moegeom.testing.synthetic import write_tokens
 from tests.unit.check.conftest import BIAS, GAIN, GATE, Case, keep, write_model
-from tests.unit.check.defects import BF16, rows, tensor
+from tests.unit.check.defects import rows, tensor
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def test_a_link_to_a_baseline_stays_a_link(tmp_path, model, baseline):
     gate(GateRequest(str(model), baseline=link, update_baseline=True))
     assert link.is_symlink()
     assert read_baseline(baseline).routers
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="Is a directory"):
         gate(GateRequest(str(model), baseline=tmp_path, update_baseline=True))
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -199,6 +203,11 @@ def test_commands_can_be_pasted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "sp ace;x"
     folder.mkdir()
-    model = write_model(folder, Case(), rows(lambda w: w.astype(BF16) * 0.0))
-    (finding, *_) = gate(GateRequest(str(model))).verdict.findings
-    assert f"'{model}'" in finding.next_command
+    case = Case(tokens=2048, layers=2, lean=2.0)
+    model = write_model(folder, case, keep)
+    print_of = load_routers(open_checkpoint(model)).fingerprint
+    tokens = write_tokens(folder / "rec", case.model, 2048, print_of, 0, case.lean)
+    found = gate(GateRequest(str(model), tokens=str(tokens), num_workers=1)).verdict.findings
+    commands = [shlex.split(f.next_command) for f in found if "scan" in f.next_command]
+    assert commands
+    assert all(words[2:5] == [str(model), "--tokens", str(tokens)] for words in commands)

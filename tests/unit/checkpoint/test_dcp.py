@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.formats import _dcp_metadata
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
 from tests.unit.checkpoint.save_two_ranks import save, weights
@@ -308,7 +310,7 @@ _WRONG_PLACES = {
     "a float": ({"offset": 0.5}, "has a float as 'offset', expected int"),
     "behind the end": ({"offset": 10**6}, "truncated, has "),
     "too short": ({"length": 700}, "has 700 bytes; shape (6, 64) of BF16 takes 768"),
-    "another tensor": ({"offset": 9101, "relative_path": "__0_0.distcp", "length": 100}, "takes 768"),
+    "a part of it": ({"length": 100}, "takes 768"),
     "compressed": (
         {"transform_descriptors": ["stream.zstd/1"]}, "is compressed or encrypted by an extension"
     ),
@@ -326,9 +328,51 @@ def test_a_place_that_cannot_be_is_refused(case: str, saved: Path) -> None:
     assert sentence in _refusal(_edit(saved, change)).message
 
 
+def test_two_pieces_in_the_same_bytes_are_refused_by_name_and_range(saved: Path) -> None:
+    def share(metadata: Any) -> None:
+        place = metadata.storage_data[dcp_metadata.MetadataIndex("model.columns", [0, 0, 0])]
+        metadata.storage_data[dcp_metadata.MetadataIndex(_GATE, [0, 0])] = place
+
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(_edit(saved, share))
+    assert re.fullmatch(
+        rf"\.metadata: __0_0\.distcp: the pieces of 'model\.columns' and '{re.escape(_GATE)}' both "
+        r"claim the bytes 5499 to [0-9]+\.",
+        caught.value.message,
+    )
+
+
+def test_a_list_of_chunks_that_all_tensors_share_is_counted_for_each(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_dcp_metadata, "_CHUNKS", 50)
+
+    def share(metadata: Any) -> None:
+        tensor = metadata.state_dict_metadata[_GATE]
+        metadata.state_dict_metadata |= {f"t{i}": tensor for i in range(50)}
+
+    open_checkpoint(saved)
+    message = _refusal(_edit(saved, share)).message
+    assert re.fullmatch(
+        r"\.metadata: describes 1[0-9]{2} pieces of tensors, more than the 50 allowed\.", message
+    )
+
+
+#: A pickle that calls OrderedDict with one pair; its key takes 2^64 steps to hash, or as deep a
+#: recursion as it is long.
+_KEYS = {"laughs": b")" + b"2\x86" * 64, "depth": b")" + b"\x85" * 1_000_000}
+
+
+@pytest.mark.parametrize("key", _KEYS)
+def test_nothing_that_a_pickle_gives_is_hashed(key: str, saved: Path) -> None:
+    raw = b"\x80\x04ccollections\nOrderedDict\n]" + _KEYS[key] + b"N\x86a\x85R."
+    (saved / ".metadata").write_bytes(raw)
+    assert _refusal(saved).message == ".metadata: holds a dict, expected a Metadata of torch."
+
+
 def test_the_archive_of_another_shape_or_dtype_is_refused(saved: Path) -> None:
     def swap(metadata: Any) -> None:
-        place = metadata.storage_data[dcp_metadata.MetadataIndex("model.columns", [0, 0, 0])]
+        place = metadata.storage_data.pop(dcp_metadata.MetadataIndex("model.columns", [0, 0, 0]))
         metadata.storage_data[dcp_metadata.MetadataIndex(_GATE, [0, 0])] = place
 
     message = _refusal(_edit(saved, swap)).message

@@ -15,6 +15,7 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
 from moegeom.checkpoint.dtypes import DTYPES
+from moegeom.checkpoint.formats import _gguf_blocks
 from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
 from moegeom.checkpoint.formats._gguf_values import Unread
 from moegeom.checkpoint.open import open_checkpoint
@@ -644,3 +645,20 @@ def test_a_tensor_without_elements_is_empty(kind: int, tmp_path: Path) -> None:
     store = open_checkpoint(_raw(tmp_path, [_tensor(), other, empty], num_data=32))
     assert store.read("e").shape == (0, 32)
     assert store.read("f").shape == (3, 0)
+
+
+def test_blocks_that_are_more_numbers_than_any_router_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_gguf_blocks, "_MOST_NUMBERS", 64)
+    raw = np.zeros((2, 34), np.uint8)
+    assert (
+        open_checkpoint(_write(tmp_path / "m.gguf", {"t": raw}, {"t": _T["Q8_0"]})).read("t").size
+        == 64
+    )
+    message = _refusal(
+        _write(tmp_path / "n.gguf", {"t": np.zeros((3, 34), np.uint8)}, {"t": _T["Q8_0"]})
+    ).message
+    assert message == (
+        "n.gguf: tensor 't' has 96 numbers in blocks of Q8_0, more than the 64 that are decoded at once."
+    )

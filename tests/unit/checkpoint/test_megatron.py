@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import enum
 import os
+import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, RouterError
@@ -140,3 +149,24 @@ def test_nothing_that_the_arguments_name_is_called(tmp_path: Path) -> None:
     torch.save({"args": args}, folder / "common.pt")
     assert len(load_routers(open_checkpoint(folder)).routers) == LAYERS
     assert not canary.exists()
+
+
+def test_names_of_all_layers_are_counted_before_they_are_made(tmp_path: Path) -> None:
+    layers, tensors = 10_000, 61
+    properties = TensorProperties(torch.float32)
+    described: Any = {
+        f"decoder.layers.a{i}": TensorStorageMetadata(properties, torch.Size([layers, 0]), [])
+        for i in range(tensors)
+    }
+    places = {MetadataIndex("x", torch.Size([0]), 0): _StorageInfo("__0_0.distcp", 0, 10)}
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata(described, {}, places)))
+    (tmp_path / "__0_0.distcp").write_bytes(bytes(10))
+    args = argparse.Namespace(num_layers=layers, num_experts=4)
+    torch.save({"args": args}, tmp_path / "common.pt")
+    store = open_checkpoint(tmp_path)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"of 10000 layers each have more than 600000 names"):
+        store.names()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200_000_000

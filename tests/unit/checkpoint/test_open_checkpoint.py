@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +71,12 @@ def test_a_path_with_nul_is_refused() -> None:
 
 def test_a_folder_named_like_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
-    assert _refusal(tmp_path).message == "model.safetensors: not a regular file."
+    assert _refusal(tmp_path).message == "model.safetensors: cannot be read (not a regular file)."
 
 
 def test_a_fifo_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
-    assert _refusal(tmp_path).message == "model.safetensors: not a regular file."
+    assert _refusal(tmp_path).message == "model.safetensors: cannot be read (not a regular file)."
 
 
 def test_a_file_that_may_not_be_read_is_named(
@@ -112,6 +114,54 @@ def test_a_malformed_config_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"^config\.json: "):
         assert open_checkpoint(tmp_path).config
+
+
+def test_an_integer_that_configs_hold_is_read_and_one_of_many_digits_is_refused(
+    tmp_path: Path,
+) -> None:
+    save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
+    known = {"model_max_length": 10**30, "text": "9" * 5000, "fraction": float("0." + "1" * 60)}
+    (tmp_path / "config.json").write_text(json.dumps(known))
+    assert open_checkpoint(tmp_path).config == known
+    for digits in (41, 4000, 5000):
+        (tmp_path / "config.json").write_text('{"num_experts": ' + "9" * digits + "}")
+        with pytest.raises(CheckpointError, match=f"holds an integer of {digits} digits"):
+            assert open_checkpoint(tmp_path).config
+
+
+_NO_FILES: dict[str, Callable[[Path], None]] = {
+    "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "loop": lambda path: path.symlink_to(path.name),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("what", _NO_FILES)
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "a.gguf", "a.bin"]
+)
+def test_what_is_no_file_is_refused_or_not_there_and_never_waited_for(
+    what: str, name: str, tmp_path: Path
+) -> None:
+    if name in ("config.json", "model.safetensors.index.json"):
+        save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
+    _NO_FILES[what](tmp_path / name)
+    if name == "config.json" and what in ("loop", "dangling"):
+        assert open_checkpoint(tmp_path).config == {}
+        return
+    with pytest.raises(CheckpointError) as caught:
+        assert open_checkpoint(tmp_path).config is None
+    assert caught.value.message.startswith(f"{name}: cannot be read")
+
+
+def test_an_index_that_names_a_file_without_end_is_refused(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "x" * 5000 + ".safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    message = _refusal(tmp_path).message
+    assert "of 5012 characters, more than the 1024 allowed." in message
+    assert len(message) < 300
 
 
 def test_an_empty_path_is_not_the_folder_one_is_in() -> None:

@@ -193,7 +193,7 @@ def test_a_foreign_global_is_named() -> None:
     assert _refusal(b"c\x1b[2J\nx\n.").startswith("names '\\x1b[2J.x', which")
 
 
-_SUPPORTED = {chr(code) for code in pickled._OPCODES} | {"."}
+_SUPPORTED = {chr(code) for code in pickled._ROWS} | {"."}
 _REFUSED = {op.name: op.code for op in pickletools.opcodes if op.code not in _SUPPORTED}
 
 
@@ -310,10 +310,15 @@ def test_no_pickle_takes_more_memory_than_is_allowed(
     assert peak < 1.2 * budget
 
 
-def test_a_pickle_of_too_many_opcodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickled, "OPCODES", 2000)
-    assert unpickle(b"N0" * 999 + b"N.", "f", {}) is None
-    assert _refusal(b"N0" * 1000 + b"N.") == "has more than 2000 opcodes."
+@pytest.mark.parametrize(("opcodes", "steps"), [(b"((", 2), (b"N0", 4), (b"cmake\nlist\n", 5)])
+def test_a_pickle_of_too_many_steps_is_refused(
+    opcodes: bytes, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pickled, "STEPS", 12_000)
+    monkeypatch.setattr(pickled, "_BATCH", 1)
+    most = 12_000 // steps
+    unpickle(opcodes * (most - 2) + b"N.", "f", _MAKE)
+    assert _refusal(opcodes * (most + 1) + b"N.", _MAKE) == "takes more than 12000 steps."
 
 
 def test_a_long_name_that_is_repeated_is_kept_once() -> None:

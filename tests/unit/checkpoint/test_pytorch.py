@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,10 @@ from torch._utils import _rebuild_tensor_v2
 from moegeom.checkpoint.folder import Location, local
 from moegeom.checkpoint.formats import _pytorch_archive, _pytorch_names
 from moegeom.checkpoint.formats.pytorch import FORMAT
+from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.reading import ByteRange
 from moegeom.core.errors import CheckpointError
+from moegeom.router.load import load_routers
 
 _SINGLE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
@@ -629,3 +632,51 @@ def test_a_view_that_is_spread_over_too_much_is_refused(
         f"{_SINGLE}: tensor 't' is spread over 36 bytes, more than the 19 allowed."
     )
     assert _open(tmp_path).read("whole").shape == (12,)
+
+
+def test_tensors_that_share_a_storage_are_read_alone_and_not_together(tmp_path: Path) -> None:
+    whole = torch.arange(48.0).reshape(6, 8)
+    tied = {"a": whole, "b": whole, "part": whole[2:4], "rest": whole[4:], "empty": whole[:0]}
+    store = _open(_saved(tied, tmp_path))
+    for name, tensor in tied.items():
+        np.testing.assert_array_equal(store.read(name), tensor.numpy())
+    assert {name for name, _ in store.read_many(["part", "rest", "empty"])} == {
+        "part", "rest", "empty"
+    }  # fmt: skip
+    for pair, size in ((("a", "b"), 192), (("a", "part"), 64)):
+        begin = store.info(pair[1]).offset
+        with pytest.raises(CheckpointError) as caught:
+            list(store.read_many(pair))
+        assert caught.value.message == (
+            f"{_SINGLE}: the tensors {pair[0]!r} and {pair[1]!r} both claim the bytes {begin} to "
+            f"{begin + size}."
+        )
+        assert "tensor.clone()" in caught.value.hint
+
+
+def test_one_block_of_rows_is_not_the_router_of_every_layer(tmp_path: Path) -> None:
+    rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    named = {}
+    for layer in range(3):
+        named[f"model.layers.{layer}.mlp.gate.weight"] = rows
+        named[f"model.layers.{layer}.post_attention_layernorm.weight"] = torch.ones(8)
+    config = {
+        "model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False,
+        "rms_norm_eps": 1e-5, "num_hidden_layers": 3,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="both claim the bytes"):
+        load_routers(open_checkpoint(_saved(named, tmp_path)))
+    apart = {name: tensor.clone() for name, tensor in named.items()}
+    assert len(load_routers(open_checkpoint(_saved(apart, tmp_path))).routers) == 3
+
+
+@pytest.mark.parametrize("size", [1, 255, 1_000_000])
+def test_the_arguments_of_a_tensor_with_attributes_are_a_tuple(size: int, tmp_path: Path) -> None:
+    program = (
+        b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_sparse_tensor\n"
+        b"NB" + struct.pack("<I", size) + bytes(size) + b"NtR."
+    )
+    with zipfile.ZipFile(tmp_path / _SINGLE, "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+    assert "_rebuild_from_type_v2 with 4 arguments that it does not take" in _refusal(tmp_path)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -549,12 +550,15 @@ def test_credentials_are_used_and_never_printed(
 @pytest.mark.parametrize(
     "url",
     ["http://[", "http://h:port/m", "https://", "http:///m", "nosuchscheme://u:hunter2@h/m", "hf://x",
-     "hf://datasets/a/b", "hf://a/b/c/../../..", "s3://", "::://"],
+     "hf://datasets/a/b", "hf://a/b/c/../../..", "s3://", "::://", "http://\ud800/m",
+     f"http://{'a' * 300}.{'é' * 300}/m", "http://..модель../m", f"http://127.0.0.1:1/{'m' * 3000}",
+     f"hf://{'o' * 3000}/m"],
 )  # fmt: skip
 def test_an_odd_url_is_one_sentence(url: str, options: RemoteOptions) -> None:
     offline = replace(options, hub_endpoint="http://127.0.0.1:1", attempts=1)
     error = _refusal(url, offline)
     assert "\n" not in error.message and "hunter2" not in str(error)
+    assert len(error.message) < 1500
 
 
 # ------------------------------------------------------------------------------ revision and cache
@@ -624,6 +628,20 @@ def test_a_damaged_cache_is_ignored_and_written_again(
     found = _read_all(open_checkpoint(served, cached))
     assert found[_names(0)[0]].tobytes() == _oracle(model, _names(0)[0])
     assert [path.read_bytes() for path in files] == whole
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_in_the_cache_is_not_there(
+    make: Callable[[Path], None], served: str, options: RemoteOptions, tmp_path: Path, model: Path
+) -> None:
+    folder = tmp_path / "cache"
+    cached = _cached(options, folder)
+    _read_all(open_checkpoint(served, cached))
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.unlink()
+        make(path)
+    found = _read_all(open_checkpoint(served, cached))
+    assert found[_names(0)[0]].tobytes() == _oracle(model, _names(0)[0])
 
 
 @pytest.mark.parametrize("tag", ["none", "weak"])

@@ -52,7 +52,8 @@ _BAD_HEADERS = {
     "NaN": (b'{"t": NaN}', "the header: holds the token NaN, which is not JSON"),
     "deep": (b'{"t":' + b"[" * 100_000, "the header: is nested too deeply"),
     "not UTF-8": (b'{"\xff": 1}', "the header: is not UTF-8 at byte 2"),
-    "huge integer": (b'{"t": ' + b"9" * 5000 + b"}", "the header: is not JSON"),
+    "huge integer": (b'{"t": ' + b"9" * 5000 + b"}", "the header: holds an integer of 5000 digits"),
+    "large integer": (b'{"t": ' + b"9" * 41 + b"}", "the header: holds an integer of 41 digits"),
     "UTF-16": ('{"t": 1}'.encode("utf-16"), "the header: is not UTF-8"),
     "entry is a number": (b'{"t": 1}', "tensor 't' is described by a int, not an object"),
 }
@@ -95,8 +96,12 @@ def test_no_key_may_stand_twice(case: str, write_raw: Any) -> None:
 def test_a_name_that_confuses_the_count_of_quotes_is_read_all_the_same(
     name: str, write_raw: Any, entry: Any
 ) -> None:
-    header = {"__metadata__": {"dtype": 'a "quoted" word'}, name: entry(), "u": entry()}
-    store = open_checkpoint(write_raw(header, num_data=8))
+    header = {
+        "__metadata__": {"dtype": 'a "quoted" word'},
+        name: entry(),
+        "u": entry(data_offsets=[8, 16]),
+    }
+    store = open_checkpoint(write_raw(header, num_data=16))
     assert list(store.names()) == [name, "u"]
     assert store.info(name).size_bytes == 8
 
@@ -109,8 +114,54 @@ def test_a_key_of_a_later_version_is_ignored(write_raw: Any, entry: Any) -> None
 def test_a_dtype_of_a_later_version_does_not_hide_the_other_tensors(
     write_raw: Any, entry: Any
 ) -> None:
-    header = {"new": entry(dtype="F2"), "t": entry()}
-    assert open_checkpoint(write_raw(header, num_data=8)).read("t").shape == (2,)
+    header = {"new": entry(dtype="F2", data_offsets=[8, 16]), "t": entry()}
+    assert open_checkpoint(write_raw(header, num_data=16)).read("t").shape == (2,)
+
+
+_OVERLAPS = {
+    "the same bytes": ([0, 8], [0, 8], [0, 8]),
+    "half of each": ([0, 8], [4, 12], [4, 8]),
+    "one in the other": ([0, 12], [4, 8], [4, 8]),
+    "all of a wide one": ([4, 8], [0, 12], [4, 8]),
+}
+
+
+@pytest.mark.parametrize("case", _OVERLAPS)
+@pytest.mark.parametrize("beside", [{}, {"turned": [16, 0]}, {"empty": [6, 6]}])
+def test_two_tensors_in_the_same_bytes_are_refused_by_name_and_range(
+    case: str, beside: dict[str, Any], write_raw: Any, entry: Any
+) -> None:
+    a, b, shared = _OVERLAPS[case]
+    named = {"a": a, "b": b, "last": [12, 16], **beside}
+    header = {n: entry(data_offsets=at, shape=[(at[1] - at[0]) // 4]) for n, at in named.items()}
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(write_raw(header, num_data=16)).names()
+    first, second = sorted(("a", "b"), key=lambda name: named[name])
+    assert str(caught.value).startswith(
+        f"{_FILE}: behind the header: the tensors {first!r} and {second!r} both claim the bytes "
+        f"{shared[0]} to {shared[1]}."
+    )
+
+
+def test_tensors_side_by_side_and_empty_ones_anywhere_are_no_overlap(
+    write_raw: Any, entry: Any
+) -> None:
+    spans = {"b": [8, 16], "in b": [12, 12], "a": [0, 8], "first": [0, 0], "last": [16, 16]}
+    header = {n: entry(data_offsets=at, shape=[(at[1] - at[0]) // 4]) for n, at in spans.items()}
+    store = open_checkpoint(write_raw(header, num_data=16))
+    assert {name: store.read(name).size for name in store.names()} == {
+        "b": 2, "in b": 0, "a": 2, "first": 0, "last": 0
+    }  # fmt: skip
+
+
+def test_a_shape_that_no_array_can_have_is_refused_also_when_it_is_empty(
+    write_raw: Any, entry: Any
+) -> None:
+    path = write_raw({"t": entry(shape=[2**62, 2**62, 0], data_offsets=[0, 0])}, num_data=0)
+    assert _refusal(path) == (
+        f"{_FILE}: tensor 't' has shape ({2**62}, {2**62}, 0), which is more than memory can "
+        "address."
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 7, 8, 20, -1])

@@ -39,7 +39,7 @@ def test_one_expert_is_enough():
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_an_update_is_lost_beyond_one_half(sign):
-    """Half a step is .00195 above one half and .00098 below it (sglang, THEORY facts)."""
+    """Half a step is .00195 above one half and .00098 below it (sglang, its source)."""
     for value in (0.504, 0.7, 1.0, 40.0):
         np.testing.assert_equal(bias_precision(np.array([sign * value])).lost_update_share, 1.0)
     for value in (0.0, 1e-3, 0.1, 0.26, 0.49, 0.5):  # down from one half the step is the smaller

@@ -17,7 +17,7 @@ from moegeom.geometry.capacity import (
 @pytest.mark.parametrize(
     ("tokens", "experts", "k", "factor", "expected"),
     [
-        (2048, 64, 2, 1.25, 80),  # THEORY.md D3
+        (2048, 64, 2, 1.25, 80),  # docs/theory.md D3
         (100, 10, 1, 1.1, 11),  # the float 1.1 is a little more than 11/10
         (100, 10, 1, 1.0, 10),
         (101, 10, 1, 1.0, 11),

@@ -15,7 +15,7 @@ UNIT = (1.0, 0.0, 1.0)  # two orthogonal rows of length 1
 
 
 def test_the_worked_pair():
-    """THEORY.md E1: logits 1 and 0, orthonormal rows, biases apart by 0.1."""
+    """docs/theory.md E1: logits 1 and 0, orthonormal rows, biases apart by 0.1."""
     wall = wall_distance(SIGMOID, (1.0, 0.0), UNIT, 0.1)
     margin = SIGMOID.at(1.0).score + 0.1 - SIGMOID.at(0.0).score
     np.testing.assert_allclose(margin, 0.331059, atol=5e-7)

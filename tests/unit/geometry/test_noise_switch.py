@@ -12,6 +12,7 @@ from moegeom.geometry.independent_switch import logit_deviations
 from moegeom.geometry.noise_calibration import noise_between
 from moegeom.geometry.noise_switch import SimulatedSwitch, simulate_switch, switch_bounds
 from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.wall_sigmas import wall_sigmas
 
 RANDOM = np.random.default_rng(1)
 WEIGHT = RANDOM.standard_normal((6, 4))
@@ -100,3 +101,10 @@ def test_runs_without_tokens_have_no_noise_to_measure():
     found = noise_between(INPUTS[:0], INPUTS[:0])
     assert np.isnan([found.scale, found.kappa, found.systematic_share]).all()
     assert found.scales.shape == (4,)
+
+
+def test_no_token_has_no_sigmas_and_as_many_columns_as_others():
+    """Two recordings of one run: no token moves, and the walls of none are asked for."""
+    rows = row_distances(np.eye(6, 3))
+    none = np.zeros((0, 6), np.float32), np.zeros((0, 2), np.int32)
+    assert wall_sigmas(*none, rows).shape == (0, 2 * 4)

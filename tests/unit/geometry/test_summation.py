@@ -47,7 +47,7 @@ def test_sums_are_within_gamma_of_the_exact_ones(order: str, width: int) -> None
 def test_any_order_of_a_matrix_product_is_within_the_error_of_a_sum(width: int) -> None:
     values, rows = drawn(width, seed=1)
     norm, longest = np.linalg.norm(values, axis=1), float(np.linalg.norm(rows, axis=1).max())
-    bound = sum_error(norm, SUMMATION_ORDERS["any"].depth(width), longest, 0.5)
+    bound = sum_error(norm, width, SUMMATION_ORDERS["any"].depth(width), longest, 0.5)
     random = np.random.default_rng(2)
     for _ in range(5):
         order = random.permutation(width)

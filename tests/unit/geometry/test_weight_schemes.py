@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import calculate_qparams
+from torch.ao.quantization import PerChannelMinMaxObserver
 
 from moegeom.geometry.weight_schemes import WEIGHT_STORAGE, stored_as
 
@@ -23,7 +25,7 @@ def weights(shape: tuple[int, int]) -> np.ndarray:
 
 def theirs(weight: np.ndarray, kind: str, **options: object) -> np.ndarray:
     tensor = torch.from_numpy(weight)
-    args = QuantizationArgs(symmetric=True, type=kind, **options)
+    args = QuantizationArgs(type=kind, **{"symmetric": True} | options)
     if args.strategy == "group":
         grouped = tensor.reshape(len(tensor), -1, args.group_size)
         low, high = grouped.amin(dim=-1), grouped.amax(dim=-1)
@@ -41,6 +43,12 @@ def theirs(weight: np.ndarray, kind: str, **options: object) -> np.ndarray:
     [
         ("int8_rows", "int", {"num_bits": 8, "strategy": "channel"}),
         ("int4_groups_of_128", "int", {"num_bits": 4, "strategy": "group", "group_size": 128}),
+        ("uint8_rows", "int", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
+        (
+            "uint4_groups_of_128",
+            "int",
+            {"num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": False},
+        ),
         ("fp8_tensor", "float", {"num_bits": 8, "strategy": "tensor"}),
     ],
 )
@@ -59,6 +67,40 @@ def test_each_block_is_a_tensor_of_its_own() -> None:
     )
     np.testing.assert_array_equal(
         found[128:, 256:], stored_as(np.ascontiguousarray(weight[128:, 256:]), "fp8_tensor")
+    )
+
+
+@pytest.mark.parametrize(
+    ("storage", "bits"), [("int8_rows_by_127", 8), ("int4_groups_of_128_by_7", 4)]
+)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_scale_by_the_largest_code_is_that_of_torch(shape, storage, bits):
+    weight, largest = weights(shape), 2 ** (bits - 1) - 1
+    groups = weight.reshape(-1, weight.shape[1] if bits == 8 else 128)
+    observer = PerChannelMinMaxObserver(
+        qscheme=torch.per_channel_symmetric,
+        dtype=torch.qint8,
+        quant_min=-largest,
+        quant_max=largest,
+    )
+    observer(torch.from_numpy(groups))
+    scale, zero = observer.calculate_qparams()
+    found = torch.fake_quantize_per_channel_affine(
+        torch.from_numpy(groups), scale, zero.to(torch.int32), 0, -largest, largest
+    )
+    expected = found.numpy().reshape(weight.shape)
+    # torch multiplies by the reciprocal of the scale: a value at half a step may fall otherwise
+    steps = np.abs(stored_as(weight, storage) - expected).reshape(groups.shape)
+    is_other = steps > 1e-6 * np.abs(groups).max(axis=1, keepdims=True)
+    assert is_other.mean() < 1e-4
+
+
+@pytest.mark.parametrize("storage", [name for name in WEIGHT_STORAGE if "_in_" in name])
+def test_codes_in_bfloat16_are_codes_rounded_to_bfloat16(storage):
+    weight = weights(SHAPES[0])
+    plain = stored_as(weight, storage.removesuffix("_in_bfloat16"))
+    np.testing.assert_array_equal(
+        stored_as(weight, storage), plain.astype(ml_dtypes.bfloat16).astype(np.float32)
     )
 
 

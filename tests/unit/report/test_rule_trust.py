@@ -5,19 +5,24 @@ from __future__ import annotations
 import pytest
 
 from moegeom.report.header import gate_rule_line, trust_line
-from moegeom.report.rule_trust import assumed, is_verified_here, rule_facts, rule_status, rule_trust
+from moegeom.report.rule_trust import (
+    LEAST_SHARE,
+    assumed,
+    is_verified_here,
+    rule_facts,
+    rule_status,
+    rule_trust,
+)
 from moegeom.report.summary import Summary
-from moegeom.results.known_rules import LEAST_SHARE
 
-BEFORE = "verified before by rec (2,048 tokens)"
 HERE = "verified by recorded choices"
 ASSUMED = assumed()
 
 
-def run_of(share: float | None, overridden=(), before: str = "") -> dict:
+def run_of(share: float | None, overridden=()) -> dict:
     """The facts of a run on tokens whose first recorded choices were reproduced at this share."""
     return {
-        "checkpoint": {"name": "model", "verified_by": before},
+        "checkpoint": {"name": "model"},
         "tokens": {"stage": "router_input"},
         "trust": {"share_reproduced": share, "overridden": list(overridden), "rms_median": None},
     }
@@ -28,17 +33,13 @@ def run_of(share: float | None, overridden=(), before: str = "") -> dict:
     [
         (run_of(1.0), HERE),
         (run_of(LEAST_SHARE), HERE),
-        (run_of(LEAST_SHARE, before=BEFORE), HERE),
         (run_of(LEAST_SHARE - 1e-9), ASSUMED),
-        (run_of(LEAST_SHARE - 1e-9, before=BEFORE), BEFORE),
         (run_of(1.0, ["rec: recorded from another checkpoint."]), ASSUMED),
         (run_of(None), ASSUMED),
-        (run_of(None, before=BEFORE), BEFORE),
         ({"checkpoint": {"name": "model"}, "tokens": None, "trust": None}, ASSUMED),
-        ({"checkpoint": {"verified_by": BEFORE}, "tokens": None, "trust": None}, BEFORE),
     ],
 )
-def test_a_rule_is_verified_by_these_choices_or_by_earlier_ones_or_assumed(run, said):
+def test_a_rule_is_verified_by_the_choices_of_the_run_or_assumed(run, said):
     assert rule_trust(run) == said
     assert is_verified_here(run) == (said == HERE)
     assert rule_status(run) == ("assumed" if said == ASSUMED else "verified")
@@ -56,9 +57,8 @@ def test_routers_that_could_not_be_read_have_no_rule(refused_run):
     assert rule_facts(refused_run) == {"rule_status": None, "rule_trust": None}
 
 
-@pytest.mark.parametrize("before", ["", BEFORE])
-def test_without_choices_every_header_says_the_same(before):
-    run = run_of(None, before=before)
+def test_without_choices_every_header_says_the_same():
+    run = run_of(None)
     for line in (gate_rule_line(run), trust_line(Summary(run, [], [], [], []))):
         assert rule_trust(run) in line
 

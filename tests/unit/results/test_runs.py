@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 from moegeom import pipeline
-from moegeom.core.errors import UsageError
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import OutputError, UsageError
+from moegeom.core.input_noise import InputNoise
+from moegeom.core.router import Norm, Projection
 from moegeom.metrics import METRICS
 from moegeom.pipeline import scan
 from moegeom.results import writer as writer_module
 from moegeom.results.writer import ResultsWriter
+from moegeom.router.load import load_routers
+from moegeom.scan import run_facts
+from moegeom.scan.request import NOT_IN_PLAN
+from moegeom.scan.run_facts import plan_facts
 
 
 class Killed(BaseException):
@@ -85,10 +94,108 @@ def test_at_no_moment_is_there_a_part_of_the_results(disk, tmp_path):
 
 @pytest.mark.parametrize("change", [{"seed": 5}, {"layers": "0"}])
 def test_another_plan_is_refused_and_named(disk, interrupted, change):
-    with pytest.raises(UsageError, match="options differ"):
+    with pytest.raises(UsageError, match="(seed|layers|against) differ"):
         scan(disk.request(interrupted, **change))
     out = scan(disk.request(interrupted))  # refusing has destroyed nothing
     np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
+
+
+def test_another_rule_or_another_router_is_another_plan(disk, interrupted, tmp_path):
+    """The parts that are finished were measured under the rule that config.json gave then."""
+    model = shutil.copytree(disk.model, tmp_path / "other")
+    config = json.loads((model / "config.json").read_text())
+    key = next(key for key in ("num_experts_per_tok", "moe_k", "top_k") if key in config)
+    (model / "config.json").write_text(json.dumps(config | {key: config[key] + 1}))
+    with pytest.raises(UsageError, match="rules differ"):
+        scan(disk.request(interrupted, checkpoint=str(model)))
+    out = scan(disk.request(interrupted))
+    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
+
+
+#: Another value for every field of a request that stands in the plan.
+OTHER_VALUES = {
+    "layers": "0",
+    "seed": 5,
+    "stage": "pre_norm",
+    "dialect": "vllm",
+    "router_map": {"a": "text/0"},
+    "prior": "gaussian",
+    "per_token": True,
+    "exclude_first": 3,
+    "backend": "reference",
+    "arithmetics": ("tf32",),
+    "reference": "tf32",
+    "other": "other",
+    "other_dialect": "vllm",
+    "noise": InputNoise(0.25),
+}
+
+
+def test_every_field_of_a_request_is_in_the_plan_or_named_with_a_reason(disk, tmp_path):
+    (tmp_path / "other").mkdir()
+    request = disk.request(tmp_path / "out")
+    routers = load_routers(open_checkpoint(request.checkpoint))
+    plan = lambda request: json.dumps(plan_facts(request, routers, None, "cpu"))
+    fields = {field.name for field in dataclasses.fields(request)}
+    assert NOT_IN_PLAN.keys() | OTHER_VALUES.keys() == fields
+    assert not NOT_IN_PLAN.keys() & OTHER_VALUES.keys()
+    for name, value in OTHER_VALUES.items():
+        changed = {name: str(tmp_path / value) if name == "other" else value}
+        assert plan(dataclasses.replace(request, **changed)) != plan(request), name
+
+
+def test_every_number_and_rule_of_a_router_is_in_the_plan(disk, tmp_path):
+    """Each field of a router is exchanged for something else."""
+    request = disk.request(tmp_path / "out")
+    found = load_routers(open_checkpoint(request.checkpoint))
+    first = found.routers[0]
+    ones = np.ones(first.num_experts, np.float32)
+    others = {
+        "name": "text/9",
+        "stack": "vision",
+        "layer": 9,
+        "weight": first.weight + 1,
+        "rule": dataclasses.replace(first.rule, top_k=first.rule.top_k + 1),
+        "logit_bias": ones,
+        "selection_bias": ones,
+        "gain": np.full(first.hidden_size, 2.0),
+        "norm": Norm("layer", 1e-3, "other"),
+        "slot": "mtp",
+        "norm_bias": np.ones(first.hidden_size),
+        "shared_rows": first.weight[:1],
+        "expert_scale": ones,
+        "projection": Projection(np.eye(first.hidden_size)),
+        "listed": "a state across layers",
+    }
+    fields = {field.name for field in dataclasses.fields(first)}
+    assert others.keys() == fields - {"provenance"}
+    plan = lambda routers: plan_facts(request, routers, None, "cpu")
+    for name, value in others.items():
+        router = dataclasses.replace(first, **{name: value})
+        changed = dataclasses.replace(found, routers=(router, *found.routers[1:]))
+        assert plan(changed) != plan(found), name
+
+
+def test_a_resumed_run_says_of_itself_what_an_uninterrupted_one_says(disk, interrupted):
+    def said(out):
+        def plain(value):
+            if isinstance(value, dict):
+                return {key: plain(entry) for key, entry in value.items() if key != "seconds"}
+            return value
+
+        return plain(json.loads((out / "run.json").read_text()))
+
+    assert said(scan(disk.request(interrupted))) == said(disk.undisturbed)
+
+
+def test_the_linear_algebra_of_a_run_is_named_in_one_order(monkeypatch):
+    found = threadpoolctl.threadpool_info()
+    expected = run_facts.arithmetic_facts("cpu")
+    assert expected["blas"]
+    foreign = {**found[0], "filepath": "/opt/torch/lib/libmkl.so", "version": "9.9"}
+    for listed in (found[::-1], found[1:] + found[:1], [foreign, *found]):
+        monkeypatch.setattr(run_facts, "threadpool_info", lambda listed=listed: listed)
+        assert run_facts.arithmetic_facts("cpu") == expected
 
 
 def test_another_pace_goes_on(disk, interrupted):
@@ -122,7 +229,7 @@ def test_a_recording_that_changed_meanwhile_is_another_plan(disk, tmp_path, monk
     monkeypatch.setattr(pipeline, "measure", measure)
     file = next(tokens.glob("router_input*"), None) or next(tokens.glob("*.safetensors"))
     file.touch()
-    with pytest.raises(UsageError, match="token_files differ"):
+    with pytest.raises(UsageError, match="tokens differ"):
         scan(disk.request(out, tokens=str(tokens)))
 
 
@@ -150,6 +257,27 @@ def test_a_plan_cut_off_in_the_middle_is_begun_anew(disk, interrupted):
     plan.write_text(plan.read_text()[:40])
     out = scan(disk.request(interrupted, seed=5))  # of no known plan: discarded
     assert json.loads((out / "run.json").read_text())["seed"] == 5
+
+
+@pytest.mark.parametrize("file", ["layers.parquet", "experts.parquet", "facts.json", "digest"])
+@pytest.mark.parametrize("damage", ["a bit", "the end", "gone", "a folder"])
+def test_a_part_that_a_disk_damaged_is_measured_again(disk, interrupted, monkeypatch, file, damage):
+    path = interrupted.with_name("out.partial") / "parts" / "text.0" / file
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.unlink()
+    if damage == "a folder":
+        path.mkdir()
+    elif damage != "gone":
+        path.write_bytes(raw if damage == "a bit" else raw[: len(raw) // 2])
+    begun = []
+    measure = pipeline.measure_router
+    monkeypatch.setattr(
+        pipeline, "measure_router", lambda run: begun.append(run.router.name) or measure(run)
+    )
+    out = scan(disk.request(interrupted))
+    assert begun == ["text/0", "text/1"]
+    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))
 
 
 @pytest.mark.parametrize("when", ["restarting", "tidying up"])
@@ -189,3 +317,19 @@ def test_per_token_files_are_put_beside_equal_tables(disk, tmp_path):
         "text.0.parquet",
         "text.1.parquet",
     ]
+
+
+def test_a_full_disk_is_said_and_what_is_whole_stays(disk, interrupted):
+    """Files of the second router do not fit; the first one is there when there is room again."""
+    resource = pytest.importorskip("resource", reason="limits of POSIX")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        with pytest.raises(OutputError, match=r"cannot be written \(.*too large") as caught:
+            scan(disk.request(interrupted))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.exit_code == 2
+    assert not interrupted.exists()
+    out = scan(disk.request(interrupted))
+    np.testing.assert_equal(disk.tables(out), disk.tables(disk.undisturbed))

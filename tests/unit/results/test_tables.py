@@ -105,8 +105,8 @@ def test_a_damaged_run_json_is_an_error_of_results(tmp_path, text):
         open_results(tmp_path)
 
 
-def test_a_missing_or_damaged_table_is_an_error_of_results(tmp_path):
-    (tmp_path / "run.json").write_text('{"schema": 1}')
+def test_a_missing_or_damaged_table_is_an_error_of_results(disk, tmp_path):
+    (tmp_path / "run.json").write_bytes((disk.undisturbed / "run.json").read_bytes())
     with pytest.raises(ResultsError, match="cannot be read"):
         open_results(tmp_path).table("layers")
     (tmp_path / "layers.parquet").write_bytes(b"PAR1 no table PAR1")

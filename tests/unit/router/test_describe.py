@@ -59,6 +59,5 @@ def test_a_rule_comes_from_config_options_or_a_file(family, origin):
     assert describe_routers(replace(FOUND, family=family))["rule_origin"] == origin
 
 
-def test_plain_data_say_whether_the_rule_is_verified():
+def test_plain_data_say_that_the_rule_is_assumed():
     assert describe_routers(FOUND)["rule_status"] == "assumed"
-    assert describe_routers(FOUND.verified("rec"))["rule_status"] == "verified"

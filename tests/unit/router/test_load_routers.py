@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError, UsageError
@@ -102,7 +103,10 @@ def test_an_unknown_model_type_shows_evidence_and_the_known_families(make_olmoe:
     assert error.hint == (
         "If that is what they are, say how they choose: --router-pattern "
         r"'model\.layers\.([0-9]+)\.mlp\.gate\.weight' --top-k 2 --score NAME; --family FILE says "
-        f"more. `moegeom families` lists the {len(families())} families that are known."
+        "more. Not said by these options: NAME: the config names no score; how weights are made: "
+        "softmax or sigmoid of the chosen, divided by their sum (--renormalise) or not, a scale "
+        "without a key, small constants; the norm in front. "
+        f"`moegeom families` lists the {len(families())} families that are known."
     )
 
 
@@ -212,3 +216,21 @@ def test_a_router_that_predicts_further_tokens_counts_as_expected(tmp_path: Path
     assert (found.num_expected, found.notes) == (3, ())
     assert found.family_text == "sigmoid + selection bias, choose 2 of 8"
     assert load_family("deepseek_v3").name == found.family
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (1, 3), (2, 4, 1)])
+def test_a_bias_that_is_one_row_of_a_matrix_is_not_read_from_anything_else(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Row 0 of a vector would be one number for all experts."""
+    layer = "model.layers.0."
+    tensors = {
+        f"{layer}mlp.gate.weight": np.ones((8, 4), np.float32),
+        f"{layer}mlp.moe_statics.e_score_correction_bias": np.ones(shape, np.float32),
+        f"{layer}post_attention_layernorm.weight": np.ones(8, np.float32),
+    }
+    config = {"model_type": "ernie4_5_vl_moe", "moe_num_experts": 4, "moe_k": 2}
+    config |= {"hidden_size": 8, "num_hidden_layers": 1, "rms_norm_eps": 1e-5}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    assert "its router needs (1 or more rows, 4)." in _refusal(tmp_path).message

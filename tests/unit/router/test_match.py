@@ -7,7 +7,7 @@ import pytest
 from moegeom.core.errors import RouterError
 from moegeom.router.family import PREFIXES
 from moegeom.router.family_file import load_family, parse_family
-from moegeom.router.match import Matches, match_routers
+from moegeom.router.match import Matches, match_routers, without_absent_biases
 from moegeom.router.settings import Settings
 
 _OLMOE = load_family("olmoe")
@@ -106,7 +106,7 @@ def test_a_module_with_nothing_but_a_bias_is_refused() -> None:
 def test_a_layer_routed_by_token_id_is_listed_with_the_reason() -> None:
     names = {"layers.0.ffn.gate.weight": None, "layers.0.ffn.gate.tid2eid": None}
     found = match_routers(names, load_family("deepseek_v4"), Settings({}))
-    assert (found.routers, found.listed) == ((), {("text", 0)})
+    assert (found.routers, [router.place for router in found.listed]) == ((), [("text", 0)])
     assert [(s.tensor, s.reason) for s in found.skipped] == [
         (
             "layers.0.ffn.gate.weight",
@@ -192,3 +192,16 @@ def test_a_hostile_name_is_turned_down_in_a_moment() -> None:
     started = time.perf_counter()
     assert match_routers({name: None}, _OLMOE, Settings({})).routers == ()
     assert time.perf_counter() - started < 2.0
+
+
+@pytest.mark.parametrize("front", ["", "model.", "model.model."])
+def test_a_selection_bias_in_a_dictionary_is_not_absent(front: str) -> None:
+    """Else a state in ``{"model": ...}`` would be loaded without it."""
+    family = load_family("gguf_deepseek2")
+    names = {f"{front}blk.3.ffn_gate_inp.weight", f"{front}blk.3.exp_probs_b.bias"}
+    assert without_absent_biases(family, names).stacks[0].selection_bias
+    assert (
+        not without_absent_biases(family, names - {f"{front}blk.3.exp_probs_b.bias"})
+        .stacks[0]
+        .selection_bias
+    )

@@ -72,3 +72,71 @@ def test_choices_of_other_experts_on_a_tie_are_reproduced(router, source):
     swapped = np.where(chosen == 2, 7, np.where(chosen == 7, 2, chosen)).astype(np.int32)
     source.chosen = swapped
     np.testing.assert_array_equal(examined(router, source).share_reproduced, 1.0)
+
+
+@pytest.fixture
+def small(made, router, source):
+    """Inputs of a norm that are as small as the root of its eps."""
+    source.values = normed(made.inputs(TOKENS) * 1e-3, "rms", 1e-6, router.gain)
+    source.chosen = route(source.values @ router.weight.T, router.rule).chosen
+    source.facts = dataclasses.replace(source.facts, fingerprint="sha256:a")
+    return source
+
+
+def test_own_inputs_that_eps_makes_small_are_believed_for_the_choices_that_follow(router, small):
+    found = examined(router, small)
+    np.testing.assert_array_less(found.rms_median, 0.9)
+    assert found.overridden == ()
+
+
+@pytest.mark.parametrize("change", ["another checkpoint", "other choices", "no choices", "larger"])
+def test_inputs_that_eps_may_make_small_are_refused_unless_all_speaks_for_them(
+    change, router, small
+):
+    if change == "another checkpoint":
+        small.facts = dataclasses.replace(small.facts, fingerprint="")
+    if change == "other choices":
+        small.chosen = (small.chosen + 1) % 12
+    if change == "no choices":
+        small.facts = dataclasses.replace(small.facts, has_chosen=False)
+    if change == "larger":
+        small.values = small.values * 2.5
+    with pytest.raises(RecordingError, match="expected 1"):
+        examined(router, small)
+
+
+def test_inputs_behind_the_norm_are_not_taken_for_those_in_front_of_it(made, router, source):
+    behind = made.source("pre_norm", made.columns(TOKENS), source.values)
+    with pytest.raises(RecordingError, match="the norm was applied already") as caught:
+        examined(router, behind)
+    assert "--stage router_input" in caught.value.hint
+    assert len(examined(router, behind, STRICT | {"unverified": True}).overridden) == 1
+    # in bfloat16, as engines record them
+    import ml_dtypes
+
+    coarse = source.values.astype(ml_dtypes.bfloat16).astype(np.float32)
+    with pytest.raises(RecordingError, match="the norm was applied already"):
+        examined(router, made.source("pre_norm", made.columns(TOKENS), coarse))
+
+
+def test_inputs_in_front_of_the_norm_are_believed(made, router):
+    residual = made.inputs(TOKENS) * np.linspace(0.5, 4.0, TOKENS, dtype=np.float32)[:, None]
+    found = examined(router, made.source("pre_norm", made.columns(TOKENS), residual))
+    assert found.overridden == ()
+    # numbers of size one that no norm made: their sizes spread by 3.3 / sqrt(hidden size)
+    gaussian = np.random.default_rng(3).standard_normal((TOKENS, router.hidden_size), np.float32)
+    assert examined(router, made.source("pre_norm", made.columns(TOKENS), gaussian)) == found
+
+
+def test_another_number_of_recorded_experts_is_said_as_that(made, router, source):
+    wide = np.random.default_rng(1).permuted(
+        np.tile(np.arange(router.num_experts, dtype=np.int32), (TOKENS, 1)), axis=1
+    )[:, : router.rule.top_k + 2]
+    many = made.source("router_input", made.columns(TOKENS), source.values, wide)
+    top_k = router.rule.top_k
+    with pytest.raises(
+        RecordingError,
+        match=f"{top_k + 2} experts are recorded for each token, and the rule chooses {top_k}",
+    ) as caught:
+        examined(router, many)
+    assert "config.json" in caught.value.hint

@@ -9,17 +9,21 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from scipy.linalg import expm
 
 from moegeom.core.errors import CheckpointError, UsageError
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.metrics import METRICS
+from moegeom.pipeline import lint
 from moegeom.report import View
 from moegeom.report.differences import DIFFERENCE_REPORTERS
 from moegeom.results.memory import MemoryResults
 from moegeom.studies.change_words import WORDS, change
 from moegeom.studies.difference import DifferenceRequest, difference
+from moegeom.studies.exchanged_layers import with_exchanged_layers
 from moegeom.studies.figure_change import LEVEL, figure_changes
 from moegeom.studies.figure_columns import FREE_OF_T, SAME_TEST, is_free_of_t
+from moegeom.studies.projected_change import ProjectedRouters, compare_projected
 from moegeom.studies.router_change import compare_routers
 from tests.museum.checkpoint import BF16, F32, Checkpoint
 from tests.museum.exhibit_smoothing import smoothed
@@ -88,6 +92,28 @@ def cleared(w, layer):
     return w
 
 
+def times(factor: float, expert: int) -> np.ndarray:
+    """Factors of 32 rows."""
+    return np.where(np.arange(32) == expert, factor, 1.0)[:, None]
+
+
+def one_noisy(w, layer):
+    w = w.copy()
+    w[3] += noise(0.3 * np.sqrt((w**2).mean()), layer, w[3].shape)
+    return w
+
+
+def exchanged(model: Checkpoint) -> Checkpoint:
+    """Rows and gains of layers 0 and 1 in each other's place."""
+    tensors = {
+        name.replace(f"layers.{layer}.", f"layers.{1 - layer}."): tensor
+        for layer in (0, 1)
+        for name, tensor in model.tensors.items()
+        if f"layers.{layer}." in name
+    }
+    return model.changed(tensors)
+
+
 def fresh(w, layer):
     return np.random.default_rng([5, layer]).standard_normal(w.shape) / 16.0
 
@@ -129,7 +155,13 @@ CASES = {
     "permuted and shifted": (softmax, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", common), [("permuted", "30"), ("common shift", "")]),
     "a little noise": (softmax, lambda m: m.edited("weight", noisy(0.003)), [("noise", "")]),
     "much noise": (softmax, lambda m: m.edited("weight", noisy(1.0)), [("noise", "")]),
-    "one row": (softmax, lambda m: m.edited("weight", cleared), [("noise", "in 1 of 32 rows")]),
+    "one row": (softmax, lambda m: m.edited("weight", cleared), [("rows scaled", "expert 3 set to zero")]),
+    "a row times 3": (softmax, lambda m: m.edited("weight", lambda w, _: w * times(3.0, 5)), [("rows scaled", "expert 5 scaled by 3.0")]),
+    "two rows scaled": (softmax, lambda m: m.edited("weight", lambda w, _: w * times(3.0, 5) * times(-0.25, 7)), [("rows scaled", "expert 5 scaled by 3.0 and expert 7 scaled by -0.25")]),
+    "a row times 3 and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(w * times(3.0, 5), layer)), [("rows scaled", "expert 5 scaled by 3.0"), ("noise", "rows changed by")]),
+    "every row scaled": (softmax, lambda m: m.edited("weight", lambda w, _: w * np.linspace(0.5, 2.0, len(w))[:, None]), [("rows scaled", "32 of 32 experts scaled, each by its own factor, 0.5 to 2.0")]),
+    "a row of noise": (softmax, lambda m: m.edited("weight", one_noisy), [("noise", "1 of 32 rows changed by")]),
+    "layers exchanged": (softmax, exchanged, [("another layer", "of B is layer ")]),
     "unrelated": (softmax, lambda m: m.edited("weight", fresh), [("unrelated", "")]),
     "bias rounded": (sigmoid, lambda m: m.edited("bias", lambda c, _: c, dtype=BF16), [("rounded", "selection bias rounded to bf16")]),
     "bias shifted": (sigmoid, lambda m: m.edited("bias", lambda c, _: c + 3.0), [("selection bias shifted", "")]),
@@ -266,7 +298,7 @@ def test_a_logit_bias_that_is_shifted_changes_nothing_for_softmax():
     rows = np.random.default_rng(0).standard_normal((8, 64))
     bias = np.random.default_rng(1).standard_normal(8).astype(np.float32)
     routers = made_up(rows, logit_bias=bias), made_up(rows, logit_bias=bias + np.float32(0.5))
-    (found,) = compare_routers(*routers).changes
+    (found,) = compare_routers(routers[0], routers[1]).changes
     assert found.word == "logit bias shifted"
     assert "neither choices nor weights" in found.meaning
 
@@ -278,6 +310,7 @@ def test_a_zero_router_that_was_filled_is_told():
     assert words(compare_routers(made_up(rows), made_up(np.zeros((8, 64))))) == ["unrelated"]
 
 
+BF16_STORED = Provenance("made up", ("w",), "", "BF16")
 SOFTMAX = Rule(4, "softmax", Weights("scores"))
 SIGMOID = Rule(4, "sigmoid", Weights("scores"), has_selection_bias=True)
 ZERO_FILLED = dataclasses.replace(SIGMOID, groups=GroupMask(4, 2, "top2_sum", 0.0))
@@ -446,14 +479,17 @@ def test_screens_fit_and_say_what_happened(differ, name, width):
 def test_routers_to_which_the_same_happened_are_told_together(differ):
     found = differ(trained("olmoe-balanced/step_1000"), trained("olmoe-balanced/step_1500"))
     text = DIFFERENCE_REPORTERS["table"].render(found, View(100))
-    assert "no router is identical: layers 0-2 noise of 8.7 to 11 %." in " ".join(text.split())
+    assert (
+        "no router is identical: layers 0-2 rows changed by 8.7 to 11 %, no pattern."
+        in " ".join(text.split())
+    )
 
 
 def test_one_changed_layer_stands_beside_the_others(differ):
     model = softmax_model(layers=4)
     found = differ(model, model.edited("weight", noisy(0.01), (2,)))
     text = DIFFERENCE_REPORTERS["table"].render(found, View(120))
-    assert "VERDICT  3 of 4 routers identical; 1 changed: layer 2 noise of" in text
+    assert "VERDICT  3 of 4 routers identical; 1 changed: layer 2 rows changed by" in text
 
 
 def test_names_of_others_are_made_printable(differ):
@@ -466,7 +502,7 @@ def test_names_of_others_are_made_printable(differ):
 def test_json_is_one_strict_document(differ):
     found = differ(softmax(), softmax().edited("weight", cleared))
     document = json.loads(DIFFERENCE_REPORTERS["json"].render(found, View(100)))
-    assert document["routers"][0]["changes"][0]["word"] == "noise"
+    assert document["routers"][0]["changes"][0]["word"] == "rows scaled"
     assert document["figures"] is None
     assert document["verdict"].startswith("no router is identical")
 
@@ -475,3 +511,56 @@ def test_markdown_escapes_what_it_is_given(differ):
     found = dataclasses.replace(differ(softmax(), softmax()), notes=("<b>|`x`",))
     text = DIFFERENCE_REPORTERS["md"].render(found, View(100))
     assert "&lt;b&gt;&#124;\\`x\\`" in text
+
+
+# ------------------------------------------------------------------------- noise is not a rotation
+
+
+@pytest.mark.parametrize("dimension", [64, 256, 1024])
+@pytest.mark.parametrize("share", [0.01, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.0625, 0.08, 0.1])
+def test_full_rank_noise_of_any_size_in_bfloat16_is_noise(share, dimension):
+    random = np.random.default_rng([7, dimension])
+    rows = random.standard_normal((32, dimension))
+    moved = rows + share * random.standard_normal(rows.shape)
+    stored = [w.astype(ml_dtypes.bfloat16) for w in (rows, moved)]
+    routers = [dataclasses.replace(made_up(w), provenance=BF16_STORED) for w in stored]
+    assert words(compare_routers(routers[0], routers[1])) == ["noise"]
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_an_update_of_low_rank_is_no_rotation(rank):
+    random = np.random.default_rng(rank)
+    rows = random.standard_normal((32, 256))
+    update = random.standard_normal((32, rank)) @ random.standard_normal((rank, 256))
+    moved = rows + 0.05 * update / np.sqrt(rank)
+    assert words(compare_routers(made_up(rows), made_up(moved))) == ["noise"]
+
+
+@pytest.mark.parametrize("angle", [0.1, 0.5, 3.0])
+def test_a_rotation_in_bfloat16_is_one(angle):
+    random = np.random.default_rng(3)
+    skew = random.standard_normal((256, 256)) / 16.0
+    turn = expm(angle * (skew - skew.T) / 2.0)
+    rows = random.standard_normal((32, 256))
+    stored = [w.astype(ml_dtypes.bfloat16) for w in (rows, rows @ turn)]
+    routers = [dataclasses.replace(made_up(w), provenance=BF16_STORED) for w in stored]
+    assert words(compare_routers(routers[0], routers[1])) == ["rotated"]
+
+
+def test_exchanged_layers_are_told_by_results_too(differ, tmp_path):
+    found = differ(softmax(), exchanged(softmax()))
+    text = " ".join(DIFFERENCE_REPORTERS["table"].render(found, View(200)).split())
+    assert "layer 0 of B is layer 1 of A" in text
+    assert "layer 1 of B is layer 0 of A" in text
+    views = [ProjectedRouters(lint(str(tmp_path / side))) for side in "ab"]
+    projected = [compare_projected(views[0], views[1], name) for name in views[0].names()]
+    said = with_exchanged_layers(
+        projected,
+        (views[0].all_projections(), views[1].all_projections()),
+        {name: views[1].rule(name) for name in views[1].names()},
+        lambda source, name: compare_projected(views[0], views[1], name, source),
+    )
+    assert [router.phrases for router in said] == [
+        ("of B is layer 1 of A",),
+        ("of B is layer 0 of A",),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shlex
@@ -20,6 +21,7 @@ from moegeom.report.signoffs import LINE_NAMES, SIGNOFF_REPORTERS, SignOff
 from moegeom.router.load import load_routers
 from moegeom.studies.change_words import WORDS, change
 from moegeom.studies.signoff import SignOffRequest, sign_off
+from moegeom.studies.signoff_function import rotation_line
 from moegeom.studies.signoff_judgement import JUDGES, Pair, judge
 from moegeom.tokens.writer import RecordingWriter
 from tests.museum.checkpoint import BF16, F32, Checkpoint, name_of
@@ -160,7 +162,7 @@ EXPORTS = {
     ),
     "trained on": (
         *(softmax, lambda m: m.edited("weight", noisy(0.02)), "passed failed failed"),
-        "noise of 2 %",
+        "rows changed by 2 %, no pattern",
     ),
     "experts renumbered": (
         *(softmax, lambda m: permuted(m, ORDER, ("weight",)), "passed inconclusive passed"),
@@ -305,7 +307,9 @@ def test_an_order_within_groups_is_inconclusive(sign):
 
 def test_one_bad_router_among_good_ones_is_named_by_its_layer(sign):
     found = sign(softmax(), softmax().edited("weight", noisy(0.02), layers=[1]))
-    assert found.lines[1].sentence == ("layer 1 noise of 2 %; 1 of 2 routers are the same numbers.")
+    assert found.lines[1].sentence == (
+        "layer 1 rows changed by 2 %, no pattern; 1 of 2 routers are the same numbers."
+    )
     assert found.lines[2].sentence == "no rotation explains what happened to layer 1."
 
 
@@ -492,8 +496,8 @@ def test_shares_are_those_of_sets_that_differ(sign, record):
     np.testing.assert_allclose(list(between["by_router"].values()), switched.mean(axis=1))
     by_document = switched.mean(axis=0).reshape(-1, DOCUMENT).mean(axis=1)
     np.testing.assert_allclose(between["error"], sem(by_document))
-    assert (found.exit_code, found.lines[3].state) == (0, "passed")
-    assert "Measured, not judged: no limit was given (--max-switched)." in said(found, 3)
+    assert (found.exit_code, found.lines[3].state) == (4, "not judged")
+    assert "Measured, not judged: no limit was given (--max-switched" in said(found, 3)
     assert "--null REC_A2" in said(found, 3)
     assert "rests on the order of --tokens" in " ".join(found.notes)
 
@@ -649,8 +653,11 @@ def test_engines_that_differ_are_told(sign, record):
         ({"null": "rec_a"}, "--null is about recordings"),
         ({"max_switched": 0.1}, "--max-switched is about recordings"),
         ({"stale_inputs": True}, "--stale-inputs is about recordings"),
-        ({"tokens": ("rec_a", "rec_b"), "max_switched": 2.0}, "a share from 0 to 1"),
-        ({"tokens": ("rec_a", "rec_b"), "max_switched": float("nan")}, "a share from 0 to 1"),
+        ({"tokens": ("rec_a", "rec_b"), "max_switched": 2.0}, "a share from 0 to less than 1"),
+        (
+            {"tokens": ("rec_a", "rec_b"), "max_switched": float("nan")},
+            "a share from 0 to less than 1",
+        ),
         ({"layers": "x"}, "neither a layer"),
         ({"layers": "7"}, "no layer with a router"),
     ],
@@ -669,7 +676,9 @@ def test_the_screen_fits_but_for_commands(sign, width, export):
     model, change_it, *_ = EXPORTS[export]
     found = sign(model(), change_it(model()))
     text = SIGNOFF_REPORTERS["table"].render(found, View(width))
-    lines = [line for line in text.splitlines() if not line.strip().startswith("next ")]
+    lines = [
+        line for line in text.splitlines() if not line.strip().startswith(("next ", "fill in "))
+    ]
     assert [line for line in lines if len(line) > width] == []
     for name in LINE_NAMES:
         assert f"{name}: " in text
@@ -695,3 +704,66 @@ def test_names_of_others_cannot_write_on_the_terminal(sign, name, tmp_path):
     softmax().write(tmp_path / "plain")
     found = sign_off(SignOffRequest("a\x1b[31m", "plain"))
     assert "\x1b" not in SIGNOFF_REPORTERS[name].render(found, View())
+
+
+# ------------------------------------------------------------- no line passes without having to
+
+
+def test_half_of_the_tokens_routed_otherwise_are_not_signed_off_without_a_limit(sign, record):
+    record("rec_a", "a", softmax())
+    record("rec_b", "b", softmax(), noise=0.5, seed=9)
+    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"))
+    assert found.lines[3].evidence["between"]["tokens_share"] > 0.4
+    assert (found.exit_code, states(found)[3]) == (4, "not judged")
+    text = SIGNOFF_REPORTERS["table"].render(found, View())
+    assert "not signed off: give --max-switched (or --null)" in text
+    assert "passed        routing on text" not in text
+
+
+@pytest.mark.parametrize(("noise", "code"), [(0.02, 1), (0.002, 0)])
+def test_without_a_limit_b_may_differ_twice_as_often_as_a_from_itself(sign, record, noise, code):
+    record("rec_a", "a", softmax())
+    record("rec_b", "b", softmax(), noise=noise, seed=9)
+    record("rec_a2", "a", softmax(), noise=0.002, seed=10)
+    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), null="rec_a2")
+    evidence = found.lines[3].evidence
+    np.testing.assert_allclose(evidence["limit"], 2.0 * evidence["null"]["share"])
+    assert found.exit_code == code
+
+
+def test_a_run_that_repeats_itself_gives_no_limit(sign, record):
+    record("rec_a", "a", softmax())
+    record("rec_b", "b", softmax(), noise=0.02, seed=9)
+    record("rec_a2", "a", softmax())
+    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), null="rec_a2")
+    assert (found.exit_code, states(found)[3]) == (4, "not judged")
+
+
+def test_a_limit_that_nothing_can_exceed_is_refused(sign):
+    with pytest.raises(UsageError, match="less than 1"):
+        sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), max_switched=1.0)
+
+
+@pytest.mark.parametrize("state", ["failed", "inconclusive", "not judged"])
+def test_only_four_passed_lines_exit_with_zero(sign, state):
+    found = sign(softmax(), softmax())
+    for number in range(4):
+        lines = tuple(
+            dataclasses.replace(line, state=state if at == number else "passed")
+            for at, line in enumerate(found.lines)
+        )
+        open_one = dataclasses.replace(found, lines=lines)
+        assert open_one.exit_code == (1 if state == "failed" else 4)
+        assert "not signed off" in SIGNOFF_REPORTERS["table"].render(open_one, View())
+
+
+def test_what_was_left_out_is_counted_in_the_verdict(sign):
+    whole, part = sign(softmax(), softmax()), sign(softmax(), softmax(), layers="0")
+    assert len(part.not_looked_at) == len(whole.not_looked_at) + 2
+    assert "1 of 2 routers of A (--layers)" in part.not_looked_at
+    text = SIGNOFF_REPORTERS["table"].render(part, View(width=200))
+    assert f"{len(part.not_looked_at)} things not looked at" in text
+
+
+def test_routers_without_anything_in_common_are_not_told_to_stay_where_they_were():
+    assert rotation_line([], ["text/0"]).state == "inconclusive"

@@ -177,14 +177,14 @@ def test_facts_that_do_not_fit_are_refused(recording, refused_open, changes, wor
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 100_000, '{"schema": NaN}'])
 def test_text_that_is_no_facts_is_refused(text, refused):
-    assert "rec" in refused(lambda: parse_facts(text, "rec"))
+    assert "rec" in refused(lambda: parse_facts(text.encode(), "rec"))
 
 
 def test_facts_survive_writing_and_parsing():
     facts = RecordingFacts(
         "ids", None, 5, (Shard(0, 5),), ("a/0",), True, False, ("ü",), None, "n", "f", "e", "m"
     )
-    assert parse_facts(render_facts(facts), "rec") == facts
+    assert parse_facts(render_facts(facts).encode(), "rec") == facts
 
 
 def test_any_damaged_byte_ends_in_a_value_or_our_error(recording):

@@ -134,7 +134,7 @@ def test_each_kind_has_files_of_its_own(recorded):
 def test_facts_with_outputs_survive_writing_and_parsing(recorded):
     facts = read_facts(recorded[0])
     assert facts.outputs == OUTPUT_KINDS
-    assert parse_facts(render_facts(facts), "rec") == facts
+    assert parse_facts(render_facts(facts).encode(), "rec") == facts
 
 
 def test_the_order_of_the_mapping_does_not_change_a_byte(tmp_path, content):

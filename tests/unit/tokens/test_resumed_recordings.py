@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moegeom.core.errors import MoeGeomError, UsageError
+from moegeom.core.errors import MoeGeomError, OutputError, UsageError
 from moegeom.core.tokens import TokenColumns, TopLogits
 from moegeom.tokens.journal import recorded_tokens
 from moegeom.tokens.reader import open_recording
@@ -331,7 +331,11 @@ def test_a_restart_that_was_ended_while_it_discarded_is_never_gone_on_from(
 ):
     cut_off(tmp_path / "rec", 3)
 
-    def end(path):
+    rmtree = shutil.rmtree
+
+    def end(path, **options):
+        if path.name != "whole":
+            return rmtree(path, **options)
         (path / "tokens-00001.parquet").unlink()
         raise Stopped
 
@@ -446,7 +450,7 @@ def test_a_shard_that_cannot_be_written_may_be_appended_again(tmp_path, uninterr
                 sync(descriptor)
 
             monkeypatch.setattr(os, "fsync", fail)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OutputError):
                 go_on(writer, 3)
             monkeypatch.setattr(os, "fsync", sync)
         raise Stopped
@@ -501,10 +505,10 @@ def test_where_files_cannot_be_locked_a_file_says_who_writes(tmp_path, uninterru
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(Stopped), writer_of(tmp_path / "rec") as writer:
         go_on(writer, 2)
-        with pytest.raises(UsageError) as caught, writer_of(tmp_path / "rec"):
+        busy = pytest.raises(UsageError, match="is being written by another process")
+        with busy, writer_of(tmp_path / "rec"):
             pass
-        assert f"process {os.getpid()} on " in str(caught.value)
-        assert "delete rec.partial/owner" in caught.value.hint
+        assert str(os.getpid()) in (tmp_path / "rec.partial" / "owner").read_text()
         raise Stopped
     with writer_of(tmp_path / "rec") as writer:
         assert writer.num_shards == 2

@@ -1,4 +1,4 @@
-// Group-limited selection (THEORY.md E2): experts of dropped groups get a fill.
+// Group-limited selection (docs/theory.md E2): experts of dropped groups get a fill.
 //
 // Set by the caller: NUM_GROUPS, which divides EXPERTS.
 

@@ -2,7 +2,7 @@
 //
 // Set by the caller, beside the headers' own: TERMS (1, or 3 products that add up to the logits),
 // HAS_BIAS, CURVED and GROUPED (0 or 1), SCORE, NUM_KEPT, TOP2_SUM, FILL, BLOCK_TOKENS, RUN_TOKENS,
-// LARGEST_EXPONENT, and the places in ``number`` of what the host knows about the router and its
+// LARGEST_EXPONENT, LARGEST_SIZE, and the places in ``number`` of what the host knows about the router and its
 // inputs: the fields of moegeom.kernels.cuda.route.RouteNumbers in capitals.
 
 #if CURVED
@@ -48,10 +48,13 @@ struct Token {
 // moegeom.geometry.rounding.
 __device__ double float_bound(double norm, const double* number, const Token& token) {
     double size = __dadd_rn(__dmul_rn(number[LONGEST_ROW], norm), number[LARGEST_BIAS]);
-    double error = __dmul_rn(number[TWO_GAMMA], size);
+    double error = INF;  // partial sums may leave float32
+    if (size < LARGEST_SIZE) error = __dadd_rn(__dmul_rn(number[TWO_GAMMA], size), number[UNDERFLOW]);
+    if (size == 0.0) error = 0.0;
 #if CURVED
-    double score = (SCORE == SOFTMAX ? 1.0 : score_of(SCORE, (double)token.largest)) + 1.0;
-    double own = number[UNIT] * (score + number[LARGEST_SELECTION_BIAS]);
+    double score = size;  // of raw logits, whatever their sign
+    if (SCORE != IDENTITY) score = SCORE == SOFTMAX ? 1.0 : score_of(SCORE, (double)token.largest);
+    double own = number[UNIT] * (score + 1.0 + number[LARGEST_SELECTION_BIAS]);
     return __dadd_rn(__dmul_rn(2.0 * number[SLOPE], error), own);
 #else
     double last = (double)token.last;

@@ -1,5 +1,5 @@
 // Distance to the boundary of an affine cell: the least (z_i - z_j) / |w_i - w_j| over the chosen i
-// and the others j (THEORY.md A3), in float64, with the wall that gives it.
+// and the others j (docs/theory.md A3), in float64, with the wall that gives it.
 //
 // Float32 finds the few pairs that can be the nearest, float64 decides among them: a processor does
 // float32 much faster and reads half the bytes of the table. The difference of two float32 numbers,

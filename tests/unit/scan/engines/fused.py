@@ -78,6 +78,7 @@ def numbers(case: Case) -> RouteNumbers:
         typical_norm=case.typical_norm,
         outlier_factor=4.0,
         two_gamma=1e-6,
+        underflow=0.0,
         longest_row=2.0,
         largest_bias=0.5,
         noise_factor=ROUNDING_RMS * UNIT_BFLOAT16,

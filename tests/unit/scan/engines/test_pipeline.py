@@ -159,10 +159,10 @@ def test_an_interrupted_scan_goes_on_on_the_same_kind_of_device_alone(gpus, tmp_
     done = [len(device.launches) for device in gpus]
     with pytest.raises(UsageError) as refused:
         scan(out, "cpu", **layers)
-    assert "unfinished results of another run: options differ" in str(refused.value)
+    assert "unfinished results of another run: device differ" in str(refused.value)
     heard = Heard()
     scan(out, "cuda:1", heard, **layers)  # fewer of them are the same kind
-    assert heard.total == 4096  # one router was finished before
+    assert heard.advanced == heard.total == 8192  # of which one router was finished before
     assert len(gpus[0].launches) == done[0]
     assert len(table_of(out, "layers")) > 0
 

@@ -1,0 +1,271 @@
+"""Options that several commands share, declared once: a command names a group and gets them all.
+
+A group is a dataclass whose fields are options. ``with_groups`` shows Typer the fields of every
+group among the parameters of a command and hands the command the group again, filled in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
+
+import typer
+
+from moegeom_cli.options import FamilyFile, Overwrite, PrintFormat, Quiet, Restart, Seed
+from moegeom_cli.streams import Format, Watching, has_colours, parse_map, watching, width
+
+if TYPE_CHECKING:
+    from moegeom.core.registry import Registry
+    from moegeom.core.tokens import Stage
+
+_UNKNOWN = "Unknown architectures"
+
+R = TypeVar("R")
+
+
+def with_groups(run: Callable[..., R]) -> Callable[..., R]:
+    """The same command with each group spread out into its options.
+
+    Raises
+    ------
+    TypeError
+        When two of its parameters have one name.
+    """
+    hints = get_type_hints(run, include_extras=True)
+    groups: dict[str, type] = {
+        name: hint
+        for name, hint in hints.items()
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    }
+    # what only this command has is listed first
+    own = [one for one in inspect.signature(run).parameters.values() if one.name not in groups]
+    parameters = [_plain(parameter, hints) for parameter in own]
+    parameters += [option for kind in groups.values() for option in _options(kind)]
+    names = [parameter.name for parameter in parameters]
+    if len(set(names)) < len(names):
+        raise TypeError(f"{run.__module__}: an option is declared twice.")
+
+    @functools.wraps(run)
+    def spread(**given: Any) -> R:
+        filled = {
+            name: kind(**{option.name: given.pop(option.name) for option in _options(kind)})
+            for name, kind in groups.items()
+        }
+        return run(**given, **filled)
+
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    spread.__annotations__ = {one.name: one.annotation for one in parameters}
+    del spread.__wrapped__  # or its signature would be taken instead
+    return spread
+
+
+def _plain(parameter: inspect.Parameter, hints: dict[str, Any]) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return parameter.replace(annotation=hints[parameter.name], kind=keyword)
+
+
+def _options(kind: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(cast("Any", kind))
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """Which routers of a checkpoint, how to read them where its family is not known, and how to
+    fetch it.
+    """
+
+    layers: Annotated[
+        str | None, typer.Option("--layers", "--layer", help="Layers, such as 0,3-7.")
+    ] = None
+    family: FamilyFile = None
+    router_pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--router-pattern",
+            metavar="REGEX",
+            help="Names of router weights; a group is the layer.",
+            rich_help_panel=_UNKNOWN,
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=1, help="Experts chosen per token.", rich_help_panel=_UNKNOWN),
+    ] = None
+    score: Annotated[
+        str | None,
+        typer.Option(
+            "--score", help="identity, softmax, sigmoid or sqrt_softplus.", rich_help_panel=_UNKNOWN
+        ),
+    ] = None
+    renormalise: Annotated[
+        bool,
+        typer.Option(
+            "--renormalise", help="Weights are divided by their sum.", rich_help_panel=_UNKNOWN
+        ),
+    ] = False
+    selection_bias: Annotated[
+        str | None,
+        typer.Option(
+            "--selection-bias",
+            metavar="REGEX",
+            help="Names of biases that only select.",
+            rich_help_panel=_UNKNOWN,
+        ),
+    ] = None
+    logit_bias: Annotated[
+        str | None,
+        typer.Option(
+            "--logit-bias",
+            metavar="REGEX",
+            help="Names of biases of logits.",
+            rich_help_panel=_UNKNOWN,
+        ),
+    ] = None
+    no_cache: Annotated[
+        bool,
+        typer.Option("--no-cache", help="Ask the server of a URL for everything; keep nothing."),
+    ] = False
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """These options as fields of ``Terms``."""
+        from moegeom.checkpoint.remote_options import RemoteOptions
+        from moegeom.router.asked_family import AskedFamily
+
+        asked = AskedFamily(
+            self.family,
+            self.router_pattern,
+            self.top_k,
+            self.score,
+            self.renormalise,
+            self.selection_bias,
+            self.logit_bias,
+        )
+        remote = RemoteOptions(cache_folder=None) if self.no_cache else None
+        return {"layers": self.layers, "asked": asked, "remote": remote}
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenOptions:
+    """What token files are that cannot say it themselves, and which of their tests are waived."""
+
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            "--stage",
+            help="What the numbers of a foreign file are: router_input, pre_norm, logits, "
+            "top_logits or ids.",
+        ),
+    ] = None
+    dialect: Annotated[
+        str | None,
+        typer.Option("--dialect", help="Whose trace it is, where the file does not show it."),
+    ] = None
+    router_map: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", help="KEY=ROUTER for a foreign array, or 'layer{i}=text/{i}' for all."
+        ),
+    ] = None
+    stale_inputs: Annotated[
+        bool, typer.Option("--stale-inputs", help="Accept a recording of another checkpoint.")
+    ] = False
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Accept a recording that fails its tests.")
+    ] = False
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """These options as fields of ``Terms``."""
+        return {
+            # open_tokens refuses what is no stage
+            "stage": cast("Stage | None", self.stage),
+            "dialect": self.dialect,
+            "router_map": parse_map(self.router_map or ()),
+            "stale_inputs": self.stale_inputs,
+            "unverified": self.unverified,
+        }
+
+
+def _known_device(text: str | None) -> str | None:
+    if text is not None:
+        from moegeom.scan.engines.choice import refuse_unknown_device
+
+        refuse_unknown_device(text)
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How a scan is run."""
+
+    seed: Seed = 0
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            help="auto, cpu, cuda, cuda:1 or cuda:0,1 [default: auto].",
+            callback=_known_device,
+        ),
+    ] = None
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """These options as fields of a request that scans."""
+        return {"seed": self.seed, "num_workers": self.threads, "device": self.device}
+
+
+@dataclasses.dataclass(frozen=True)
+class OutOptions:
+    """What becomes of results that are there already."""
+
+    restart: Restart = False
+    overwrite: Overwrite = False
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """These options as fields of a scan's request."""
+        return {"restart": self.restart, "overwrite": self.overwrite}
+
+
+@dataclasses.dataclass(frozen=True)
+class ScreenOptions:
+    """How what was found is printed."""
+
+    all_layers: Annotated[bool, typer.Option("--all-layers", help="A line for every layer.")] = (
+        False
+    )
+    format: PrintFormat = Format.table
+    quiet: Quiet = False
+
+    def watching(self, unit: str = "tokens") -> closing[Watching]:
+        """What listens to the work: a progress bar where somebody can see it."""
+        return closing(watching(self.quiet, unit))
+
+    def note(self, text: str) -> None:
+        """Says something about the work on stderr."""
+        if not self.quiet:
+            typer.echo(text, err=True)
+
+    def show(self, reporters: Registry[Any], *found: Any, is_ascii: bool = False) -> None:
+        """Prints what was found, in the format asked for."""
+        from moegeom.report import View
+
+        view = View(width(), has_colours(), self.all_layers, is_ascii)
+        typer.echo(reporters[self.format.value].render(*found, view), nl=False)

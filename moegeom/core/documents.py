@@ -1,0 +1,102 @@
+"""JSON and TOML of others as plain Python values, within bounds of size, depth and digits."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any
+
+#: Dots in a line of TOML; names of tensors have up to nine. The parser's time and memory grow with
+#: the square of the dots of one key.
+MOST_DOTS = 100
+
+#: Characters of TOML: a profile and a family file are a page of text, a project's file a few.
+MOST_TOML = 1 << 18
+
+#: Bytes of JSON, unless the caller says otherwise.
+MOST_JSON = 1 << 26
+
+#: Values and keys of a JSON text; each takes up to some 200 bytes of Python objects.
+_MOST_JSON_ENTRIES = 2_000_000
+
+#: What no integer in a document of ours is beyond; larger ones can neither be printed nor stored.
+_BEYOND = 1 << 63
+
+#: What begins or separates entries of a JSON text.
+_ENTRIES = (b"{", b"[", b":", b",")
+
+
+class DocumentError(ValueError):
+    """What is wrong with a text, without the name of its file and without a full stop."""
+
+
+def parse_toml(text: str, most: int = MOST_TOML) -> dict[str, Any]:
+    """The table that a TOML text spells.
+
+    Raises
+    ------
+    DocumentError
+        When it is no TOML, longer than ``most`` characters, nested too deeply, or when it holds
+        a line of too many dots or an integer beyond 64 bits.
+    """
+    if len(text) > most:
+        raise DocumentError(f"has {len(text)} characters, more than {most}")
+    dots, line = max((line.count("."), i) for i, line in enumerate(text.split("\n"), start=1))
+    if dots > MOST_DOTS:
+        raise DocumentError(f"line {line} has {dots} dots, more than {MOST_DOTS}")
+    try:
+        found = tomllib.loads(text)
+    except ValueError as error:  # malformed, or an integer of thousands of digits
+        raise DocumentError(f"is not TOML ({error})") from None
+    except RecursionError:
+        raise DocumentError("is nested too deeply") from None
+    _check_integers(found)
+    return found
+
+
+def _check_integers(found: Any) -> None:
+    """Integers in base 16, 8 and 2 are read at any length."""
+    left = [found]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, int):
+            _checked(value)
+
+
+def _checked(value: int) -> int:
+    if not -_BEYOND <= value < _BEYOND:
+        raise DocumentError("holds an integer beyond 64 bits")
+    return value
+
+
+def _integer(digits: str) -> int:
+    return _checked(int(digits) if len(digits) < 32 else _BEYOND)
+
+
+def parse_json(raw: bytes, most: int = MOST_JSON) -> Any:
+    """What a JSON text spells.
+
+    Raises
+    ------
+    DocumentError
+        When it is no JSON in UTF-8, longer than ``most`` bytes, nested too deeply, or when it
+        holds more values than any document of ours, or an integer beyond 64 bits.
+    """
+    if len(raw) > most:
+        raise DocumentError(f"has {len(raw)} bytes, more than {most}")
+    if sum(map(raw.count, _ENTRIES)) > _MOST_JSON_ENTRIES:
+        raise DocumentError(f"holds more than {_MOST_JSON_ENTRIES} values")
+    try:
+        return json.loads(raw.decode("utf-8"), parse_int=_integer)
+    except DocumentError:
+        raise
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"is not UTF-8 at byte {error.start}") from None
+    except ValueError as error:
+        raise DocumentError(f"is not JSON ({error})") from None
+    except RecursionError:
+        raise DocumentError("is nested too deeply") from None

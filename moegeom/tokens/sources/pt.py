@@ -1,0 +1,149 @@
+"""Tensors that ``torch.save`` wrote: one, a tuple or list of them, or a dict.
+
+The pickle is interpreted with the allow-list of checkpoints, so nothing in it runs and torch is
+not needed. Of a tuple or list the n-th tensor belongs to the n-th router, as in ``router_logits``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moegeom.checkpoint.dtypes import DTYPES
+from moegeom.checkpoint.formats._pytorch_archive import TorchArchive, View, read_torch_archive
+from moegeom.checkpoint.formats._pytorch_globals import StoredTensor, UnreadableTensor
+from moegeom.checkpoint.reading import CountingFile, ReadLog
+from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.core.files import open_regular
+from moegeom.core.tokens import TokenSource
+from moegeom.tokens.foreign import (
+    COLUMN_DTYPES,
+    COLUMN_KEYS,
+    assign_layers,
+    assign_routers,
+    foreign_source,
+    foreign_tensor,
+)
+from moegeom.tokens.rows import ArrayRows, FileRows, Rows
+from moegeom.tokens.source import Request, Source
+
+_SUFFIXES = (".pt", ".pth", ".bin")
+
+#: How a zip archive begins, which files of torch have been since version 1.6.
+_ARCHIVE = b"PK\x03\x04"
+
+#: Of all tensors of one file that do not lie in one piece.
+_IN_MEMORY_BYTES = 1 << 30
+
+_SAVE = "Save the tensors alone: torch.save(outputs.router_logits, file)."
+
+
+def recognises(path: Path) -> bool:
+    """True for archives of torch, by name and beginning."""
+    if path.suffix.lower() not in _SUFFIXES or not path.is_file():
+        return False
+    with open_regular(path, follows=True) as file:
+        return file.read(len(_ARCHIVE)) == _ARCHIVE
+
+
+def open_source(path: Path, request: Request) -> TokenSource:
+    """The tensors, read range by range."""
+    tensor = foreign_tensor(path, request)
+    try:
+        return _opened(path, request, tuple(tensor.dtypes.values()))
+    except CheckpointError as error:
+        raise RecordingError(error.message, error.hint or _SAVE) from None
+
+
+def _opened(path: Path, request: Request, dtypes: Collection[np.dtype]) -> TokenSource:
+    archive = read_torch_archive(CountingFile(path, path.name, ReadLog()))
+    root = archive.root
+    reader = _Tensors(path, archive, [_IN_MEMORY_BYTES])
+    columns: dict[str, Rows] = {}
+    if isinstance(root, dict | list | tuple) and not root:
+        raise RecordingError(f"{path.name}: holds an empty {type(root).__name__}.", _SAVE)
+    if isinstance(root, dict):
+        keys = [str(key) for key in root if key not in COLUMN_KEYS]
+        by_text = {str(key): value for key, value in root.items()}
+        routers = assign_routers(path, keys, request)
+        rows = {r: reader.rows(by_text[key], key, dtypes) for r, key in routers.items()}
+        columns = {key: reader.column(root[key], key) for key in COLUMN_KEYS if key in root}
+    else:
+        layers = (
+            [reader.rows(value, f"item {n}", dtypes) for n, value in enumerate(root)]
+            if isinstance(root, list | tuple)
+            else reader.layers(root, "the tensor", dtypes)
+        )
+        rows = assign_layers(path, path.stem, layers, request)
+    return foreign_source(path, request, foreign_tensor(path, request), rows, columns)
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Tensors of one file; ``left`` are the bytes that may still be held in memory."""
+
+    path: Path
+    archive: TorchArchive
+    left: list[int]
+
+    def rows(self, value: Any, key: str, dtypes: Collection[np.dtype]) -> Rows:
+        view, dtype = self._view(value, key, dtypes)
+        if len(view.shape) != 2 or 0 in view.shape:
+            raise self._refusal(key, view, "(tokens, width)")
+        return self._placed(view, dtype, key, 1)[0]
+
+    def column(self, value: Any, key: str) -> Rows:
+        view, dtype = self._view(value, key, COLUMN_DTYPES)
+        if len(view.shape) != 1 or 0 in view.shape:
+            raise self._refusal(key, view, "(tokens,)")
+        return self._placed(view, dtype, key, 1)[0]
+
+    def layers(self, value: Any, key: str, dtypes: Collection[np.dtype]) -> list[Rows]:
+        view, dtype = self._view(value, key, dtypes)
+        if len(view.shape) not in (2, 3) or 0 in view.shape:
+            raise self._refusal(key, view, "(tokens, width) or (layers, tokens, width)")
+        return self._placed(view, dtype, key, view.shape[0] if len(view.shape) == 3 else 1)
+
+    def _view(self, value: Any, key: str, dtypes: Collection[np.dtype]) -> tuple[View, np.dtype]:
+        where = f"{self.path.name}: {key}"
+        if not isinstance(value, StoredTensor | UnreadableTensor):
+            raise RecordingError(f"{where} is a {type(value).__name__}; expected a tensor.", _SAVE)
+        view = self.archive.view(value, where)
+        stored = DTYPES.get(view.dtype)
+        if stored is None or stored.numpy is None or stored.numpy not in dtypes:
+            expected = " or ".join(map(str, dtypes))
+            raise RecordingError(f"{where} is {view.dtype}; expected {expected}.")
+        return view, stored.numpy
+
+    def _refusal(self, key: str, view: View, expected: str) -> RecordingError:
+        return RecordingError(
+            f"{self.path.name}: {key} has shape {view.shape}; expected {expected}.",
+            "Bring it to one row per token: tensor.reshape(-1, tensor.shape[-1]).",
+        )
+
+    def _placed(self, view: View, dtype: np.dtype, key: str, num_layers: int) -> list[Rows]:
+        """Each layer where it lies, or in memory where its numbers are strided."""
+        is_stack = len(view.shape) == 3
+        num_rows, *row = view.shape[is_stack:]
+        row_shape = tuple(row) or (1,)
+        if view.is_contiguous:
+            size = view.size_bytes // num_layers
+            starts = range(view.offset, view.offset + view.size_bytes, size)
+            return [FileRows(self.path, s, dtype, num_rows, row_shape) for s in starts]
+        self.left[0] -= view.size_bytes
+        if self.left[0] < 0:
+            raise RecordingError(
+                f"{self.path.name}: {key}: tensors of more than {_IN_MEMORY_BYTES:,} bytes that "
+                "do not lie in one piece.",
+                "Save tensor.contiguous().",
+            )
+        array = self.archive.read(view, f"{self.path.name}: {key}")
+        parts = array.reshape(num_layers, num_rows, -1)
+        return [ArrayRows(part, f"{self.path.name}: {key}") for part in parts]
+
+
+SOURCE = Source("pt", recognises, open_source, needs_stage=True)

@@ -1,0 +1,281 @@
+"""What code and pages cite exists: sections of docs/theory.md, works, pages and paths."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("moegeom", "cli", "docs", "tests", "benchmarks")
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml", "action.yml")
+TEXTS = {".py", ".md", ".toml", ".bib", ".cu", ".cuh", ".yml"}
+
+THEORY = (ROOT / "docs/theory.md").read_text("utf-8")
+REFERENCES = (ROOT / "docs/references.bib").read_text("utf-8")
+
+
+@cache
+def files() -> list[Path]:
+    found = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*"))]
+    return [ROOT / name for name in TOP] + [f for f in found if f.suffix in TEXTS and f.is_file()]
+
+
+def said_in_python(source: str, with_strings: bool) -> str:
+    """Comments and docstrings, and all other text if wanted, each piece in a line of its own."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    said = [token.string.lstrip("#: ") for token in tokens if token.type == tokenize.COMMENT]
+    pieces = [" ".join(said)]  # a comment may go over several lines
+    for node in ast.walk(ast.parse(source)):
+        if with_strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            pieces.append(node.value)
+        elif not with_strings and isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            pieces.append(ast.get_docstring(node) or "")
+    return "\n\n".join(pieces)
+
+
+@cache
+def said(file: Path) -> str:
+    """What a file says to its reader, paragraphs in one line; the data of tests are not that."""
+    text = file.read_text("utf-8")
+    if file.suffix == ".py":
+        text = said_in_python(text, file.relative_to(ROOT).parts[0] in ("moegeom", "cli"))
+    elif file.suffix in (".cu", ".cuh"):
+        text = text.replace("\n// ", "\n")
+    return re.sub(r"(?<!\n)\n(?!\n) *", " ", text)
+
+
+def citing(pattern: str) -> Iterator[tuple[Path, re.Match[str]]]:
+    for file in files():
+        for match in re.finditer(pattern, said(file)):
+            yield file, match
+
+
+def named(missing: list[tuple[Path, str]]) -> list[str]:
+    return sorted({f"{file.relative_to(ROOT)}: {what}" for file, what in missing})
+
+
+# ------------------------------------------------------------------------------- sections of theory
+LABEL = r"(?:[A-G]\d{1,2}b?|0)(?!\w|\.\d)"
+LABELS = rf"{LABEL}(?: \([a-z]+\))?(?:(?:, | and ){LABEL}(?: \([a-z]+\))?)*"
+SECTION = rf"theory\.md\)?,? ({LABELS})"
+HEADINGS = set(re.findall(r"^## (\w+) ", THEORY, re.MULTILINE)) - {"Papers", "Errata"}
+
+
+def cited_sections() -> list[tuple[Path, str]]:
+    return [
+        (file, label)
+        for file, match in citing(SECTION)
+        if file.suffix != ".bib"
+        for label in re.findall(LABEL, match[1])
+    ]
+
+
+def test_every_cited_section_of_the_theory_is_a_heading_of_that_page():
+    cited = cited_sections()
+    assert len(cited) > 200, "the pattern no longer finds citations"
+    assert named([entry for entry in cited if entry[1] not in HEADINGS]) == []
+
+
+def test_a_citation_of_the_theory_names_a_section():
+    """But for links to the page as a whole."""
+    bare = rf"(?<!\[)(?<!\()(?:docs/)?theory\.md(?!\]\(|\)?,? {LABEL}|`)"
+    cited = [(f, m[0]) for f, m in citing(bare) if f.suffix != ".bib" and "tests" not in f.parts]
+    assert named(cited) == []
+
+
+def test_no_section_of_the_theory_is_cited_by_nobody():
+    assert sorted(HEADINGS - {label for _, label in cited_sections()}) == []
+
+
+def test_every_section_of_the_theory_says_where_it_is_used():
+    sections = re.split(r"^## ", THEORY, flags=re.MULTILINE)[1:]
+    silent = [s.split()[0] for s in sections if s.split()[0] in HEADINGS and "\nUsed by " not in s]
+    assert silent == []
+
+
+def test_every_erratum_that_is_cited_is_listed():
+    listed = set(re.findall(r"^- \*\*(F-\d\d)\*\*", THEORY, re.MULTILINE))
+    assert named([(f, m[0]) for f, m in citing(r"\bF-\d\d\b") if m[0] not in listed]) == []
+
+
+def test_every_paper_that_is_cited_by_a_letter_is_listed_and_in_the_bibliography():
+    listed = set(re.findall(r"^- \*\*(S\d)\*\*", THEORY, re.MULTILINE))
+    cited = r"\b(S\d) (?:Definition|Theorem|Proposition|Remark|Lemma|A\.\d|section|appendix)"
+    assert named([(f, m[0]) for f, m in citing(cited) if m[1] not in listed]) == []
+    assert listed - ENTRIES.keys() == set()
+
+
+# -------------------------------------------------------------------------------------------- works
+ENTRIES = dict(re.findall(r"^@\w+\{(\w+),\n(.*?)^\}", REFERENCES, re.MULTILINE | re.DOTALL))
+MONTHS = r"January|February|March|April|May|June|July|August|September|October|November|December"
+NAME = r"(?:Mac)?[A-Z][a-zé]+"
+AUTHORS = rf"({NAME})(?:(?:, | and | & ){NAME})*(?: et al\.)?"
+TITLED = rf"{AUTHORS}(?:,(?: [A-Z]\w+)+,| and {NAME},[^.]*,)?"
+YEAR = r"\(?((?:18|19|20)\d\d)\b(?![-\d])"
+
+
+def field(key: str, name: str) -> str:
+    match = re.search(rf"^  {name} = \{{(.*)\}},$", ENTRIES[key], re.MULTILINE)
+    return match[1] if match else ""
+
+
+def first_author(key: str) -> str:
+    return field(key, "author").split(",")[0]
+
+
+def test_keys_are_named_after_first_author_and_year_and_stand_in_order():
+    own = [key for key in ENTRIES if not re.fullmatch(r"S\d", key)]
+    assert [k for k in own if k != first_author(k).replace(" ", "") + field(k, "year")] == []
+    ordered = [key for key in own if key != "TranHuu2026"]
+    assert ordered == sorted(ordered, key=str.lower)
+    assert [key for key in ENTRIES if not field(key, "title")] == []
+
+
+def test_every_arxiv_number_is_that_of_an_entry():
+    known = {field(key, "eprint") for key in ENTRIES}
+    cited = [(f, m[1]) for f, m in citing(r"arXiv[: ]\s*(\d{4}\.\d{4,5})")]
+    assert len(cited) > 5, "the pattern no longer finds citations"
+    assert named([entry for entry in cited if entry[1] not in known]) == []
+
+
+def works() -> list[tuple[Path, str]]:
+    """Author and year as keys of the bibliography."""
+    return [
+        (file, match[1] + match[2])
+        for file, match in citing(rf"\b{TITLED} {YEAR}")
+        if not re.fullmatch(MONTHS, match[1]) and file.suffix != ".bib"
+    ]
+
+
+def test_every_work_that_is_cited_by_author_and_year_is_in_the_bibliography():
+    cited = works()
+    assert len(cited) > 30, "the pattern no longer finds citations"
+    assert named([entry for entry in cited if entry[1] not in ENTRIES]) == []
+
+
+def test_every_author_after_the_word_source_is_in_the_bibliography():
+    authors = {first_author(key) for key in ENTRIES}
+    cited = citing(rf"Source: ({NAME})(?:, {NAME})*(?: and | & | et al|, \")")
+    assert named([(f, m[1]) for f, m in cited if m[1] not in authors]) == []
+
+
+def test_no_entry_of_the_bibliography_is_cited_by_nobody():
+    text = "\n".join(said(file) for file in files() if file.suffix != ".bib")
+    idle = [k for k in ENTRIES if not re.search(rf"\b{first_author(k)}\b|\*\*{k}\*\*", text)]
+    assert idle == []
+
+
+# ---------------------------------------------------------------------------------- pages and paths
+#: Pages that a user or a program writes.
+WRITTEN = {"report.md", "summary.md"}
+
+#: Endings of files that look like modules: moegeom.toml.
+NO_MODULES = ("toml", "xml", "json", "html", "md")
+
+
+def exists(name: str, file: Path) -> bool:
+    """From the root, from where it is cited, or as the end of a path of the project."""
+    if (ROOT / name).exists() or (file.parent / name).exists():
+        return True
+    return "/" not in name and any(f.name == name for f in files())
+
+
+def test_every_page_that_is_named_exists():
+    pages = citing(r"(?<![\w/.*{<:-])((?:\.\./)*(?:[\w-]+/)*[\w-]+\.(?:md|bib))\b")
+    missing = [
+        (f, m[1]) for f, m in pages if m[1] not in WRITTEN and not exists(m[1].rstrip("."), f)
+    ]
+    assert named(missing) == []
+
+
+def test_every_path_into_the_project_exists():
+    """Of a path with a placeholder, the part in front of it."""
+    roots = "moegeom|cli|docs|tests|benchmarks|sample_ckpts"
+    paths = citing(rf"(?<![\w/.:@-])((?:{roots})/[\w./-]*)([*<{{]?)")
+    missing = []
+    for file, match in paths:
+        path = match[1].rstrip(".-")
+        path = path.rpartition("/")[0] if match[2] else path
+        if not (ROOT / path).exists():
+            missing.append((file, match[1]))
+    assert named(missing) == []
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def links() -> Iterator[tuple[Path, str]]:
+    for page in files():
+        if page.suffix == ".md":
+            text = page.read_text("utf-8")
+            text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+            for target in re.findall(r"\]\(([^)\s]+)\)", text):
+                if not re.match(r"[a-z]+:", target):
+                    yield page, target
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)}
+
+
+def is_dead(page: Path, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    there = page.parent / path if path else page
+    if there.suffix == ".md" and anchor and there.exists():
+        return anchor not in anchors(there)
+    return not there.exists()
+
+
+def test_every_link_of_a_page_leads_somewhere():
+    found = list(links())
+    assert len(found) > 200, "the pattern no longer finds links"
+    assert named([link for link in found if is_dead(*link)]) == []
+
+
+def test_nothing_outside_the_project_is_cited():
+    """Notes that users do not have: they were cited once, in a hundred places."""
+    outside = r"(?<![\w/])\.\./shared\b|\b(?:THEORY|CELLS|DESIGN|NEEDS|FRICTIONS|HOUSE|STYLE|USERS)(?:\.md| [A-G]\d)"
+    assert named([(file, match[0]) for file, match in citing(outside)]) == []
+
+
+def test_every_path_that_contributing_names_exists():
+    """Also those that are said from inside the package, such as `kernels/table.py`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named_paths = re.findall(
+        r"`([\w./-]*(?:/|\.(?:py|md|toml|bib))[\w./-]*)(?:<\w+>[\w.]*)?`", text
+    )
+    assert len(named_paths) > 30, "the pattern no longer finds paths"
+    places = (ROOT, ROOT / "moegeom", ROOT / "moegeom/kernels")
+    assert [n for n in named_paths if not any((place / n).exists() for place in places)] == []
+
+
+def is_defined(dotted: str) -> bool:
+    """Whether a dotted name is a module of the project, or is defined at the top of one."""
+    parts = dotted.split(".")
+    start = ROOT if parts[0] == "moegeom" else ROOT / "cli"
+    for length in range(len(parts), 0, -1):
+        place = start.joinpath(*parts[:length])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.is_file():
+            rest = parts[length:]
+            source = file.read_text("utf-8")
+            return not rest or re.search(rf"\b{rest[0]}\b", source) is not None
+    return False
+
+
+def test_every_dotted_name_of_the_project_is_defined():
+    dotted = r"(?<![\w./-])(moegeom(?:_cli)?(?:\.[A-Za-z_]\w*)+)(?![\w/-])"
+    found = [
+        (file, match[1]) for file, match in citing(dotted) if not match[1].endswith(NO_MODULES)
+    ]
+    assert len(found) > 100, "the pattern no longer finds names"
+    assert named([entry for entry in found if not is_defined(entry[1])]) == []

@@ -1,0 +1,254 @@
+"""Files get their names in one place, are opened and parsed in few, and no system is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted([*(ROOT / "moegeom").rglob("*.py"), *(ROOT / "cli").rglob("*.py")])
+
+#: Modules of Python that Windows has not.
+POSIX = ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "syslog")
+
+
+def calls(tree: ast.AST):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node, node.func
+
+
+def renames(source: str) -> list[int]:
+    """Lines in which something gets another name: of ``os``, of ``shutil`` and of paths."""
+    found = []
+    for node, called in calls(ast.parse(source)):
+        module = called.value.id if isinstance(called.value, ast.Name) else ""
+        of_system = module == "os" and called.attr in ("replace", "rename", "renames")
+        of_path = (
+            called.attr in ("replace", "rename")
+            and len(node.args) == 1
+            and not node.keywords
+            and module != "dataclasses"
+        )
+        if of_system or of_path or (module == "shutil" and called.attr == "move"):
+            found.append(node.lineno)
+    return found
+
+
+def opens_by_name(source: str, names: dict[str, tuple[str, ...]]) -> list[int]:
+    """Lines that call one of ``names``: module to functions."""
+    return [
+        node.lineno
+        for node, called in calls(ast.parse(source))
+        if isinstance(called.value, ast.Name) and called.attr in names.get(called.value.id, ())
+    ]
+
+
+#: Where a folder of results gives way to a new one, whole both of them.
+MAY_RENAME = {"moegeom/core/files.py", "moegeom/studies/series_measure.py"}
+
+#: What parses TOML and Parquet of others within bounds, and what reads files of the program itself.
+MAY_PARSE = {
+    "moegeom/core/documents.py": "TOML",
+    "moegeom/core/parquet.py": "Parquet",
+    "moegeom/variants/arithmetic.py": "presets, which are part of the program",
+}
+
+UNBOUNDED = {
+    "tomllib": ("load", "loads"),
+    "pq": ("read_table", "ParquetFile", "read_metadata", "read_schema"),
+    "parquet": ("read_table", "ParquetFile", "read_metadata"),
+}
+
+
+#: What opens files for reading, and why; everything else uses moegeom.core.files, which refuses
+#: what is no regular file: a pipe is waited for, a device has no end.
+MAY_OPEN = {
+    "moegeom/core/files.py": "open_raw itself, and outputs",
+    "moegeom/core/parquet.py": "Parquet, behind open_raw",
+    "moegeom/tokens/npy_arrays.py": "an archive, behind the reader of archives of checkpoints",
+    "moegeom/results/bitmaps.py": "an array out of a file that is open",
+    "moegeom/kernels/cuda/program.py": "part of the program",
+    "moegeom/router/family_file.py": "part of the program",
+    "moegeom/variants/arithmetic.py": "part of the program",
+    "moegeom/scan/diagnosis.py": "/proc/cpuinfo",
+    "moegeom/results/writer.py": "waits until folders that it wrote are on the disk",
+    "moegeom/tokens/journal.py": "the journal, for writing, inside a folder of its own",
+    "moegeom/tokens/draft.py": "waits until files that it wrote are on the disk",
+}
+
+#: What parses JSON of others within bounds.
+MAY_PARSE_JSON = {
+    "moegeom/core/documents.py": "documents",
+    "moegeom/checkpoint/json_text.py": "headers and configs of checkpoints, by the memory they take",
+    "moegeom/tokens/dialects/_json_records.py": "records of traces, by their values",
+}
+
+#: Functions that open a file by its name.
+OPENERS = {
+    "os": ("open",),
+    "io": ("open", "FileIO"),
+    "np": ("load", "fromfile", "memmap", "loadtxt", "genfromtxt"),
+    "zipfile": ("ZipFile",),
+    "torch": ("load",),
+    "pq": ("read_table", "ParquetFile", "read_metadata", "read_schema"),
+    "pa": ("memory_map", "OSFile", "input_stream"),
+}
+
+
+def opened(source: str) -> list[int]:
+    """Lines that open a file for reading by its name."""
+    tree = ast.parse(source)
+    found = opens_by_name(source, OPENERS)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found += [node.lineno] * (node.func.id in ("open", "FileIO", "ZipFile"))
+    for node, called in calls(tree):
+        keys = {keyword.arg for keyword in node.keywords}
+        mode = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+        of_path = called.attr == "open" and (
+            (isinstance(mode, str) and "r" in mode and len(mode) < 4)
+            or keys & {"mode", "encoding", "errors", "buffering"}
+        )
+        whole = called.attr == "read_text" or (called.attr == "read_bytes" and not node.args)
+        found += [node.lineno] * bool((of_path and mode not in ("w", "a", "wb", "ab")) or whole)
+    return found
+
+
+def parsed_json(source: str) -> list[int]:
+    """Lines that parse JSON which was not made in the same place."""
+    return [
+        node.lineno
+        for node, called in calls(ast.parse(source))
+        if isinstance(called.value, ast.Name)
+        and (called.value.id, called.attr) in (("json", "loads"), ("json", "load"))
+        and "json.dumps" not in ast.unparse(node.args[0])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("os.replace(a, b)", True),
+        ("partial.replace(out)", True),
+        ("Path(a).rename(b)", True),
+        ("shutil.move(a, b)", True),
+        ("text.replace('a', 'b')", False),
+        ("dataclasses.replace(record)", False),
+        ("replace(record, a=1)", False),
+    ],
+)
+def test_the_search_for_names_finds_them(line, is_found):
+    assert renames(line) == [1] * is_found
+
+
+def test_one_module_gives_files_their_names():
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in SOURCES
+        for line in renames(path.read_text("utf-8"))
+        if str(path.relative_to(ROOT)) not in MAY_RENAME
+    }
+    assert found == set(), "use moegeom.core.files.write_whole or move_folder"
+
+
+def test_toml_and_parquet_of_others_are_parsed_within_bounds():
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in SOURCES
+        for line in opens_by_name(path.read_text("utf-8"), UNBOUNDED)
+        if str(path.relative_to(ROOT)) not in MAY_PARSE
+    }
+    assert found == set(), "use moegeom.core.documents or moegeom.core.parquet"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("path.open('rb')", True),
+        ("path.open(encoding='utf-8')", True),
+        ("Path(a).read_bytes()", True),
+        ("path.read_text('utf-8')", True),
+        ("open(path)", True),
+        ("os.open(path, flags)", True),
+        ("np.load(path)", True),
+        ("pq.ParquetFile(path)", True),
+        ("zipfile.ZipFile(path)", True),
+        ("store.read_bytes(name, 0, 8)", False),
+        ("archive.open(info)", False),
+        ("scheme.open(location)", False),
+        ("path.open('wb')", False),
+        ("path.open('a', encoding='utf-8')", False),
+        ("open_regular(path)", False),
+    ],
+)
+def test_the_search_for_opened_files_finds_them(line, is_found):
+    assert opened(line) == [1] * is_found
+
+
+def test_files_of_others_are_opened_where_pipes_and_devices_are_refused():
+    found = {str(path.relative_to(ROOT)) for path in SOURCES if opened(path.read_text("utf-8"))}
+    assert found == set(MAY_OPEN), "use moegeom.core.files.open_regular or read_regular"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("json.loads(text)", True),
+        ("json.load(file)", True),
+        ("json.loads(json.dumps(plan))", False),
+        ("parse_json(raw)", False),
+    ],
+)
+def test_the_search_for_parsed_json_finds_it(line, is_found):
+    assert parsed_json(line) == [1] * is_found
+
+
+def test_json_of_others_is_parsed_within_bounds():
+    found = {
+        str(path.relative_to(ROOT)) for path in SOURCES if parsed_json(path.read_text("utf-8"))
+    }
+    assert found == set(MAY_PARSE_JSON), "use moegeom.core.documents.parse_json"
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for name in {posix!r}:
+    sys.modules[name] = None  # an import of it fails, as on Windows
+# what a library needs of the system it asks for itself, and does without on Windows
+absent = []
+for package in ("moegeom", "moegeom_cli"):
+    found = importlib.import_module(package)
+    for module in pkgutil.walk_packages(found.__path__, package + "."):
+        if module.name.endswith("__main__"):
+            continue
+        try:
+            importlib.import_module(module.name)
+        except ImportError as error:
+            if any(name in str(error) for name in {posix!r}):
+                absent.append((module.name, str(error)))
+            elif not {optional!r}.intersection(str(error).replace("'", " ").split()):
+                raise
+print(absent)
+sys.exit(bool(absent))
+"""
+
+#: Libraries of extras, which may be missing.
+OPTIONAL = ("cupy", "cuda", "torch", "transformers", "tensorboard", "huggingface_hub", "fsspec")
+
+
+def test_every_module_is_imported_without_what_only_posix_has():
+    code = IMPORT_ALL.format(posix=POSIX, optional=set(OPTIONAL))
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,0 +1,386 @@
+"""Every command that takes tokens, on every kind of token file and stage, in every format.
+
+The lists of commands, sources, stages, dialects and formats are those of the program, so that a new
+one is tested without being named here, or fails because nobody says how to write such a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from moegeom.core.tokens import TokenColumns, TopLogits
+from moegeom.tokens.dialect import DIALECTS
+from moegeom.tokens.source import SOURCES
+from moegeom.tokens.stages import STAGE_TENSORS
+from moegeom.tokens.writer import RecordingWriter
+from moegeom_cli.command import COMMANDS
+from tests.unit.tokens.dialects.test_counts import WRITERS as COUNT_WRITERS
+from tests.unit.tokens.dialects.written import EXPERTS, FIRST, NUM_LAYERS, TOP_K, Written
+from tests.unit.tokens.dialects.written import WRITERS as TRACE_WRITERS
+
+NUM_TOKENS, DOCUMENT = 96, 12
+
+#: Stages whose files hold one array per router, which is what foreign files can hold.
+PLAIN = tuple(stage for stage, tensors in STAGE_TENSORS.items() if len(tensors) == 1)
+
+
+#: The shape that traces of the tests have: layer 0 is dense.
+SHAPE = {"hidden": 32, "experts": EXPERTS, "top_k": TOP_K}
+
+
+def write_model(path: Path) -> Path:
+    """Routers in the layers that traces name, with random rows."""
+    random = np.random.default_rng(1)
+    tensors = {}
+    for layer in range(FIRST, NUM_LAYERS):
+        rows = random.standard_normal((EXPERTS, SHAPE["hidden"])) / 6
+        tensors[f"model.layers.{layer}.mlp.gate.weight"] = rows.astype(np.float32)
+        gain = 1 + 0.1 * random.standard_normal(SHAPE["hidden"])
+        tensors[f"model.layers.{layer}.post_attention_layernorm.weight"] = gain.astype(np.float32)
+    config = {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": NUM_LAYERS,
+        "hidden_size": SHAPE["hidden"],
+        "rms_norm_eps": 1e-6,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(range(FIRST)),
+    }
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of the model at every stage, and what it chose."""
+
+    columns: TokenColumns
+    values: dict[str, dict[str, np.ndarray]]
+    chosen: dict[str, np.ndarray]
+
+    @property
+    def document(self) -> np.ndarray:
+        return self.columns.document.astype(np.int64)
+
+    def arrays(self, stage: str, documents: bool) -> dict[str, np.ndarray]:
+        held = {router.replace("/", "."): array for router, array in self.values[stage].items()}
+        told = {"document": self.document, "token_id": self.columns.token_id}
+        return held | (told if documents else {})
+
+    def requests(self) -> list[Written]:
+        """As engines keep them: a column for the dense layer, no row for the last token."""
+        ids = np.stack([np.zeros_like(first := next(iter(self.chosen.values())))] * FIRST, axis=1)
+        ids = np.concatenate([ids, np.stack(list(self.chosen.values()), axis=1)], axis=1)
+        assert len(first) == NUM_TOKENS
+        found = []
+        for document in np.unique(self.document):
+            rows = self.document == document
+            texts = self.columns.token_id[rows].astype(np.int64)
+            found.append(Written(f"req-{document}", ids[rows][:-1], texts, num_prompt=5))
+        return found
+
+
+def make_tokens(model: Path) -> Tokens:
+    from moegeom.checkpoint.open import open_checkpoint
+    from moegeom.router.load import load_routers
+
+    random = np.random.default_rng(2)
+    values = {stage: {} for stage in PLAIN}
+    for router in load_routers(open_checkpoint(model)).routers:
+        before = random.standard_normal((NUM_TOKENS, SHAPE["hidden"]))
+        before *= np.exp(random.normal(size=(NUM_TOKENS, 1)))  # norm inputs differ in length
+        rms = np.sqrt((before**2).mean(axis=1, keepdims=True) + 1e-6)
+        values["pre_norm"][router.name] = before.astype(np.float32)
+        inputs = (before / rms * router.gain).astype(np.float32)
+        values["router_input"][router.name] = inputs
+        logits = inputs @ router.weight.T.astype(np.float32)
+        values["logits"][router.name] = logits
+        values["ids"][router.name] = np.argsort(-logits, axis=1)[:, :TOP_K].astype(np.int32)
+    token = np.arange(NUM_TOKENS)
+    columns = TokenColumns(
+        document=token // DOCUMENT,
+        position=(token % DOCUMENT).astype(np.int32),
+        token_id=random.integers(5, 30_000, NUM_TOKENS).astype(np.int32),
+        domain=(token // DOCUMENT % 2).astype(np.int16),
+    )
+    return Tokens(columns, values, values["ids"])
+
+
+def write_recording(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
+    top = {
+        name: TopLogits(
+            np.take_along_axis(found, np.argsort(-found)[:, :10], 1),
+            np.argsort(-found)[:, :10].astype(np.int32),
+        )
+        for name, found in tokens.values["logits"].items()
+    }
+    values = top if stage == "top_logits" else None if stage == "ids" else tokens.values[stage]
+    with RecordingWriter(
+        path,
+        stage,
+        tuple(tokens.chosen),
+        engine="test",
+        domains=("code", "prose"),
+    ) as writer:
+        writer.append(tokens.columns, values, tokens.chosen)
+    return path
+
+
+def write_npy(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
+    np.save(path.with_suffix(".npy"), tokens.values[stage]["text/1"])
+    return path.with_suffix(".npy")
+
+
+def write_npz(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
+    np.savez(path.with_suffix(".npz"), **tokens.arrays(stage, documents))
+    return path.with_suffix(".npz")
+
+
+def write_safetensors(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
+    arrays = {key: np.ascontiguousarray(a) for key, a in tokens.arrays(stage, documents).items()}
+    save_file(arrays, path.with_suffix(".safetensors"))
+    return path.with_suffix(".safetensors")
+
+
+def write_parquet(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
+    columns = {
+        key: pa.array(list(a)) if a.ndim == 2 else pa.array(a)
+        for key, a in tokens.arrays(stage, documents).items()
+    }
+    pq.write_table(pa.table(columns), path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+def write_pt(path: Path, tokens: Tokens, stage: str, documents: bool) -> Path:
+    held = {key: torch.from_numpy(a.copy()) for key, a in tokens.arrays(stage, documents).items()}
+    torch.save(held, path.with_suffix(".pt"))
+    return path.with_suffix(".pt")
+
+
+def write_trace(path: Path, tokens: Tokens, dialect: str, documents: bool) -> Path:
+    if dialect in COUNTS:
+        file, write, _ = COUNT_WRITERS[COUNTS[dialect]]
+        counts = np.stack(
+            [np.bincount(a.ravel(), minlength=EXPERTS) for a in tokens.chosen.values()]
+        )
+        path.mkdir()
+        write(path / file, counts[None])
+        return path / file
+    one = next(one for one in TRACE_WRITERS.values() if one.dialect == dialect)
+    path.mkdir()
+    one.write(path / one.file, tokens.requests())
+    return path / one.file
+
+
+#: Dialects that hold counts, by name, and who writes them.
+COUNTS = {"llama_imatrix": "imatrix", "sglang_recorder": "sglang", "megatron_counts": "megatron"}
+
+WRITE: dict[str, Callable[[Path, Tokens, str, bool], Path]] = {
+    "recording": write_recording,
+    "npy": write_npy,
+    "npz": write_npz,
+    "safetensors": write_safetensors,
+    "parquet": write_parquet,
+    "pt": write_pt,
+    "trace": write_trace,
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One token file: its kind, its stage (of a trace, the dialect), whether it has documents."""
+
+    kind: str
+    stage: str
+    documents: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.stage}{'' if self.documents else '-bare'}"
+
+    @property
+    def options(self) -> list[str]:
+        told = [] if self.kind in ("recording", "trace") else ["--stage", self.stage]
+        return [*told, "--layers", "1"] if self.kind == "npy" else told
+
+    @property
+    def is_counted(self) -> bool:
+        return self.kind == "trace" and self.stage in COUNTS
+
+    @property
+    def has_choices(self) -> bool:
+        return self.kind == "recording" or (self.holds("ids") and not self.is_counted)
+
+    @property
+    def has_documents(self) -> bool:
+        return self.documents and self.stage not in WITHOUT_REQUESTS and not self.is_counted
+
+    def holds(self, *stages: str) -> bool:
+        return ("ids" if self.kind == "trace" else self.stage) in stages
+
+
+#: Dialects of traces that do not say which rows are one text.
+WITHOUT_REQUESTS = {one.dialect for one in TRACE_WRITERS.values() if "batches" in one.kinds}
+
+WAYS = [
+    *(Way("recording", stage) for stage in STAGE_TENSORS),
+    *(Way("npy", stage, documents=False) for stage in PLAIN),
+    *(Way("npz", stage, documents=False) for stage in PLAIN),
+    *(
+        Way(kind, stage)
+        for kind, stage in itertools.product(("npz", "safetensors", "parquet", "pt"), PLAIN)
+    ),
+    *(Way("trace", dialect) for dialect in DIALECTS.names()),
+]
+
+
+def one_side(command: str, *more: str) -> Callable[[Path, list[str]], list[str]]:
+    return lambda file, told: [command, "model", "--tokens", str(file), *told, *more]
+
+
+def two_sides(command: str, *more: str) -> Callable[[Path, list[str]], list[str]]:
+    def arguments(file: Path, told: list[str]) -> list[str]:
+        again = file.with_name(f"again-{file.name}")
+        if not again.exists():
+            (shutil.copytree if file.is_dir() else shutil.copy)(file, again)
+        both = ["--tokens", str(file), "--tokens", str(again)]
+        return [command, "model", "model", *both, *told, *more]
+
+    return arguments
+
+
+#: What each command is given, and the files that it must read; others it must refuse in words.
+COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way], bool]]] = {
+    "scan": (one_side("scan"), lambda way: True),
+    "check": (one_side("check"), lambda way: True),
+    "track": (one_side("track", "--layers", "1"), lambda way: True),
+    "diff": (two_sides("diff", "--layers", "1"), lambda way: True),
+    "boundary-report": (
+        one_side("boundary-report", "--arith", "bf16", "--layers", "1"),
+        lambda way: way.holds("router_input", "pre_norm"),
+    ),
+    "cells": (
+        one_side("cells", "--layers", "1", "--subspace", "pca:2"),
+        lambda way: way.holds("router_input", "pre_norm"),
+    ),
+    "balance": (
+        one_side("balance", "--layers", "1"),
+        lambda way: way.holds("router_input", "pre_norm", "logits"),
+    ),
+    "explain": (
+        one_side("explain", "--other", "run_b", "--layers", "1"),
+        lambda way: way.has_documents and way.kind != "trace",
+    ),
+    "signoff": (two_sides("signoff"), lambda way: way.has_documents and way.has_choices),
+}
+
+
+def taking_tokens() -> set[str]:
+    """Commands with an option --tokens that names files."""
+    modules = {
+        name: importlib.import_module(f"moegeom_cli.commands.{name}") for name in COMMANDS.names()
+    }
+    return {
+        name.replace("_", "-")
+        for name, module in modules.items()
+        if "tokens" in inspect.signature(module.run).parameters
+    }
+
+
+def test_the_lists_of_this_file_leave_nothing_out():
+    assert taking_tokens() == set(COMMAND)
+    assert set(SOURCES.names()) == set(WRITE)
+    written = {one.dialect for one in TRACE_WRITERS.values()} | set(COUNTS)
+    assert set(DIALECTS.names()) == written
+
+
+@dataclass(frozen=True)
+class Files:
+    """A model, the token file of each way, and a recording of another run; written once."""
+
+    model: Path
+    run_b: Path
+    way: dict[Way, Path]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Files:
+    folder = tmp_path_factory.mktemp("ways")
+    model = write_model(folder / "model")
+    tokens = make_tokens(model)
+    last = list(tokens.chosen)[-1]
+    other = tokens.chosen | {last: np.roll(tokens.chosen[last], 1, axis=0)}
+    run_b = write_recording(
+        folder / "run_b", Tokens(tokens.columns, tokens.values, other), "ids", True
+    )
+    return Files(
+        model,
+        run_b,
+        {w: WRITE[w.kind](folder / w.name, tokens, w.stage, w.documents) for w in WAYS},
+    )
+
+
+def refuse_constant(name: str):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def faults(shown: dict[str, dict[str, str]]) -> list[str]:
+    """What no screen may show, whatever was measured."""
+    found = []
+    for form, by_width in shown.items():
+        for columns, text in by_width.items():
+            place = f"{form} at {columns}"
+            if form == "json":
+                json.loads(text, parse_constant=refuse_constant)
+                continue
+            found += [
+                f"{place}: {line}"
+                for line in text.splitlines()
+                if WRONG.search(line)
+                or (form == "table" and len(line) > int(columns) and not COPIED.match(line))
+            ]
+    return found
+
+
+#: Words of Python, and control characters, on a screen.
+WRONG = re.compile(r"\bNone\b|\bnan\b|NoneType|Traceback|<[a-z_.]+ object|[\x00-\x08\x0b-\x1f\x7f]")
+
+#: Lines that may be longer than the screen, since they are copied as they are.
+COPIED = re.compile(r"\s*(next|repair|record|then)?:?\s*(moegeom |results  )|\S+$")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("command", COMMAND)
+def test_a_command_reads_this_file_or_says_why_not(moegeom, files, tmp_path, command, way):
+    (tmp_path / "model").symlink_to(files.model)
+    (tmp_path / "run_b").symlink_to(files.run_b)
+    arguments, reads = COMMAND[command]
+    ran = moegeom(tmp_path, *arguments(files.way[way], way.options), everything=True)
+    if ran.code in (2, 3):
+        assert not reads(way), ran.err
+        assert ran.err.startswith("error: ")
+        assert not WRONG.search(ran.err.replace("\n", ""))
+        assert not list(tmp_path.glob("runs/*")), "a refusal leaves nothing behind"
+        return
+    assert ran.code in (0, 1, 4), ran.err
+    assert reads(way), "this worked although the list says that it cannot"
+    assert faults(json.loads(ran.out)) == []

@@ -1,0 +1,54 @@
+"""The two lines of docs/recordings.md, "I have router_logits", against the recorded inputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.router.load import load_routers
+from moegeom.tokens.open import open_tokens
+
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced"
+CHECKPOINT, RECORDED = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
+
+
+def test_the_tuple_of_a_model_tells_what_its_inputs_tell(moegeom, tmp_path):
+    recorded = open_tokens(RECORDED)
+    routers = load_routers(open_checkpoint(str(CHECKPOINT))).routers
+    tokens = recorded.facts.num_tokens
+    logits = tuple(
+        torch.from_numpy(recorded.read_values(router.name, 0, tokens) @ router.weight.T)
+        for router in routers
+    )
+    torch.save(logits, tmp_path / "logits.pt")
+    np.savez(tmp_path / "named.npz", **{f"layer{i}": t.numpy() for i, t in enumerate(logits)})
+
+    def scanned(name, *options):
+        arguments = ("--tokens", name, *options, "--out", f"{Path(name).stem}.out")
+        return moegeom(tmp_path, "scan", str(CHECKPOINT), *arguments, "--format", "json")
+
+    def layers(ran):
+        assert ran.code == 0, ran.err
+        rows = json.loads(ran.out)["layers"]
+        return {
+            r["router"]: r for r in rows if (r["variant"], r["population"]) == ("as_stored", "all")
+        }
+
+    by_inputs = layers(scanned(str(RECORDED)))
+    by_logits = layers(scanned("logits.pt", "--stage", "logits"))
+    assert by_logits.keys() == by_inputs.keys()
+    for router, row in by_logits.items():
+        for column in ("load_cv_ddof0", "margin_p50", "boundary_distance_p50"):
+            np.testing.assert_allclose(row[column], by_inputs[router][column], rtol=1e-3)
+
+    refused = scanned("named.npz", "--stage", "logits")
+    assert refused.code == 3
+    assert "Add --map 'layer{i}=text/{i}'." in refused.err
+    mapped = layers(scanned("named.npz", "--stage", "logits", "--map", "layer{i}=text/{i}"))
+    assert {r: row["margin_p50"] for r, row in mapped.items()} == {
+        r: row["margin_p50"] for r, row in by_logits.items()
+    }

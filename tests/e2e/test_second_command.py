@@ -1,0 +1,106 @@
+"""What a person types next: the same again, the same with an option, another model of that name."""
+
+import re
+import shlex
+import shutil
+
+
+def results_of(ran) -> str:
+    (line,) = (line for line in ran.out.splitlines() if line.startswith("results "))
+    return line.split(maxsplit=1)[1]
+
+
+def without_time(text: str) -> str:
+    return re.sub(r"[\d.]+ m?s\b", "", text)
+
+
+def test_the_same_command_prints_the_results_that_are_there(moegeom, place):
+    first = moegeom(place, "scan", "model", "--tokens", "rec")
+    again = moegeom(place, "scan", "model", "--tokens", "rec")
+    assert (first.code, again.code) == (0, 0)
+    assert again.out == first.out
+    out = results_of(first)
+    assert again.err == (f"{out}: the results of this very request; --overwrite measures again.\n")
+    assert [path.name for path in (place / "runs").iterdir()] == [out.removeprefix("runs/")]
+
+
+def test_overwrite_measures_again_and_leaves_nothing_else(moegeom, place):
+    first = moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out")
+    before = (place / "out/run.json").stat().st_ino
+    again = moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out", "--overwrite")
+    assert (again.code, again.err) == (0, "")
+    assert without_time(again.out) == without_time(first.out)
+    assert (place / "out/run.json").stat().st_ino != before
+    assert [path.name for path in place.glob("out*")] == ["out"]
+
+
+def test_every_request_has_a_folder_of_its_own(moegeom, place, world):
+    shutil.copytree(world.folder / "model", place / "b" / "model")
+    asked = [
+        ("scan", "model"),
+        ("scan", "model", "--tokens", "rec"),
+        ("scan", "model", "--tokens", "rec", "--layers", "1", "--per-token"),
+        ("scan", "model", "--tokens", "rec", "--seed", "3"),
+        ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
+        ("scan", "b/model"),
+    ]
+    ran = [moegeom(place, *arguments) for arguments in asked]
+    assert [one.code for one in ran] == [0] * len(asked), [one.err for one in ran]
+    assert len(list((place / "runs").iterdir())) == len(asked)
+
+
+def test_results_of_another_request_are_named_and_stay(moegeom, place):
+    moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out")
+    other = moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out", "--seed", "4")
+    assert other.code == 2
+    assert other.err == (
+        "error: out holds the results of another request: seed differ.\n"
+        "  hint: Choose another --out, or replace them with --overwrite.\n"
+    )
+    more = ("--seed", "4", "--overwrite")
+    assert moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out", *more).code == 0
+
+
+def test_what_is_no_results_is_never_replaced(moegeom, place):
+    (place / "thesis").mkdir()
+    (place / "thesis" / "chapter.tex").write_text("ten years of work")
+    for command in (
+        ("scan", "model", "--out", "thesis", "--overwrite"),
+        (
+            "cells",
+            "model",
+            "--layer",
+            "0",
+            "--subspace",
+            "random:2",
+            "--out",
+            "thesis",
+            "--overwrite",
+        ),
+    ):
+        ran = moegeom(place, *command)
+        assert ran.code == 2, command
+        assert "not replaced" in ran.err
+    assert (place / "thesis" / "chapter.tex").read_text() == "ten years of work"
+
+
+def test_every_command_after_next_runs_as_it_is_printed(moegeom, place, world):
+    """On screens of a damaged model, where findings have something to say next."""
+    shown = [
+        moegeom(place, "scan", "model", "--tokens", "rec").out,
+        moegeom(place, "scan", "model").out,
+        moegeom(place, "check", "model", "--tokens", "rec").out,
+        moegeom(place, "check", "model").out,
+        moegeom(place, "signoff", "model", "model").out,
+    ]
+    said = {
+        found[1]
+        for text in shown
+        for line in text.splitlines()
+        if (found := re.match(r"\s*next:?\s+(moegeom .*)", line))
+    }
+    assert said, "these screens have something to say next"
+    for line in sorted(said):
+        assert not re.search(r"\b(CKPT|REC|FILE|TOKENS|OUT)\b", line), line
+        ran = moegeom(place, *shlex.split(line)[1:])
+        assert ran.code in (0, 1, 4), (line, ran.err)

@@ -1,0 +1,212 @@
+"""Uses mutated inputs one after the other and says of each how it ended, in a line of JSON.
+
+Run by itself (``python -m tests.fuzz.worker``), so that it can die of an input without taking the
+tests along, and so that time and memory are those of moegeom alone. One input again, number 31 of
+``run.json``: ``python -m tests.fuzz.worker '[["run.json", 31, 32, "/tmp/again/sound"]]'``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.mutations import mutated
+
+SECONDS = 2.0
+MEGABYTES = 512
+
+#: How long an input may wait or compute before it is given up.
+_STUCK = 10.0
+
+#: Beyond the memory of the process at its start; what a file asks for must not harm the machine.
+_ADDRESS_SPACE = 3 << 30
+
+_LONGEST_MESSAGE = 4000
+
+
+class _Stuck(BaseException):
+    """An input that waits, or that computes for too long."""
+
+
+def _odd_files() -> dict[str, Callable[[Path], None]]:
+    """What else may stand where a file is expected."""
+    return {
+        "folder": lambda path: path.mkdir(),
+        "pipe": os.mkfifo,
+        "loop": lambda path: path.symlink_to(path.name),
+        "dangling": lambda path: path.symlink_to("nowhere/at/all"),
+        "device": lambda path: path.symlink_to("/dev/zero"),
+        "empty": lambda path: path.touch(),
+        "gone": lambda path: None,
+    }
+
+
+def _mutate(path: Path, language: str, draw: random.Random) -> str:
+    """Change one file; returns what was done."""
+    if draw.random() < 0.02:
+        what, make = draw.choice(sorted(_odd_files().items()))
+        path.unlink()
+        make(path)
+        return what
+    path.write_bytes(mutated(path.read_bytes(), language, draw))
+    return f"{path.stat().st_size} bytes"
+
+
+def _outcome(use: Callable[[], None]) -> tuple[str, str]:
+    """``value``, ``error``, or the name of what else happened, with the place."""
+    from moegeom.core.errors import InternalError, MoeGeomError
+
+    try:
+        use()
+    except InternalError as error:
+        return "InternalError", str(error)[:300]
+    except MoeGeomError as error:
+        length = len(str(error))
+        return ("error", "") if length < _LONGEST_MESSAGE else ("long message", str(error)[:300])
+    except _Stuck as error:
+        return "stuck", _place(error)
+    except BaseException as error:
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise
+        return type(error).__name__, f"{_place(error)}: {str(error)[:200]}"
+    return "value", ""
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of moegeom that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/moegeom/" in f.filename] or frames
+    return f"{own[-1].filename.rpartition('/moegeom/')[2]}:{own[-1].lineno}"
+
+
+class _Meter:
+    """Processor time and memory of each use, with as few calls of the system as that takes."""
+
+    def __init__(self) -> None:
+        self._resident = 0
+
+    def start(self) -> None:
+        """What is held now is not counted as that of the inputs to come."""
+        self._resident = (
+            int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        )
+        # an input may wait or compute where no signal is listened to
+        faulthandler.dump_traceback_later(6 * _STUCK, exit=True)
+
+    def measured(self, use: Callable[[], None], size: int) -> dict[str, Any]:
+        """How the use of files of ``size`` bytes ended, and what it took."""
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            signal.setitimer(signal.ITIMER_REAL, _STUCK)
+            try:
+                outcome, detail = _outcome(use)
+            except _Stuck as error:
+                outcome, detail = "stuck", _place(error)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        is_more = after.ru_maxrss > before.ru_maxrss
+        megabytes = max((after.ru_maxrss << 10) - self._resident, 0) >> 20 if is_more else 0
+        if outcome in ("value", "error"):
+            if caught:
+                first = caught[0]
+                place = f"{first.filename.rpartition('/')[2]}:{first.lineno}"
+                outcome, detail = "warning", f"{place}: {str(first.message)[:200]}"
+            elif seconds > SECONDS:
+                outcome = "slow"
+            elif megabytes > MEGABYTES + (size >> 20):
+                outcome = "large"
+        taken = {"seconds": round(seconds, 4), "megabytes": megabytes}
+        return {"outcome": outcome, "detail": detail} | taken
+
+
+def _nobody_listens(host: Any, *_: Any, **__: Any) -> Any:
+    raise socket.gaierror(f"no address of {host!r}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def run(kind_name: str, first: int, stop: int, sound: Path, say: Callable[[Any], None]) -> None:
+    """Inputs ``first`` to ``stop`` of one kind; what is sound is written to ``sound`` at first."""
+    from tests.fuzz.kinds import KINDS
+
+    kind = KINDS[kind_name]
+    if not sound.exists():
+        sound.mkdir(parents=True)
+        kind.build(sound)
+    folder = sound.with_name("used")
+    _remove(folder)
+    shutil.copytree(sound, folder)
+    outcome, detail = _outcome(lambda: kind.use(folder, random.Random(0)))
+    if (outcome == "value") is kind.is_refused:
+        raise AssertionError(f"{kind_name}: what was built is no sound input: {outcome} {detail}")
+    targets = {
+        path.relative_to(sound): language
+        for glob, language in kind.targets.items()
+        for path in sound.glob(glob)
+        if path.is_file()
+    }
+    meter = _Meter()
+    for number in range(first, stop):
+        if (number - first) % 50 == 0:
+            meter.start()
+        if kind.writes:
+            _remove(folder)
+            shutil.copytree(sound, folder)
+        draw = random.Random(f"{kind_name} {number}")
+        name = draw.choice(sorted(targets))
+        done = _mutate(folder / name, targets[name], draw)
+        size = sum(path.lstat().st_size for path in folder.rglob("*"))
+        found = meter.measured(lambda: kind.use(folder, draw), size)  # noqa: B023 - used at once
+        say({"kind": kind_name, "number": number, "done": f"{name}: {done}"} | found)
+        if not kind.writes:
+            _remove(folder / name)
+            shutil.copyfile(sound / name, folder / name)
+
+
+def main() -> None:
+    """Takes ``[[kind, first, stop, folder], ...]`` as JSON, and writes a line for each input."""
+    work = json.loads(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+
+    def alarm(*_: Any) -> None:
+        raise _Stuck
+
+    def say(found: Any) -> None:
+        print(json.dumps(found), file=out, flush=True)
+
+    signal.signal(signal.SIGALRM, alarm)
+    socket.getaddrinfo = _nobody_listens  # type: ignore[assignment]
+    os.environ["COLUMNS"] = "100"
+    warnings.simplefilter("ignore")
+    import tests.fuzz.kinds  # noqa: F401 - before the limit: libraries map much and use little
+
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + _ADDRESS_SPACE, hard))
+    for kind, first, stop, folder in work:
+        run(kind, first, stop, Path(folder), say)
+
+
+if __name__ == "__main__":
+    main()

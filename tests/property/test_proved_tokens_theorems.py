@@ -1,0 +1,204 @@
+"""A token that is proved to keep its experts keeps them, however an engine rounds and adds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
+from moegeom.geometry.number_format import rounded_to
+from moegeom.geometry.selection.route import route
+from moegeom.kernels.table import load_kernels
+from moegeom.scan.float_bound import float_bound
+from moegeom.scan.prepared import prepare
+from moegeom.scan.switching import Reference, switch_of
+from moegeom.variants.arithmetic import arithmetic, arithmetic_names
+from moegeom.variants.emulated import emulate
+
+SEEDS = st.integers(0, 2**32 - 1)
+KERNELS = load_kernels("cpu")
+EXPERTS, WIDTH, TOKENS = 8, 48, 64
+
+GROUPS = GroupMask(4, 2, "top2_sum", -np.inf)
+MAPS = (
+    LogitMap(1.0, 30.0),
+    LogitMap(4.0, np.inf),
+    LogitMap(0.18, 5.0),
+    LogitMap(2.0, 0.5),
+    LogitMap(1.0, 1e-3),
+)
+#: Rules without a map; each is tried behind every map too.
+RULES = {
+    "softmax": Rule(2, "softmax", Weights("scores")),
+    "raw logits": Rule(2, "identity", Weights("scores")),
+    "sigmoid": Rule(2, "sigmoid", Weights("scores"), has_logit_bias=True),
+    "root of softplus": Rule(2, "sqrt_softplus", Weights("scores")),
+    "sigmoid with bias": Rule(2, "sigmoid", Weights("scores"), has_selection_bias=True),
+    "raw logits with bias": Rule(2, "identity", Weights("scores"), has_selection_bias=True),
+    "raw logits in groups": Rule(2, "identity", Weights("scores"), groups=GROUPS),
+    "softmax with bias": Rule(2, "softmax", Weights("scores"), has_selection_bias=True),
+}
+
+
+def drawn(seed: int, rule: Rule, scale: float, bias_scale: float):
+    """A router and inputs whose logits have about the size ``scale``, with near ties among them."""
+    random = np.random.default_rng(seed)
+    weight = random.standard_normal((EXPERTS, WIDTH))
+    near = random.integers(0, EXPERTS, 4)
+    weight[near] = weight[near[::-1]] * (1.0 + 2.0 ** -random.integers(4, 24))
+    values = random.standard_normal((TOKENS, WIDTH))
+    both = 2.0 ** random.uniform(-4, 4)
+    # half the exponent in each, so that products fall out of the range and operands do not
+    root = np.sqrt(scale / np.sqrt(WIDTH))
+    bias = (bias_scale * random.standard_normal(EXPERTS)).astype(np.float32)
+    made = Router(
+        name="text/0",
+        stack="text",
+        layer=0,
+        weight=(weight * root * both).astype(np.float32),
+        rule=rule,
+        provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F32"),
+        logit_bias=bias if rule.has_logit_bias else None,
+        selection_bias=bias if rule.has_selection_bias else None,
+    )
+    return made, (values * root / both).astype(np.float32), random
+
+
+def engine(emulated, values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """What top-k looks at when products are added one by one in a random order."""
+    entering = emulated.inputs(values)
+    logits = np.zeros((len(values), EXPERTS), np.float32)
+    for column in random.permutation(WIDTH):
+        logits += entering[:, [column]] * emulated.columns[[column]]
+    if emulated.logit_bias is not None:
+        logits += emulated.logit_bias.astype(np.float32)
+    how, logit_map = emulated.arithmetic, emulated.router.rule.logit_map
+    if logit_map is None or how.score != "float32":
+        return emulated.compared(logits)
+    # the map step by step in float32, as an engine takes it
+    z = rounded_to(logits, how.output) * np.float32(logit_map.multiplier)
+    if np.isfinite(logit_map.soft_cap):
+        z = np.tanh(z / np.float32(logit_map.soft_cap)) * np.float32(logit_map.soft_cap)
+    plain = dataclasses.replace(emulated.router.rule, logit_map=None)
+    kept = dataclasses.replace(how, output="float32")
+    router = dataclasses.replace(emulated.router, rule=plain)
+    if plain.is_affine and plain.has_selection_bias:
+        return rounded_to(z.astype(np.float64) + emulated.selection_bias, how.selection)
+    return dataclasses.replace(emulated, router=router, arithmetic=kept).compared(z)
+
+
+def proved_tokens(router: Router, values: np.ndarray, name: str, output: str | None):
+    """Which tokens are proved, the reference choice and the engine."""
+    how = (
+        arithmetic(name) if output is None else dataclasses.replace(arithmetic(name), output=output)
+    )
+    emulated = emulate(router, how)
+    logits = values.astype(np.float64) @ router.weight.T.astype(np.float64)
+    if router.logit_bias is not None:
+        logits = logits + router.logit_bias
+    found = route(logits, router.rule, router.selection_bias)
+    before = Reference(values, logits, found.chosen, found.margin, found.weights, None)
+    return switch_of(emulated, before, KERNELS).proved, found.chosen, emulated
+
+
+def keeps(proved, before, emulated, values, random) -> None:
+    """No proved token is chosen otherwise, nor by a tie."""
+    for _ in range(2):
+        compared = engine(emulated, values, random)
+        groups = emulated.router.rule.groups
+        if groups is not None:
+            compared, _ = KERNELS["group_mask"](compared, groups)
+        chosen, margin = KERNELS["top_k"](compared, emulated.router.rule.top_k)
+        same = (np.sort(chosen) == np.sort(before)).all(axis=1)
+        assert same[proved].all()
+        assert (margin[proved] > 0.0).all()
+
+
+#: Exponents of the size of logits: subnormal numbers, usual ones, and the end of the range.
+SIZES = st.one_of(
+    st.integers(-149, -140), st.integers(-150, -120), st.integers(-30, 30), st.integers(100, 130)
+)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rule", RULES)
+@given(
+    seed=SEEDS,
+    size=SIZES,
+    bias=st.integers(-8, 4),
+    name=st.sampled_from(arithmetic_names()),
+    logit_map=st.sampled_from((None, None, *MAPS)),
+    output=st.sampled_from((None, None, "float16", "bfloat16")),
+)
+def test_a_proved_token_never_flips(rule, seed, size, bias, name, logit_map, output):
+    made = dataclasses.replace(RULES[rule], logit_map=logit_map)
+    router, values, random = drawn(
+        seed, made, 2.0**size, 2.0 ** (size + bias) if size < 60 else 1.0
+    )
+    proved, before, emulated = proved_tokens(router, values, name, output)
+    with np.errstate(all="ignore"):
+        keeps(proved, before, emulated, values, random)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("logit_map", [None, *MAPS[:3]], ids=str)
+def test_most_tokens_of_usual_size_are_proved(rule, logit_map):
+    made = dataclasses.replace(RULES[rule], logit_map=logit_map)
+    shares = []
+    for seed in range(5):
+        router, values, _ = drawn(seed, made, 1.0, 0.1)
+        shares.append(proved_tokens(router, values, "float32-blocks", None)[0].mean())
+    assert np.mean(shares) > 0.6
+
+
+@pytest.mark.parametrize("rule", ["softmax", "raw logits"])
+def test_logits_below_the_normal_numbers_are_seldom_proved(rule):
+    """At 2^-147 a logit has three bits: the order of summation decides."""
+    router, values, _ = drawn(1, RULES[rule], 2.0**-147, 1.0)
+    assert not proved_tokens(router, values, "float32-any-order", None)[0].any()
+
+
+@pytest.mark.parametrize("name", ["bias-bf16", "float32-any-order", "megatron-fp64"])
+def test_logits_beyond_the_range_prove_nothing(name):
+    router, values, _ = drawn(1, RULES["raw logits"], 2.0**129, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert not proved_tokens(router, values, name, None)[0].any()
+
+
+def test_a_reached_cap_proves_nothing():
+    """Every logit is beyond 20 caps: an engine sees one number for all of them."""
+    rule = dataclasses.replace(RULES["softmax"], logit_map=LogitMap(1.0, 1e-3))
+    router, values, _ = drawn(1, rule, 1.0, 1.0)
+    router, values = dataclasses.replace(router, weight=np.abs(router.weight)), np.abs(values)
+    assert not proved_tokens(router, values, "float32-blocks", None)[0].any()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rule", RULES)
+@given(seed=SEEDS, size=SIZES, logit_map=st.sampled_from((None, *MAPS)))
+def test_a_margin_beyond_the_float_bound_is_kept_by_every_float32_engine(
+    rule, seed, size, logit_map
+):
+    made = dataclasses.replace(RULES[rule], logit_map=logit_map, groups=None)
+    router, values, random = drawn(seed, made, 2.0**size, 2.0 ** min(size, 4))
+    prepared = prepare(router, with_distances=False)
+    with np.errstate(all="ignore"):
+        logits = values.astype(np.float64) @ router.weight.T.astype(np.float64)
+        logits = logits if router.logit_bias is None else logits + router.logit_bias
+        added = made.is_affine and router.selection_bias is not None
+        if added:
+            logits = logits + router.selection_bias
+        bias = None if added else router.selection_bias
+        found = route(logits, made, bias)
+        norm = np.sqrt((values.astype(np.float64) ** 2).sum(axis=1))
+    bound = float_bound(prepared, norm, logits, found.chosen, found.margin, None)
+    clear = found.margin > bound
+    emulated = emulate(
+        router, dataclasses.replace(arithmetic("float32-any-order"), compared="scores")
+    )
+    with np.errstate(all="ignore"):
+        keeps(clear, found.chosen, emulated, values, random)

@@ -1,0 +1,105 @@
+"""A certificate about an expert holds for every token: behind every map, score, bias and group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
+from moegeom.geometry.effective_rows import effective_rows
+from moegeom.geometry.reachability import Proof, num_decided, reachability
+from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection.score import SCORES
+from moegeom.router.family_file import families, load_family
+
+SEEDS = st.integers(0, 2**32 - 1)
+EXPERTS = 8
+
+
+def of_families() -> dict[str, LogitMap | None]:
+    """The map of every stack of every family: as it is by default, and as a config may set it."""
+    found: dict[str, LogitMap | None] = {"none": None}
+    for name in families():
+        for stack in load_family(name).stacks:
+            multipliers, caps = {stack.multiplier.value}, {np.inf}
+            if stack.multiplier.keys:
+                multipliers |= {4.0, 0.1}
+            if stack.soft_cap.keys:
+                caps |= {0.5, 3.0, 30.0}
+            for multiplier in multipliers - {None}:
+                for cap in caps:
+                    if (multiplier, cap) != (1.0, np.inf):
+                        made = LogitMap(float(multiplier), cap)
+                        found[f"{name} x {multiplier:g} capped at {cap:g}"] = made
+    return found
+
+
+MAPS = of_families()
+GROUPS = (None, GroupMask(4, 2, "max", -np.inf), GroupMask(4, 2, "top2_sum", 0.0))
+
+
+def drawn(seed: int, logit_map: LogitMap | None):
+    """A random router behind a norm, its rule, its biases, and 400 inputs of its ball."""
+    random = np.random.default_rng(seed)
+    hidden = int(random.integers(2, 12))
+    weight = random.standard_normal((EXPERTS, hidden)) * random.uniform(0.02, 1.0)
+    weight += random.standard_normal(hidden) * random.uniform(0.0, 0.5)
+    score, groups = random.choice(sorted(SCORES)), GROUPS[random.integers(len(GROUPS))]
+    offset = random.standard_normal(EXPERTS) * random.choice([0.0, 0.5])
+    bias = random.standard_normal(EXPERTS) * random.uniform(0.0, 2.0)
+    top_k = int(random.integers(1, 5))
+    rule = Rule(top_k, score, Weights("scores"), True, True, groups, logit_map)
+    radius = float(np.sqrt(hidden))
+    points = random.standard_normal((400, hidden))
+    points *= radius / np.linalg.norm(points, axis=1, keepdims=True)
+    points[200:] *= random.random((200, 1))
+    centred = weight - weight.mean(axis=0)
+    ends = np.concatenate([weight, -weight, centred, -centred])
+    ends *= radius / np.linalg.norm(ends, axis=1, keepdims=True)
+    return weight, rule, radius, offset, bias, np.concatenate([points, ends])
+
+
+@pytest.mark.parametrize("name", MAPS)
+@given(seed=SEEDS)
+def test_an_expert_that_a_token_chooses_is_never_certified_unreachable(name, seed):
+    weight, rule, radius, offset, bias, points = drawn(seed, MAPS[name])
+    found = reachability(effective_rows(weight, None), rule, radius, offset, bias)
+    chosen = route(points @ weight.T + offset, rule, bias).chosen
+    beaten = np.array([proof is Proof.beaten for proof in found.proofs])
+    assert not beaten[chosen].any()
+    has = np.zeros((len(points), EXPERTS), dtype=bool)
+    np.put_along_axis(has, chosen, True, axis=1)
+    assert has[:, found.is_certain].all()
+    for expert, others in enumerate(found.beaten_by):
+        assert has[has[:, expert]][:, others].all()
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_the_certificates_of_random_routers_are_not_empty(name):
+    decided = 0
+    for seed in range(200):
+        weight, rule, radius, offset, bias, _ = drawn(seed, MAPS[name])
+        decided += sum(num_decided(effective_rows(weight, None), rule, radius, offset, bias))
+    assert decided > 50
+
+
+@pytest.mark.parametrize("score", ["identity", "sigmoid", "sqrt_softplus"])
+@given(seed=SEEDS)
+def test_behind_a_map_the_certificate_of_two_opposite_rows_is_sharp(score, seed):
+    """Both extremes come with one input, so that the least bias that beats is known."""
+    random = np.random.default_rng(seed)
+    row, radius = random.standard_normal(4), random.uniform(0.1, 2.0)
+    weight = np.stack([row, -random.uniform(0.3, 3.0) * row])
+    logit_map = LogitMap(random.uniform(0.1, 5.0), random.choice([np.inf, 3.0]))
+    rule = Rule(1, score, Weights("scores"), True, logit_map=logit_map)
+    end = radius * row / np.linalg.norm(row)
+    mapped = logit_map.multiplier * (end @ weight.T)
+    if np.isfinite(logit_map.soft_cap):
+        mapped = logit_map.soft_cap * np.tanh(mapped / logit_map.soft_cap)
+    lead = -np.diff(SCORES[score](mapped[None]))[0, 0]
+    for more, expected in ((-1e-6, Proof.point), (1e-6, Proof.beaten)):
+        bias = np.array([0.0, lead + more])
+        found = reachability(effective_rows(weight, None), rule, radius, None, bias)
+        assert found.proofs[0] is expected

@@ -1,0 +1,150 @@
+"""Who is judged does not say how: where a profile counts, and what the screen says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from moegeom.check import CHECKS
+from moegeom.check.profile import DEFAULT, Ignore, LayerLimits, LimitSettings, told
+from moegeom.core.errors import OutputError, UsageError
+from moegeom.report import VERDICT_REPORTERS, View
+from moegeom.studies.gate import GateRequest, gate, lies_with, profile_path
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+
+SOFT = 'select = ["MGG"]\n'
+
+
+@pytest.fixture
+def place(tmp_path):
+    """``ckpt``, with a profile in it, beside an empty folder ``mine``."""
+    shape = SyntheticModel(hidden=16, experts=8, top_k=2, layers=2)
+    write_checkpoint(tmp_path / "ckpt", shape)
+    (tmp_path / "ckpt" / "moegeom.toml").write_text(SOFT)
+    (tmp_path / "ckpt" / "inside").mkdir()
+    (tmp_path / "mine").mkdir()
+    return tmp_path
+
+
+#: Where somebody stands, what is typed there, and whether that place is the checkpoint's.
+STANDS = [
+    ("ckpt", ".", True),
+    ("ckpt", "", True),
+    ("ckpt", "../ckpt", True),
+    ("ckpt", "model.safetensors", True),
+    ("ckpt/inside", "..", True),
+    ("mine", "../ckpt", False),
+    ("mine", "hf://owner/ckpt", False),
+    (".", "ckpt", False),
+    (".", "ckpt/model.safetensors", False),
+    ("link", ".", True),
+    ("link", "../ckpt", True),
+    ("ckpt", "../link", True),
+    ("snapshot", "model.safetensors", True),
+]
+
+
+@pytest.mark.parametrize(("stand", "target", "is_theirs"), STANDS)
+def test_a_folder_that_came_with_the_checkpoint_is_not_the_users(
+    place, monkeypatch, stand, target, is_theirs
+):
+    (place / "link").symlink_to("ckpt")
+    (place / "snapshot").mkdir()  # as the hub's cache has it: files are links into another folder
+    (place / "snapshot" / "model.safetensors").symlink_to("../ckpt/model.safetensors")
+    monkeypatch.chdir(place / stand)
+    (place / stand / "moegeom.toml").write_text(SOFT)
+    assert lies_with(place / stand, target) == is_theirs
+    found = profile_path(GateRequest(target))
+    assert (found is None) == is_theirs
+    named = place / "ckpt" / "moegeom.toml"
+    assert profile_path(GateRequest(target, profile=named)) == named
+
+
+@pytest.mark.parametrize("text", [SOFT, "x = " + "9" * 5000, "[tool", ".".join("a" * 9999)])
+@pytest.mark.parametrize("name", ["moegeom.toml", "pyproject.toml"])
+def test_a_profile_of_the_checkpoint_changes_no_verdict(place, monkeypatch, name, text):
+    (place / "ckpt" / "moegeom.toml").unlink()
+    monkeypatch.chdir(place / "ckpt")
+    expected = gate(GateRequest(".")).verdict
+    (place / "ckpt" / name).write_text(text)
+    found = gate(GateRequest(".")).verdict
+    assert dataclasses.replace(found, profile=()) == expected
+    assert ("is not used" in "".join(found.profile)) == (name == "moegeom.toml")
+
+
+def test_every_report_names_the_profile_and_what_it_changes(place, monkeypatch):
+    monkeypatch.chdir(place)
+    (place / "moegeom.toml").write_text(SOFT + '[severity]\nMGG205 = "note"\n')
+    found = gate(GateRequest("ckpt"))
+    said = found.verdict.profile
+    assert said[0] == str(place / "moegeom.toml")
+    assert said[1].startswith("not judged: MGB")
+    for reporter in VERDICT_REPORTERS.all():
+        text = reporter.render(found.verdict, found.run, View(4000))
+        assert str(place / "moegeom.toml") in text.replace("\\", ""), reporter.name
+        assert "not judged" in text, reporter.name
+    document = json.loads(VERDICT_REPORTERS["json"].render(found.verdict, found.run, View()))
+    assert document["profile"] == list(said)
+
+
+def test_without_a_profile_nothing_is_said_of_one(place, monkeypatch):
+    monkeypatch.chdir(place / "mine")
+    assert gate(GateRequest("../ckpt")).verdict.profile == ()
+
+
+SOFTENED = {
+    "select": (("MGI",), "not judged: MGB"),
+    "family_wise_error": (1e-9, "probability of a false alarm 1e-09, not 0.005"),
+    "severity": ({"MGI101": "note"}, "MGI101 is a note, not a error"),
+    "ignore": ((Ignore("MGI", "known"),), "MGI is accepted: known"),
+    "limits": (
+        {"MGB203": LimitSettings({"fair_shares": 9.0})},
+        "MGB203 fair_shares 9, not 3",
+    ),
+}
+
+#: What can make a gate only stricter, or is no part of the judgement.
+HARMLESS = {"require", "fail_on", "baseline", "thresholds"}
+
+
+def test_every_way_to_soften_a_verdict_is_told():
+    assert told(DEFAULT, CHECKS.all()) == ()
+    fields = {field.name for field in dataclasses.fields(DEFAULT)}
+    assert SOFTENED.keys() | HARMLESS == fields
+    for name, (value, sentence) in SOFTENED.items():
+        profile = dataclasses.replace(DEFAULT, **{name: value})
+        (said,) = told(profile, CHECKS.all())
+        assert sentence.replace("a error", "an error") in said
+    at = LimitSettings({}, (LayerLimits(frozenset({0, 1}), {"fair_shares": 9.0}),))
+    (said,) = told(dataclasses.replace(DEFAULT, limits={"MGB203": at}), CHECKS.all())
+    assert said == "MGB203 fair_shares 9 in layers 0-1, not 3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "9" * 5000,
+        "family_wise_error = 0x" + "f" * 5000,
+        ".".join("a" * 40_000) + " = 1",
+        "[limits.MGB203]\nfair_shares = 0b1" + "0" * 70_000,
+    ],
+)
+def test_a_hostile_profile_is_a_usage_error(place, text):
+    file = place / "mine" / "hostile.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"hostile\.toml"):
+        gate(GateRequest(str(place / "ckpt"), profile=file))
+
+
+def test_a_project_that_is_not_ours_is_not_parsed(place, monkeypatch):
+    """Whatever else a ``pyproject.toml`` holds is no concern of a gate without a profile."""
+    monkeypatch.chdir(place / "mine")
+    (place / "mine" / "pyproject.toml").write_text(".".join("a" * 40_000) + " = 1")
+    assert profile_path(GateRequest("../ckpt")) is None
+
+
+def test_a_baseline_that_cannot_be_written_is_refused_before_anything_is_read(place):
+    with pytest.raises(OutputError, match="cannot be written"):
+        gate(GateRequest("/nowhere", update_baseline=True, baseline=place / "absent" / "b.json"))

@@ -1,0 +1,83 @@
+"""JSON and TOML of others end in values or in a sentence, soon and in little memory."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moegeom.core.documents import MOST_DOTS, DocumentError, parse_json, parse_toml
+
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (".".join("a" * 40_000) + " = 1", "dots"),
+        ("a = 1\n" * 100_000, "characters"),
+        (f"a = {NINES}", "is not TOML"),
+        (f"a = 0x{'f' * 5000}", "beyond 64 bits"),
+        (f"a = [{{b = 0b1{'0' * 64}}}]", "beyond 64 bits"),
+        ("a = " + "[" * 100_000, "nested too deeply"),
+        ("a = 1\na = 2", "is not TOML"),
+    ],
+)
+def test_a_hostile_toml_is_a_sentence_at_once(text, expected):
+    begun = time.process_time()
+    with pytest.raises(DocumentError, match=expected):
+        parse_toml(text)
+    assert time.process_time() - begun < 0.5
+
+
+def test_as_many_dots_as_are_allowed_are_cheap():
+    line = ".".join("a" * (MOST_DOTS + 1))
+    text = "\n".join(f"x{n}.{line[2:]} = 1" for n in range(1000))
+    begun = time.process_time()
+    parse_toml(text)
+    assert time.process_time() - begun < 2.0
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (NINES.encode(), "beyond 64 bits"),
+        (b"[" + b"18446744073709551616]", "beyond 64 bits"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": \xff}', "not UTF-8 at byte 6"),
+        (b"{", "is not JSON"),
+        (b"[" + b"1," * 3_000_000 + b"1]", "values"),
+        (b" " * (1 << 27), "bytes"),
+    ],
+)
+def test_a_hostile_json_is_a_sentence_at_once(raw, expected):
+    begun = time.process_time()
+    with pytest.raises(DocumentError, match=expected):
+        parse_json(raw)
+    assert time.process_time() - begun < 0.5
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(VALUES)
+def test_what_json_writes_comes_back(value):
+    assert parse_json(json.dumps(value).encode()) == value
+
+
+@given(st.text(alphabet="ab.=[]\"'1_\n {},#", max_size=60))
+def test_toml_is_what_the_library_reads(text):
+    try:
+        expected = tomllib.loads(text)
+    except ValueError:
+        with pytest.raises(DocumentError):
+            parse_toml(text)
+    else:
+        assert parse_toml(text) == expected

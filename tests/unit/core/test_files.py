@@ -1,0 +1,303 @@
+"""A file is whole or absent; an unfinished folder is this user's, or it is left alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.core.errors import OutputError, UsageError
+from moegeom.core.files import (
+    WorkFolder,
+    move_folder,
+    open_regular,
+    read_regular,
+    refuse_unwritable,
+    write_whole,
+    writing,
+)
+from moegeom.core.text import quoted
+
+resource = pytest.importorskip("resource", reason="limits of POSIX")
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("é\n", "é\n".encode()), (b"\0\xff", b"\0\xff"), (lambda file: file.write(b"own"), b"own")],
+)
+def test_texts_bytes_and_writers_are_written_alone(tmp_path, content, expected):
+    write_whole(tmp_path / "x", content)
+    write_whole(tmp_path / "x", content)
+    assert (tmp_path / "x").read_bytes() == expected
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_new_file_has_the_rights_that_open_gives(tmp_path):
+    (tmp_path / "opened").write_text("")
+    write_whole(tmp_path / "x", "")
+    write_whole(tmp_path / "own", "", mode=0o600)
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "opened").stat().st_mode
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
+
+
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    (tmp_path / "null").symlink_to(os.devnull)
+    write_whole(tmp_path / "null", "gone")
+    assert names(tmp_path) == ["link", "null", "real"]
+    assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
+
+
+@pytest.mark.parametrize("when", ["write", "fsync", "replace"])
+def test_a_failure_at_any_moment_leaves_what_was_there(tmp_path, monkeypatch, when):
+    (tmp_path / "x").write_text("old")
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    content = "new"
+    if when == "write":
+        content = fail
+    else:
+        monkeypatch.setattr(os, when, fail)
+    with pytest.raises(OutputError, match=r"x: cannot be written \(No space left") as caught:
+        write_whole(tmp_path / "x", content)
+    assert (caught.value.exit_code, caught.value.hint[:9]) == (2, "Make room")
+    monkeypatch.undo()
+    assert (tmp_path / "x").read_text() == "old"
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_file_that_does_not_fit_is_our_error(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OutputError, match="File too large"):
+            write_whole(tmp_path / "x", lambda file: np.savez(file, a=np.ones(10_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["file/x.txt", "absent/x.txt", "", "/proc/x.txt"])
+def test_an_unwritable_output_is_refused_before_and_after(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / name
+    for act in (refuse_unwritable, lambda path: write_whole(path, "")):
+        with pytest.raises(OutputError) as caught:
+            act(path)
+        assert str(path) in caught.value.message
+
+
+def test_refusing_leaves_no_trace(tmp_path):
+    (tmp_path / "old").write_text("old")
+    refuse_unwritable(tmp_path / "old")
+    refuse_unwritable(tmp_path / "new")
+    assert names(tmp_path) == ["old"]
+    assert (tmp_path / "old").read_text() == "old"
+
+
+def test_only_regular_files_are_opened_and_links_only_when_asked(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "."):
+        with pytest.raises(OSError):  # noqa: PT011 - each system has its own sentence
+            open_regular(tmp_path / name)
+    for name, follows in (("file", False), ("link", True)):
+        with open_regular(tmp_path / name, follows) as file:
+            assert file.read() == b"x"
+
+
+def test_a_whole_file_is_read_up_to_its_bound(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_regular(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(OSError, match="more than 4 bytes") as caught:
+        read_regular(tmp_path / "file", 4)
+    assert caught.value.errno == errno.EFBIG
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular(tmp_path / "zeros", 5, follows=True)
+
+
+def test_what_is_in_the_way_gives_way_to_a_file_that_follows_no_link(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "kept").write_text("kept")
+    (tmp_path / "link").symlink_to("kept")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("pipe", "link", "dangling", "null"):
+        write_whole(tmp_path / name, name, follows=False)
+        assert read_regular(tmp_path / name, 100).decode() == name
+    assert (tmp_path / "kept").read_text() == "kept"
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    "found", ["x" * 10**6, ["y" * 9] * 10**5, {"a": {"b": ["c" * 999] * 99}}, 9**4000]
+)
+def test_what_a_file_gives_is_quoted_shortly(found):
+    assert len(quoted(found)) <= 200
+    assert quoted(found, 40)[:2] == repr(found)[:2]
+    assert len(quoted(found, 40)) <= 40
+
+
+def test_what_is_short_is_quoted_as_it_is():
+    for found in ("a", 3, None, [1, 2], {"a": 1}, (4, "x")):
+        assert quoted(found) == repr(found)
+
+
+def test_a_folder_is_moved_to_a_name_that_is_free(tmp_path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "taken").symlink_to("nowhere")
+    with pytest.raises(OutputError, match="taken: cannot be written"):
+        move_folder(tmp_path / "made", tmp_path / "taken")
+    move_folder(tmp_path / "made", tmp_path / "free")
+    assert names(tmp_path) == ["free", "taken"]
+
+
+# ------------------------------------------------------------------------------ unfinished outputs
+
+
+@pytest.fixture
+def work(tmp_path):
+    folder = WorkFolder(tmp_path / "out.partial", "plan.json")
+    yield folder
+    folder.release()
+
+
+def test_a_folder_is_made_for_its_owner_alone_and_goes_with_all_it_holds(tmp_path, work):
+    work.take()
+    assert stat.S_IMODE(work.path.stat().st_mode) == 0o700
+    assert work.plan.read_bytes() == b""
+    (work.path / "parts").mkdir()
+    work.release(is_last=True)
+    assert names(tmp_path) == []
+
+
+def test_what_is_left_is_taken_over_and_never_by_two(tmp_path, work):
+    work.take()
+    write_whole(work.plan, "{}")
+    other = WorkFolder(work.path, "plan.json")
+    with pytest.raises(UsageError, match="being written by another process"):
+        other.take()
+    work.release()
+    other.take()
+    assert other.plan.read_text() == "{}"
+    other.clear()
+    assert other.plan.read_bytes() == b""
+    other.release(is_last=True)
+    assert names(tmp_path) == []
+
+
+def link_to(target):
+    return lambda path: path.symlink_to(target)
+
+
+def a_folder(path):
+    path.mkdir()
+
+
+HOSTILE = {
+    "the lock is a link": ("lock", link_to("../precious")),
+    "the plan is a link": ("plan.json", link_to("../precious")),
+    "a part is a link to a folder": ("parts", link_to("../kept")),
+    "a link deep inside": ("parts/text.0/layers.parquet", link_to("../../../precious")),
+    "the lock is a pipe": ("lock", os.mkfifo),
+    "the plan is a pipe": ("plan.json", os.mkfifo),
+    "the plan is a folder": ("plan.json", a_folder),
+    "a pipe inside": ("snapshots/x.npz", os.mkfifo),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_only_somebody_else_can_have_made_is_refused_and_left_alone(tmp_path, work, name):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("kept")
+    place, make = HOSTILE[name]
+    work.path.mkdir()
+    if place != "plan.json":
+        work.plan.write_text("{}")
+    (work.path / place).parent.mkdir(parents=True, exist_ok=True)
+    make(work.path / place)
+    before = sorted(str(path) for path in work.path.rglob("*"))
+    with pytest.raises(UsageError, match="not gone on with") as caught:
+        work.take()
+    assert "delete it" in caught.value.hint
+    assert sorted(str(path) for path in work.path.rglob("*")) == before
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert (tmp_path / "kept" / "file").read_text() == "kept"
+    assert names(tmp_path) == ["kept", "out.partial", "precious"]
+
+
+@pytest.mark.parametrize("make", [link_to("nowhere"), link_to("."), os.mkfifo, lambda p: p.touch()])
+def test_a_name_that_is_no_folder_is_left_alone(tmp_path, work, make):
+    make(work.path)
+    with pytest.raises(UsageError, match="is no folder"):
+        work.take()
+    assert names(tmp_path) == ["out.partial"]
+
+
+def test_a_folder_of_the_users_own_files_is_left_alone(tmp_path, work):
+    work.path.mkdir()
+    (work.path / "thesis.tex").write_text("years")
+    with pytest.raises(UsageError, match=r"holds no plan\.json"):
+        work.take()
+    assert (work.path / "thesis.tex").read_text() == "years"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
+@pytest.mark.parametrize("place", [".", "plan.json", "parts"])
+def test_what_belongs_to_another_user_is_refused(work, place):
+    work.path.mkdir()
+    work.plan.write_text("{}")
+    (work.path / "parts").mkdir()
+    os.chown(work.path / place, 12345, 12345)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        work.take()
+
+
+def test_of_many_at_once_one_gets_the_folder(tmp_path):
+    """Every one makes a folder and tries to give it the name: one name, one lock, no traces."""
+    folders = [WorkFolder(tmp_path / "out.partial", "plan.json") for _ in range(8)]
+    begin, got = threading.Barrier(len(folders)), []
+
+    def take(folder):
+        begin.wait()
+        try:
+            folder.take()
+        except UsageError:
+            return
+        got.append(folder)
+
+    threads = [threading.Thread(target=take, args=(folder,)) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = got
+    assert names(tmp_path) == ["out.partial"]
+    winner.release(is_last=True)
+    assert names(tmp_path) == []
+
+
+def test_every_error_of_the_system_names_what_was_asked_for(tmp_path):
+    with (
+        pytest.raises(OutputError, match="results: cannot be written"),
+        writing(tmp_path / "results"),
+    ):
+        (tmp_path / "absent" / "file").write_text("")

@@ -1,0 +1,52 @@
+"""There is one 95 %: Student's quantile for the blocks that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import moegeom
+from moegeom.core.intervals import half_width, range_text
+
+SOURCES = Path(moegeom.__file__).parent
+
+#: ``2 * error``, ``1.96 * load_se`` and the like: a range with a factor of its own.
+OF_ITS_OWN = re.compile(
+    r"\b(2(\.0)?|1\.96)\s*\*\s*\w*(error|_se)\b|\b\w*(error|_se)\s*\*\s*(2(\.0)?|1\.96)\b"
+)
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 16, 100])
+def test_the_half_width_is_that_of_student(blocks):
+    low, high = stats.t.interval(0.95, blocks - 1, loc=1.0, scale=0.3)
+    np.testing.assert_allclose(half_width(0.3, blocks), (high - low) / 2.0)
+
+
+@pytest.mark.parametrize("blocks", [None, 0, 1])
+def test_without_a_number_of_blocks_it_is_that_of_the_normal_distribution(blocks):
+    np.testing.assert_allclose(half_width(1.0, blocks), stats.norm.ppf(0.975), rtol=1e-6)
+
+
+def test_a_range_is_printed_from_end_to_end():
+    assert range_text(3.5, 0.1, 16, 1) == "3.3-3.7"
+    assert range_text(0.1, 0.1, 16, 2) == "0.00-0.31"
+
+
+@pytest.mark.parametrize("folder", ["check", "report", "studies", "metrics", "core"])
+def test_no_range_has_a_factor_of_its_own(folder):
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in (SOURCES / folder).rglob("*.py")
+        for line in path.read_text("utf-8").splitlines()
+        if OF_ITS_OWN.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("copy", ["load - 2 * error", "1.96 * row_se", "2.0*standard_error"])
+def test_a_copy_would_be_found(copy):
+    assert OF_ITS_OWN.search(copy)

@@ -1,0 +1,220 @@
+"""Every number that docs/theory.md works out: written there, and given by the code it describes."""
+
+from __future__ import annotations
+
+import re
+from math import exp, log, sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.core.router import Rule, Weights
+from moegeom.geometry.angular import cap_area_log10, cap_constant
+from moegeom.geometry.boundary import boundary_distance, row_distances
+from moegeom.geometry.capacity import expert_capacity
+from moegeom.geometry.cells.cell_bounds import most_cells, zaslavsky
+from moegeom.geometry.cells.hypersimplex import face_counts
+from moegeom.geometry.curved_wall import wall_distance
+from moegeom.geometry.exit_time import face_quantile, log_crossing_probability
+from moegeom.geometry.gram import (
+    best_gram_score,
+    cosines,
+    gram_score,
+    mean_absolute_cosine,
+    random_gram_score,
+    random_gram_score_sd,
+)
+from moegeom.geometry.intrinsic_dimension import participation_ratio, participation_ratio_corrected
+from moegeom.geometry.load import gini, load_cv, load_entropy_nats, max_vio
+from moegeom.geometry.logit_distance import free_logit_distance
+from moegeom.geometry.order_distance import order_distance
+from moegeom.geometry.orders import extra_experts, order_eps, tie_spread
+from moegeom.geometry.pre_norm import boundary_angle
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32
+from moegeom.geometry.score_curve import ScoreCurve
+from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.selection.route import route
+from moegeom.geometry.summation import gamma
+from moegeom.geometry.switch_prediction import spacing, tie_probability
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs/theory.md").read_text("utf-8")
+SECTIONS = dict(re.findall(r"^## (\w+) [^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+
+TRIPLE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+PLACE = np.array([[2.0, 0.5]])
+SCORES = np.array([[3.0, 2.0, 1.9, 1.85, 1.0, 0.2]])
+NEAR = np.array([[1.02, 1.01, 1.0, 0.0]])
+COUNTS = np.array([8, 4, 2, 2])
+
+
+def renormalised():
+    rule = Rule(2, "softmax", Weights("scores", renormalise=True))
+    return list(route(np.array([[2.0, 1.0, 0.0]]), rule).weights[0])
+
+
+def distance():
+    logits = PLACE @ TRIPLE.T
+    rows = row_distances(TRIPLE, np.zeros(3))
+    return boundary_distance(logits, top_k(logits, 1), rows).distance[0]
+
+
+def curved():
+    sigmoid = ScoreCurve("sigmoid")
+    margin = sigmoid.at(1.0).score + 0.1 - sigmoid.at(0.0).score
+    wall = wall_distance(sigmoid, (1.0, 0.0), (1.0, 0.0, 1.0), 0.1)
+    return [margin, wall.upper, margin / (sigmoid.bends.steepest * sqrt(2.0))]
+
+
+def angle():
+    inputs, rows = np.array([[3.0, 1.0]]), np.eye(2)
+    logits = inputs @ rows.T
+    unit_length = np.linalg.norm(inputs, axis=1)
+    return boundary_angle(logits, top_k(logits, 1), rows, np.zeros(2), unit_length)[0]
+
+
+def rows_scored():
+    rows = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]])
+    return gram_score(cosines(rows @ rows.T))
+
+
+def half_of_the_leading_term():
+    area = cap_area_log10(0.5, 7168)
+    return [area, area - log(cap_constant(7168), 10) - 7167 * log(0.5, 10)]
+
+
+def loads():
+    entropy = float(load_entropy_nats(COUNTS))
+    return [load_cv(COUNTS), max_vio(COUNTS), gini(COUNTS), entropy / log(4), exp(entropy)]
+
+
+#: Section -> the numbers as the page prints them, and what the code gives.
+WORKED = {
+    "A1": ("0.731059 0.268941", renormalised),
+    "A2": (
+        "0.1 0.15 1 1 2",
+        lambda: [
+            *(tie_spread(SCORES, 2, n)[0] for n in (1, 2, 3)),
+            *(order_eps(SCORES, 2, eps)[0] for eps in (0.12, 0.16)),
+        ],
+    ),
+    "A3": ("1.06066", lambda: [distance()]),
+    "A4": ("2.06155", lambda: [order_distance(TRIPLE @ PLACE[0], TRIPLE, 1, 2).lower]),
+    "A5": ("0.075", lambda: [free_logit_distance(SCORES, 2, 2)[0]]),
+    "A9": (
+        "0.317311 2.19811",
+        lambda: [
+            exp(log_crossing_probability(np.ones(1), 1.0)[0]),
+            face_quantile(np.ones(1), 0.5)[0],
+        ],
+    ),
+    "A12": ("2 one", lambda: [order_eps(NEAR, 2, 0.05)[0], extra_experts(NEAR, 2, 0.05)[0]]),
+    "B2": ("20 90 120 60 12 1", lambda: face_counts(3, 6)),
+    "B3": ("211 1351", lambda: [zaslavsky(20, 2), zaslavsky(20, 3)]),
+    "B4": ("107 653", lambda: [most_cells(16, 4, 1, False), most_cells(16, 4, 2, False)]),
+    "B10": (
+        "0.0128607 -2159.7463 0.0624 0.129345",
+        lambda: [10 ** cap_area_log10(0.5, 5), *half_of_the_leading_term(), cap_constant(10)],
+    ),
+    "B12": ("39.15", lambda: [participation_ratio_corrected(32.58, 200)]),
+    "D1": (
+        "0.42265 0.6667 0.9116 0.0117",
+        lambda: [
+            rows_scored(),
+            best_gram_score(4, 3, False),
+            random_gram_score(8, 128, False),
+            random_gram_score_sd(8, 128),
+        ],
+    ),
+    "D3": (
+        "0.612372 1 0.3125 0.875 3.3636 80",
+        lambda: [*loads(), expert_capacity(2048, 64, 2, 1.25)],
+    ),
+    "E1": ("0.331059 1.007672 0.936375", curved),
+    "E3": ("0.463648", lambda: [angle()]),
+    "E4": (
+        "0.872 0.0002442",
+        lambda: [
+            tie_probability(np.array([0.001]), spacing(np.array([1.5]), 2.0**-8))[0],
+            gamma(4096, UNIT_FLOAT32),
+        ],
+    ),
+}
+
+
+def worked(section: str) -> list[str]:
+    """Every number behind the words "Worked:" of a section, as it is printed."""
+    text = " ".join(re.findall(r"Worked: ([^\n]*)", SECTIONS[section]))
+    return re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?|\bone\b", text)
+
+
+def test_no_worked_number_is_left_unchecked():
+    sections = {name for name, text in SECTIONS.items() if "Worked:" in text}
+    assert sections == WORKED.keys()
+
+
+@pytest.mark.parametrize("section", WORKED)
+def test_the_code_gives_what_the_page_works_out(section):
+    printed, compute = WORKED[section]
+    on_page = iter(worked(section))
+    for text, value in zip(printed.split(), compute(), strict=True):
+        assert text in on_page, f"{section}: the page does not print {text} here"
+        digits = len(text.partition(".")[2])
+        assert round(float(value), digits) == float({"one": "1"}.get(text, text)), (section, text)
+
+
+def test_the_participation_ratio_is_corrected_by_as_much_as_section_b12_says():
+    found = []
+    for seed in range(60):
+        rows = np.random.default_rng(seed).standard_normal((200, 40))
+        rows -= rows.mean(axis=0)
+        found.append(participation_ratio(rows @ rows.T))
+    corrected = [participation_ratio_corrected(r, 200) for r in found]
+    assert "33.1 on average and of 40.0 corrected" in SECTIONS["B12"]
+    np.testing.assert_allclose([np.mean(found), np.mean(corrected)], [33.1, 40.0], rtol=0.01)
+
+
+def test_what_rounding_leaves_of_a_step_is_the_constant_of_section_e4():
+    assert f"{ROUNDING_RMS:.5f} u" in SECTIONS["E4"]
+
+
+def test_typical_errors_of_sums_are_of_the_size_that_section_e4_says():
+    """In float32, one after the other 0.3 u sqrt(D) |w * y|, in pairs a tenth of that."""
+    draws, width = 400, 4096
+    generator = np.random.default_rng(5)
+    products = generator.standard_normal((draws, width)).astype(np.float32)
+    products *= generator.standard_normal((draws, width)).astype(np.float32)
+    exact = products.astype(np.float64).sum(axis=1)
+    unit = UNIT_FLOAT32 * sqrt(width) * np.linalg.norm(products.astype(np.float64), axis=1)
+    sequential = np.cumsum(products, axis=1, dtype=np.float32)[:, -1]
+    pairs = products
+    while pairs.shape[1] > 1:
+        pairs = pairs[:, 0::2] + pairs[:, 1::2]
+    size = [np.sqrt(np.mean(((s - exact) / unit) ** 2)) for s in (sequential, pairs[:, 0])]
+    np.testing.assert_allclose(size[0], 0.3, rtol=0.15)
+    assert 0.02 < size[1] < 0.06
+
+
+def test_the_nearest_boundary_is_often_not_that_of_ranks_k_and_the_next():
+    """F-07, by counting."""
+    generator = np.random.default_rng(0)
+    for experts, hidden, k in ((16, 64, 4), (128, 128, 8)):
+        rows = generator.standard_normal((experts, hidden))
+        rows *= 1.0 + 0.3 * generator.standard_normal((experts, 1))
+        logits = generator.standard_normal((4000, hidden)) @ rows.T
+        ranked = top_k(logits, k + 1)
+        chosen = np.ascontiguousarray(ranked[:, :k])
+        nearest = boundary_distance(logits, chosen, row_distances(rows, np.zeros(experts))).pair
+        share = (nearest != ranked[:, k - 1 :]).any(axis=1).mean()
+        assert 0.11 < share < 0.17
+
+
+def test_random_rows_are_nearly_as_orthogonal_as_the_paper_calls_high():
+    """F-27: 0.94 against what eight random rows of 128 numbers score, and by mean |cos|."""
+    found = []
+    for seed in range(1000):
+        rows = np.random.default_rng(seed).standard_normal((8, 128))
+        cosine = cosines(rows @ rows.T)
+        found.append((gram_score(cosine), mean_absolute_cosine(cosine)))
+    score, mean = np.array(found).T
+    assert f"{score.mean():.2f} +- {score.std():.2f} by D1, and {1 - mean.mean():.2f}" in PAGE

@@ -1,0 +1,282 @@
+"""Files that inflate, or hold what nobody writes: refused from what they say, before it is made."""
+
+from __future__ import annotations
+
+import bz2
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moegeom.core.errors import MoeGeomError, RecordingError
+from moegeom.tokens.dialect import DIALECTS
+from moegeom.tokens.dialects._encodings import nested_ids
+from moegeom.tokens.npy_arrays import npz_shapes, read_npz
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.reader import open_recording
+from moegeom.tokens.source import KnownRouter
+
+ROUTERS = ("text/0",)
+KNOWN = (KnownRouter("text/0", "text", 0, 8, 2),)
+
+
+def npy(array: np.ndarray) -> bytes:
+    import io
+
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+#: What else may stand where a file is expected.
+_ODD = {
+    "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "loop": lambda path: path.symlink_to(path.name),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("odd", _ODD)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.npy",
+        "a.npz",
+        "a.pt",
+        "a.safetensors",
+        "a.parquet",
+        "a.jsonl",
+        "a.json",
+        "a.log",
+        "a.gguf",
+        "rec/recording.json",
+        "trace/router_trace_rank0.jsonl",
+        "run/moe_rank0.jsonl",
+    ],
+)
+def test_what_is_no_file_is_refused_at_once_by_every_reader(name, odd, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    _ODD[odd](path)
+    started = time.process_time()
+    for dialect in (None, *DIALECTS.names()):
+        stages = ("logits", "ids") if dialect is None else (None,)
+        for stage in (None, *stages):
+            for given_path in {path, tmp_path / name.split("/")[0]}:
+                with pytest.raises(MoeGeomError) as caught:
+                    open_tokens(given_path, stage, routers=ROUTERS, known=KNOWN, dialect=dialect)
+                assert len(str(caught.value)) < 1000
+    assert time.process_time() - started < 10.0
+
+
+def many_names_for_one_stream(path, method: int, content: bytes, size: int, count: int):
+    """An archive whose directory names the same compressed bytes ``count`` times."""
+    name, check = b"a.npy", zlib.crc32(b"")
+    local = struct.pack(
+        "<4sHHHHHIIIHH", b"PK\3\4", 46, 0, method, 0, 33, check, len(content), size, len(name), 0
+    )
+    entry = struct.pack(
+        "<4sHHHHHHIIIHHHHHII",
+        b"PK\1\2", 46, 46, 0, method, 0, 33, check, len(content), size, len(name), 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    head = local + name + content
+    directory = (entry + name) * count
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, count, count, len(directory), len(head), 0)
+    path.write_bytes(head + directory + end)
+
+
+# ------------------------------------------------------------------------------------ npz archives
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_are_stored_or_deflated(tmp_path, method):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.writestr("a.npy", npy(np.zeros((9, 2, 3), np.int32)))
+    assert npz_shapes(tmp_path / "a.npz") == {}
+    with pytest.raises(RecordingError, match="compressed otherwise"):
+        read_npz(tmp_path / "a.npz")
+    with pytest.raises(RecordingError, match="compressed otherwise"):
+        open_tokens(tmp_path / "a.npz", "ids", routers=ROUTERS)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_members_as_numpy_writes_them_are_read(tmp_path, method):
+    array = np.arange(54, dtype=np.int32).reshape(9, 2, 3)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.writestr("a.npy", npy(array))
+    assert npz_shapes(tmp_path / "a.npz") == {"a": (9, 2, 3)}
+    np.testing.assert_array_equal(read_npz(tmp_path / "a.npz")["a"], array)
+
+
+def test_a_thousand_names_of_one_bzip2_stream_cost_nothing(tmp_path):
+    raw = bytes(900_000 * 95)
+    many_names_for_one_stream(tmp_path / "a.npz", 12, bz2.compress(raw, 9), len(raw), 1000)
+    begun = time.process_time()
+    assert npz_shapes(tmp_path / "a.npz") == {}
+    assert time.process_time() - begun < 1.0
+
+
+def test_a_member_that_promises_more_than_deflate_can_hold_is_refused(tmp_path):
+    content = zlib.compress(b"")[2:-4]
+    many_names_for_one_stream(tmp_path / "a.npz", 8, content, 1 << 31, 1)
+    with pytest.raises(RecordingError, match="cannot hold"):
+        read_npz(tmp_path / "a.npz")
+
+
+# ------------------------------------------------------------------------------ integers in JSON
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (["x" * 10_000_000, *[""] * 1000], "holds str"),
+        ([[1, 2], ["3", 4]], "holds int, str"),
+        ([[1, 2.0]], "holds float, int"),
+        ([[True]], "holds bool"),
+        ([[1], [1, 2]], "unequal length"),
+        ([[1], 2], "holds int, list"),
+        ([10**400], "beyond 64 bits"),
+        ([[[[[[[[[[1]]]]]]]]]], "holds list"),
+        ([], "holds nothing"),
+        ([None], "holds NoneType"),
+        ("x", "holds str"),
+    ],
+)
+def test_nothing_but_lists_of_integers_becomes_an_array(value, expected):
+    with pytest.raises(RecordingError, match=expected):
+        nested_ids(value, "here")
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.randoms())
+def test_lists_of_integers_are_what_numpy_makes_of_them(shape, random):
+    values = np.array([random.randrange(-9, 300) for _ in range(int(np.prod(shape)))], np.int64)
+    value = values.reshape(shape).tolist()
+    np.testing.assert_array_equal(nested_ids(json.loads(json.dumps(value)), ""), np.asarray(value))
+
+
+# ----------------------------------------------------------------------------------------- Parquet
+
+
+def limited(code: str, *arguments: str) -> str:
+    """What a process of 3 GB of address space says about a file; nothing else may happen to it."""
+    size = 3 << 30
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (size, size)),
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout
+
+
+OPEN = """
+import sys
+from moegeom.core.errors import MoeGeomError
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.source import KnownRouter
+try:
+    source = open_tokens(sys.argv[1], sys.argv[2] or None, routers=("text/0",))
+    source.read_columns(0, 1), source.read_values("text/0", 0, 1)
+except MoeGeomError as error:
+    print(error)
+"""
+
+
+def test_one_list_of_fifty_million_is_refused(tmp_path):
+    """A kilobyte of Parquet, 200 MB of zeros."""
+    number, path = 50_000_000, tmp_path / "a.parquet"
+    kind = pa.list_(pa.float32())
+    indices = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(number, np.int8)), pa.array(np.zeros(1, np.float32))
+    )
+    column = pa.ListArray.from_arrays(pa.array([0, number], pa.int32()), indices)
+    table = pa.table({"text/0": column})
+    pq.write_table(table.replace_schema_metadata({}), path, store_schema=False)
+    assert pq.read_schema(path).field(0).type.value_type == kind.value_type
+    assert path.stat().st_size < 10_000
+    assert "lists of 50,000,000 numbers" in limited(OPEN, str(path), "logits")
+
+
+def with_column(folder, name, array):
+    """The recording with one of its columns replaced, or added when it is there already."""
+    file = folder / "tokens-00000.parquet"
+    table = pq.read_table(file)
+    place = table.schema.get_field_index(name)
+    table = table.set_column(place, name, array(len(table)))
+    pq.write_table(table.replace_schema_metadata({}), file, store_schema=False)
+
+
+def long_text(size):
+    return lambda rows: pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(rows, np.int32)), pa.array(["x" * size])
+    )
+
+
+def test_a_text_column_where_integers_belong_is_not_decoded(recorded, refused):
+    with_column(recorded, "document", long_text(1_000_000))
+    assert "'document' is string; expected integers" in refused(lambda: open_recording(recorded))
+
+
+def test_one_long_text_in_every_row_is_not_spelled_out(recorded):
+    with_column(recorded, "domain", long_text(200_000_000))
+    assert "repeats a text of 200,000,000 characters" in limited(OPEN, str(recorded), "")
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.struct([("a", pa.int64())]), pa.date32()])
+def test_a_domain_is_a_text(recorded, refused, kind):
+    with_column(recorded, "domain", lambda rows: pa.nulls(rows, kind))
+    assert "column 'domain' is" in refused(lambda: open_recording(recorded))
+
+
+@pytest.mark.parametrize("name", ["token", "document", "domain", "extra"])
+def test_a_column_that_stands_in_it_twice_is_refused(recorded, refused, name):
+    file = recorded / "tokens-00000.parquet"
+    table = pq.read_table(file)
+    extra = pa.nulls(len(table), pa.int64())
+    for twice in (name, name) if name == "extra" else (name,):
+        table = table.append_column(twice, extra)
+    pq.write_table(table, file)
+    assert f"two columns of the name '{name}'" in refused(lambda: open_recording(recorded))
+
+
+def test_columns_that_nobody_asks_for_are_not_read(recorded):
+    file = recorded / "tokens-00000.parquet"
+    table = pq.read_table(file)
+    table = table.append_column("note", long_text(100)(len(table)))
+    pq.write_table(table, file)
+    assert open_recording(recorded).read_columns(0, 2).document.tolist() == [0, 0]
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A small recording of logits."""
+    from moegeom.core.tokens import TokenColumns
+    from moegeom.tokens.writer import RecordingWriter
+
+    tokens = np.arange(40)
+    columns = TokenColumns(
+        tokens // 20,
+        (tokens % 20).astype(np.int32),
+        tokens.astype(np.int32),
+        tokens.astype(np.int16) * 0,
+    )
+    with RecordingWriter(tmp_path / "rec", "logits", ROUTERS, domains=("d",)) as writer:
+        writer.append(columns, {"text/0": np.ones((40, 5), np.float32)})
+    return tmp_path / "rec"

@@ -1,0 +1,159 @@
+"""What ``output_router_logits=True`` gives, in every way people save it; and how keys are named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from moegeom.core.errors import RecordingError
+from moegeom.tokens.foreign import expanded
+from moegeom.tokens.open import open_tokens
+
+ROUTERS = tuple(f"text/{layer}" for layer in range(1, 5))
+LOGITS = np.random.default_rng(3).standard_normal((4, 90, 16)).astype(np.float32)
+BY_LAYER = {f"layer{layer}": LOGITS[layer - 1] for layer in range(1, 5)}
+
+
+def tensors():
+    return tuple(torch.from_numpy(layer.copy()) for layer in LOGITS)
+
+
+def strided():
+    """Layers of one tensor [tokens, layers, experts]: none lies in one piece."""
+    return tuple(torch.from_numpy(LOGITS.transpose(1, 0, 2).copy()).unbind(1))
+
+
+#: A file name, and what writes LOGITS there so that nothing else has to be said.
+WAYS = {
+    "np.save of a stack": ("a.npy", lambda path: np.save(path, LOGITS)),
+    "np.savez of a stack": ("a.npz", lambda path: np.savez(path, router_logits=LOGITS)),
+    "compressed": ("a.npz", lambda path: np.savez_compressed(path, router_logits=LOGITS)),
+    "the tuple": ("a.pt", lambda path: torch.save(tensors(), path)),
+    "a list": ("a.pt", lambda path: torch.save(list(tensors()), path)),
+    "views of one tensor": ("a.pt", lambda path: torch.save(strided(), path)),
+    "the stacked tensor": ("a.pth", lambda path: torch.save(torch.stack(tensors()), path)),
+    "a dict by router": (
+        "a.bin",
+        lambda path: torch.save(dict(zip(ROUTERS, tensors(), strict=True)), path),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_save_them_is_read_without_a_map(tmp_path, way):
+    name, write = WAYS[way]
+    write(tmp_path / name)
+    source = open_tokens(tmp_path / name, "logits", routers=ROUTERS)
+    assert (source.facts.routers, source.facts.num_tokens) == (ROUTERS, 90)
+    for layer, router in enumerate(ROUTERS):
+        np.testing.assert_array_equal(source.read_values(router, 17, 71), LOGITS[layer, 17:71])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_tensors_of_every_float_are_read(tmp_path, dtype):
+    held = tuple(t.to(dtype) for t in tensors())
+    torch.save(held, tmp_path / "a.pt")
+    source = open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+    for tensor, router in zip(held, ROUTERS, strict=True):
+        np.testing.assert_array_equal(source.read_values(router, 0, 90), tensor.float().numpy())
+
+
+def test_facts_beside_tensors_are_read(tmp_path):
+    document = torch.arange(90) // 30
+    held = dict(zip(ROUTERS, tensors(), strict=True)) | {"document": document}
+    torch.save(held, tmp_path / "a.pt")
+    source = open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+    np.testing.assert_array_equal(source.read_columns(20, 80).document, document[20:80])
+
+
+@pytest.mark.parametrize("suffix", ["npz", "pt"])
+def test_one_pattern_maps_every_layer(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "npz":
+        np.savez(path, **BY_LAYER)
+    else:
+        torch.save({k: torch.from_numpy(v.copy()) for k, v in BY_LAYER.items()}, path)
+    source = open_tokens(path, "logits", {"layer{i}": "text/{i}"}, ROUTERS)
+    for layer, router in enumerate(ROUTERS):
+        np.testing.assert_array_equal(source.read_values(router, 0, 90), LOGITS[layer])
+
+
+def test_a_pattern_matches_whole_keys_and_drops_leading_zeros():
+    keys = ("h.07.x", "h.12.x", "h.x", "xh.07.x", "h.1.x.2")
+    assert expanded({"h.{i}.x": "text/{i}", "h.x": "text/0"}, keys) == {
+        "h.07.x": "text/7",
+        "h.12.x": "text/12",
+        "h.x": "text/0",
+    }
+    assert expanded({"g{i}": "text/{i}"}, keys) == {"g{i}": "text/{i}"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ((1, 2, 3, 4), "Add --map 'layer{i}=text/{i}'."),
+        ((0, 1, 2, 3), "If they are in this order, add --map layer0=text/1 --map layer1=text/2 "),
+        ((1, 2), "one --map 'layer{i}=text/{i}'"),
+    ],
+)
+def test_the_error_proposes_the_map_that_would_do(tmp_path, keys, hint):
+    np.savez(tmp_path / "a.npz", **{f"layer{key}": LOGITS[0] for key in keys})
+    with pytest.raises(RecordingError) as caught:
+        open_tokens(tmp_path / "a.npz", "logits", routers=ROUTERS)
+    assert "cannot tell which array is which router" in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_the_proposed_map_is_accepted(tmp_path):
+    """Also of ten layers and more, whose keys sort otherwise as text."""
+    routers = tuple(f"text/{layer}" for layer in range(12))
+    arrays = {f"L{layer}": np.full((5, 3), layer, np.float32) for layer in reversed(range(12))}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(RecordingError) as caught:
+        open_tokens(tmp_path / "a.npz", "logits", routers=routers)
+    key, _, router = caught.value.hint.removeprefix("Add --map '").removesuffix("'.").partition("=")
+    source = open_tokens(tmp_path / "a.npz", "logits", {key: router}, routers)
+    assert [source.read_values(r, 0, 1)[0, 0] for r in routers] == list(range(12))
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "pt"])
+def test_a_stack_of_another_number_of_layers_is_refused_with_its_shape(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    saved = {"npy": np.save, "npz": np.savez, "pt": lambda p, a: torch.save(torch.tensor(a), p)}
+    saved[suffix](path, LOGITS[:3])
+    with pytest.raises(RecordingError) as caught:
+        open_tokens(path, "logits", routers=ROUTERS)
+    assert "(3, 90, 16), 3 layers" in caught.value.message
+    assert "--layers" in caught.value.hint
+
+
+class Outputs:
+    """What a model returns is a class, which no reader of tensors knows."""
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        (Outputs, "Outputs"),
+        (lambda: {"text/1": [1.0, 2.0]}, "expected a tensor"),
+        (lambda: (torch.zeros(2, 5, 16),) * 4, "(2, 5, 16); expected (tokens, width)"),
+        (lambda: (torch.zeros(5, 16, dtype=torch.int64),) * 4, "I64; expected float16"),
+        (lambda: (torch.zeros(5, 16).to_sparse(),) * 4, "is a sparse tensor"),
+        (lambda: 7, "is a int; expected a tensor"),
+        (tuple, "an empty tuple"),
+    ],
+)
+def test_what_holds_no_rows_of_numbers_is_refused(tmp_path, saved, said):
+    torch.save(saved(), tmp_path / "a.pt")
+    with pytest.raises(RecordingError) as caught:
+        open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+    assert said in caught.value.message
+    assert caught.value.hint or "expected float16" in said
+
+
+def test_a_pickle_that_is_no_archive_of_torch_is_never_opened(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"\x80\x04.")
+    with pytest.raises(RecordingError) as caught:
+        open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
+    assert "np.savez" in caught.value.hint
