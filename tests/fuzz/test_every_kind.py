@@ -110,7 +110,7 @@ def fuzz(counts: Mapping[str, int], folder: Path) -> Figures:
             if waiting[0][1] == waiting[0][2]:
                 waiting.pop(0)
             if found["outcome"] in ("stuck", "large"):
-                break  # its memory would hide that of the next
+                break  # what it left behind is not the next one's
         else:
             if waiting:
                 figures.add(worker.death(*waiting[0][:2]))
@@ -254,8 +254,7 @@ def test_the_worker_sees_every_fault(outcome: str) -> None:
         "def alarm(*_): raise worker._Stuck\n"
         "signal.signal(signal.SIGALRM, alarm)\n"
         f"worker._STUCK = 2.0; worker.SECONDS = {0.0 if outcome == 'slow' else 5.0}\n"
-        "meter = worker._Meter(); meter.start()\n"
-        f"print(json.dumps(meter.measured(t._FAULTS[{outcome!r}], 0)))"
+        f"print(json.dumps(worker.measured(t._FAULTS[{outcome!r}], 0)))"
     )
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"}
     found = subprocess.check_output([sys.executable, "-c", script], env=environment, cwd=ROOT)

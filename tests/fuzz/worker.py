@@ -91,47 +91,41 @@ def _place(error: BaseException) -> str:
     return f"{own[-1].filename.rpartition('/moegeom/')[2]}:{own[-1].lineno}"
 
 
-class _Meter:
-    """Processor time and memory of each use, with as few calls of the system as that takes."""
+def measured(use: Callable[[], None], size: int) -> dict[str, Any]:
+    """How the use of files of ``size`` bytes ended, and what it took."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    # not ru_maxrss: it never falls, and begins at the peak of the process that started this one
+    Path("/proc/self/clear_refs").write_text("5")
+    held = _peak_kilobytes()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        signal.setitimer(signal.ITIMER_REAL, _STUCK)
+        try:
+            outcome, detail = _outcome(use)
+        except _Stuck as error:
+            outcome, detail = "stuck", _place(error)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    megabytes = (_peak_kilobytes() - held) >> 10
+    if outcome in ("value", "error"):
+        if caught:
+            first = caught[0]
+            place = f"{first.filename.rpartition('/')[2]}:{first.lineno}"
+            outcome, detail = "warning", f"{place}: {str(first.message)[:200]}"
+        elif seconds > SECONDS:
+            outcome = "slow"
+        elif megabytes > MEGABYTES + (size >> 20):
+            outcome = "large"
+    taken = {"seconds": round(seconds, 4), "megabytes": megabytes}
+    return {"outcome": outcome, "detail": detail} | taken
 
-    def __init__(self) -> None:
-        self._resident = 0
 
-    def start(self) -> None:
-        """What is held now is not counted as that of the inputs to come."""
-        self._resident = (
-            int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-        )
-        # an input may wait or compute where no signal is listened to
-        faulthandler.dump_traceback_later(6 * _STUCK, exit=True)
-
-    def measured(self, use: Callable[[], None], size: int) -> dict[str, Any]:
-        """How the use of files of ``size`` bytes ended, and what it took."""
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            signal.setitimer(signal.ITIMER_REAL, _STUCK)
-            try:
-                outcome, detail = _outcome(use)
-            except _Stuck as error:
-                outcome, detail = "stuck", _place(error)
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        is_more = after.ru_maxrss > before.ru_maxrss
-        megabytes = max((after.ru_maxrss << 10) - self._resident, 0) >> 20 if is_more else 0
-        if outcome in ("value", "error"):
-            if caught:
-                first = caught[0]
-                place = f"{first.filename.rpartition('/')[2]}:{first.lineno}"
-                outcome, detail = "warning", f"{place}: {str(first.message)[:200]}"
-            elif seconds > SECONDS:
-                outcome = "slow"
-            elif megabytes > MEGABYTES + (size >> 20):
-                outcome = "large"
-        taken = {"seconds": round(seconds, 4), "megabytes": megabytes}
-        return {"outcome": outcome, "detail": detail} | taken
+def _peak_kilobytes() -> int:
+    """The largest resident memory of this process since it was last reset."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _nobody_listens(host: Any, *_: Any, **__: Any) -> Any:
@@ -165,10 +159,10 @@ def run(kind_name: str, first: int, stop: int, sound: Path, say: Callable[[Any],
         for path in sound.glob(glob)
         if path.is_file()
     }
-    meter = _Meter()
     for number in range(first, stop):
         if (number - first) % 50 == 0:
-            meter.start()
+            # an input may wait or compute where no signal is listened to
+            faulthandler.dump_traceback_later(6 * _STUCK, exit=True)
         if kind.writes:
             _remove(folder)
             shutil.copytree(sound, folder)
@@ -176,7 +170,7 @@ def run(kind_name: str, first: int, stop: int, sound: Path, say: Callable[[Any],
         name = draw.choice(sorted(targets))
         done = _mutate(folder / name, targets[name], draw)
         size = sum(path.lstat().st_size for path in folder.rglob("*"))
-        found = meter.measured(lambda: kind.use(folder, draw), size)  # noqa: B023 - used at once
+        found = measured(lambda: kind.use(folder, draw), size)  # noqa: B023 - used at once
         say({"kind": kind_name, "number": number, "done": f"{name}: {done}"} | found)
         if not kind.writes:
             _remove(folder / name)
