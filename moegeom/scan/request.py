@@ -117,6 +117,7 @@ class ScanRequest(Terms):
     arithmetics: tuple[str, ...] = ()
     reference: str | None = None
     other: str | None = None
+    other_stage: str | None = None
     other_dialect: str | None = None
     against: str | None = None
     noise: InputNoise | Mapping[str, InputNoise] | None = None

@@ -103,11 +103,14 @@ def open_other(
     if source is None or isinstance(source, CountedSource):
         raise UsageError("--other needs --tokens, a recording of the same text.")
     known = known_routers(whole)
-    return other_side(source, open_choices(request.other, request.other_dialect, known), known)
+    opened = open_choices(request.other, request.other_stage, request.other_dialect, known)
+    return other_side(source, opened, known)
 
 
-def open_choices(path: str, dialect: str | None, known: tuple[KnownRouter, ...]) -> TokenSource:
-    """What another run chose, token by token: a recording or a trace.
+def open_choices(
+    path: str, stage: str | None, dialect: str | None, known: tuple[KnownRouter, ...]
+) -> TokenSource:
+    """What another run chose, token by token: a recording, a trace or a foreign file.
 
     Raises
     ------
@@ -115,7 +118,11 @@ def open_choices(path: str, dialect: str | None, known: tuple[KnownRouter, ...])
         When it holds counts only.
     """
     names = tuple(router.name for router in known)
-    opened = open_tokens(path, None, None, names, known, dialect)
+    try:
+        opened = open_tokens(path, stage, None, names, known, dialect)
+    except UsageError as refusal:  # whose hints are those of --tokens
+        refusal.hint = refusal.hint.replace("--stage", "--other-stage")
+        raise
     if isinstance(opened, CountedSource):
         raise UsageError(
             f"{opened.facts.name}: holds counts only; they cannot be compared token by token.",

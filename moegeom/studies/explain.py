@@ -50,6 +50,7 @@ class ExplainRequest(TokensRequest):
     """
 
     other: str | None = None
+    other_stage: str | None = None
     other_dialect: str | None = None
     against: str | None = None
     log_probs: Path | None = None
@@ -203,7 +204,7 @@ def _num_padding(choices: Sequence[Choices]) -> int:
 def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> OtherSide:
     assert request.other is not None
     known = known_routers(whole)
-    opened = open_choices(request.other, request.other_dialect, known)
+    opened = open_choices(request.other, request.other_stage, request.other_dialect, known)
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
 
     def routed(name: str) -> np.ndarray:

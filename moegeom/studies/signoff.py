@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import filecmp
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -256,11 +258,31 @@ def _unseen(
     only_b = len({r.name for r in b.routers} - {r.name for r in a.routers})
     if only_b:
         yield f"{only_b} routers that only B has"
+    named = [*zip(("of A", "of B"), request.tokens, strict=False)]  # none, or both
+    if request.null is not None:
+        named.append(("--null", request.null))
+    for (one, first), (other, second) in itertools.combinations(named, 2):
+        if _holds_the_same(Path(first), Path(second)):
+            yield (
+                f"whether the recordings {one} and {other} are of two runs (their files are equal "
+                "byte by byte, as those of a copy are, and of a run that repeats itself)"
+            )
     for letter, one in zip("AB", recorded, strict=False):
         if one.trust.overridden:
             yield f"whether the recording of {letter} is of {letter} (its tests failed, allowed)"
         elif one.trust.fingerprint == "unknown":
             yield f"whether the recording of {letter} is of {letter} (it names no fingerprint)"
+
+
+def _holds_the_same(first: Path, second: Path) -> bool:
+    """Whether two files, or all files of two folders, are equal byte by byte."""
+    files = [
+        {path.relative_to(root): path for path in (root, *root.rglob("*")) if path.is_file()}
+        for root in (first, second)
+    ]
+    return files[0].keys() == files[1].keys() and all(
+        filecmp.cmp(path, files[1][name], shallow=False) for name, path in files[0].items()
+    )
 
 
 def _notes(

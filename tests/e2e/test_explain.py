@@ -116,6 +116,30 @@ def test_logits_are_enough_for_what_needs_no_inputs(moegeom, place):
     assert "weights_int4" not in names
 
 
+def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(
+    moegeom, place, tmp_path
+):
+    source, other = open_tokens(REC), open_tokens(place / "int4")
+    count, columns = source.facts.num_tokens, source.read_columns(0, source.facts.num_tokens)
+    chosen = {
+        name.replace("/", "."): other.read_chosen(name, 0, count) for name in source.facts.routers
+    }
+    np.savez(
+        tmp_path / "b.npz", document=columns.document, position=columns.position, **chosen
+    )  # as a harness of one's own writes them
+    (tmp_path / "int4").symlink_to(place / "int4")
+    asked = (tmp_path, "explain", CKPT, "--tokens", REC, "--quiet")
+    refused = moegeom(*asked, "--other", "b.npz")
+    assert refused.code == 2
+    assert "Add --other-stage, one of" in refused.err
+    found, recorded = (
+        moegeom(*asked, *b, "--format", "json")
+        for b in (("--other", "b.npz", "--other-stage", "ids"), ("--other", "int4"))
+    )
+    assert found.code == recorded.code == 0, found.err
+    assert json.loads(found.out)["verdict"] == json.loads(recorded.out)["verdict"]
+
+
 def test_rows_of_other_tokens_are_told_without_recorded_choices(moegeom, place, tmp_path):
     source, other = open_tokens(REC), open_tokens(place / "plain")
     count, names = source.facts.num_tokens, source.facts.routers

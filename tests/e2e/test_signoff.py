@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,16 @@ def test_a_limit_below_the_measured_share_fails(moegeom, folder):
     for limit, code in ((0.9 * share, 1), (1.1 * share, 0)):
         ran = moegeom(folder, "signoff", A, "folded", *BOTH, "--max-switched", str(limit))
         assert (ran.code, ran.err) == (code, "")
+
+
+def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
+    shutil.copytree(folder / REC_A, folder / "copy")
+    recorded = ("--tokens", REC_A, "--tokens", "copy", "--null", "rec_a2")
+    ran = moegeom(folder, "signoff", A, A, *recorded)
+    said = words(ran.out)
+    assert "4 things not looked at" in said
+    assert "whether the recordings of A and of B are of two runs (their files are equal" in said
+    assert "of A and --null" not in said
 
 
 def test_recordings_of_other_texts_are_refused_with_counts(moegeom, folder):

@@ -16,7 +16,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import ExcludeFirst, Other, OtherDialect, OutOfScan, Tokens
+from moegeom_cli.options import ExcludeFirst, Other, OtherDialect, OtherStage, OutOfScan, Tokens
 
 COMMAND = Command(Group.explore, 1, "moegeom boundary-report CKPT --tokens REC --arith bf16")
 
@@ -41,6 +41,7 @@ def run(
         typer.Option("--reference", help="The arithmetic to compare with [default: as stored]."),
     ] = None,
     other: Other = None,
+    other_stage: OtherStage = None,
     other_dialect: OtherDialect = None,
     against: Annotated[
         str | None,
@@ -72,6 +73,7 @@ def run(
             reference=reference,
             noisy=noise,
             other=other,
+            other_stage=other_stage,
             other_dialect=other_dialect,
             against=against,
             **token_options.terms,

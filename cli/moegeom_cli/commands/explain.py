@@ -9,7 +9,7 @@ import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import CHECKPOINT, Other, OtherDialect, Tokens
+from moegeom_cli.options import CHECKPOINT, Other, OtherDialect, OtherStage, Tokens
 
 COMMAND = Command(Group.compare, 2, "moegeom explain CKPT --tokens REC_A --other REC_B")
 
@@ -22,6 +22,7 @@ def run(
     screen: ScreenOptions,
     tokens: Tokens = None,
     other: Other = None,
+    other_stage: OtherStage = None,
     other_dialect: OtherDialect = None,
     against: Annotated[
         str | None,
@@ -44,6 +45,7 @@ def run(
         checkpoint=checkpoint,
         tokens=tokens,
         other=other,
+        other_stage=other_stage,
         other_dialect=other_dialect,
         against=against,
         log_probs=log_probs,
