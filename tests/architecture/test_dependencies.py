@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -52,6 +53,7 @@ OPTIONAL = {canonical(x) for lines in PROJECT["optional-dependencies"].values() 
 OPTIONAL -= OWN
 
 
+@functools.cache
 def imported(folder: Path) -> dict[str, set[str]]:
     """Third-party distribution -> files that import it."""
     found: dict[str, set[str]] = {}

@@ -17,28 +17,24 @@ MAX_LINES = 400
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP)\b")
 EM_DASH = chr(0x2014)
 
-every_module = pytest.mark.parametrize(
-    "file", MODULES, ids=[str(file.relative_to(ROOT)) for file in MODULES]
-)
+SOURCES = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in MODULES}
 
 
-@every_module
-def test_a_module_says_what_it_is(file):
-    source = file.read_text("utf-8")
-    if source.strip():  # an empty __init__.py has nothing to say
-        assert ast.get_docstring(ast.parse(source))
+def test_every_module_says_what_it_is():
+    # an empty __init__.py has nothing to say
+    written = {name: text for name, text in SOURCES.items() if text.strip()}
+    assert [name for name, text in written.items() if not ast.get_docstring(ast.parse(text))] == []
 
 
-@every_module
-def test_a_module_stays_short(file):
-    assert len(file.read_text("utf-8").splitlines()) <= MAX_LINES
+def test_no_module_is_too_long():
+    lengths = {name: len(text.splitlines()) for name, text in SOURCES.items()}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
-@every_module
-def test_a_module_holds_no_leftovers(file):
-    source = file.read_text("utf-8")
-    assert LEFTOVERS.findall(source) == []
-    assert EM_DASH not in source
+def test_no_module_holds_leftovers():
+    found = {name: LEFTOVERS.findall(text) for name, text in SOURCES.items()}
+    assert {name: words for name, words in found.items() if words} == {}
+    assert [name for name, text in SOURCES.items() if EM_DASH in text] == []
 
 
 @pytest.mark.parametrize("package", ["moegeom", "cli/moegeom_cli"])

@@ -108,11 +108,13 @@ def dropped(source: str) -> list[tuple[int, str]]:
     return DroppedComparisons(ast.parse(textwrap.dedent(source))).found
 
 
-@pytest.mark.parametrize(
-    "file", sorted(TESTS.rglob("*.py")), ids=lambda f: str(f.relative_to(TESTS))
-)
-def test_every_comparison_is_asserted(file):
-    assert dropped(file.read_text("utf-8")) == []
+def test_every_comparison_is_asserted():
+    found = {
+        str(file.relative_to(TESTS)): dropped(file.read_text("utf-8"))
+        for file in sorted(TESTS.rglob("*.py"))
+    }
+    assert len(found) > 100
+    assert {file: lines for file, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
