@@ -258,9 +258,8 @@ def _unseen(
     only_b = len({r.name for r in b.routers} - {r.name for r in a.routers})
     if only_b:
         yield f"{only_b} routers that only B has"
-    named = [*zip(("of A", "of B"), request.tokens, strict=False)]  # none, or both
-    if request.null is not None:
-        named.append(("--null", request.null))
+    paths = {"of A": request.tokens[:1], "of B": request.tokens[1:], "--null": (request.null,)}
+    named = [(name, path) for name, given in paths.items() for path in given if path is not None]
     for (one, first), (other, second) in itertools.combinations(named, 2):
         if _holds_the_same(Path(first), Path(second)):
             yield (
