@@ -37,9 +37,9 @@ from importlib.util import find_spec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from moegeom.kernels.cpu.ball_cells import ball_cells
-from moegeom.kernels.cpu.enumeration import Enumeration, enumerate_cells
-from moegeom.kernels.cpu.level_walk import level_walk
+from moegeom.cells.ball.ball_cells import ball_cells
+from moegeom.cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.cells.walk.level_walk import level_walk
 
 #: (E, k, d)
 AGAINST_PEERS = (

@@ -18,7 +18,7 @@ import numpy as np
 from opening_reads_only_headers_and_routers import Seconds, bare, write_checkpoint
 
 from moegeom.pipeline import lint
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.studies.check.study import GateRequest, gate
 
 
 def main() -> None:

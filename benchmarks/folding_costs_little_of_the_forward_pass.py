@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from moegeom.capture import RouterRecorder
+from moegeom.recorder import RouterRecorder
 
 SAMPLE = Path(__file__).parents[1] / "sample_ckpts" / "olmoe-balanced" / "step_1500"
 

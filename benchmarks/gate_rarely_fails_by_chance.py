@@ -28,9 +28,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from moegeom.check import measured_results, run_checks
-from moegeom.check.baseline import Baseline, baseline_of
-from moegeom.check.profile import Profile
+from moegeom.checks import measured_results, run_checks
+from moegeom.checks.baseline import Baseline, baseline_of
+from moegeom.checks.profile import Profile
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.testing.array_source import ArraySource

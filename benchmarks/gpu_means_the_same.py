@@ -24,16 +24,16 @@ import numpy as np
 from gpu_results import FOLDER, device_facts, write_results
 
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
+from moegeom.engine.devices.cuda import scan_on_devices
+from moegeom.engine.devices.device_router import kept_on_device
+from moegeom.engine.labels import Populations
+from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
+from moegeom.engine.prepared import prepare
+from moegeom.engine.task import Task
 from moegeom.kernels.cuda.cupy_device import open_device
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import KERNELS, load_kernels
-from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
-from moegeom.scan.engines.cuda import scan_on_devices
-from moegeom.scan.engines.device_router import kept_on_device
-from moegeom.scan.labels import Populations
-from moegeom.scan.prepared import prepare
-from moegeom.scan.task import Task
 from moegeom.testing.array_source import ArraySource
 from tests.parity.test_kernels import ARGUMENTS, KINDS, SHAPES, Case, assert_agree, run
 

@@ -28,18 +28,18 @@ from gpu_results import FOLDER, device_facts, write_results
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
-from moegeom.geometry.boundary import row_distances
+from moegeom.engine.devices.cuda import scan_on_devices
+from moegeom.engine.devices.device_router import device_router, start_counters
+from moegeom.engine.devices.resident import DeviceFold
+from moegeom.engine.labels import Populations
+from moegeom.engine.loop import Pace
+from moegeom.engine.prepared import prepare
+from moegeom.engine.task import Task
+from moegeom.geometry.boundary.linear import row_distances
 from moegeom.kernels.cuda.cupy_device import open_device
 from moegeom.kernels.cuda.route import RouteOutputs, launch_route
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
-from moegeom.scan.engine import Pace
-from moegeom.scan.engines.cuda import scan_on_devices
-from moegeom.scan.engines.device_router import device_router, start_counters
-from moegeom.scan.engines.resident import DeviceFold
-from moegeom.scan.labels import Populations
-from moegeom.scan.prepared import prepare
-from moegeom.scan.task import Task
 from moegeom.testing.array_source import ArraySource
 
 SHAPES = ((2048, 64, 8), (7168, 256, 8), (2880, 128, 4))

@@ -24,12 +24,12 @@ from threadpoolctl import threadpool_limits
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
+from moegeom.engine.labels import Populations
+from moegeom.engine.prepared import prepare
+from moegeom.engine.task import Task
+from moegeom.engine.tile import measure
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
-from moegeom.scan.labels import Populations
-from moegeom.scan.measure import measure
-from moegeom.scan.prepared import prepare
-from moegeom.scan.task import Task
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
 from moegeom.variants.arithmetic import arithmetic

@@ -18,12 +18,12 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
-from moegeom.geometry.boundary import row_distances
-from moegeom.geometry.rounding import UNIT_BFLOAT16, rounding_sigmas
+from moegeom.engine.switching import Reference, switch_of
+from moegeom.geometry.arithmetic.rounding import UNIT_BFLOAT16, rounding_sigmas
+from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics.input_stability import sigmas_needed
-from moegeom.scan.switching import Reference, switch_of
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names
 from moegeom.variants.emulated import Emulated, emulate
 

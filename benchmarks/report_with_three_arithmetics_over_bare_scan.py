@@ -19,10 +19,10 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router
+from moegeom.engine.request import ScanRequest
 from moegeom.pipeline import scan
 from moegeom.router.load import load_routers
-from moegeom.scan.request import ScanRequest
-from moegeom.studies.exposure import ExposureRequest, measure_exposure
+from moegeom.studies.boundary.study import ExposureRequest, measure_exposure
 from moegeom.testing.array_source import ArraySource
 from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 

@@ -20,13 +20,13 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
+from moegeom.engine.labels import Populations
+from moegeom.engine.loop import Pace, scan_router
+from moegeom.engine.plan import SAMPLED, batch_tokens
+from moegeom.engine.prepared import prepare
+from moegeom.engine.task import Task
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
-from moegeom.scan.engine import Pace, scan_router
-from moegeom.scan.labels import Populations
-from moegeom.scan.plan import SAMPLED, batch_tokens
-from moegeom.scan.prepared import prepare
-from moegeom.scan.task import Task
 from moegeom.testing.array_source import ArraySource
 
 SHAPES = ((2048, 64, 8, 16384), (7168, 256, 8, 4096), (2880, 128, 4, 8192))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from moegeom.report.enumerations import RouterCells
-from moegeom.report.markdown import table_row
-from moegeom.studies.cells import cells
-from moegeom.studies.cells_request import CellsRequest
+from moegeom.cells.screen import RouterCells
+from moegeom.cells.study.request import CellsRequest
+from moegeom.cells.study.study import cells
+from moegeom.document.markdown import table_row
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_ckpts"

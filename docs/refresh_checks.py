@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moegeom.check.pages import all_pages
+from moegeom.checks.pages import all_pages
 from moegeom_cli.check_pages import page_as_markdown
 
 HEAD = (
     "# Checks\n\n"
-    "Written by `docs/refresh_checks.py` from the files in `moegeom/check/checks`; "
+    "Written by `docs/refresh_checks.py` from the files in `moegeom/checks/catalogue`; "
     "`moegeom check --explain CODE` prints the same. How the gate decides: [gate.md](gate.md). "
     "What the checks find and miss: [museum.md](museum.md)."
 )

@@ -14,13 +14,43 @@ from typing import Any, Protocol
 
 from threadpoolctl import threadpool_limits
 
-from moegeom.check import NO_NAME, judge, measured_rows
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checks import NO_NAME, judge, measured_rows
 from moegeom.core.errors import InternalError, RouterError, UsageError, about
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, TokenSource
+from moegeom.engine.against import Against, open_against
+from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
+from moegeom.engine.out import default_out, is_answered, refuse_skipped
+from moegeom.engine.plan import num_workers
+from moegeom.engine.prepared import prepare
+from moegeom.engine.recorded import ChoicesAlone
+from moegeom.engine.request import ScanRequest, Terms
+from moegeom.engine.run_facts import (
+    against_facts,
+    arithmetic_facts,
+    column_versions,
+    compared_rows,
+    explain_command,
+    initialised_facts,
+    other_facts,
+    plain,
+    plan_facts,
+    refused_facts,
+    run_facts,
+)
+from moegeom.engine.sources import (
+    heard_routers,
+    open_other,
+    open_source,
+    refuse_no_rows,
+    refuse_nothing_left,
+    refuse_uncomparable,
+    refuse_unknown_positions,
+)
+from moegeom.engine.trust import Trust, examine
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import (
     METRICS,
@@ -36,38 +66,8 @@ from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter
 from moegeom.router.load import load_routers
 from moegeom.router.token_tables import token_table_facts
-from moegeom.scan.against import Against, open_against
-from moegeom.scan.engines.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
-from moegeom.scan.out import default_out, is_answered, refuse_skipped
-from moegeom.scan.plan import num_workers
-from moegeom.scan.prepared import prepare
-from moegeom.scan.recorded import ChoicesAlone
-from moegeom.scan.request import ScanRequest, Terms
-from moegeom.scan.run_facts import (
-    against_facts,
-    arithmetic_facts,
-    column_versions,
-    compared_rows,
-    explain_command,
-    initialised_facts,
-    other_facts,
-    plain,
-    plan_facts,
-    refused_facts,
-    run_facts,
-)
-from moegeom.scan.sources import (
-    heard_routers,
-    open_other,
-    open_source,
-    refuse_no_rows,
-    refuse_nothing_left,
-    refuse_uncomparable,
-    refuse_unknown_positions,
-)
-from moegeom.scan.trust import Trust, examine
-from moegeom.tokens.counted import CountedSource
-from moegeom.tokens.other_side import OtherSide
+from moegeom.tokens.traces.counted import CountedSource
+from moegeom.tokens.traces.other_side import OtherSide
 from moegeom.variants.arithmetic import arithmetic
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from corpus import Excerpt, corpus_facts, draw_excerpts, load_corpus
+from moegeom.tokens.writer import RecordingWriter
 from numpy.typing import NDArray
 from routers import listen
 from transformers import AutoModelForCausalLM
@@ -24,7 +25,6 @@ from transformers.utils import logging as transformers_logging
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
-from moegeom.tokens.writer import RecordingWriter
 
 HERE = Path(__file__).parent
 NUM_THREADS = 2

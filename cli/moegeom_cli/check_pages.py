@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moegeom.check.pages import Page
+    from moegeom.checks.pages import Page
 
 _NEEDS = {
     "weights": "the weights alone",

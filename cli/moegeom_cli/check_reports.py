@@ -29,7 +29,7 @@ def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path 
     from moegeom.core.errors import UsageError
     from moegeom.core.files import refuse_unwritable
     from moegeom.core.registry import unknown_name
-    from moegeom.report import VERDICT_REPORTERS
+    from moegeom.document import VERDICT_REPORTERS
 
     reports = []
     for entry in asked:
@@ -52,7 +52,7 @@ def write_reports(
 ) -> None:
     """Writes each report to its file, or to stdout."""
     from moegeom.core.files import write_whole, writing
-    from moegeom.report import VERDICT_REPORTERS, View
+    from moegeom.document import VERDICT_REPORTERS, View
 
     for name, file in reports:
         text = VERDICT_REPORTERS[name].render(verdict, run, View(_FILE_WIDTH))

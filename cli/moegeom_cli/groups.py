@@ -142,7 +142,7 @@ class ModelOptions:
     @property
     def terms(self) -> dict[str, Any]:
         """These options as fields of ``Terms``."""
-        from moegeom.checkpoint.remote_options import RemoteOptions
+        from moegeom.checkpoint.remote.options import RemoteOptions
         from moegeom.router.asked_family import AskedFamily
 
         asked = AskedFamily(
@@ -202,7 +202,7 @@ class TokenOptions:
 
 def _known_device(text: str | None) -> str | None:
     if text is not None:
-        from moegeom.scan.engines.choice import refuse_unknown_device
+        from moegeom.engine.devices.choice import refuse_unknown_device
 
         refuse_unknown_device(text)
     return text
@@ -265,7 +265,7 @@ class ScreenOptions:
 
     def show(self, reporters: Registry[Any], *found: Any, is_ascii: bool = False) -> None:
         """Prints what was found, in the format asked for."""
-        from moegeom.report import View
+        from moegeom.document import View
 
         view = View(width(), has_colours(), self.all_layers, is_ascii)
         typer.echo(reporters[self.format.value].render(*found, view), nl=False)

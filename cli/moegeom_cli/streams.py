@@ -27,7 +27,9 @@ def error_line(message: str, hint: str, notes: str = "", columns: int | None = N
 
     With ``columns`` it is folded, but for a hint with options, which must survive copying.
     """
-    from moegeom.report.untrusted import printable  # names come from files that nobody vouches for
+    from moegeom.document.untrusted import (
+        printable,  # names come from files that nobody vouches for
+    )
 
     lines = [
         folded(f"error: {printable(message)}", columns, " " * 7),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from moegeom.checkpoint.folder import Location, local
 from moegeom.checkpoint.inner import inner_hint
-from moegeom.checkpoint.remote_options import RemoteOptions
-from moegeom.checkpoint.remote_url import scheme_of, shown
+from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.url import scheme_of, shown
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about
 from moegeom.core.registry import Registry
@@ -66,7 +66,7 @@ def _local(path: Path) -> Location:
 
 def _remote(url: str, options: RemoteOptions | None) -> Location:
     # Most checkpoints lie on a disk: what only a URL needs is imported for URLs.
-    from moegeom.checkpoint.remote import open_remote
+    from moegeom.checkpoint.remote.open import open_remote
 
     return open_remote(url, RemoteOptions() if options is None else options)
 

@@ -17,7 +17,7 @@ from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.names import check_names, is_inside
 from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.remote_reads import Span, in_file_order, in_parallel, join_neighbours
+from moegeom.checkpoint.remote.reads import Span, in_file_order, in_parallel, join_neighbours
 from moegeom.checkpoint.store import TensorInfo, check_apart
 from moegeom.core.errors import CheckpointError
 

@@ -2,9 +2,9 @@
 
 from moegeom.core.metric import Metric
 from moegeom.core.registry import Registry
-from moegeom.metrics._counted import measure_counts
-from moegeom.metrics._finish import Finished, finish_router
-from moegeom.metrics._measure import (
+from moegeom.measure.counted import measure_counts
+from moegeom.measure.finish import Finished, finish_router
+from moegeom.measure.passes import (
     MAIN,
     MeasuredRouter,
     Pass,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from moegeom.core.metric import Column, Values
-from moegeom.geometry.float_bits import (
+from moegeom.geometry.arithmetic.float_bits import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
     quantile,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.angular import cap_area_log10, cap_half_angle
+from moegeom.geometry.gram.angular import cap_area_log10, cap_half_angle
 from moegeom.kernels.reductions.input_sample import SIZE
 
 #: Share of the tokens that the cap is drawn around.

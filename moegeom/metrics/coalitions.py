@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.coalition import (
+from moegeom.geometry.load.coalition import (
     chao1,
     coalition_entropy_nats,
     good_turing_coverage,

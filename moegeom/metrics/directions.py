@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.angular import mean_pairwise_cosine
-from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.geometry.gram.angular import mean_pairwise_cosine
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.effective_rows import EffectiveRows
-from moegeom.geometry.gram import (
+from moegeom.geometry.gram.effective_rows import EffectiveRows
+from moegeom.geometry.gram.gram import (
     best_gram_score,
     cosines,
     gram_score,
@@ -25,7 +25,7 @@ from moegeom.geometry.gram import (
     random_gram_score,
     random_gram_score_sd,
 )
-from moegeom.geometry.spectrum import row_spectrum
+from moegeom.geometry.gram.spectrum import row_spectrum
 
 
 def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.capacity import dropped_slot_share
+from moegeom.geometry.space.capacity import dropped_slot_share
 from moegeom.kernels.reductions.document_counts import DOCUMENTS
 
 

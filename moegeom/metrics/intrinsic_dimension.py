@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.intrinsic_dimension import (
+from moegeom.geometry.space.intrinsic_dimension import (
     distinct_rows,
     levina_bickel,
     nearest_distances,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.float_bits import quantile
+from moegeom.geometry.arithmetic.float_bits import quantile
 from moegeom.kernels.reductions.bf16_switch import FIXED_POINT
 from moegeom.kernels.reductions.exit_time_histograms import EARLY, LATE
 from moegeom.kernels.reductions.noise_switches import (

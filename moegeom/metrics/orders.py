@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.kernels.reductions.orders import EXTRAS, LADDER, MULTIPLE, ORDERS, TOKENS
-from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

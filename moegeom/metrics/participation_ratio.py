@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.intrinsic_dimension import participation_ratio_corrected
+from moegeom.geometry.space.intrinsic_dimension import participation_ratio_corrected
 from moegeom.kernels.reductions.input_sample import SIZE
 
 

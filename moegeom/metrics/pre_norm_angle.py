@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Metric, RouterFacts, Values
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.metrics._ladder import (
     LADDER_COLUMNS,
     ladder_values,
@@ -25,7 +26,6 @@ from moegeom.metrics._ladder import (
     quantile_errors,
     quantile_values,
 )
-from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
 
 #: From far below the angle of bfloat16 rounding (0.0017) to half a radian.
 LADDER = 2.0 ** np.arange(-20, 0)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.kernels.reductions._sums import means
 from moegeom.metrics._ladder import (
     LADDER_COLUMNS,
@@ -22,7 +23,6 @@ from moegeom.metrics._ladder import (
     quantile_values,
 )
 from moegeom.metrics.noise_sigmas import LADDER
-from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import NUM_PROJECTIONS, Column, Metric, RouterFacts, Values
-from moegeom.geometry.effective_rows import EffectiveRows
-from moegeom.geometry.projection import projected
+from moegeom.geometry.gram.effective_rows import EffectiveRows
+from moegeom.geometry.rows.projection import projected
 
 
 def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.consistency import expert_label_agreement, same_label_agreement
+from moegeom.geometry.load.consistency import expert_label_agreement, same_label_agreement
 from moegeom.kernels.reductions.token_sample import SIZE
 
 

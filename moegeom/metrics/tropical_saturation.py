@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.float_bits import lowest
+from moegeom.geometry.arithmetic.float_bits import lowest
 from moegeom.metrics._ladder import (
     LADDER_COLUMNS,
     ladder_values,

@@ -1,4 +1,4 @@
-"""Codes of the integrity checks that reading itself can break (moegeom/check/checks)."""
+"""Codes of the integrity checks that reading itself can break (moegeom/checks/catalogue)."""
 
 from __future__ import annotations
 

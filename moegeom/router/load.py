@@ -15,7 +15,7 @@ from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import UsageError
 from moegeom.core.layer_ranges import format_layers, parse_layers
 from moegeom.core.router import RECORDED, Projection, Provenance, Router, RouterSet, Rule, Weights
-from moegeom.geometry.projected_rows import composed_rows
+from moegeom.geometry.rows.projected_rows import composed_rows
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.asked_notes import asked_notes
 from moegeom.router.choice_bias import check_choice_biases

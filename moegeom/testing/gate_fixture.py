@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from moegeom.core.verdict import Verdict
-from moegeom.report import VERDICT_REPORTERS, View
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.studies.check.study import GateRequest, gate
 
 
 @pytest.fixture
 def moegeom_gate() -> Callable[..., Verdict]:
     """``moegeom_gate(checkpoint, tokens=..., baseline=...)``: the verdict, or a failed test.
 
-    Takes what :class:`moegeom.studies.gate.GateRequest` takes. An inconclusive verdict fails the
-    test too: a gate that could not judge must not look like one that passed.
+    Takes what :class:`moegeom.studies.check.study.GateRequest` takes. An inconclusive verdict fails
+    the test too: a gate that could not judge must not look like one that passed.
     """
 
     def check(target: str | Path, **asked: Any) -> Verdict:

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from safetensors.numpy import save_file
 
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 
 
 @dataclass(frozen=True)

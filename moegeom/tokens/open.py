@@ -9,9 +9,9 @@ from moegeom.core.errors import RecordingError, UsageError, about
 from moegeom.core.files import reading
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
-from moegeom.tokens.dialect import DIALECTS, find_dialect
 from moegeom.tokens.source import SOURCES, KnownRouter, Request, Source
 from moegeom.tokens.stages import STAGE_TENSORS
+from moegeom.tokens.traces.dialect import DIALECTS, find_dialect
 
 #: What else people store hidden states in.
 _PICKLES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")

@@ -13,9 +13,9 @@ from jaxtyping import Float32
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
-from moegeom.tokens.columns import unknown_columns
-from moegeom.tokens.outputs import check_output_kind
 from moegeom.tokens.ranges import check_range
+from moegeom.tokens.recording.columns import unknown_columns
+from moegeom.tokens.recording.outputs import check_output_kind
 
 #: Tokens drawn together. Not ``TILE``: the numbers must not change when the scan is tuned.
 BLOCK = 256

@@ -10,9 +10,9 @@ from jaxtyping import Float32, Int32, Shaped
 from moegeom.core.errors import RecordingError
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
-from moegeom.tokens.columns import ColumnSource
-from moegeom.tokens.outputs import check_output_kind
 from moegeom.tokens.ranges import check_range
+from moegeom.tokens.recording.columns import ColumnSource
+from moegeom.tokens.recording.outputs import check_output_kind
 from moegeom.tokens.rows import Rows
 from moegeom.tokens.stages import CHOSEN, TOP_EXPERT, TOP_LOGITS, VALUE_STAGES
 

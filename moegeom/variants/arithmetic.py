@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 
 from moegeom.core.errors import InternalError
 from moegeom.core.registry import unknown_name
-from moegeom.geometry.number_format import NUMBER_FORMATS
-from moegeom.geometry.summation import SUMMATION_ORDERS
-from moegeom.geometry.weight_schemes import WEIGHT_STORAGE
+from moegeom.geometry.arithmetic.number_format import NUMBER_FORMATS
+from moegeom.geometry.arithmetic.summation import SUMMATION_ORDERS
+from moegeom.geometry.arithmetic.weight_schemes import WEIGHT_STORAGE
 
 Compared = Literal["logits", "scores"]
 Ties = Literal["lowest", "undetermined"]

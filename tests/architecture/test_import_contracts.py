@@ -47,8 +47,8 @@ def house(tmp_path):
 
 def test_an_empty_house_keeps_its_contracts(house):
     (house / "moegeom/kernels/cuda/scan.py").write_text("import cupy\n", "utf-8")
-    (house / "moegeom/scan/engines/cuda.py").write_text("import cupy\n", "utf-8")
-    (house / "moegeom/pipeline.py").write_text("import moegeom.scan, moegeom.report\n", "utf-8")
+    (house / "moegeom/engine/devices/cuda.py").write_text("import cupy\n", "utf-8")
+    (house / "moegeom/pipeline.py").write_text("import moegeom.engine, moegeom.document\n", "utf-8")
     result = lint_imports(house)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -64,7 +64,7 @@ def test_an_empty_house_keeps_its_contracts(house):
         ("router/load.py", "moegeom.tokens"),
         ("report/html.py", "moegeom.metrics"),
         ("report/html.py", "moegeom.geometry"),
-        ("check/gate.py", "moegeom.report"),
+        ("check/gate.py", "moegeom.document"),
         ("scan/engine.py", "cupy"),
         ("kernels/cpu/fused.py", "cupy"),
         ("scan/engine.py", "moegeom.metrics"),

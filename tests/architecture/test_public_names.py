@@ -24,7 +24,7 @@ def test_a_public_name_exists_and_is_documented(name):
 
 
 def test_no_public_name_hides_a_subpackage():
-    """``moegeom.scan`` would be the function or the package, by what was imported before."""
+    """``moegeom.engine`` would be the function or the package, by what was imported before."""
     assert set(moegeom._PUBLIC) & {m.name for m in pkgutil.iter_modules(moegeom.__path__)} == set()
 
 

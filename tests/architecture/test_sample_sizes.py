@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 from moegeom.core.tokens import TILE
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.trust import FIRST_TOKENS
 from moegeom.kernels.reductions.document_counts import DOCUMENTS
 from moegeom.kernels.reductions.input_sample import SIZE
 from moegeom.kernels.reductions.token_sample import SIZE as IDS
+from moegeom.measure.passes import _TYPICAL_TOKENS
 from moegeom.metrics import METRICS
-from moegeom.metrics._measure import _TYPICAL_TOKENS
-from moegeom.scan.plan import SMALL_SAMPLE_TOKENS
-from moegeom.scan.trust import FIRST_TOKENS
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -49,7 +49,7 @@ def opens_by_name(source: str, names: dict[str, tuple[str, ...]]) -> list[int]:
 
 
 #: Where a folder of results gives way to a new one, whole both of them.
-MAY_RENAME = {"moegeom/core/files.py", "moegeom/studies/series_measure.py"}
+MAY_RENAME = {"moegeom/core/files.py", "moegeom/studies/track/measure.py"}
 
 #: What parses TOML and Parquet of others within bounds, and what reads files of the program itself.
 MAY_PARSE = {
@@ -70,22 +70,22 @@ UNBOUNDED = {
 MAY_OPEN = {
     "moegeom/core/files.py": "open_raw itself, and outputs",
     "moegeom/core/parquet.py": "Parquet, behind open_raw",
-    "moegeom/tokens/npy_arrays.py": "an archive, behind the reader of archives of checkpoints",
+    "moegeom/tokens/foreign/npy_arrays.py": "an archive, behind the reader of archives of checkpoints",
     "moegeom/results/bitmaps.py": "an array out of a file that is open",
     "moegeom/kernels/cuda/program.py": "part of the program",
     "moegeom/router/family_file.py": "part of the program",
     "moegeom/variants/arithmetic.py": "part of the program",
-    "moegeom/scan/diagnosis.py": "/proc/cpuinfo",
+    "moegeom/engine/diagnosis.py": "/proc/cpuinfo",
     "moegeom/results/writer.py": "waits until folders that it wrote are on the disk",
-    "moegeom/tokens/journal.py": "the journal, for writing, inside a folder of its own",
-    "moegeom/tokens/draft.py": "waits until files that it wrote are on the disk",
+    "moegeom/tokens/recording/journal.py": "the journal, for writing, inside a folder of its own",
+    "moegeom/tokens/recording/draft.py": "waits until files that it wrote are on the disk",
 }
 
 #: What parses JSON of others within bounds.
 MAY_PARSE_JSON = {
     "moegeom/core/documents.py": "documents",
     "moegeom/checkpoint/json_text.py": "headers and configs of checkpoints, by the memory they take",
-    "moegeom/tokens/dialects/_json_records.py": "records of traces, by their values",
+    "moegeom/tokens/traces/dialects/_json_records.py": "records of traces, by their values",
 }
 
 #: Functions that open a file by its name.

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from moegeom.core.tokens import TokenColumns
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 
 GATE = "model.layers.{}.mlp.gate.weight"
 NORM = "model.layers.{}.post_attention_layernorm.weight"

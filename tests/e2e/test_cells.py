@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from moegeom.cells.exact.certificate_check import check_certificate, from_json
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.geometry.cells.certificate_check import check_certificate, from_json
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 

@@ -202,7 +202,7 @@ def test_other_documents_of_the_same_kind_change_nothing(tmp_path, seed):
     """One checkpoint on two halves of its documents: every significant figure is a false alarm."""
     from moegeom.pipeline import ScanRequest, scan
     from moegeom.results.reader import open_results
-    from moegeom.studies.figure_change import figure_changes
+    from moegeom.studies.changes.figures import figure_changes
     from moegeom.tokens.open import open_tokens
 
     source = open_tokens(str(ROOT / SERIES / "rec/step_1500"), None, None, ())

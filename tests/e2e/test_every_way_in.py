@@ -24,10 +24,10 @@ import torch
 from safetensors.numpy import save_file
 
 from moegeom.core.tokens import TokenColumns, TopLogits
-from moegeom.tokens.dialect import DIALECTS
+from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import SOURCES
 from moegeom.tokens.stages import STAGE_TENSORS
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.traces.dialect import DIALECTS
 from moegeom_cli.command import COMMANDS
 from tests.unit.tokens.dialects.test_counts import WRITERS as COUNT_WRITERS
 from tests.unit.tokens.dialects.written import EXPERTS, FIRST, NUM_LAYERS, TOP_K, Written

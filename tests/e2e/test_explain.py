@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.geometry.arithmetic.weight_schemes import stored_as
 from moegeom.geometry.selection.route import route
-from moegeom.geometry.weight_schemes import stored_as
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"

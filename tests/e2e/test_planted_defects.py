@@ -15,7 +15,7 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
 from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 
 SHAPES = {
     "softmax": SyntheticModel("qwen3_moe", hidden=2048, experts=64, top_k=8, layers=4),

@@ -13,7 +13,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.exhibit_smoothing import smoothed
 from tests.museum.healthy import SAMPLES, trained
 

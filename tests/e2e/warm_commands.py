@@ -13,16 +13,16 @@ import json
 import os
 import sys
 
-from moegeom.check import CHECKS
+from moegeom.checks import CHECKS
 from moegeom.core.input_noise import InputNoise
+from moegeom.document import REPORTERS, VERDICT_REPORTERS, View
+from moegeom.engine.labels import Populations
+from moegeom.engine.prepared import prepare
+from moegeom.engine.task import Task
+from moegeom.engine.tile import measure
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
-from moegeom.report import REPORTERS, VERDICT_REPORTERS, View
-from moegeom.scan.labels import Populations
-from moegeom.scan.measure import measure
-from moegeom.scan.prepared import prepare
-from moegeom.scan.task import Task
 from moegeom.testing.stream import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate

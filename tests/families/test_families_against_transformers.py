@@ -18,7 +18,7 @@ import torch
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
-from moegeom.geometry.norm import normed
+from moegeom.geometry.rows.norm import normed
 from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.route import Routing, route
 from moegeom.geometry.selection.score import SCORES

@@ -14,7 +14,7 @@ from moegeom.core.tokens import Stage, TokenColumns
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 from tests.families.observed import Observed, observe
 from tests.families.test_families_against_transformers import model_of
 

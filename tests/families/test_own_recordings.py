@@ -13,13 +13,13 @@ import pytest
 import torch
 import transformers
 
-from moegeom.capture import RouterRecorder
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.engine.prepared import prepare
+from moegeom.engine.trust import Trust, examine
 from moegeom.kernels.table import load_kernels
+from moegeom.recorder import RouterRecorder
 from moegeom.router.load import load_routers
-from moegeom.scan.prepared import prepare
-from moegeom.scan.trust import Trust, examine
-from moegeom.tokens.reader import open_recording
+from moegeom.tokens.recording.reader import open_recording
 from tests.families.by_day import some_by_day
 from tests.families.observed import FORWARD, VOCABULARY
 from tests.families.test_families_against_transformers import LOADED, OWN_NORM, model_of

@@ -23,13 +23,13 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts, Stage
+from moegeom.engine.labels import Populations
+from moegeom.engine.prepared import prepare, unavailable
+from moegeom.engine.task import Task
+from moegeom.engine.tile import measure
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
-from moegeom.scan.labels import Populations
-from moegeom.scan.measure import measure
-from moegeom.scan.prepared import prepare, unavailable
-from moegeom.scan.task import Task
 from moegeom.testing.array_source import ArraySource
 
 EXPERTS, HIDDEN, PROJECTED, TOKENS = 6, 24, 5, 300

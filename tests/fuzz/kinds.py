@@ -21,28 +21,28 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from moegeom.check import run_checks
-from moegeom.check._measured import measured_results
-from moegeom.check.baseline import read_baseline
-from moegeom.check.profile_file import find_profile, read_profile
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checkpoint.range_cache import RangeCache
-from moegeom.checkpoint.remote_options import RemoteOptions
+from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.range_cache import RangeCache
+from moegeom.checks import run_checks
+from moegeom.checks.baseline import read_baseline
+from moegeom.checks.measured import measured_results
+from moegeom.checks.profile_file import find_profile, read_profile
 from moegeom.core.errors import MoeGeomError
 from moegeom.core.tokens import TokenColumns
+from moegeom.document import REPORTERS, View
+from moegeom.engine.snapshot import read_snapshot
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, lint, scan
-from moegeom.report import REPORTERS, View
 from moegeom.results.reader import open_results
 from moegeom.results.writer import ResultsWriter
 from moegeom.router.asked_family import read_family_file
 from moegeom.router.load import load_routers
-from moegeom.scan.snapshot import read_snapshot
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.studies.check.study import GateRequest, gate
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
-from moegeom.tokens.journal import recorded_tokens
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.journal import recorded_tokens
+from moegeom.tokens.recording.writer import RecordingWriter
 from tests.unit.check.test_profile_file import WHOLE
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.written import WRITERS, known, truth
@@ -560,8 +560,8 @@ _SCAN_PLAN = {"routers": ["text/0"], "rule": "x", "files": [["a", 1, 2]], "optio
 
 
 def _unfinished_results(folder: Path) -> None:
-    from moegeom.scan.engine import Progress
-    from moegeom.scan.snapshot import write_snapshot
+    from moegeom.engine.loop import Progress
+    from moegeom.engine.snapshot import write_snapshot
 
     model = write_checkpoint(folder / "model", MODEL)
     rows = lint(str(model))

@@ -31,8 +31,8 @@ import pytest
 
 from moegeom.checkpoint.open import FORMATS
 from moegeom.core.errors import MoeGeomError
-from moegeom.tokens.dialect import DIALECTS
 from moegeom.tokens.source import SOURCES
+from moegeom.tokens.traces.dialect import DIALECTS
 from tests.fuzz import mutations
 from tests.fuzz.kinds import KINDS
 from tests.unit.tokens.dialects import test_counts

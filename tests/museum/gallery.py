@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moegeom.core.finding import Finding
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.studies.check.study import GateRequest, gate
 from tests.museum.checkpoint import Checkpoint
 
 SIZES = ("small", "medium", "large")

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from moegeom.core.errors import CheckpointError
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.studies.check.study import GateRequest, gate
 from tests.museum.exhibit_slices import INCIDENTS
 from tests.museum.gallery import all_cases, label
 from tests.museum.healthy import sigmoid_model

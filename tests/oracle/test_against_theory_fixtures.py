@@ -14,43 +14,43 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.affine_carrier import mean_energy_share
-from moegeom.geometry.angular import cap_area_log10, cap_constant
-from moegeom.geometry.boundary import boundary_distance, row_distances
-from moegeom.geometry.capacity import expert_capacity
-from moegeom.geometry.cells.cell_bounds import (
+from moegeom.cells.ball.bounds_of_cells import (
     log_zaslavsky,
     most_cells,
     total_cells,
     zaslavsky,
 )
-from moegeom.geometry.cells.hypersimplex import face_count, face_counts, log10_count
-from moegeom.geometry.coalition import chao1, good_turing_coverage
-from moegeom.geometry.consistency import jaccard, overlap_share
-from moegeom.geometry.curved_rows import curved_rows
-from moegeom.geometry.curved_wall import wall_distance
-from moegeom.geometry.exit_time import exit_probability, face_quantile
-from moegeom.geometry.gram import best_gram_score, cosines, gram_score, random_gram_score
-from moegeom.geometry.intrinsic_dimension import (
+from moegeom.cells.exact.hypersimplex import face_count, face_counts, log10_count
+from moegeom.core.router import GroupMask, Rule, Weights
+from moegeom.geometry.arithmetic.number_format import rounded_to
+from moegeom.geometry.arithmetic.rounding import rounding_sigmas, switch_probability
+from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.curved_wall import wall_distance
+from moegeom.geometry.boundary.linear import boundary_distance, row_distances
+from moegeom.geometry.boundary.logit_distance import free_logit_distance
+from moegeom.geometry.boundary.order_distance import flat_distance, order_distance
+from moegeom.geometry.boundary.orders import extra_experts, order_eps, order_exact, tie_spread
+from moegeom.geometry.boundary.score_curve import ScoreCurve
+from moegeom.geometry.gram.angular import cap_area_log10, cap_constant
+from moegeom.geometry.gram.gram import best_gram_score, cosines, gram_score, random_gram_score
+from moegeom.geometry.load.coalition import chao1, good_turing_coverage
+from moegeom.geometry.load.consistency import jaccard, overlap_share
+from moegeom.geometry.load.routing_entropy import entropy_nats, normalised_scores
+from moegeom.geometry.load.statistics import gini, load_cv, load_entropy_nats, max_vio
+from moegeom.geometry.noise.prediction import tie_probability
+from moegeom.geometry.noise.wall_sigmas import noisy_distances, wall_sigmas
+from moegeom.geometry.paths.exit_time import exit_probability, face_quantile
+from moegeom.geometry.selection.mask import group_scores, kept_groups
+from moegeom.geometry.selection.pick import margin, top_k
+from moegeom.geometry.selection.route import route, selection_scores
+from moegeom.geometry.space.affine_carrier import mean_energy_share
+from moegeom.geometry.space.capacity import expert_capacity
+from moegeom.geometry.space.intrinsic_dimension import (
     levina_bickel,
     participation_ratio,
     participation_ratio_corrected,
     two_nn,
 )
-from moegeom.geometry.load import gini, load_cv, load_entropy_nats, max_vio
-from moegeom.geometry.logit_distance import free_logit_distance
-from moegeom.geometry.number_format import rounded_to
-from moegeom.geometry.order_distance import flat_distance, order_distance
-from moegeom.geometry.orders import extra_experts, order_eps, order_exact, tie_spread
-from moegeom.geometry.rounding import rounding_sigmas, switch_probability
-from moegeom.geometry.routing_entropy import entropy_nats, normalised_scores
-from moegeom.geometry.score_curve import ScoreCurve
-from moegeom.geometry.selection.mask import group_scores, kept_groups
-from moegeom.geometry.selection.pick import margin, top_k
-from moegeom.geometry.selection.route import route, selection_scores
-from moegeom.geometry.switch_prediction import tie_probability
-from moegeom.geometry.wall_sigmas import noisy_distances, wall_sigmas
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = DATA / "theory_fixtures.json"

@@ -7,12 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.geometry.cells.collected import collected
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
-from moegeom.geometry.cells.exact_nearest import exact_nearest
-from moegeom.geometry.cells.nearest import arrangement_of
-from moegeom.kernels.cpu.ball_cells import ball_cells, cells_within_hops, filter_ball
-from moegeom.kernels.cpu.level_walk import level_walk
+from moegeom.cells.ball.ball_cells import ball_cells, cells_within_hops, filter_ball
+from moegeom.cells.ball.nearest import arrangement_of
+from moegeom.cells.exact.collected import collected
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.cells.exact.exact_nearest import exact_nearest
+from moegeom.cells.walk.level_walk import level_walk
 from tests.oracle.test_cells_against_certified_instances import INSTANCES, arrays, digest
 
 PLENTY = 10**6

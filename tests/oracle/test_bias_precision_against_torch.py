@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moegeom.geometry.bias_precision import (
+from moegeom.geometry.arithmetic.bias_precision import (
     UPDATE_STEP,
     bias_precision,
     to_bfloat16,

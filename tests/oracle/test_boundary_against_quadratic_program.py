@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from moegeom.geometry.boundary import Boundary, boundary_distance, row_distances
+from moegeom.geometry.boundary.linear import Boundary, boundary_distance, row_distances
 from moegeom.geometry.selection.pick import top_k
 
 

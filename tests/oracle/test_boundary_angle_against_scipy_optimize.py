@@ -8,8 +8,8 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from moegeom.core.router import Rule, Weights
-from moegeom.geometry.curved_rows import curved_rows
-from moegeom.geometry.pre_norm import angle_bound, boundary_angle
+from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.rows.pre_norm import angle_bound, boundary_angle
 from moegeom.geometry.selection.pick import top_k
 from moegeom.kernels.reference.curved_distance import curved_distance
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as some_array
 from scipy.optimize import linprog
 
-from moegeom.geometry.cells.box import (
+from moegeom.cells.ball.box import (
     experts_that_matter,
     filter_box,
     surely_above,
     surely_above_in_ball,
 )
-from moegeom.geometry.cells.certificate_check import CellPoint, WallPoint, check_certificate
+from moegeom.cells.exact.certificate_check import CellPoint, WallPoint, check_certificate
 
 
 def largest_margin(weight, bias, chosen, others, tied, lower, upper):

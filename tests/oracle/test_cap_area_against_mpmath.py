@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics.pairwise import cosine_similarity
 
-from moegeom.geometry.angular import (
+from moegeom.geometry.gram.angular import (
     cap_area_log10,
     cap_constant,
     cap_half_angle,

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as some_array
 from scipy.optimize import linprog
 
-from moegeom.geometry.cells.certificate import (
+from moegeom.cells.exact.certificate import (
     cell_certificate,
     solve_strictly,
     wall_certificate,
 )
-from moegeom.geometry.cells.certificate_check import (
+from moegeom.cells.exact.certificate_check import (
     MOST_DIGITS,
     CellPoint,
     NoCell,
@@ -29,7 +29,7 @@ from moegeom.geometry.cells.certificate_check import (
     check_certificate,
     from_json,
 )
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
 from tests.oracle.test_cells_against_certified_instances import SMALL, arrays, digest
 
 FEW = [i for i in SMALL if comb(i["E"], i["k"]) <= 100]

@@ -12,7 +12,7 @@ import pytest
 from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
-from moegeom.geometry.cells.cell_bounds import (
+from moegeom.cells.ball.bounds_of_cells import (
     expected_diagram,
     log_zaslavsky,
     most_cells,
@@ -21,16 +21,16 @@ from moegeom.geometry.cells.cell_bounds import (
     total_cells,
     zaslavsky,
 )
-from moegeom.geometry.cells.collected import collected
-from moegeom.geometry.cells.exact_cells import exact_cells
-from moegeom.geometry.cells.hypersimplex import (
+from moegeom.cells.exact.collected import collected
+from moegeom.cells.exact.exact_cells import exact_cells
+from moegeom.cells.exact.hypersimplex import (
     face_count,
     face_counts,
     log10_count,
     num_edges,
     num_facets,
 )
-from moegeom.kernels.cpu.level_walk import level_walk
+from moegeom.cells.walk.level_walk import level_walk
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

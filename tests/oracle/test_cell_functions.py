@@ -13,10 +13,10 @@ from scipy.sparse.csgraph import floyd_warshall
 from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
-from moegeom.geometry.cells.collected import collected
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
-from moegeom.geometry.cells.kset_polytope import kset_vertices, largest_sum
-from moegeom.geometry.cells.recession import (
+from moegeom.cells.exact.collected import collected
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.cells.exact.kset_polytope import kset_vertices, largest_sum
+from moegeom.cells.exact.recession import (
     BOUNDED,
     THIN,
     WIDE,
@@ -25,10 +25,10 @@ from moegeom.geometry.cells.recession import (
     ray_generators,
     recession_cones,
 )
-from moegeom.geometry.cells.solid_angle import exact_angles, sampled_angles, shares_of
-from moegeom.geometry.cells.visited_graph import visited_edges, visited_graph
-from moegeom.geometry.cells.wall_graph import is_one_swap, wall_graph
-from moegeom.kernels.cpu.level_walk import level_walk
+from moegeom.cells.exact.solid_angle import exact_angles, sampled_angles, shares_of
+from moegeom.cells.graph.visited_graph import visited_edges, visited_graph
+from moegeom.cells.graph.wall_graph import is_one_swap, wall_graph
+from moegeom.cells.walk.level_walk import level_walk
 
 PLENTY = 10**6
 

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from moegeom.cells.ball.inradius import inradii
+from moegeom.cells.exact.certificate_check import CellPoint, from_json
+from moegeom.cells.exact.witness import check_witness, strict_witnesses
+from moegeom.cells.study.request import CellsRequest
+from moegeom.cells.study.study import cells
+from moegeom.cells.walk.enumeration import AllSubsets, enumerate_cells
 from moegeom.core.errors import UsageError
-from moegeom.geometry.cells.certificate_check import CellPoint, from_json
-from moegeom.geometry.cells.inradius import inradii
-from moegeom.geometry.cells.witness import check_witness, strict_witnesses
-from moegeom.kernels.cpu.enumeration import AllSubsets, enumerate_cells
-from moegeom.studies.cells import cells
-from moegeom.studies.cells_request import CellsRequest
 
 SEED = 0
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
 
 TRUTH = Path(__file__).resolve().parents[1] / "data/cells_truth.json"
 SHA256 = "43c9ae4e2a1203961ddc3d256065c87343c9d4437f28d15e8fe075fbfbb92749"

@@ -12,7 +12,7 @@ import scipy.stats
 from sklearn.metrics import adjusted_mutual_info_score, jaccard_score, mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
-from moegeom.geometry.consistency import (
+from moegeom.geometry.load.consistency import (
     concentration_by_label,
     corrected_information_share,
     even_jaccard,

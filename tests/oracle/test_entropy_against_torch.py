@@ -8,7 +8,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from moegeom.geometry.routing_entropy import (
+from moegeom.geometry.load.routing_entropy import (
     entropy_nats,
     log_sum_exp,
     normalised_scores,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
-from moegeom.kernels.cpu.enumeration import AllSubsets, Enumeration, enumerate_cells
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 from tests.oracle.test_cells_against_certified_instances import WHOLE, arrays, digest
 
 

@@ -9,8 +9,8 @@ import pytest
 from scipy.optimize import linprog
 from scipy.spatial import ConvexHull
 
-from moegeom.kernels.cpu.ball_cells import cells_within_hops
-from moegeom.kernels.cpu.enumeration import Enumeration, enumerate_cells
+from moegeom.cells.ball.ball_cells import cells_within_hops
+from moegeom.cells.walk.enumeration import Enumeration, enumerate_cells
 
 #: Seeds by day, and all of them at night.
 _BY_DAY, _AT_NIGHT = 40, 400

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from scipy.stats import levy
 
-from moegeom.geometry.exit_simulation import quantile_interval, simulate_exit
-from moegeom.geometry.exit_time import (
+from moegeom.geometry.noise.wall_sigmas import (
+    are_walls_positive,
+    noisy_distances,
+    noisy_rows,
+    wall_sigmas,
+)
+from moegeom.geometry.paths.exit_simulation import quantile_interval, simulate_exit
+from moegeom.geometry.paths.exit_time import (
     cell_quantiles,
     exit_probability,
     face_quantile,
     log_crossing_probability,
 )
 from moegeom.geometry.selection.pick import top_k
-from moegeom.geometry.wall_sigmas import (
-    are_walls_positive,
-    noisy_distances,
-    noisy_rows,
-    wall_sigmas,
-)
 
 
 class Cell:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.curved_rows import curved_rows
-from moegeom.geometry.grouped_boundary import grouped_boundary
+from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.grouped import grouped_boundary
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
 

@@ -10,13 +10,13 @@ from scipy.special import expit, logit
 from scipy.stats import norm
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.boundary import row_distances
-from moegeom.geometry.independent_switch import independent_switch, logit_deviations
-from moegeom.geometry.noise_calibration import noise_between
-from moegeom.geometry.noise_switch import simulate_switch, switch_bounds
-from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
+from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16
+from moegeom.geometry.boundary.linear import row_distances
+from moegeom.geometry.noise.calibration import noise_between
+from moegeom.geometry.noise.independent import independent_switch, logit_deviations
+from moegeom.geometry.noise.noise_switch import simulate_switch, switch_bounds
+from moegeom.geometry.noise.wall_sigmas import noisy_distances
 from moegeom.geometry.selection.pick import top_k
-from moegeom.geometry.wall_sigmas import noisy_distances
 
 
 def affine(k):

@@ -17,8 +17,8 @@ from scipy.linalg import null_space
 from scipy.optimize import linprog, nnls
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.effective_rows import effective_rows
-from moegeom.geometry.reachability import Proof, Reachability, reachability
+from moegeom.geometry.boundary.reachability import Proof, Reachability, reachability
+from moegeom.geometry.gram.effective_rows import effective_rows
 from moegeom.geometry.selection.route import route
 from moegeom.geometry.selection.score import SCORES
 

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 
 MODEL = Path(__file__).resolve().parents[2] / "sample_ckpts" / "deepseek-tiny"
 NUM_DOCUMENTS, HIDDEN, EXPERTS = 4, 64, 32

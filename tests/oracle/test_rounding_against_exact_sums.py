@@ -8,8 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moegeom.geometry.boundary import boundary_distance, row_distances
-from moegeom.geometry.rounding import bf16_noise_scale, logit_error_bound, switch_probability
+from moegeom.geometry.arithmetic.rounding import (
+    bf16_noise_scale,
+    logit_error_bound,
+    switch_probability,
+)
+from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.selection.pick import top_k
 
 

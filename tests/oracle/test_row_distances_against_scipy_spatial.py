@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from moegeom.geometry.boundary import row_distances
+from moegeom.geometry.boundary.linear import row_distances
 
 
 def inverse(weight) -> np.ndarray:

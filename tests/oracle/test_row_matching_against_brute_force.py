@@ -10,15 +10,15 @@ import torch
 from scipy.spatial.distance import cdist
 from scipy.stats import ortho_group
 
-from moegeom.geometry.cast_match import CASTS, cast_of, grid_of
-from moegeom.geometry.row_change import (
+from moegeom.geometry.arithmetic.cast_match import CASTS, cast_of, grid_of
+from moegeom.geometry.rows.row_change import (
     column_factors,
     common_factor,
     gram_noise,
     likeness_z,
     own_cosines,
 )
-from moegeom.geometry.row_matching import (
+from moegeom.geometry.rows.row_matching import (
     cycles,
     matched_places,
     nearest_order,

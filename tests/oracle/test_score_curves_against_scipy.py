@@ -9,7 +9,7 @@ import pytest
 from scipy.differentiate import derivative
 from scipy.special import expit, logit
 
-from moegeom.geometry.score_curve import BENDS, ScoreCurve
+from moegeom.geometry.boundary.score_curve import BENDS, ScoreCurve
 
 FUNCTIONS = {
     "identity": lambda z: z,

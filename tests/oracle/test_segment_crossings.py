@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.geometry.cells.crossings import crossing_rate, exact_crossings
-from moegeom.geometry.cells.sweep import sweep
-from moegeom.kernels.cpu.segment_crossings import segment_crossings
+from moegeom.cells.exact.crossings import crossing_rate, exact_crossings
+from moegeom.cells.exact.sweep import sweep
+from moegeom.cells.walk.segment_crossings import segment_crossings
 
 KINDS = {
     "random": lambda r, n, e: r.standard_normal((2, n, e)),

@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.geometry.cells.dictionary import Arrangement, dictionary, inverse_of
-from moegeom.geometry.cells.exact_cells import ExactCells, exact_cells
-from moegeom.kernels.cpu.enumeration import AllSubsets, Enumeration, enumerate_cells
+from moegeom.cells.exact.dictionary import Arrangement, dictionary, inverse_of
+from moegeom.cells.exact.exact_cells import ExactCells, exact_cells
+from moegeom.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 
 #: More of them at night.
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 20))]

@@ -10,15 +10,15 @@ import mpmath
 import numpy as np
 import pytest
 
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.cells.plane import raster_proof
+from moegeom.cells.plane.raster import plane_raster, raster
+from moegeom.cells.plane.raster_enclosure import Rectangles
+from moegeom.cells.plane.raster_frame import Frame, PixelState
+from moegeom.cells.plane.raster_slice import PlaneRouter, plane_router
+from moegeom.cells.plane.score_ranges import score_ranges
 from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
-from moegeom.geometry.cells import raster_proof
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
-from moegeom.geometry.cells.raster import plane_raster, raster
-from moegeom.geometry.cells.raster_enclosure import Rectangles
-from moegeom.geometry.cells.raster_frame import Frame, PixelState
-from moegeom.geometry.cells.raster_slice import PlaneRouter, plane_router
-from moegeom.geometry.cells.score_ranges import score_ranges
-from moegeom.geometry.projected_rows import composed_rows, cosine_scale
+from moegeom.geometry.rows.projected_rows import composed_rows, cosine_scale
 from moegeom.geometry.selection.route import route
 
 EXPERTS, HIDDEN, TOP_K = 16, 7, 4

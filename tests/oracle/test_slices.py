@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from moegeom.geometry.cells.circle import circle_arcs
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
-from moegeom.geometry.cells.polygons import polygons
-from moegeom.geometry.cells.subspace import principal_slice, random_slice, slice_through
-from moegeom.kernels.cpu.enumeration import Enumeration, enumerate_cells
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.cells.plane.circle import circle_arcs
+from moegeom.cells.plane.polygons import polygons
+from moegeom.cells.plane.subspace import principal_slice, random_slice, slice_through
+from moegeom.cells.walk.enumeration import Enumeration, enumerate_cells
 
 
 @pytest.mark.parametrize("tokens", [20, 200])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from moegeom.check._statistics import (
+from moegeom.checks.statistics import (
     POWER,
     detectable_shift,
     holm_rejects,

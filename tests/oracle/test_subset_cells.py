@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
-from moegeom.kernels.cpu.enumeration import Enumeration, enumerate_cells
-from moegeom.kernels.cpu.subset_cells import subset_cells
+from moegeom.cells.ball.subset_cells import subset_cells
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.cells.walk.enumeration import Enumeration, enumerate_cells
 
 
 @pytest.mark.parametrize(("experts", "k", "dims"), [(8, 2, 2), (12, 4, 4), (14, 11, 3), (10, 3, 7)])

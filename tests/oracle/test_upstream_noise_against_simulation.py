@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.boundary import row_distances
-from moegeom.geometry.upstream_noise import switch_chance, upstream_noise
-from moegeom.geometry.wall_sigmas import wall_sigmas
+from moegeom.geometry.boundary.linear import row_distances
+from moegeom.geometry.noise.upstream import switch_chance, upstream_noise
+from moegeom.geometry.noise.wall_sigmas import wall_sigmas
 
 TOKENS, HIDDEN, EXPERTS, K = 6000, 96, 24, 4
 

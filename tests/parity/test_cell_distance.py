@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from moegeom.geometry.cells.exact_nearest import Inner, exact_nearest, inner, root_bracket
-from moegeom.geometry.cells.nearest import arrangement_of, nearest, shifted
-from moegeom.kernels.cpu._cell_answer import BEYOND, EMPTY, MET, OPEN
-from moegeom.kernels.cpu.cell_distance import Distances, cell_distance
+from moegeom.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN
+from moegeom.cells.ball.cell_distance import Distances, cell_distance
+from moegeom.cells.ball.nearest import arrangement_of, nearest, shifted
+from moegeom.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
 
 #: Distances agree to this many parts; both are well inside their brackets.
 RTOL = 1e-7

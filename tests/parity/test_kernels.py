@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary import row_distances
-from moegeom.geometry.curved_rows import curved_rows
-from moegeom.geometry.float_bits import NUM_BINS, bin_edges
+from moegeom.geometry.arithmetic.float_bits import NUM_BINS, bin_edges
+from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.selection.pick import margin
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.quantities import NUM_BLOCKS

@@ -8,12 +8,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.geometry.cells.collected import collected
-from moegeom.geometry.cells.dictionary import Arrangement, dictionary
-from moegeom.geometry.cells.exact_cells import exact_cells
-from moegeom.geometry.cells.exact_walk import exact_walk
-from moegeom.geometry.cells.rank import independent_columns
-from moegeom.kernels.cpu.level_walk import Walked, level_walk
+from moegeom.cells.exact.collected import collected
+from moegeom.cells.exact.dictionary import Arrangement, dictionary
+from moegeom.cells.exact.exact_cells import exact_cells
+from moegeom.cells.exact.exact_walk import exact_walk
+from moegeom.cells.exact.rank import independent_columns
+from moegeom.cells.walk.level_walk import Walked, level_walk
 from tests.oracle.test_cells_against_certified_instances import INSTANCES, arrays, digest
 
 PLENTY = 10**6

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.geometry.boundary import boundary_distance, row_distances
+from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.selection.pick import margin, top_k
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary import boundary_distance, row_distances
-from moegeom.geometry.curved_boundary import curved_boundary
-from moegeom.geometry.curved_rows import curved_rows
-from moegeom.geometry.grouped_boundary import grouped_boundary
+from moegeom.geometry.boundary.curved import curved_boundary
+from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.grouped import grouped_boundary
+from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.selection.route import route
 
 

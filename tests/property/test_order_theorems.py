@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.geometry.orders import extra_experts, order_eps, order_exact, tie_spread
+from moegeom.geometry.boundary.orders import extra_experts, order_eps, order_exact, tie_spread
 from moegeom.geometry.selection.pick import margin
 
 #: Few distinct values, so that exact ties are common; all are exact in binary.

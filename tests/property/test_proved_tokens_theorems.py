@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
-from moegeom.geometry.number_format import rounded_to
+from moegeom.engine.float_bound import float_bound
+from moegeom.engine.prepared import prepare
+from moegeom.engine.switching import Reference, switch_of
+from moegeom.geometry.arithmetic.number_format import rounded_to
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
-from moegeom.scan.float_bound import float_bound
-from moegeom.scan.prepared import prepare
-from moegeom.scan.switching import Reference, switch_of
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names
 from moegeom.variants.emulated import emulate
 

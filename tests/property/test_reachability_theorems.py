@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.effective_rows import effective_rows
-from moegeom.geometry.reachability import Proof, num_decided, reachability
+from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
+from moegeom.geometry.gram.effective_rows import effective_rows
 from moegeom.geometry.selection.route import route
 from moegeom.geometry.selection.score import SCORES
 from moegeom.router.family_file import families, load_family

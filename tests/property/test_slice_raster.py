@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moegeom.cells.plane.raster import plane_raster
+from moegeom.cells.plane.raster_frame import Frame, PixelState
+from moegeom.cells.plane.raster_slice import PlaneLength, PlaneRouter
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.cells.raster import plane_raster
-from moegeom.geometry.cells.raster_frame import Frame, PixelState
-from moegeom.geometry.cells.raster_slice import PlaneLength, PlaneRouter
 from moegeom.geometry.selection.route import route
 
 SIDES = (-1.5, 2.0, -1.0, 1.75)

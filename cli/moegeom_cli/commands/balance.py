@@ -29,8 +29,8 @@ def run(
     overwrite: Overwrite = False,
 ) -> None:
     """Does a selection bias exist that balances these tokens, and does it hold on others?"""
-    from moegeom.report.balances import BALANCE_REPORTERS
-    from moegeom.studies.balancing import BalanceRequest, balance
+    from moegeom.studies.balance.screen import BALANCE_REPORTERS
+    from moegeom.studies.balance.study import BalanceRequest, balance
 
     request = BalanceRequest(
         checkpoint=checkpoint,

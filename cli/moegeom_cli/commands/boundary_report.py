@@ -57,9 +57,9 @@ def run(
     exclude_first: ExcludeFirst = 0,
 ) -> None:
     """Which tokens are about to change experts, under which arithmetic, and how much moves."""
-    from moegeom.report.exposures import EXPOSURE_REPORTERS, exposure_of
     from moegeom.results.reader import is_results, open_results
-    from moegeom.studies.exposure import ExposureRequest, measure_exposure
+    from moegeom.studies.boundary.screen import EXPOSURE_REPORTERS, exposure_of
+    from moegeom.studies.boundary.study import ExposureRequest, measure_exposure
 
     if is_results(Path(checkpoint)):
         written = Path(checkpoint)

@@ -69,9 +69,9 @@ def run(
     from moegeom.core.errors import UsageError
 
     try:
-        from moegeom.capture.run import CaptureRequest, capture, plan_capture
-        from moegeom.capture.screen import render_captured, render_plan
-        from moegeom.capture.text import parse_text_file
+        from moegeom.recorder.run import CaptureRequest, capture, plan_capture
+        from moegeom.recorder.screen import render_captured, render_plan
+        from moegeom.recorder.text import parse_text_file
     except ModuleNotFoundError as missing:
         if missing.name not in ("torch", "transformers"):
             raise
@@ -79,7 +79,7 @@ def run(
             f"capture runs the model, for which {missing.name} is needed.",
             "pip install 'moegeom[capture]'",
         ) from None
-    from moegeom.report import View
+    from moegeom.document import View
     from moegeom.router.asked_family import AskedFamily
 
     request = CaptureRequest(

@@ -98,11 +98,11 @@ def run(
     ] = None,
 ) -> None:
     """List the routing cells and walls of a slice, prove or refute one set, or draw them."""
+    from moegeom.cells.screen import ENUMERATION_REPORTERS
+    from moegeom.cells.study.request import CellsRequest, parse_view
+    from moegeom.cells.study.study import cells
     from moegeom.core.verdict import EXIT_INCONCLUSIVE
-    from moegeom.report.enumerations import ENUMERATION_REPORTERS
-    from moegeom.scan.plan import num_workers
-    from moegeom.studies.cells import cells
-    from moegeom.studies.cells_request import CellsRequest, parse_view
+    from moegeom.engine.plan import num_workers
 
     kind, expert = parse_view(view)
     request = CellsRequest(

@@ -79,10 +79,10 @@ def run(
     if target is None:
         raise UsageError("check needs a checkpoint or results.", "moegeom check CKPT")
     reports = parse_reports(report or (), screen.format)
-    from moegeom.check.profile_file import fail_on as parse_fail_on
-    from moegeom.check.profile_file import known_code
-    from moegeom.report import VERDICT_REPORTERS
-    from moegeom.studies.gate import GateRequest, gate
+    from moegeom.checks.profile_file import fail_on as parse_fail_on
+    from moegeom.checks.profile_file import known_code
+    from moegeom.document import VERDICT_REPORTERS
+    from moegeom.studies.check.study import GateRequest, gate
 
     request = GateRequest(
         target=target,
@@ -111,15 +111,15 @@ def run(
 
 
 def _explain(code: str) -> None:
-    from moegeom.check.pages import find_check, page_of
+    from moegeom.checks.pages import find_check, page_of
     from moegeom_cli.check_pages import render_page
 
     typer.echo(render_page(page_of(find_check(code)), width()))
 
 
 def _init() -> None:
-    from moegeom.check.profile_file import PROFILE_NAME
-    from moegeom.check.profile_template import profile_template
+    from moegeom.checks.profile_file import PROFILE_NAME
+    from moegeom.checks.profile_template import profile_template
     from moegeom.core.errors import UsageError
     from moegeom.core.files import write_whole
 

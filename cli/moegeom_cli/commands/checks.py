@@ -17,7 +17,7 @@ def run(
     format: PrintFormat = Format.table,
 ) -> None:
     """Every check with its severity, what it needs, and the statement it judges."""
-    from moegeom.check.pages import all_pages
+    from moegeom.checks.pages import all_pages
     from moegeom_cli.listing import render_listing
 
     rows = [

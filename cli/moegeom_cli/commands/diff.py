@@ -47,8 +47,8 @@ def run(
     ] = None,
 ) -> None:
     """Say what happened to each router from A to B; on tokens, which figures changed."""
-    from moegeom.report.differences import DIFFERENCE_REPORTERS
-    from moegeom.studies.difference import DifferenceRequest, difference
+    from moegeom.studies.diff.screen import DIFFERENCE_REPORTERS
+    from moegeom.studies.diff.study import DifferenceRequest, difference
 
     request = DifferenceRequest(
         a=a,

@@ -17,7 +17,7 @@ def run(
     format: PrintFormat = Format.table,
 ) -> None:
     """Versions, BLAS and its core, processors, the kernel cache, and which extras are installed."""
-    from moegeom.scan.diagnosis import diagnose
+    from moegeom.engine.diagnosis import diagnose
     from moegeom_cli.listing import render_listing
 
     rows = diagnose()

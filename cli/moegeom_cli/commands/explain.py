@@ -38,8 +38,8 @@ def run(
 ) -> None:
     """Say why B chose other experts than A for the same tokens: one verdict, with its evidence."""
     from moegeom.core.verdict import EXIT_INCONCLUSIVE
-    from moegeom.report.explanations import EXPLANATION_REPORTERS
-    from moegeom.studies.explain import ExplainRequest, explain
+    from moegeom.studies.explain.screen import EXPLANATION_REPORTERS
+    from moegeom.studies.explain.study import ExplainRequest, explain
 
     request = ExplainRequest(
         checkpoint=checkpoint,

@@ -19,7 +19,7 @@ def run(
     screen: ScreenOptions,
 ) -> None:
     """Print results that were measured before, on this machine or another."""
-    from moegeom.report import REPORTERS
+    from moegeom.document import REPORTERS
     from moegeom.results.reader import open_results
 
     screen.show(REPORTERS, open_results(results))

@@ -29,10 +29,12 @@ def run(
 ) -> None:
     """Which routers a checkpoint has: rule, shape and storage; what was skipped and why."""
     from moegeom.checkpoint.open import open_checkpoint
-    from moegeom.report.asked_layers import layers_without_router
-    from moegeom.report.header import size
-    from moegeom.report.rule_brief import rule_brief
-    from moegeom.report.rule_trust import assumed
+    from moegeom.document.asked_layers import layers_without_router
+    from moegeom.document.header import size
+    from moegeom.document.rule_brief import rule_brief
+    from moegeom.document.rule_trust import assumed
+    from moegeom.engine.request import Terms
+    from moegeom.engine.run_facts import router_facts
     from moegeom.router.describe import (
         describe_routers,
         name_patterns,
@@ -40,8 +42,6 @@ def run(
         rule_origin,
     )
     from moegeom.router.load import load_routers
-    from moegeom.scan.request import Terms
-    from moegeom.scan.run_facts import router_facts
     from moegeom_cli.listing import render_listing
 
     terms = Terms(**model.terms)
@@ -83,7 +83,7 @@ def run(
 
 def _say(line: str) -> None:
     """A line of the screen, folded; it may hold names that nobody vouches for."""
-    from moegeom.report.untrusted import printable
+    from moegeom.document.untrusted import printable
 
     typer.echo(folded(printable(line), width(), " " * 7))
 

@@ -44,8 +44,8 @@ def run(
 ) -> None:
     """Measure every router on recorded tokens; without tokens, what weights alone tell."""
     from moegeom.core.errors import UsageError
+    from moegeom.document import REPORTERS
     from moegeom.pipeline import ScanRequest, scan
-    from moegeom.report import REPORTERS
     from moegeom.results.reader import open_results
 
     if non_finite not in ("fail", "skip"):

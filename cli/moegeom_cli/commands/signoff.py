@@ -34,8 +34,8 @@ def run(
     ] = None,
 ) -> int:
     """Sign off an export B of A: exit code 0 passed, 1 failed, 4 inconclusive."""
-    from moegeom.report.signoffs import SIGNOFF_REPORTERS
-    from moegeom.studies.signoff import SignOffRequest, sign_off
+    from moegeom.studies.signoff.screen import SIGNOFF_REPORTERS
+    from moegeom.studies.signoff.study import SignOffRequest, sign_off
 
     request = SignOffRequest(
         a=a,

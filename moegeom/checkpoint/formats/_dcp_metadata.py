@@ -15,8 +15,8 @@ from moegeom.checkpoint import limits
 from moegeom.checkpoint.collection import no_collection
 from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped, TorchDtype, empty_dict
 from moegeom.checkpoint.names import check_names, is_inside
-from moegeom.checkpoint.pickle_machine import Record
-from moegeom.checkpoint.pickled import unpickle
+from moegeom.checkpoint.pickle.machine import Record
+from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.checkpoint.store import check_apart
 from moegeom.core.errors import CheckpointError
 

@@ -14,8 +14,8 @@ from moegeom.checkpoint import limits
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped
-from moegeom.checkpoint.pickle_machine import Record
-from moegeom.checkpoint.pickled import unpickle
+from moegeom.checkpoint.pickle.machine import Record
+from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.checkpoint.shards import Shard, ShardedStore
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.checkpoint.zipped import read_archive

@@ -20,7 +20,7 @@ from moegeom.checkpoint.formats._pytorch_globals import (
     UnreadableTensor,
     storage_of,
 )
-from moegeom.checkpoint.pickled import unpickle
+from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.zipped import Archive, Entry, read_archive
 from moegeom.core.errors import CheckpointError

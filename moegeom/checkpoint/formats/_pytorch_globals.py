@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moegeom.checkpoint.pickle_machine import MOST_ARGUMENTS, Global, Record
+from moegeom.checkpoint.pickle.machine import MOST_ARGUMENTS, Global, Record
 
 
 @dataclass(frozen=True)

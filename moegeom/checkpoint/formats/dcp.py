@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from moegeom.checkpoint import pickled
 from moegeom.checkpoint.folder import Folder, LocalFolder, Location
 from moegeom.checkpoint.formats._dcp_archive import PieceArchive
 from moegeom.checkpoint.formats._dcp_metadata import Chunk, Layout, Metadata, Place, parse_metadata
 from moegeom.checkpoint.formats._megatron import COMMON, MegatronStore
+from moegeom.checkpoint.pickle import pickled
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.shards import ShardedStore, missing_shards
 from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces

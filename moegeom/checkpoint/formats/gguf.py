@@ -18,7 +18,7 @@ from moegeom.checkpoint.formats._gguf_header import Header, read_header
 from moegeom.checkpoint.formats._gguf_split import check_parts, models, parts
 from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
 from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.remote_lazy import lazy
+from moegeom.checkpoint.remote.lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError

@@ -15,7 +15,7 @@ from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
 from moegeom.checkpoint.formats._pytorch_archive import TorchArchive, View, read_torch_archive
 from moegeom.checkpoint.formats._pytorch_names import flatten
 from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.remote_lazy import lazy
+from moegeom.checkpoint.remote.lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError

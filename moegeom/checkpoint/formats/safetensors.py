@@ -15,7 +15,7 @@ from moegeom.checkpoint.formats._dcp_slices import check_complete, check_whole, 
 from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
 from moegeom.checkpoint.formats._safetensors_header import Header, read_header
 from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.remote_lazy import lazy
+from moegeom.checkpoint.remote.lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorInfo
 

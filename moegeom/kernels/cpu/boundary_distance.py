@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moegeom.geometry.boundary import NEVER, RowDistances
+from moegeom.geometry.boundary.linear import NEVER, RowDistances
 
 #: The gap to the (k+1)-th logit is a rounded sum: a little less of it is a safe lower bound.
 _SAFE = 1.0 - 2.0**-50

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moegeom.geometry.float_bits import FIRST_CODE, NUM_BINS
+from moegeom.geometry.arithmetic.float_bits import FIRST_CODE, NUM_BINS
 
 
 @njit(nogil=True, cache=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moegeom.geometry.curved_rows import CurvedRows
-from moegeom.kernels.cpu._barriers import empty_tally
-from moegeom.kernels.cpu._curved_walls import load_token, nearest_wall, walls_of, work_for
-from moegeom.kernels.cpu._grouped_distance import grouped
-from moegeom.kernels.cpu._token_scores import grouping_of, scratch_for
+from moegeom.geometry.boundary.curved_rows import CurvedRows
+from moegeom.kernels.cpu.curved.barriers import empty_tally
+from moegeom.kernels.cpu.curved.grouped_distance import grouped
+from moegeom.kernels.cpu.curved.token_scores import grouping_of, scratch_for
+from moegeom.kernels.cpu.curved.walls import load_token, nearest_wall, walls_of, work_for
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from moegeom.geometry.boundary import RowDistances
-from moegeom.geometry.top_logits import BELOW_ALL, spread
+from moegeom.geometry.boundary.linear import RowDistances
+from moegeom.geometry.boundary.top_logits import BELOW_ALL, spread
 from moegeom.kernels.cpu.boundary_distance import boundary_distance
 
 

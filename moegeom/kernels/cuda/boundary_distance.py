@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.geometry.boundary import RowDistances
+from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.kernels.cuda.cupy_device import first_device
 from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.cuda.device_rows import device_rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from moegeom.geometry.boundary import NO_WALL, RowDistances
+from moegeom.geometry.boundary.linear import NO_WALL, RowDistances
 
 #: Inverse row distances for which float32 quotients of gaps keep their digits; see walls.cuh.
 _LEAST, _LARGEST = 1e-6, 1e30

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from moegeom.core.router import GroupMask
-from moegeom.geometry.float_bits import NUM_BINS
-from moegeom.geometry.rounding import LARGEST_EXPONENT, LARGEST_SIZE
+from moegeom.geometry.arithmetic.float_bits import NUM_BINS
+from moegeom.geometry.arithmetic.rounding import LARGEST_EXPONENT, LARGEST_SIZE
 from moegeom.kernels.cuda.device import DeviceArray, Queue
 from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K, Layout, layout_of
 from moegeom.kernels.cuda.program import Program

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from moegeom.geometry.float_bits import NUM_BINS
+from moegeom.geometry.arithmetic.float_bits import NUM_BINS
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, select_counts
 

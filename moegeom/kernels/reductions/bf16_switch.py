@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.geometry.rounding import switch_probability
+from moegeom.geometry.arithmetic.rounding import switch_probability
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.reductions._counters import counters

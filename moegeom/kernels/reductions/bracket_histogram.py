@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.geometry.float_bits import LOWEST_EXPONENT
+from moegeom.geometry.arithmetic.float_bits import LOWEST_EXPONENT
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reductions._counters import histogram_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32
 
-from moegeom.geometry.second_moments import BlockedMoments, Moments, blocked_moments
+from moegeom.geometry.gram.second_moments import BlockedMoments, Moments, blocked_moments
 from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
 from moegeom.kernels.reductions._sample import TokenSample, joined

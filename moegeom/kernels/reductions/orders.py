@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.geometry.orders import near_tie_ladder
+from moegeom.geometry.boundary.orders import near_tie_ladder
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.reductions._counters import counters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.geometry.float_bits import NUM_BINS
+from moegeom.geometry.arithmetic.float_bits import NUM_BINS
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.reductions._counters import counters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 
-from moegeom.geometry import boundary
+from moegeom.geometry.boundary import linear as boundary
 
 
 def boundary_distance(
@@ -15,7 +15,7 @@ def boundary_distance(
     rows: boundary.RowDistances,
     wants_pair: bool = True,
 ) -> tuple[Float64[np.ndarray, "tokens"], Int32[np.ndarray, "tokens 2"] | None]:
-    """Distance and, if wanted, nearest wall; see :mod:`moegeom.geometry.boundary`.
+    """Distance and, if wanted, nearest wall; see :mod:`moegeom.geometry.boundary.linear`.
 
     ``margin`` is that of ``chosen``; faster kernels prune with it.
     """

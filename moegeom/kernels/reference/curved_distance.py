@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 
-from moegeom.geometry.curved_boundary import curved_boundary
-from moegeom.geometry.curved_rows import CurvedRows
-from moegeom.geometry.grouped_boundary import grouped_boundary
+from moegeom.geometry.boundary.curved import curved_boundary
+from moegeom.geometry.boundary.curved_rows import CurvedRows
+from moegeom.geometry.boundary.grouped import grouped_boundary
 
 
 def curved_distance(
@@ -20,7 +20,7 @@ def curved_distance(
     """Lower and upper bound of the distance, and the nearest wall, -1 where it is not known.
 
     ``chosen`` is what the rule of ``rows`` makes of ``logits``. See
-    :mod:`moegeom.geometry.curved_boundary` and :mod:`moegeom.geometry.grouped_boundary`.
+    :mod:`moegeom.geometry.boundary.curved` and :mod:`moegeom.geometry.boundary.grouped`.
     """
     boundary = curved_boundary if rows.is_separable else grouped_boundary
     found = boundary(logits, chosen, rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 
-from moegeom.geometry import top_logits
-from moegeom.geometry.boundary import RowDistances
+from moegeom.geometry.boundary import top_logits
+from moegeom.geometry.boundary.linear import RowDistances
 
 
 def distance_bracket(
@@ -18,7 +18,7 @@ def distance_bracket(
 ) -> tuple[
     Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"], Int32[np.ndarray, "tokens 2"]
 ]:
-    """Least and largest distance, nearest wall; see :mod:`moegeom.geometry.top_logits`.
+    """Least and largest distance, nearest wall; see :mod:`moegeom.geometry.boundary.top_logits`.
 
     ``chosen`` are the largest of ``logits`` and ``margin`` is theirs, so that m > k or m = E;
     faster kernels prune with it.

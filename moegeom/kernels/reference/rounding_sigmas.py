@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 
-from moegeom.geometry import rounding
+from moegeom.geometry.arithmetic import rounding
 
 
 def rounding_sigmas(
@@ -14,5 +14,5 @@ def rounding_sigmas(
     chosen: Int32[np.ndarray, "tokens k"],
     weight: Float[np.ndarray, "experts hidden"],
 ) -> Float64[np.ndarray, "tokens"]:
-    """As :func:`moegeom.geometry.rounding.rounding_sigmas`."""
+    """As :func:`moegeom.geometry.arithmetic.rounding.rounding_sigmas`."""
     return rounding.rounding_sigmas(values, logits, chosen, weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Float64
 
-from moegeom.geometry.routing_entropy import entropy_nats, log_sum_exp, normalised_scores
+from moegeom.geometry.load.routing_entropy import entropy_nats, log_sum_exp, normalised_scores
 
 
 def score_statistics(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from moegeom.core.files import open_regular
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.foreign import (
+from moegeom.tokens.foreign.arrays import (
     assign_layers,
     assign_routers,
     foreign_source,
     foreign_tensor,
     is_stack,
 )
-from moegeom.tokens.npy import read_npy_header
+from moegeom.tokens.foreign.npy import read_npy_header
 from moegeom.tokens.rows import FileRows
 from moegeom.tokens.source import Request, Source
 

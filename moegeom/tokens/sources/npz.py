@@ -17,7 +17,7 @@ import numpy as np
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.foreign import (
+from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,
     COLUMN_KEYS,
     assign_layers,
@@ -26,8 +26,8 @@ from moegeom.tokens.foreign import (
     foreign_tensor,
     is_stack,
 )
-from moegeom.tokens.npy import NpyHeader, read_npy_header
-from moegeom.tokens.npy_arrays import npz_members
+from moegeom.tokens.foreign.npy import NpyHeader, read_npy_header
+from moegeom.tokens.foreign.npy_arrays import npz_members
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.source import Request, Source
 

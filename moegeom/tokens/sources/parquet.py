@@ -9,14 +9,14 @@ from pathlib import Path
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.foreign import (
+from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,
     COLUMN_KEYS,
     assign_routers,
     foreign_source,
     foreign_tensor,
 )
-from moegeom.tokens.parquet_rows import ParquetTable
+from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.source import Request, Source
 
 

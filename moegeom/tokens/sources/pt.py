@@ -20,7 +20,7 @@ from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.foreign import (
+from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,
     COLUMN_KEYS,
     assign_layers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.reader import open_recording
+from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.source import Request, Source
 
 

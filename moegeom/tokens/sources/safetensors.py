@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.foreign import (
+from moegeom.tokens.foreign.arrays import (
     COLUMN_DTYPES,
     COLUMN_KEYS,
     assign_routers,
     foreign_source,
     foreign_tensor,
 )
+from moegeom.tokens.foreign.tensor_file import open_tensor_file
 from moegeom.tokens.source import Request, Source
-from moegeom.tokens.tensor_file import open_tensor_file
 
 
 def recognises(path: Path) -> bool:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.counted import counted_source
-from moegeom.tokens.dialect import find_dialect
 from moegeom.tokens.source import Request, Source
-from moegeom.tokens.trace_source import clean, of_routers, trace_source
+from moegeom.tokens.traces.counted import counted_source
+from moegeom.tokens.traces.dialect import find_dialect
+from moegeom.tokens.traces.source import clean, of_routers, trace_source
 
 
 def recognises(path: Path) -> bool:

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moegeom.capture.run import CaptureRequest, capture, plan_capture
-from moegeom.capture.text import TextFile, cut, parse_text_file, read_documents
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
+from moegeom.recorder.run import CaptureRequest, capture, plan_capture
+from moegeom.recorder.text import TextFile, cut, parse_text_file, read_documents
 from moegeom.tokens.open import open_tokens
 from tests.unit.capture.conftest import Sample
 from tests.unit.capture.test_recorder import assert_same_to_rounding, assert_same_tokens, record
@@ -211,7 +211,7 @@ def test_killed_captures_lose_at_most_the_last_shard_and_go_on(
 _SMALL_SHARDS = """
 import sys
 sys.path[:0] = ["{root}", "{root}/cli"]
-import moegeom.capture.recorder as recorder
+import moegeom.recorder.recorder as recorder
 recorder._SHARD_BYTES, recorder._LEAST_TOKENS = 1, 256
 from moegeom_cli.app import main
 main()

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from moegeom.capture import RouterRecorder
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.pipeline import ScanRequest, scan
+from moegeom.recorder import RouterRecorder
 from moegeom.results.reader import open_results
 from tests.unit.capture.conftest import NAMES, Sample, sample_of
 from tests.unit.capture.test_recorder import record

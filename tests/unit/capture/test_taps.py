@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from moegeom.capture.keep import Keep
-from moegeom.capture.model_store import ModelStore
-from moegeom.capture.reading import KeptParts
-from moegeom.capture.taps import Place, Tap, find_places
 from moegeom.core.router import Projection
-from moegeom.geometry.norm import normed
+from moegeom.geometry.rows.norm import normed
+from moegeom.recorder.keep import Keep
+from moegeom.recorder.model_store import ModelStore
+from moegeom.recorder.reading import KeptParts
+from moegeom.recorder.taps import Place, Tap, find_places
 from moegeom.router.load import load_routers
 from tests.families.observed import FORWARD, observe
 from tests.families.test_families_against_transformers import LOADED, OWN_NORM, model_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import Provenance, Router, RouterSet, Rule, Weights
-from moegeom.scan.run_facts import initialised_facts
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.engine.run_facts import initialised_facts
+from moegeom.studies.check.study import GateRequest, gate
 from tests.museum.healthy import trained
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from moegeom.check.baseline import baseline_of, read_baseline, write_baseline
+from moegeom.checks.baseline import baseline_of, read_baseline, write_baseline
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.pipeline import ScanRequest, lint, scan
 from moegeom.results.reader import open_results

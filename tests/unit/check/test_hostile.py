@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moegeom.check.baseline import read_baseline
-from moegeom.check.profile_file import find_profile, parse_profile, read_profile
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checks.baseline import read_baseline
+from moegeom.checks.profile_file import find_profile, parse_profile, read_profile
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.core.verdict import EXIT_INCONCLUSIVE
 from moegeom.pipeline import ScanRequest, lint, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.router.load import load_routers
-from moegeom.studies.gate import GateRequest, gate, judge_results, read_settings
+from moegeom.studies.check.study import GateRequest, gate, judge_results, read_settings
 from moegeom.testing.synthetic import write_tokens
 from tests.unit.check.conftest import BIAS, GAIN, GATE, Case, keep, write_model
 from tests.unit.check.defects import rows, tensor

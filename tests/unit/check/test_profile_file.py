@@ -7,10 +7,10 @@ import tomllib
 
 import pytest
 
-from moegeom.check import CHECKS
-from moegeom.check.profile import DEFAULT, Ignore, Threshold
-from moegeom.check.profile_file import find_profile, parse_profile, read_profile
-from moegeom.check.profile_template import profile_template
+from moegeom.checks import CHECKS
+from moegeom.checks.profile import DEFAULT, Ignore, Threshold
+from moegeom.checks.profile_file import find_profile, parse_profile, read_profile
+from moegeom.checks.profile_template import profile_template
 from moegeom.core.errors import UsageError
 
 WHOLE = """

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moegeom.check import measured_rows, run_checks
-from moegeom.check.baseline import Baseline, BaselineRouter
-from moegeom.check.profile import Ignore, LayerLimits, LimitSettings, Profile, Threshold
+from moegeom.checks import measured_rows, run_checks
+from moegeom.checks.baseline import Baseline, BaselineRouter
+from moegeom.checks.profile import Ignore, LayerLimits, LimitSettings, Profile, Threshold
 from moegeom.core.verdict import Outcome
 
 

@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moegeom.check._repairs import either
+from moegeom.checks.repairs import either
 from moegeom.core.token_table import TokenTable
-from moegeom.report import VERDICT_REPORTERS, View
-from moegeom.report.verdict_text import verdict_sentence
+from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.document.verdict_text import verdict_sentence
 from moegeom.router.token_tables import looked_up
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.studies.check.study import GateRequest, gate
 from tests.unit.check.conftest import TABLE, Case, keep, with_token_table, write_model
 
 BF16 = ml_dtypes.bfloat16

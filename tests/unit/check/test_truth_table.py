@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moegeom.check import CHECKS
-from moegeom.check.pages import SECTIONS, all_pages
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.checks import CHECKS
+from moegeom.checks.pages import SECTIONS, all_pages
+from moegeom.studies.check.study import GateRequest, gate
 from tests.unit.check.conftest import BIAS, Case, keep, write_model
 from tests.unit.check.defects import COMPARED, DEFECTS, MEASURED, WEIGHTS, tensor
 

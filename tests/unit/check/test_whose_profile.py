@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from moegeom.check import CHECKS
-from moegeom.check.profile import DEFAULT, Ignore, LayerLimits, LimitSettings, told
+from moegeom.checks import CHECKS
+from moegeom.checks.profile import DEFAULT, Ignore, LayerLimits, LimitSettings, told
 from moegeom.core.errors import OutputError, UsageError
-from moegeom.report import VERDICT_REPORTERS, View
-from moegeom.studies.gate import GateRequest, gate, lies_with, profile_path
+from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.studies.check.study import GateRequest, gate, lies_with, profile_path
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 
 SOFT = 'select = ["MGG"]\n'

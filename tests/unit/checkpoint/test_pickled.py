@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.checkpoint import pickle_machine, pickled
 from moegeom.checkpoint.formats._pytorch_globals import Storage, StoredTensor, UnreadableTensor
-from moegeom.checkpoint.pickle_machine import Global, OddKey
-from moegeom.checkpoint.pickled import unpickle
+from moegeom.checkpoint.pickle import machine as pickle_machine
+from moegeom.checkpoint.pickle import pickled
+from moegeom.checkpoint.pickle.machine import Global, OddKey
+from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.core.errors import CheckpointError
 
 #: How protocol 2, which has no bytes, spells them.

@@ -20,10 +20,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checkpoint.remote_http import retry_after
-from moegeom.checkpoint.remote_lazy import lazy
-from moegeom.checkpoint.remote_options import RemoteOptions
-from moegeom.checkpoint.remote_reads import in_parallel
+from moegeom.checkpoint.remote.http import retry_after
+from moegeom.checkpoint.remote.lazy import lazy
+from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.reads import in_parallel
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.core.errors import CheckpointError
 from tests.unit.checkpoint.remote_server import (
@@ -229,7 +229,7 @@ class _Shard:
 
 
 def test_headers_are_fetched_at_the_same_time(site: Site, options: RemoteOptions) -> None:
-    from moegeom.checkpoint.remote import open_remote
+    from moegeom.checkpoint.remote.open import open_remote
 
     names = [f"{i}.safetensors" for i in range(24)]
     site.files = {f"/m/{name}": bytes(100) for name in names}
@@ -688,7 +688,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 def test_the_cache_lies_where_caches_lie(
     environment: dict[str, str], platform: str, expected: str
 ) -> None:
-    from moegeom.checkpoint.remote_options import user_cache_folder
+    from moegeom.checkpoint.remote.options import user_cache_folder
 
     assert user_cache_folder(environment, Path("/home/me"), platform) == Path(expected)
 

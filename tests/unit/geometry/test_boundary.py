@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.boundary import NO_WALL, boundary_distance, row_distances
+from moegeom.geometry.boundary.linear import NO_WALL, boundary_distance, row_distances
 from moegeom.geometry.selection.pick import top_k
 
 

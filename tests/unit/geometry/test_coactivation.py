@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from moegeom.geometry.coactivation import (
+from moegeom.geometry.load.coactivation import (
     coactivation_over_chance,
     conditional_coactivation,
     jaccard_chance,

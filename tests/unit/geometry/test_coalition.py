@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.geometry.coalition import chao1, coalition_entropy_nats, good_turing_coverage
+from moegeom.geometry.load.coalition import chao1, coalition_entropy_nats, good_turing_coverage
 
 NONE = np.array([], dtype=np.int64)
 

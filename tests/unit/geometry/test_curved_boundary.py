@@ -9,10 +9,10 @@ import pytest
 
 from moegeom.core.errors import RouterRuleError
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.curved_boundary import curved_boundary
-from moegeom.geometry.curved_rows import curved_rows
-from moegeom.geometry.group_slopes import group_slopes
-from moegeom.geometry.grouped_boundary import grouped_boundary
+from moegeom.geometry.boundary.curved import curved_boundary
+from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.group_slopes import group_slopes
+from moegeom.geometry.boundary.grouped import grouped_boundary
 from moegeom.geometry.selection.route import route
 
 SCORES = Weights("scores")

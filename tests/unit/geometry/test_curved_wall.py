@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from moegeom.geometry.curved_wall import wall_distance
-from moegeom.geometry.score_curve import ScoreCurve
+from moegeom.geometry.boundary.curved_wall import wall_distance
+from moegeom.geometry.boundary.score_curve import ScoreCurve
 
 SIGMOID, ROOT = ScoreCurve("sigmoid"), ScoreCurve("sqrt_softplus")
 UNIT = (1.0, 0.0, 1.0)  # two orthogonal rows of length 1

@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry import exit_simulation
-from moegeom.geometry.boundary import row_distances
-from moegeom.geometry.exit_simulation import quantile_interval, simulate_exit
-from moegeom.geometry.exit_time import (
+from moegeom.geometry.boundary.linear import row_distances
+from moegeom.geometry.noise.wall_sigmas import (
+    are_walls_positive,
+    noisy_distances,
+    noisy_rows,
+    wall_sigmas,
+)
+from moegeom.geometry.paths import exit_simulation
+from moegeom.geometry.paths.exit_simulation import quantile_interval, simulate_exit
+from moegeom.geometry.paths.exit_time import (
     cell_quantiles,
     exit_probability,
     face_quantile,
     log_crossing_probability,
 )
 from moegeom.geometry.selection.pick import top_k
-from moegeom.geometry.wall_sigmas import (
-    are_walls_positive,
-    noisy_distances,
-    noisy_rows,
-    wall_sigmas,
-)
 
 RANDOM = np.random.default_rng(4)
 WEIGHT = RANDOM.standard_normal((5, 3))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from moegeom.geometry.levels import (
+from moegeom.geometry.arithmetic.levels import (
     PREFIX,
     WINDOW,
     distinct_values,

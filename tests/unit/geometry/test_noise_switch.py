@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import Rule, Weights
-from moegeom.geometry import independent_switch, noise_switch
-from moegeom.geometry.boundary import row_distances
-from moegeom.geometry.independent_switch import logit_deviations
-from moegeom.geometry.noise_calibration import noise_between
-from moegeom.geometry.noise_switch import SimulatedSwitch, simulate_switch, switch_bounds
+from moegeom.geometry.boundary.linear import row_distances
+from moegeom.geometry.noise import independent as independent_switch
+from moegeom.geometry.noise import noise_switch
+from moegeom.geometry.noise.calibration import noise_between
+from moegeom.geometry.noise.independent import logit_deviations
+from moegeom.geometry.noise.noise_switch import SimulatedSwitch, simulate_switch, switch_bounds
+from moegeom.geometry.noise.wall_sigmas import wall_sigmas
 from moegeom.geometry.selection.pick import top_k
-from moegeom.geometry.wall_sigmas import wall_sigmas
 
 RANDOM = np.random.default_rng(1)
 WEIGHT = RANDOM.standard_normal((6, 4))

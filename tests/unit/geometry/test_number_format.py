@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.geometry.number_format import NUMBER_FORMATS, rounded_to
-from moegeom.geometry.stability import format_gap
+from moegeom.geometry.arithmetic.number_format import NUMBER_FORMATS, rounded_to
+from moegeom.geometry.arithmetic.stability import format_gap
 
 SINGLES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

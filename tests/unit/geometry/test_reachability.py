@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.effective_rows import effective_rows
-from moegeom.geometry.reachability import Proof, num_decided, reachability
+from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
+from moegeom.geometry.gram.effective_rows import effective_rows
 from moegeom.geometry.selection.route import route
 
 POINT, INDEPENDENCE, BEATEN, OPEN = Proof.point, Proof.independence, Proof.beaten, Proof.open

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.geometry.switch import (
+from moegeom.geometry.noise.switch import (
     certainly_differs,
     shares_expert,
     traded_pairs,

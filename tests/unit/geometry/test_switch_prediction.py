@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.independent_switch import nearest_switch
-from moegeom.geometry.switch_prediction import spacing, switch_prediction, tie_probability
+from moegeom.geometry.noise.independent import nearest_switch
+from moegeom.geometry.noise.prediction import spacing, switch_prediction, tie_probability
 
 
 def test_spacing_is_that_of_the_format() -> None:

@@ -9,15 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moegeom.cells.ball.bounds_of_cells import most_cells, zaslavsky
+from moegeom.cells.exact.hypersimplex import face_counts
 from moegeom.core.router import Rule, Weights
-from moegeom.geometry.angular import cap_area_log10, cap_constant
-from moegeom.geometry.boundary import boundary_distance, row_distances
-from moegeom.geometry.capacity import expert_capacity
-from moegeom.geometry.cells.cell_bounds import most_cells, zaslavsky
-from moegeom.geometry.cells.hypersimplex import face_counts
-from moegeom.geometry.curved_wall import wall_distance
-from moegeom.geometry.exit_time import face_quantile, log_crossing_probability
-from moegeom.geometry.gram import (
+from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_FLOAT32
+from moegeom.geometry.arithmetic.summation import gamma
+from moegeom.geometry.boundary.curved_wall import wall_distance
+from moegeom.geometry.boundary.linear import boundary_distance, row_distances
+from moegeom.geometry.boundary.logit_distance import free_logit_distance
+from moegeom.geometry.boundary.order_distance import order_distance
+from moegeom.geometry.boundary.orders import extra_experts, order_eps, tie_spread
+from moegeom.geometry.boundary.score_curve import ScoreCurve
+from moegeom.geometry.gram.angular import cap_area_log10, cap_constant
+from moegeom.geometry.gram.gram import (
     best_gram_score,
     cosines,
     gram_score,
@@ -25,18 +29,17 @@ from moegeom.geometry.gram import (
     random_gram_score,
     random_gram_score_sd,
 )
-from moegeom.geometry.intrinsic_dimension import participation_ratio, participation_ratio_corrected
-from moegeom.geometry.load import gini, load_cv, load_entropy_nats, max_vio
-from moegeom.geometry.logit_distance import free_logit_distance
-from moegeom.geometry.order_distance import order_distance
-from moegeom.geometry.orders import extra_experts, order_eps, tie_spread
-from moegeom.geometry.pre_norm import boundary_angle
-from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32
-from moegeom.geometry.score_curve import ScoreCurve
+from moegeom.geometry.load.statistics import gini, load_cv, load_entropy_nats, max_vio
+from moegeom.geometry.noise.prediction import spacing, tie_probability
+from moegeom.geometry.paths.exit_time import face_quantile, log_crossing_probability
+from moegeom.geometry.rows.pre_norm import boundary_angle
 from moegeom.geometry.selection.pick import top_k
 from moegeom.geometry.selection.route import route
-from moegeom.geometry.summation import gamma
-from moegeom.geometry.switch_prediction import spacing, tie_probability
+from moegeom.geometry.space.capacity import expert_capacity
+from moegeom.geometry.space.intrinsic_dimension import (
+    participation_ratio,
+    participation_ratio_corrected,
+)
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/theory.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (\w+) [^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.core.metric import RouterFacts
-from moegeom.geometry.float_bits import NUM_BINS, bin_index
+from moegeom.geometry.arithmetic.float_bits import NUM_BINS, bin_index
 from moegeom.kernels.quantities import Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels

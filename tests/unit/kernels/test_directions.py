@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.geometry.norm import unit_rows
+from moegeom.geometry.rows.norm import unit_rows
 from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions.directions import FIXED_POINT

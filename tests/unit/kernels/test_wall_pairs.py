@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.geometry.boundary import boundary_distance, row_distances
-from moegeom.geometry.rounding import logit_error_bound
+from moegeom.geometry.arithmetic.rounding import logit_error_bound
+from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.selection.pick import margin, top_k
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router

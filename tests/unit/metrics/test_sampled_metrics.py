@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.geometry.orders import extra_experts, order_eps
+from moegeom.geometry.boundary.orders import extra_experts, order_eps
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.testing.array_source import ArraySource

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.engine.run_facts import run_facts
+from moegeom.engine.trust import Trust
 from moegeom.router.load import load_routers
-from moegeom.scan.run_facts import run_facts
-from moegeom.scan.trust import Trust
 from moegeom.tokens.open import open_tokens
 
 SAMPLE = Path(__file__).resolve().parents[3] / "sample_ckpts/olmoe-balanced"

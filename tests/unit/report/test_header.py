@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moegeom.report.header import rule_line, tokens_line
-from moegeom.report.summary import Summary
+from moegeom.document.header import rule_line, tokens_line
+from moegeom.document.summary import Summary
 
 
 def summary(run: dict, stage: str, exact: list[float | None], size_bytes: int = 10) -> Summary:

@@ -1,6 +1,6 @@
 """No name of others reaches a terminal, Markdown or a workflow as more than text, in any report.
 
-Kinds of reports are the registries below ``moegeom.report``, formats their names: a new kind or
+Kinds of reports are the registries below ``moegeom.document``, formats their names: a new kind or
 format is looked at without a line here. Records are made from their types, every string of them
 hostile, but for the words of closed lists.
 """
@@ -24,16 +24,16 @@ import pytest
 from markdown_it import MarkdownIt
 from safetensors.numpy import load_file, save_file
 
-import moegeom.report
+import moegeom.document
 from moegeom.core.errors import InternalError
 from moegeom.core.registry import Registry
+from moegeom.document import View
+from moegeom.document._reporter import Reporter
+from moegeom.document._verdict_reporter import VerdictReporter
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, refuse_disproved, scan
-from moegeom.report import View
-from moegeom.report._reporter import Reporter
-from moegeom.report._verdict_reporter import VerdictReporter
-from moegeom.report.exposures import Exposure
 from moegeom.results.reader import Results, open_results
+from moegeom.studies.boundary.screen import Exposure
 from moegeom.testing.synthetic import write_checkpoint
 from tests.unit.check.conftest import GATE, Case
 from tests.unit.report.conftest import HOSTILE
@@ -55,7 +55,7 @@ VOCABULARY = {
 def kinds() -> dict[str, tuple[Registry[Any], type]]:
     """Every registry of reporters, with the record that they show."""
     found = {}
-    for info in pkgutil.walk_packages(moegeom.report.__path__, "moegeom.report."):
+    for info in pkgutil.walk_packages(moegeom.document.__path__, "moegeom.document."):
         module = importlib.import_module(info.name)
         for name in getattr(module, "__annotations__", {}):
             value = getattr(module, name, None)
@@ -196,7 +196,7 @@ def test_all_kinds_of_reports_are_found():
     """As many as there are folders with plug-ins that render text for a screen."""
     folders = {
         path.parent.name
-        for path in Path(moegeom.report.__file__).parent.glob("*/*.py")
+        for path in Path(moegeom.document.__file__).parent.glob("*/*.py")
         if "REPORTER = " in path.read_text("utf-8")
     }
     assert len(KINDS) == len(folders) >= 9
@@ -266,7 +266,7 @@ def test_a_name_longer_than_the_screen_is_shown():
 
 
 def test_a_renderer_never_raises():
-    folder = Path(moegeom.report.__file__).parent
+    folder = Path(moegeom.document.__file__).parent
     renderers = [p for p in folder.glob("*/*.py") if "REPORTER = " in p.read_text("utf-8")]
     renderers += folder.glob("*/_wording.py")
     assert len(renderers) > 25

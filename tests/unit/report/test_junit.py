@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
 
 from moegeom.core.verdict import Outcome, Verdict
-from moegeom.report import VERDICT_REPORTERS, View
+from moegeom.document import VERDICT_REPORTERS, View
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).parents[2] / "data/junit.xsd")
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from moegeom.report.asked_layers import layers_without_router
-from moegeom.report.header import routers_line, rule_line, skipped, trust_line
-from moegeom.report.rule_brief import rule_brief
-from moegeom.report.summary import Summary
+from moegeom.document.asked_layers import layers_without_router
+from moegeom.document.header import routers_line, rule_line, skipped, trust_line
+from moegeom.document.rule_brief import rule_brief
+from moegeom.document.summary import Summary
 
 SENTENCE = "softmax over 12, keep 2"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moegeom.report.header import gate_rule_line, trust_line
-from moegeom.report.rule_trust import (
+from moegeom.document.header import gate_rule_line, trust_line
+from moegeom.document.rule_trust import (
     LEAST_SHARE,
     assumed,
     is_verified_here,
@@ -13,7 +13,7 @@ from moegeom.report.rule_trust import (
     rule_status,
     rule_trust,
 )
-from moegeom.report.summary import Summary
+from moegeom.document.summary import Summary
 
 HERE = "verified by recorded choices"
 ASSUMED = assumed()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from moegeom.document import REPORTERS, View
+from moegeom.document.header import duration, size
 from moegeom.pipeline import ScanRequest, scan
-from moegeom.report import REPORTERS, View
-from moegeom.report.header import duration, size
 from moegeom.results.reader import Results, open_results
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 

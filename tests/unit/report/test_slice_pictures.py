@@ -13,9 +13,8 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from moegeom.core.errors import UsageError
-from moegeom.geometry.cells.exact_cells import coalitions, exact_cells
-from moegeom.report.slice_pictures import (
+from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.cells.pictures import (
     CircleCells,
     PlaneCells,
     RasterCells,
@@ -26,11 +25,12 @@ from moegeom.report.slice_pictures import (
     figure_csv,
     write_picture,
 )
-from moegeom.report.slice_pictures._colours import PALETTE, cell_colours
-from moegeom.report.slice_pictures._polygons import area, areas, eroded, hull, region_of
-from moegeom.report.slice_pictures._raster_view import runs
-from moegeom.report.slice_pictures._space_view import shown_places
-from moegeom.report.slice_pictures._wall_names import wall_names
+from moegeom.cells.pictures._colours import PALETTE, cell_colours
+from moegeom.cells.pictures._polygons import area, areas, eroded, hull, region_of
+from moegeom.cells.pictures._raster_view import runs
+from moegeom.cells.pictures._space_view import shown_places
+from moegeom.cells.pictures._wall_names import wall_names
+from moegeom.core.errors import UsageError
 
 SUFFIXES = [".svg", ".pdf", ".png", ".html"]
 FRAME = (-3.0, 3.0, -2.0, 2.0)

@@ -14,9 +14,9 @@ from markdown_it import MarkdownIt
 
 from moegeom.core.finding import Finding
 from moegeom.core.verdict import STATES, Outcome, Verdict
-from moegeom.report import VERDICT_REPORTERS, View
-from moegeom.report.untrusted import printable
-from moegeom.report.verdict_text import places, verdict_sentence
+from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.document.untrusted import printable
+from moegeom.document.verdict_text import places, verdict_sentence
 
 NAMES = ("failed", "warned", "strict")
 WIDTHS = (76, 80, 100, 120)

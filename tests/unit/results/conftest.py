@@ -12,7 +12,7 @@ import pytest
 from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 
 MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=2, twin=(1,))
 TOKENS = 3 * TILE + 50

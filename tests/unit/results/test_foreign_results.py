@@ -14,8 +14,9 @@ import pytest
 
 from moegeom.core.errors import MoeGeomError, ResultsError
 from moegeom.core.token_table import TokenTable
+from moegeom.document import REPORTERS, View
+from moegeom.engine.snapshot import read_snapshot
 from moegeom.metrics import METRICS
-from moegeom.report import REPORTERS, View
 from moegeom.results.reader import is_results, open_results
 from moegeom.results.run_file import _RUN, fault
 from moegeom.results.schema import (
@@ -26,8 +27,7 @@ from moegeom.results.schema import (
     metric_tables,
     other_schema,
 )
-from moegeom.scan.snapshot import read_snapshot
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.studies.check.study import GateRequest, gate
 
 
 @pytest.fixture
@@ -214,8 +214,8 @@ def test_mutated_results_end_in_a_report_or_in_one_of_our_errors(results):
 def test_mutated_snapshots_are_begun_anew_or_as_they_were(tmp_path):
     import numpy as np
 
-    from moegeom.scan.engine import Progress
-    from moegeom.scan.snapshot import write_snapshot
+    from moegeom.engine.loop import Progress
+    from moegeom.engine.snapshot import write_snapshot
 
     held = Progress(3, 3072, (5,), 1, {"load": {"counts": np.arange(24.0).reshape(2, 3, 4)}})
     path, moments = tmp_path / "x.npz", random.Random(3)

@@ -30,8 +30,9 @@ from pathlib import Path
 from moegeom import pipeline
 from moegeom.core.tokens import TILE
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics import METRICS, _measure
-from moegeom.scan.engine import Pace
+from moegeom.metrics import METRICS
+from moegeom.measure import passes as _measure
+from moegeom.engine.loop import Pace
 
 METRICS.all(), load_kernels("cpu")
 _measure._pace = lambda run: Pace(TILE, run.num_workers, snapshot_seconds=-1.0)  # after each tile

@@ -16,14 +16,14 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import OutputError, UsageError
 from moegeom.core.input_noise import InputNoise
 from moegeom.core.router import Norm, Projection
+from moegeom.engine import run_facts
+from moegeom.engine.request import NOT_IN_PLAN
+from moegeom.engine.run_facts import plan_facts
 from moegeom.metrics import METRICS
 from moegeom.pipeline import scan
 from moegeom.results import writer as writer_module
 from moegeom.results.writer import ResultsWriter
 from moegeom.router.load import load_routers
-from moegeom.scan import run_facts
-from moegeom.scan.request import NOT_IN_PLAN
-from moegeom.scan.run_facts import plan_facts
 
 
 class Killed(BaseException):

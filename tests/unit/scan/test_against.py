@@ -11,10 +11,10 @@ from moegeom.core.errors import NonFiniteError, RouterError, RouterRuleError
 from moegeom.core.router import Norm, Projection, Router, RouterSet
 from moegeom.core.tokens import TILE
 from moegeom.core.variant_names import AGAINST
+from moegeom.engine.against import Against, against
 from moegeom.geometry.selection.route import route
 from moegeom.metrics import METRICS
 from moegeom.metrics.near_switches import NEAR
-from moegeom.scan.against import Against, against
 
 KINDS = ("softmax", "sigmoid")
 COMPARING = [metric for metric in METRICS.all() if metric.scope == "switch"]

@@ -9,17 +9,17 @@ import pytest
 
 from moegeom.core.router import Rule, Weights
 from moegeom.core.tokens import TILE, TopLogits
-from moegeom.geometry.boundary import boundary_distance, row_distances
-from moegeom.geometry.order_distance import order_distance, row_coordinates
+from moegeom.engine.labels import Populations
+from moegeom.engine.order_distances import tokens_of_tile
+from moegeom.engine.prepared import prepare, unavailable
+from moegeom.engine.task import Task
+from moegeom.engine.tile import measure
+from moegeom.geometry.boundary.linear import boundary_distance, row_distances
+from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
 from moegeom.geometry.selection.pick import top_k
 from moegeom.kernels.quantities import ORDERS
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS
-from moegeom.scan.labels import Populations
-from moegeom.scan.measure import measure
-from moegeom.scan.order_distances import tokens_of_tile
-from moegeom.scan.prepared import prepare, unavailable
-from moegeom.scan.task import Task
 
 COLUMNS = [column.name for column in METRICS["order_distance"].columns["layers"]]
 ONLY = [METRICS[name] for name in ("tokens", "order_distance")]

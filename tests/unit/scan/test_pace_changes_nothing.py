@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from moegeom.core.tokens import TILE, TokenColumns
-from moegeom.metrics import _measure as measure_module
+from moegeom.engine.loop import Pace
+from moegeom.engine.snapshot import read_snapshot
+from moegeom.measure import passes as measure_module
 from moegeom.metrics import measure_router
-from moegeom.scan.engine import Pace
-from moegeom.scan.snapshot import read_snapshot
 
 
 @pytest.mark.parametrize(

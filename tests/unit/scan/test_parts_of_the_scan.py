@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from moegeom.core.tokens import TILE, TokenColumns
+from moegeom.engine.labels import MAX_DOMAINS, Populations, block_of
+from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
+from moegeom.engine.plan import MAX_TILES, batch_tokens, sample_tiles
+from moegeom.engine.prepared import prepare
+from moegeom.engine.products import tile_logits
+from moegeom.engine.snapshot import read_snapshot, write_snapshot
+from moegeom.engine.task import Task
 from moegeom.kernels.quantities import NUM_BLOCKS
-from moegeom.scan.engine import Hooks, Pace, Progress, scan_router
-from moegeom.scan.labels import MAX_DOMAINS, Populations, block_of
-from moegeom.scan.plan import MAX_TILES, batch_tokens, sample_tiles
-from moegeom.scan.prepared import prepare
-from moegeom.scan.products import tile_logits
-from moegeom.scan.snapshot import read_snapshot, write_snapshot
-from moegeom.scan.task import Task
 
 
 def task_of(made, source, router=None) -> Task:

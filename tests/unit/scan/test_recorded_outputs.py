@@ -8,9 +8,9 @@ from sklearn.linear_model import LinearRegression
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.engine import recorded
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router
-from moegeom.scan import recorded
 from moegeom.testing.array_source import ArraySource
 
 EXPERTS, HIDDEN, TOKENS = 6, 8, 1536

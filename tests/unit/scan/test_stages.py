@@ -11,13 +11,13 @@ import pytest
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.router import Rule, Weights
 from moegeom.core.tokens import TILE, TopLogits
-from moegeom.geometry.boundary import boundary_distance, row_distances
-from moegeom.geometry.curved_rows import curved_rows
-from moegeom.geometry.norm import normed
+from moegeom.engine.products import tile_logits
+from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.linear import boundary_distance, row_distances
+from moegeom.geometry.rows.norm import normed
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, measure_router
-from moegeom.scan.products import tile_logits
 
 TOKENS = 2 * TILE + 60
 

@@ -10,11 +10,11 @@ import torch
 
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
-from moegeom.geometry.number_format import rounded_to
+from moegeom.engine.switching import Reference, emulated_choice, switch_of
+from moegeom.geometry.arithmetic.number_format import rounded_to
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, measure_router
-from moegeom.scan.switching import Reference, emulated_choice, switch_of
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names
 from moegeom.variants.emulated import emulate
 

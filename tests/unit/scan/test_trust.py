@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import RecordingError
-from moegeom.geometry.norm import normed
+from moegeom.engine.prepared import prepare
+from moegeom.engine.trust import examine
+from moegeom.geometry.rows.norm import normed
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
-from moegeom.scan.prepared import prepare
-from moegeom.scan.trust import examine
 
 STRICT = {"stale_inputs": False, "unverified": False}
 TOKENS = 600

@@ -12,11 +12,11 @@ from safetensors.numpy import load_file
 
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
+from moegeom.document import View
 from moegeom.kernels.table import load_kernels
-from moegeom.report import View
-from moegeom.report.balances import BALANCE_REPORTERS, SENTENCES, Loads
-from moegeom.studies.balancing import BalanceRequest, balance
-from moegeom.studies.balancing_router import balance_router, meaning_of, read_sample
+from moegeom.studies.balance.router import balance_router, meaning_of, read_sample
+from moegeom.studies.balance.screen import BALANCE_REPORTERS, SENTENCES, Loads
+from moegeom.studies.balance.study import BalanceRequest, balance
 from moegeom.testing.array_source import ArraySource
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,18 +13,18 @@ from scipy.linalg import expm
 
 from moegeom.core.errors import CheckpointError, UsageError
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
+from moegeom.document import View
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
-from moegeom.report import View
-from moegeom.report.differences import DIFFERENCE_REPORTERS
 from moegeom.results.memory import MemoryResults
-from moegeom.studies.change_words import WORDS, change
-from moegeom.studies.difference import DifferenceRequest, difference
-from moegeom.studies.exchanged_layers import with_exchanged_layers
-from moegeom.studies.figure_change import LEVEL, figure_changes
-from moegeom.studies.figure_columns import FREE_OF_T, SAME_TEST, is_free_of_t
-from moegeom.studies.projected_change import ProjectedRouters, compare_projected
-from moegeom.studies.router_change import compare_routers
+from moegeom.studies.changes.exchanged_layers import with_exchanged_layers
+from moegeom.studies.changes.figure_columns import FREE_OF_T, SAME_TEST, is_free_of_t
+from moegeom.studies.changes.figures import LEVEL, figure_changes
+from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
+from moegeom.studies.changes.router import compare_routers
+from moegeom.studies.changes.words import WORDS, change
+from moegeom.studies.diff.screen import DIFFERENCE_REPORTERS
+from moegeom.studies.diff.study import DifferenceRequest, difference
 from tests.museum.checkpoint import BF16, F32, Checkpoint
 from tests.museum.exhibit_smoothing import smoothed
 from tests.museum.healthy import in_float32, sigmoid_model, softmax_model, trained, with_experts

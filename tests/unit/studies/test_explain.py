@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from moegeom.geometry.expert_matching import common_choices, overlap_beyond_chance
-from moegeom.report import View
-from moegeom.report.explanations import (
+from moegeom.document import View
+from moegeom.geometry.rows.expert_matching import common_choices, overlap_beyond_chance
+from moegeom.studies.explain.screen import (
     EXPLANATION_REPORTERS,
     VERDICTS,
     Explanation,
@@ -21,7 +21,7 @@ from moegeom.report.explanations import (
     Tried,
     Verdict,
 )
-from moegeom.studies.explain_verdict import Evidence, verdict
+from moegeom.studies.explain.verdict import Evidence, verdict
 from tests.unit.report.records import sample_run
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import SourceFacts, TokenColumns
-from moegeom.studies.recorded_noise import recorded_noise
+from moegeom.studies.boundary.recorded_noise import recorded_noise
 
 TOKENS, WIDTH = 4000, 32
 

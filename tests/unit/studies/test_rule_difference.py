@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.studies.rule_difference import rule_differences
+from moegeom.studies.changes.rule import rule_differences
 
 PLAIN = Rule(top_k=3, score="softmax", weights=Weights("scores"))
 

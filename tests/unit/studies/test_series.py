@@ -14,11 +14,12 @@ from scipy import stats
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.series import Curve, Series, SeriesStep
-from moegeom.report import SERIES_REPORTERS, View
-from moegeom.studies.series import TrackRequest, track
-from moegeom.studies.series_choices import Choices, agreement
-from moegeom.studies.series_paths import find_checkpoints, recording_path, unfinished
-from moegeom.studies.series_trends import with_trends
+from moegeom.document import View
+from moegeom.studies.track.choices import Choices, agreement
+from moegeom.studies.track.paths import find_checkpoints, recording_path, unfinished
+from moegeom.studies.track.reporter import SERIES_REPORTERS
+from moegeom.studies.track.study import TrackRequest, track
+from moegeom.studies.track.trends import with_trends
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
 COLLAPSED = SAMPLES / "olmoe-collapsed"

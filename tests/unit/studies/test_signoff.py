@@ -16,14 +16,14 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, RecordingError, RouterError, UsageError
 from moegeom.core.router import GroupMask, LogitMap, Norm, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TokenColumns
-from moegeom.report import View
-from moegeom.report.signoffs import LINE_NAMES, SIGNOFF_REPORTERS, SignOff
+from moegeom.document import View
 from moegeom.router.load import load_routers
-from moegeom.studies.change_words import WORDS, change
-from moegeom.studies.signoff import SignOffRequest, sign_off
-from moegeom.studies.signoff_function import rotation_line
-from moegeom.studies.signoff_judgement import JUDGES, Pair, judge
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.studies.changes.words import WORDS, change
+from moegeom.studies.signoff.function import rotation_line
+from moegeom.studies.signoff.judgement import JUDGES, Pair, judge
+from moegeom.studies.signoff.screen import LINE_NAMES, SIGNOFF_REPORTERS, SignOff
+from moegeom.studies.signoff.study import SignOffRequest, sign_off
+from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.checkpoint import BF16, F32, Checkpoint, name_of
 from tests.museum.exhibit_rounding import quantised
 from tests.museum.exhibit_smoothing import smoothed

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from moegeom.core.tokens import TokenColumns, TopLogits
-from moegeom.tokens.reader import open_recording
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.stages import FLOAT_DTYPES
-from moegeom.tokens.writer import RecordingWriter
 
 ROUTERS = ("text/0", "text/1")
 DOMAINS = ("code", "prose")

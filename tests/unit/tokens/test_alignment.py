@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.alignment import LAYER_SHIFTS, TOKEN_SHIFTS, Alignment, Reference, align
-from moegeom.tokens.trace import RequestTrace, Trace
-from moegeom.tokens.trace_source import CleanTrace, clean
+from moegeom.tokens.traces.alignment import LAYER_SHIFTS, TOKEN_SHIFTS, Alignment, Reference, align
+from moegeom.tokens.traces.source import CleanTrace, clean
+from moegeom.tokens.traces.trace import RequestTrace, Trace
 from tests.unit.tokens.dialects.written import Truth, known, truth
 
 

@@ -7,9 +7,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
-from moegeom.tokens.reader import open_recording
-from moegeom.tokens.recording import RecordingFacts, Shard, parse_facts, render_facts
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.facts import RecordingFacts, Shard, parse_facts, render_facts
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 
 VALUES = "router_input-text.1-00002.safetensors"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.tokens.cycled import CycledSource
 from moegeom.tokens.prior import IsotropicRmsPrior
-from moegeom.tokens.reader import open_recording
+from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.validity import rms_test
 
 GAIN = np.linspace(0.5, 2, 24, dtype=np.float32)

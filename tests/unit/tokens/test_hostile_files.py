@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.errors import MoeGeomError, RecordingError
-from moegeom.tokens.dialect import DIALECTS
-from moegeom.tokens.dialects._encodings import nested_ids
-from moegeom.tokens.npy_arrays import npz_shapes, read_npz
+from moegeom.tokens.foreign.npy_arrays import npz_shapes, read_npz
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.reader import open_recording
+from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.dialect import DIALECTS
+from moegeom.tokens.traces.dialects._encodings import nested_ids
 
 ROUTERS = ("text/0",)
 KNOWN = (KnownRouter("text/0", "text", 0, 8, 2),)
@@ -268,7 +268,7 @@ def test_columns_that_nobody_asks_for_are_not_read(recorded):
 def recorded(tmp_path):
     """A small recording of logits."""
     from moegeom.core.tokens import TokenColumns
-    from moegeom.tokens.writer import RecordingWriter
+    from moegeom.tokens.recording.writer import RecordingWriter
 
     tokens = np.arange(40)
     columns = TokenColumns(

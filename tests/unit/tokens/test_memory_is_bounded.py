@@ -7,8 +7,8 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.cycled import CycledSource
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
-from moegeom.tokens.reader import open_recording
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 
 WIDTH = 256
 STEP = 256

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.merge import merge_recordings
-from moegeom.tokens.reader import open_recording
+from moegeom.tokens.recording.merge import merge_recordings
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.stages import STAGE_TENSORS
-from moegeom.tokens.writer import RecordingWriter
 
 ROUTERS = ("text/0", "text/1")
 DOMAINS = ("prose", "code", "maths")

@@ -9,8 +9,8 @@ import pytest
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import SourceFacts, TokenColumns
-from moegeom.tokens.other_side import other_side
 from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.other_side import other_side
 
 ROUTERS = tuple(KnownRouter(f"text/{layer}", "text", layer, 16, 4) for layer in range(2))
 LENGTHS = (40, 25, 60)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moegeom.tokens.parquet_rows import ParquetTable
+from moegeom.tokens.foreign.parquet_rows import ParquetTable
 
 THREADS, GROUP, WIDTH = 8, 64, 4
 

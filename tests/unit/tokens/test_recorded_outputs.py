@@ -19,10 +19,10 @@ from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.cycled import CycledSource
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
-from moegeom.tokens.reader import open_recording
-from moegeom.tokens.recording import parse_facts, read_facts, render_facts
+from moegeom.tokens.recording.facts import parse_facts, read_facts, render_facts
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.stages import FLOAT_DTYPES, OUTPUT_TENSORS, STAGE_TENSORS
-from moegeom.tokens.writer import RecordingWriter
 
 ROUTERS = ("text/0", "text/1")
 SIZES = (40, 1, 59)

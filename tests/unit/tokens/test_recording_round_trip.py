@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.reader import open_recording
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.rows import SCRATCH_BYTES
 from moegeom.tokens.stages import FLOAT_DTYPES, STAGE_TENSORS, VALUE_STAGES
-from moegeom.tokens.writer import RecordingWriter
 
 ROUTERS = ("text/0", "text/1")
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import MoeGeomError, OutputError, UsageError
 from moegeom.core.tokens import TokenColumns, TopLogits
-from moegeom.tokens.journal import recorded_tokens
-from moegeom.tokens.reader import open_recording
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.journal import recorded_tokens
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 
 ROUTERS = ("text/0", "text/1")
 JOURNAL = {"texts": "5f3a", "settings": {"length": 128, "files": ["a.txt", "b.txt"]}}
@@ -572,7 +572,7 @@ import os, sys
 import numpy as np
 import pyarrow.parquet, safetensors.numpy
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.writer import RecordingWriter
+from moegeom.tokens.recording.writer import RecordingWriter
 
 ROUTERS, TOKENS = ("text/0", "text/1"), 500
 TOUCHES = "close fsync mkdir open rename rmdir serialize_file truncate unlink write".split()

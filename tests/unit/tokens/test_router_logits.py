@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moegeom.core.errors import RecordingError
-from moegeom.tokens.foreign import expanded
+from moegeom.tokens.foreign.arrays import expanded
 from moegeom.tokens.open import open_tokens
 
 ROUTERS = tuple(f"text/{layer}" for layer in range(1, 5))

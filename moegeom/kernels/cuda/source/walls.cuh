@@ -16,7 +16,7 @@
 #define SAFE 0.999999f
 
 // Distances between the rows of a router: ``inverse`` and, of each row, the ``smallest`` as in
-// moegeom.geometry.boundary.RowDistances, both also rounded to float32 with inf for what is no wall.
+// moegeom.geometry.boundary.linear.RowDistances, both also rounded to float32 with inf for what is no wall.
 struct Rows {
     const double* inverse;
     const float* rounded;

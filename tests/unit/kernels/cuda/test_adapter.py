@@ -12,9 +12,9 @@ import pytest
 
 from moegeom.core.errors import UsageError
 from moegeom.core.tokens import TILE
+from moegeom.engine.devices.resident import DeviceFold
 from moegeom.kernels.cuda import compilation, cupy_device
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
-from moegeom.scan.engines.resident import DeviceFold
 from tests.emulator.cupy_stand_in import NULL_STREAM, CupyStandIn, Tensor
 from tests.unit.scan.engines.scanned import (
     COUNTED,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import GroupMask
-from moegeom.geometry.boundary import RowDistances
-from moegeom.geometry.float_bits import NUM_BINS
-from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
+from moegeom.geometry.arithmetic.float_bits import NUM_BINS
+from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
+from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.selection.score import LARGEST_SLOPE
 from moegeom.kernels.cuda.device_rows import device_rows
 from moegeom.kernels.cuda.route import (

@@ -11,13 +11,13 @@ import numpy as np
 
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
+from moegeom.engine.devices.cuda import scan_on_devices
+from moegeom.engine.labels import Populations
+from moegeom.engine.loop import Pace, Progress, scan_router
+from moegeom.engine.prepared import prepare, unavailable
+from moegeom.engine.task import Task
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
-from moegeom.scan.engine import Pace, Progress, scan_router
-from moegeom.scan.engines.cuda import scan_on_devices
-from moegeom.scan.labels import Populations
-from moegeom.scan.prepared import prepare, unavailable
-from moegeom.scan.task import Task
 from tests.emulator.emulated_device import EmulatedDevice
 
 NAME = "text/0"
@@ -174,7 +174,7 @@ def all_tiles(source: Recorded) -> range:
 
 
 def product_of_tiles(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The product as :func:`moegeom.scan.products.tile_logits` makes it, to the last bit."""
+    """The product as :func:`moegeom.engine.products.tile_logits` makes it, to the last bit."""
     columns = np.ascontiguousarray(rows.T)
     tiles = [values[start : start + TILE] @ columns for start in range(0, len(values), TILE)]
     return np.concatenate(tiles)

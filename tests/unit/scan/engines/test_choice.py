@@ -8,14 +8,14 @@ import pytest
 
 from moegeom.core.errors import UsageError
 from moegeom.core.tokens import SourceFacts
-from moegeom.kernels.cuda.device import DeviceError
-from moegeom.scan.engines.choice import (
+from moegeom.engine.devices.choice import (
     LEAST_TOKENS,
     ON_THE_PROCESSOR,
     PRODUCT,
     DeviceChoice,
     choose_devices,
 )
+from moegeom.kernels.cuda.device import DeviceError
 from tests.emulator.emulated_device import EmulatedDevice
 
 

@@ -15,12 +15,12 @@ import pytest
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask
 from moegeom.core.tokens import TILE
-from moegeom.geometry.boundary import row_distances
+from moegeom.engine.devices.device_router import kept_on_device, refusal
+from moegeom.engine.labels import MAX_DOMAINS
+from moegeom.engine.loop import Hooks, Pace, Progress
+from moegeom.geometry.boundary.linear import row_distances
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from moegeom.kernels.cuda.device_rows import device_rows
-from moegeom.scan.engine import Hooks, Pace, Progress
-from moegeom.scan.engines.device_router import kept_on_device, refusal
-from moegeom.scan.labels import MAX_DOMAINS
 from tests.unit.scan.engines.scanned import (
     COUNTED,
     DISTANCES,

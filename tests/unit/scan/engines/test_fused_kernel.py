@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask
-from moegeom.geometry.boundary import RowDistances, row_distances
+from moegeom.geometry.boundary.linear import RowDistances, row_distances
 from moegeom.kernels.cuda.device_rows import device_rows
 from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K
 from moegeom.kernels.cuda.route import RouteRule

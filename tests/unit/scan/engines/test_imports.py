@@ -18,7 +18,10 @@ PACKAGE = Path(moegeom.__file__).parent
 
 MODULES = [
     *(f"moegeom.kernels.cuda.{file.stem}" for file in (PACKAGE / "kernels/cuda").glob("[a-z]*.py")),
-    *(f"moegeom.scan.engines.{file.stem}" for file in (PACKAGE / "scan/engines").glob("[a-z]*.py")),
+    *(
+        f"moegeom.engine.devices.{file.stem}"
+        for file in (PACKAGE / "scan/engines").glob("[a-z]*.py")
+    ),
 ]
 
 #: Imports a module, and says for each heavy package which module asked for it first.
@@ -47,7 +50,7 @@ def loaded_by(module: str) -> dict[str, str]:
 
 
 def test_the_engine_loads_nothing_heavy():
-    assert loaded_by("moegeom.scan.engines.cuda") == {}
+    assert loaded_by("moegeom.engine.devices.cuda") == {}
 
 
 def test_no_module_of_the_devices_loads_anything_heavy():

@@ -13,10 +13,10 @@ import pytest
 
 from moegeom import pipeline
 from moegeom.core.errors import UsageError
+from moegeom.engine.devices.choice import choose_devices
+from moegeom.engine.request import ScanRequest
 from moegeom.metrics import METRICS, RouterRun, measure_router
-from moegeom.scan.engines.choice import choose_devices
-from moegeom.scan.request import ScanRequest
-from moegeom.studies.gate import GateRequest, gate
+from moegeom.studies.check.study import GateRequest, gate
 from tests.emulator.emulated_device import EmulatedDevice
 from tests.unit.scan.engines.scanned import Recorded, exact_product, inputs, router_of
 

@@ -9,10 +9,10 @@ import pytest
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.tokens import TILE
+from moegeom.engine.devices.resident import DeviceFold, device_fold
+from moegeom.engine.devices.tensors import Tensors
+from moegeom.engine.loop import Pace
 from moegeom.kernels.cuda.route import ON_DEVICE
-from moegeom.scan.engine import Pace
-from moegeom.scan.engines.resident import DeviceFold, device_fold
-from moegeom.scan.engines.tensors import Tensors
 from tests.unit.scan.engines.scanned import (
     COUNTED,
     DISTANCES,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.tokens import TILE
+from moegeom.engine.devices.inputs import input_reader
+from moegeom.engine.devices.slots import SLOTS, make_slots, product_tokens
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
-from moegeom.scan.engines.inputs import input_reader
-from moegeom.scan.engines.slots import SLOTS, make_slots, product_tokens
 from tests.unit.scan.engines.scanned import (
     COUNTED,
     Recorded,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import RecordingError
-from moegeom.tokens.alignment import align
-from moegeom.tokens.dialect import DIALECTS, find_dialect
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.trace_source import CleanTrace, clean
+from moegeom.tokens.traces.alignment import align
+from moegeom.tokens.traces.dialect import DIALECTS, find_dialect
+from moegeom.tokens.traces.source import CleanTrace, clean
 from tests.unit.tokens.dialects.planted import OMITTED, PLANTED, Outcome, Planted
 from tests.unit.tokens.dialects.written import WRITERS, Writer, known, truth
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.numpy import save_file
 
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.alignment import Reference
 from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.alignment import Reference
 
 #: Layer 0 is dense; three layers of 64 experts choose 4.
 FIRST, NUM_LAYERS, EXPERTS, TOP_K = 1, 4, 64, 4

@@ -1,0 +1,1 @@
+"""Exact enumeration of routing cells; imported by the command line alone."""

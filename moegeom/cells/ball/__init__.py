@@ -1,0 +1,1 @@
+"""Cells within a distance, found from boundary to boundary."""

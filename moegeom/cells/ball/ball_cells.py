@@ -1,0 +1,325 @@
+r"""Cells and walls that meet an open ball, or are few steps away, breadth first over the walls.
+
+From a cell every pair (out, into) is asked whether its wall meets :math:`|x - c| < R`: no, by weak
+duality; yes, by a point where that pair alone ties; and where float64 proves neither, in exact
+arithmetic. Facets inside the ball are one-swap walls unless a second pair ties on the whole of one:
+that is found, and refused. Cells inside a ball are connected through its facets, so that none is
+missed. Source: docs/theory.md G2. Oracle in the tests: certified instances and the level walk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int16, Int64
+
+from moegeom.cells.ball._ball_problem import Problem
+from moegeom.cells.ball._cell_answer import BEYOND, MET, OPEN
+from moegeom.cells.ball.cell_distance import cell_distance, wall_distance_loop
+from moegeom.cells.exact.exact_nearest import exact_nearest, root_bracket
+
+#: Walls that there is room for at first.
+_WALLS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class BallCells:
+    """Cells in the order of their sorted experts, and the walls between them.
+
+    Distances are those from the centre to the closed cell or wall, in proved brackets; ``nearest``
+    is a point of the cell, but for its own rounding, no farther than ``distance_upper``; ``hops``
+    are the walls crossed from the first cell. A wall is a pair of cells, ``out`` the expert that
+    only the first has, ``into`` the one that only the second has, out < into. ``gap`` is the least
+    proved distance between the radius and that of any cell, wall or rejected wall, infinite where
+    there is no ball; ``num_tests``
+    counts walls that were asked for, ``num_exact`` those that exact arithmetic decided.
+    ``is_whole`` is False where ``most`` cells were found and there are more.
+    """
+
+    coalition: Int16[np.ndarray, "cells k"]
+    distance_lower: Float64[np.ndarray, "cells"]
+    distance_upper: Float64[np.ndarray, "cells"]
+    nearest: Float64[np.ndarray, "cells dims"]
+    hops: Int64[np.ndarray, "cells"]
+    walls: Int64[np.ndarray, "walls 2"]
+    out: Int16[np.ndarray, "walls"]
+    into: Int16[np.ndarray, "walls"]
+    wall_distance_lower: Float64[np.ndarray, "walls"]
+    wall_distance_upper: Float64[np.ndarray, "walls"]
+    gap: float
+    num_tests: int
+    num_exact: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, eq=False)
+class MetBall:
+    """Which cells and walls meet the open ball, and proved brackets of their distances.
+
+    The upper end is infinite where the ball is not met.
+    """
+
+    cells: Bool[np.ndarray, "cells"]
+    cell_lower: Float64[np.ndarray, "cells"]
+    cell_upper: Float64[np.ndarray, "cells"]
+    walls: Bool[np.ndarray, "walls"]
+    wall_lower: Float64[np.ndarray, "walls"]
+    wall_upper: Float64[np.ndarray, "walls"]
+    num_exact: int
+
+
+def ball_cells(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    k: int,
+    centre: Float64[np.ndarray, "dims"],
+    radius: float,
+    most: int,
+) -> BallCells:
+    """All strict cells that meet the ball |x - c| < R, and the one-swap walls that meet it.
+
+    Every answer is proved, so that the list is complete where it ``is_whole``. Raises ValueError,
+    with the word degenerate, where experts other than the exchanged ones tie on the whole of a wall
+    inside the ball (equal experts, several pairs on one hyperplane), for cells may then be joined
+    by other walls alone; ties in fewer dimensions are told apart exactly and do no harm.
+    """
+    _check(weight, bias, k, centre, radius)
+    if not math.isfinite(radius):
+        raise ValueError(f"radius {radius}; must be finite")
+    problem = Problem.of(weight, bias, k, centre, radius)
+    return _Found(problem, most).run(None)
+
+
+def cells_within_hops(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    k: int,
+    point: Float64[np.ndarray, "dims"],
+    hops: int,
+    most: int,
+) -> BallCells:
+    """The strict cells that at most so many one-swap walls part from the cell of a point.
+
+    Walls are those of the cells with fewer hops. Of a point on a tie the first cell is one close
+    by. Raises ValueError as ``ball_cells`` does. Where the rows less the first have a rank below d,
+    most answers are left to exact arithmetic: take independent columns first.
+    """
+    _check(weight, bias, k, point, math.inf)
+    problem = Problem.of(weight, bias, k, point, math.inf)
+    return _Found(problem, most).run(hops)
+
+
+def filter_ball(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    coalition: Int16[np.ndarray, "cells k"],
+    walls: Int64[np.ndarray, "walls 2"],
+    out: Int16[np.ndarray, "walls"],
+    into: Int16[np.ndarray, "walls"],
+    centre: Float64[np.ndarray, "dims"],
+    radius: float,
+) -> MetBall:
+    """Which of the cells and walls of an enumeration meet the open ball, each answer proved.
+
+    Cells must be open and not empty, walls of d - 1 dimensions and between cells that differ in
+    ``out``, which only the first has, and ``into``: for those the distance of the closed set
+    decides. Where the cells cannot meet the ball for an expert that is surely above or below, the
+    lower end of the bracket is the radius itself.
+    """
+    k = coalition.shape[1]
+    _check(weight, bias, k, centre, radius)
+    problem = Problem.of(weight, bias, k, centre, radius)
+    inside = np.zeros((len(coalition), len(bias)), np.bool_)
+    np.put_along_axis(inside, coalition.astype(np.int64), True, axis=1)
+    no_pair = np.full((len(coalition), 2), -1, np.int64)
+    cells, cell_exact = problem.filtered(inside, no_pair)
+    pairs = np.stack([out, into], axis=1).astype(np.int64)
+    facets, wall_exact = problem.filtered(inside[walls[:, 0]], pairs)
+    return MetBall(
+        cells[:, 1] < math.inf,
+        cells[:, 0],
+        cells[:, 1],
+        facets[:, 1] < math.inf,
+        facets[:, 0],
+        facets[:, 1],
+        cell_exact + wall_exact,
+    )
+
+
+def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, radius: float) -> None:
+    if not 0 < k <= len(bias):
+        raise ValueError(f"top-{k} of {len(bias)} experts; k must be from 1 to their number")
+    if not radius > 0.0:
+        raise ValueError(f"radius {radius}; must be positive")
+    if not all(np.isfinite(values).all() for values in (weight, bias, centre)):
+        raise ValueError("NaN or infinity among the numbers of the router or the centre")
+
+
+class _Found:
+    """Cells and walls that grow while the search goes on."""
+
+    def __init__(self, problem: Problem, most: int) -> None:
+        self._problem, self._most = problem, most
+        start = problem.start()
+        self._inside = [start[None]]
+        self._hops = [np.zeros(1, np.int64)]
+        self._number = {np.packbits(start).tobytes(): 0}
+        self._walls: list[Int64[np.ndarray, "walls 4"]] = []
+        self._brackets: list[Float64[np.ndarray, "walls 2"]] = []
+        self._margin, self._tests, self._num_exact = np.array([np.inf]), np.zeros(1, np.int64), 0
+        self._is_whole = True
+
+    def run(self, hops: int | None) -> BallCells:
+        """Crosses walls until no new cell is found, or so many times."""
+        frontier, first, level = self._inside[0], 0, 0
+        known = np.empty((0, 3), np.int64)
+        while len(frontier) and self._is_whole and (hops is None or level < hops):
+            level += 1
+            wall, bracket = self._walls_of(frontier, known)
+            new, walls = self._entered(frontier, first, wall)
+            # of a wall inside the frontier, which both cells find, the first finding is kept
+            stop = first + len(frontier)
+            is_kept = (walls[:, 1] >= stop) | (walls[:, 1] > walls[:, 0])
+            is_kept &= walls[:, 1] >= 0
+            self._walls.append(walls[is_kept])
+            self._brackets.append(bracket[is_kept])
+            self._inside.append(new)
+            self._hops.append(np.full(len(new), level, np.int64))
+            back = walls[walls[:, 1] >= stop][:, [1, 3, 2]] - [stop, 0, 0]
+            known = np.ascontiguousarray(back[np.argsort(back[:, 0], kind="stable")])
+            frontier, first = new, stop
+        return self._result()
+
+    def _walls_of(
+        self, frontier: Bool[np.ndarray, "cells kept"], known: Int64[np.ndarray, "known 3"]
+    ) -> tuple[Int64[np.ndarray, "walls 3"], Float64[np.ndarray, "walls 2"]]:
+        """Walls of the cells that are not known yet: cell, out and into, and their brackets."""
+        problem, walls, brackets = self._problem, [], []
+        most = max(_WALLS, problem.k * (len(problem.kept) - problem.k))
+        wall, state = np.empty((most, 3), np.int64), np.empty(most, np.uint8)
+        bracket, first = np.empty((most, 2)), 0
+        while first < len(frontier):
+            first, num = wall_distance_loop(
+                problem.weight,
+                problem.shift,
+                problem.error,
+                np.ascontiguousarray(frontier),
+                first,
+                known,
+                problem.sure,
+                problem.foot,
+                problem.radius,
+                problem.scale,
+                wall,
+                state,
+                bracket,
+                self._margin,
+                self._tests,
+            )
+            for n in np.flatnonzero(state[:num] == OPEN).tolist():
+                state[n], bracket[n] = self._settled(frontier, *wall[n].tolist())
+            is_met = state[:num] == MET
+            walls.append(wall[:num][is_met])
+            brackets.append(bracket[:num][is_met])
+        return np.concatenate(walls), np.concatenate(brackets)
+
+    def _settled(
+        self, frontier: Bool[np.ndarray, "cells kept"], cell: int, out: int, into: int
+    ) -> tuple[int, tuple[float, float]]:
+        self._num_exact += 1
+        is_met, lower, upper = self._problem.settled(frontier[cell], (out, into), is_open=False)
+        if not is_met and lower < math.inf:
+            away = max(0.0, lower - self._problem.radius)
+            self._margin[0] = min(self._margin[0], away)
+        return MET if is_met else BEYOND, (lower, upper)
+
+    def _entered(
+        self,
+        frontier: Bool[np.ndarray, "cells kept"],
+        first: int,
+        wall: Int64[np.ndarray, "walls 3"],
+    ) -> tuple[Bool[np.ndarray, "new kept"], Int64[np.ndarray, "walls 4"]]:
+        """Numbers the cells behind the walls; new ones, and both cells, out and into of each."""
+        if not len(wall):
+            return frontier[:0], np.empty((0, 4), np.int64)
+        rows = np.arange(len(wall))
+        behind = frontier[wall[:, 0]]
+        behind[rows, wall[:, 1]] = False
+        behind[rows, wall[:, 2]] = True
+        packed = np.packbits(behind, axis=1)
+        keys = packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]
+        _, places, kind = np.unique(keys, return_index=True, return_inverse=True)
+        numbers, new = np.empty(len(places), np.int64), []
+        for n in np.argsort(places).tolist():
+            key = packed[places[n]].tobytes()
+            number = self._number.get(key, -1)
+            if number < 0 and len(self._number) < self._most:
+                number = self._number[key] = len(self._number)
+                new.append(behind[places[n]])
+            elif number < 0:
+                self._is_whole = False
+            numbers[n] = number
+        found = np.stack([first + wall[:, 0], numbers[kind], wall[:, 1], wall[:, 2]], axis=1)
+        return np.array(new, np.bool_).reshape(len(new), frontier.shape[1]), found
+
+    def _result(self) -> BallCells:
+        problem = self._problem
+        inside, hops = np.concatenate(self._inside), np.concatenate(self._hops)
+        whole = np.zeros((len(inside), problem.experts), np.bool_)
+        whole[:, problem.fixed] = True
+        whole[:, problem.kept] = inside
+        k = problem.k + len(problem.fixed)
+        coalition = np.nonzero(whole)[1].reshape(len(inside), k)
+        order = np.lexsort(coalition.T[::-1])
+        bracket, step = self._distances(inside)
+        walls = np.concatenate([np.empty((0, 4), np.int64), *self._walls])
+        brackets = np.concatenate([np.empty((0, 2)), *self._brackets])
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        out, into = problem.kept[walls[:, 2]], problem.kept[walls[:, 3]]
+        is_turned = (out > into)[:, None]
+        cells = place[np.where(is_turned, walls[:, 1::-1], walls[:, :2])]
+        by_cell = np.lexsort([cells[:, 1], cells[:, 0]])
+        ends = [self._margin[0]]
+        if math.isfinite(problem.radius):
+            reached = np.concatenate([bracket[:, 1], brackets[:, 1]])
+            ends.append(problem.radius - float(reached.max()))
+        return BallCells(
+            coalition=coalition[order].astype(np.int16),
+            distance_lower=bracket[order, 0],
+            distance_upper=bracket[order, 1],
+            nearest=problem.centre + step[order],
+            hops=hops[order],
+            walls=cells[by_cell],
+            out=np.minimum(out, into)[by_cell].astype(np.int16),
+            into=np.maximum(out, into)[by_cell].astype(np.int16),
+            wall_distance_lower=brackets[by_cell, 0],
+            wall_distance_upper=brackets[by_cell, 1],
+            gap=max(0.0, float(min(ends))),
+            num_tests=int(self._tests[0]),
+            num_exact=self._num_exact,
+            is_whole=self._is_whole,
+        )
+
+    def _distances(
+        self, inside: Bool[np.ndarray, "cells kept"]
+    ) -> tuple[Float64[np.ndarray, "cells 2"], Float64[np.ndarray, "cells dims"]]:
+        """Brackets of the distances of cells, and steps to their nearest points."""
+        problem = self._problem
+        no_pair = np.full((len(inside), 2), -1, np.int64)
+        found = cell_distance(
+            problem.weight, problem.shift, problem.error, inside, no_pair, math.inf, problem.scale
+        )
+        bracket, step = np.stack([found.lower, found.upper], axis=1), found.step
+        for n in np.flatnonzero(found.state != MET).tolist():
+            self._num_exact += 1
+            coalition = frozenset(np.flatnonzero(inside[n]).tolist())
+            centre = [Fraction(value) for value in problem.centre.tolist()]
+            exact = exact_nearest(problem.exact, coalition, centre)
+            assert exact.point is not None and exact.squared is not None, "a wall proved the cell"
+            bracket[n] = root_bracket(exact.squared)
+            step[n] = [float(x - c) for x, c in zip(exact.point, centre, strict=True)]
+        return bracket, step

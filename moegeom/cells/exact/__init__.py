@@ -1,0 +1,1 @@
+"""Cells in exact arithmetic, and certificates that others can check."""

@@ -1,0 +1,249 @@
+"""All cells of a top-k router and the walls between them, proved in exact arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations, product
+from math import comb
+
+import numpy as np
+from jaxtyping import Float64
+
+from moegeom.cells.exact.checked import Checked, Pair, Place
+from moegeom.cells.exact.dictionary import Arrangement, inverse_of
+from moegeom.cells.exact.exact_walk import Coalition, Hull, Point, exact_walk
+from moegeom.cells.exact.rank import independent_columns, rank
+from moegeom.cells.exact.sweep import sweep
+
+#: Coefficients of the coordinate on which the charts of a central router lie: without pattern.
+_MIXTURE = (3, -7, 11, -13, 17, -19, 23, -29, 31, -37, 41)
+
+#: Cells that a closed form lists.
+MOST_LISTED = 10**6
+
+
+@dataclass(frozen=True)
+class ExactCells:
+    """Cells by coalition with a point strictly inside each, and walls with one inside each.
+
+    A wall is a pair of cells whose closures share a facet, in the order of their sorted experts.
+    They differ in one expert but where several pairs tie on one hyperplane. ``unbounded`` are the
+    cells that hold a ray; of a central router all do.
+    """
+
+    cells: dict[Coalition, Point]
+    walls: dict[Pair, Point]
+    unbounded: frozenset[Coalition]
+
+
+def exact_cells(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"] | None,
+    k: int,
+    tie_broken: bool = False,
+) -> ExactCells:
+    r"""The coalitions S for which some open set of inputs has S as its k largest logits.
+
+    .. math:: C_S = \{x : z_i(x) > z_j(x), i \in S, j \notin S\}, \quad z = W x + b
+
+    The numbers are taken as they are, exact dyadic rationals; every cell and wall comes with a
+    rational point that was checked. ``bias`` None is a central router. With ``tie_broken`` equal
+    experts (rows and biases) count as apart, the lower number ahead of the higher; else no cell
+    splits them. For d >= 2 a walk over the vertices in exact arithmetic: some hundred microseconds
+    each, for references and for small instances. k = E is the one cell of all experts.
+
+    Raises ValueError for k outside 1..E. Source: docs/theory.md G1; the certified instances there
+    are the oracle in tests.
+    """
+    rows = [[Fraction(float(value)) for value in row] for row in weight]
+    offsets = [Fraction(0)] * len(rows) if bias is None else [Fraction(float(b)) for b in bias]
+    experts = len(rows)
+    if not 1 <= k <= experts:
+        raise ValueError(f"top_k {k} of {experts} experts")
+    kept = independent_columns(rows)
+    inner = [[row[column] for column in kept] for row in rows]
+    checked = Checked(inner, offsets, tie_broken)
+    if k == experts:
+        checked.add_cell(frozenset(range(experts)), [Fraction(0)] * len(kept), is_bounded=False)
+    elif len(kept) == experts - 1:
+        _all_subsets(inner, offsets, k, checked)
+    elif bias is None and len(kept) > 1:  # on a line the charts would miss the wall at 0
+        _central(inner, k, checked)
+    else:
+        _affine(inner, offsets, k, checked, Place(list))
+    spread = Place(list).after(kept, len(rows[0]))
+    return ExactCells(
+        {cell: tuple(spread(point)) for cell, point in checked.cells.items()},
+        {pair: tuple(spread(point)) for pair, point in checked.walls.items()},
+        frozenset(checked.cells if len(kept) < len(rows[0]) else checked.unbounded),
+    )
+
+
+def _central(rows: Sequence[Sequence[Fraction]], k: int, checked: Checked) -> None:
+    """Logits without bias: cells are cones, met by one of two affine charts on either side of 0.
+
+    The charts lie at +1 and -1 of a coordinate that is mixed from all, so that no wall lies in the
+    plane between them, where no chart would meet it.
+    """
+    size = len(rows[0])
+    for shift in range(len(_MIXTURE)):
+        mixture = [Fraction(_MIXTURE[(m + shift) % len(_MIXTURE)]) for m in range(size - 1)]
+        if not any(_is_along([*mixture, Fraction(1)], a, b) for a, b in combinations(rows, 2)):
+            break
+    mixed = [
+        [*(v - c * row[-1] for v, c in zip(row[:-1], mixture, strict=True)), row[-1]]
+        for row in rows
+    ]
+    for side in (Fraction(1), Fraction(-1)):
+        chart, offsets = [row[:-1] for row in mixed], [side * row[-1] for row in mixed]
+        _affine(chart, offsets, k, checked, Place.on_chart(mixture, side))
+    checked.unbounded |= set(checked.cells)
+
+
+def _is_along(normal: Sequence[Fraction], a: Sequence[Fraction], b: Sequence[Fraction]) -> bool:
+    """Whether the wall between two rows is the plane with this normal."""
+    difference = [x - y for x, y in zip(a, b, strict=True)]
+    if not any(difference):
+        return False
+    return all(d == difference[-1] * n for d, n in zip(difference, normal, strict=True))
+
+
+def _affine(
+    rows: Sequence[Sequence[Fraction]],
+    offsets: Sequence[Fraction],
+    k: int,
+    checked: Checked,
+    place: Place,
+) -> None:
+    """Cells of an affine instance; ``place`` takes its points to those of the router."""
+    columns = independent_columns(rows) if rows[0] else []
+    if len(columns) < len(rows[0]):
+        inner = [[row[column] for column in columns] for row in rows]
+        _affine(inner, offsets, k, checked, place.after(columns, len(rows[0])))
+    elif not columns:
+        order = sorted(range(len(rows)), key=lambda i: (-offsets[i], i))
+        checked.add_cell(frozenset(order[:k]), place([]), is_bounded=False)
+    elif len(columns) == 1:
+        _swept([row[0] for row in rows], offsets, k, checked, place)
+    else:
+        walked = exact_walk(Arrangement(rows, offsets), k)
+        is_simple = True
+        for coalition, hull in walked.cells.items():
+            point = place(hull.inner())
+            is_simple &= checked.add_cell(coalition, point, is_bounded=not hull.rays)
+        for pair, hull in walked.walls.items():
+            is_simple &= checked.add_wall(pair, place(hull.inner()))
+        if not is_simple:
+            for coalition, hull in walked.cells.items():
+                if coalition in checked.cells:
+                    _facets(coalition, hull, rows, offsets, checked, place)
+
+
+def _facets(
+    coalition: Coalition,
+    hull: Hull,
+    rows: Sequence[Sequence[Fraction]],
+    offsets: Sequence[Fraction],
+    checked: Checked,
+    place: Place,
+) -> None:
+    """Walls of a cell at which more than one pair may tie: what lies behind each of its facets."""
+
+    def gap(out: int, into: int, point: Sequence[Fraction], offset: int) -> Fraction:
+        terms = ((a - b) * x for a, b, x in zip(rows[out], rows[into], point, strict=True))
+        return sum(terms, Fraction(0)) + offset * (offsets[out] - offsets[into])
+
+    for out, into in product(coalition, set(range(len(rows))) - coalition):
+        vertices = [point for point in hull.vertices if gap(out, into, point, 1) == 0]
+        rays = [ray for ray in hull.rays if gap(out, into, ray, 0) == 0]
+        if not vertices or rows[out] == rows[into]:
+            continue
+        spanned = [[a - b for a, b in zip(v, vertices[0], strict=True)] for v in vertices[1:]]
+        if rank([*spanned, *map(list, rays)]) < len(rows[0]) - 1:
+            continue
+        inner = Hull(vertices, rays).inner()
+        away = [b - a for a, b in zip(rows[out], rows[into], strict=True)]
+        behind = _top_behind(inner, away, rows, offsets, len(coalition))
+        checked.add_facet(coalition, behind, place(inner))
+
+
+def _top_behind(
+    point: Sequence[Fraction],
+    away: Sequence[Fraction],
+    rows: Sequence[Sequence[Fraction]],
+    offsets: Sequence[Fraction],
+    k: int,
+) -> Coalition:
+    """The top k just behind a point, in a direction."""
+
+    def key(expert: int) -> tuple[Fraction, Fraction, int]:
+        value = sum((w * x for w, x in zip(rows[expert], point, strict=True)), offsets[expert])
+        slope = sum((w * a for w, a in zip(rows[expert], away, strict=True)), Fraction(0))
+        return -value, -slope, expert
+
+    return frozenset(sorted(range(len(rows)), key=key)[:k])
+
+
+def _swept(
+    slope: Sequence[Fraction],
+    offset: Sequence[Fraction],
+    k: int,
+    checked: Checked,
+    place: Place,
+) -> None:
+    before: Coalition | None = None
+    for coalition, start, stop in sweep(slope, offset, k):
+        is_bounded = start is not None and stop is not None
+        checked.add_cell(coalition, place([_middle(start, stop)]), is_bounded)
+        if before is not None and start is not None:
+            checked.add_facet(before, coalition, place([start]))
+        before = coalition
+
+
+def _middle(start: Fraction | None, stop: Fraction | None) -> Fraction:
+    if start is None:
+        return Fraction(0) if stop is None else stop - 1
+    return start + 1 if stop is None else (start + stop) / 2
+
+
+def _all_subsets(
+    rows: Sequence[Sequence[Fraction]],
+    offsets: Sequence[Fraction],
+    k: int,
+    checked: Checked,
+) -> None:
+    """Rank E - 1: logits take every value but for a common shift, so that every set is a cell."""
+    experts = len(rows)
+    if comb(experts, k) > MOST_LISTED:
+        raise ValueError(f"{comb(experts, k)} cells, all subsets: counted, not listed")
+    differences = [
+        [value - first for value, first in zip(row, rows[0], strict=True)] for row in rows[1:]
+    ]
+    inverse = inverse_of(differences)
+    assert inverse is not None, "rank E - 1"
+
+    def solve(coalition: Coalition, tied: Sequence[int]) -> list[Fraction]:
+        """x with logits 1 on a coalition and 0 elsewhere, one half on a tied pair; but a shift."""
+        wanted = [Fraction(int(i in coalition)) for i in range(experts)]
+        for expert in tied:
+            wanted[expert] = Fraction(1, 2)
+        right = [wanted[i] - offsets[i] - (wanted[0] - offsets[0]) for i in range(1, experts)]
+        return [
+            sum((a * b for a, b in zip(row, right, strict=True)), Fraction(0)) for row in inverse
+        ]
+
+    listed = [frozenset(some) for some in combinations(range(experts), k)]
+    for coalition in listed:
+        checked.add_cell(coalition, solve(coalition, ()), is_bounded=False)
+    for coalition in listed:
+        for out, into in product(coalition, set(range(experts)) - coalition):
+            if out < into:
+                pair = (coalition, coalition - {out} | {into})
+                checked.add_wall(pair, solve(coalition, (out, into)))
+
+
+def coalitions(found: ExactCells) -> list[tuple[int, ...]]:
+    """Cells as sorted tuples, in order."""
+    return sorted(tuple(sorted(coalition)) for coalition in found.cells)

@@ -1,0 +1,223 @@
+"""One question about a cell or a wall, and what proves an answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from moegeom.cells.exact.certificate_check import NoCell, NoWall, Weights
+
+Point = tuple[Fraction, ...]
+
+#: Coefficients of logits whose sum proves that there is no cell or wall.
+Multipliers = dict[int, Fraction]
+
+_UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
+
+
+class Problem:
+    """One question about one cell or wall."""
+
+    def __init__(
+        self,
+        weight: np.ndarray,
+        bias: np.ndarray | None,
+        coalition: Sequence[int],
+        swap: tuple[int, int] | None,
+        lower: np.ndarray | None,
+        upper: np.ndarray | None,
+    ) -> None:
+        experts, dims = weight.shape
+        self.weight = np.ascontiguousarray(weight) + 0.0  # no negative zeros: rows are compared
+        self.bias = np.zeros(experts) if bias is None else bias + 0.0
+        if not (np.isfinite(self.weight).all() and np.isfinite(self.bias).all()):
+            raise ValueError("weights or biases are not all finite")
+        chosen = {int(i) for i in coalition}
+        if not chosen or len(chosen) != len(coalition) or not chosen <= set(range(experts)):
+            raise ValueError(f"the coalition is no set of experts below {experts}")
+        self.mask = np.zeros(experts, bool)
+        self.mask[sorted(chosen)] = True
+        others = set(range(experts)) - chosen
+        if swap is not None and not (swap[0] in chosen and swap[1] in others):
+            raise ValueError(f"{swap[0]} and {swap[1]} are no expert of the coalition and another")
+        self.swap = swap
+        self.is_boxed = lower is not None or upper is not None
+        self.lower = np.full(dims, -np.inf) if lower is None else lower
+        self.upper = np.full(dims, np.inf) if upper is None else upper
+        if not (self.lower < self.upper).all():
+            raise ValueError("the box has a lower end that is not below the upper one")
+        self.sign = np.where(self.mask, 1.0, -1.0)
+        with np.errstate(all="ignore"):
+            self.strict = np.arange(experts) if swap is None else self._strict(swap)
+
+    def _strict(self, swap: tuple[int, int]) -> np.ndarray:
+        """Experts other than the pair and its proper mixtures."""
+        out, into = swap
+        rows = np.column_stack([self.weight, self.bias])
+        ahead, own = rows[into] - rows[out], rows - rows[out]
+        m = int(np.argmax(np.abs(ahead)))
+        strict = np.ones(len(rows), bool)
+        strict[[out, into]] = False
+        if not ahead[m]:
+            return np.flatnonzero(strict)
+        # rounding leaves the differences within a few units of the numbers
+        size = np.abs(rows) + np.abs(rows[out]) + np.abs(rows[into])
+        off = np.abs(own * ahead[m] - own[:, [m]] * ahead)
+        near = ~(off > 16 * _UNIT * size * size[:, [m]] + _TINY)
+        between = [
+            expert
+            for expert in np.flatnonzero(strict & near.all(axis=1)).tolist()
+            if _is_between(rows[expert], rows[out], rows[into], m)
+        ]
+        # two on different sides of the level would change places there as well
+        if len(set(self.mask[between].tolist())) == 1:
+            strict[between] = False
+        return np.flatnonzero(strict)
+
+    def carried(self, neighbour: NoCell) -> Multipliers | None:
+        """A proof against one of the cells of a wall as one against the wall, where it is one.
+
+        It is none where it needs an expert that is free to tie with the pair.
+        """
+        found = dict(neighbour.inside) | {j: -value for j, value in neighbour.outside}
+        pair, strict = set(self.swap or ()), set(self.strict.tolist())
+        for expert, value in found.items():
+            if expert not in pair and (expert not in strict or (value > 0) != self.mask[expert]):
+                return None
+        if not any(found.values()) or sum(found.values()) != 0:
+            return None
+        total, in_the_way = self.most(found)
+        return found if total <= 0 and not len(in_the_way) else None
+
+    def equal_rows(self) -> Multipliers | None:
+        """Equal rows, the chosen one not above the other: no cell. Those of a pair: no wall."""
+        if self.swap is not None:
+            out, into = self.swap
+            if (self.weight[out] != self.weight[into]).any():
+                return None
+            sign = 1 if self.bias[out] <= self.bias[into] else -1
+            return {out: Fraction(sign), into: Fraction(-sign)}
+        best: dict[bytes, int] = {}
+        keys = [row.tobytes() for row in self.weight]
+        for j in np.flatnonzero(~self.mask).tolist():
+            if keys[j] not in best or self.bias[j] > self.bias[best[keys[j]]]:
+                best[keys[j]] = j
+        for i in np.flatnonzero(self.mask).tolist():
+            j = best.get(keys[i])
+            if j is not None and self.bias[i] <= self.bias[j]:
+                return {i: Fraction(1), j: Fraction(-1)}
+        return None
+
+    def on_wall(self, point: Point) -> Point | None:
+        """The point moved along one axis to where the pair ties; None where it never does."""
+        if self.swap is None:
+            return point
+        out, into = self.swap
+        ahead = self.weight[out] - self.weight[into]
+        m = int(np.argmax(np.abs(ahead)))
+        rate = Fraction(self.weight[out, m]) - Fraction(self.weight[into, m])
+        if not rate:
+            return None
+        gap = exact_logit(self.weight[out], self.bias[out], point) - exact_logit(
+            self.weight[into], self.bias[into], point
+        )
+        return (*point[:m], point[m] - gap / rate, *point[m + 1 :])
+
+    def holds(self, point: Point) -> bool:
+        """Whether the point proves the cell or wall: by error bounds, exactly where they do not."""
+        sides = zip(point, self.lower.tolist(), self.upper.tolist(), strict=True)
+        if self.is_boxed and not all(low < x < high for x, low, high in sides):
+            return False
+        low, high = self._intervals(point)
+        inside = self.strict[self.mask[self.strict]].tolist()
+        outside = self.strict[~self.mask[self.strict]].tolist()
+        if self.swap is None:
+            if not outside:
+                return True
+            if high[inside].min() <= low[outside].max():
+                return False
+            worst, best = low[inside].min(), high[outside].max()
+            lowest = [self.value(i, point) for i in inside if not low[i] > best]
+            highest = [self.value(j, point) for j in outside if not high[j] < worst]
+            return not lowest or not highest or min(lowest) > max(highest)
+        level = self.value(self.swap[0], point)
+        if level != self.value(self.swap[1], point):
+            return False
+        low_level, high_level = min(low[list(self.swap)]), max(high[list(self.swap)])
+        return all(low[i] > high_level or self.value(i, point) > level for i in inside) and all(
+            high[j] < low_level or self.value(j, point) < level for j in outside
+        )
+
+    def _intervals(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
+        """Enclosures of all logits, infinite where float64 has no word for it."""
+        try:
+            x = np.array([float(value) for value in point])
+        except OverflowError:
+            return np.full(len(self.bias), -np.inf), np.full(len(self.bias), np.inf)
+        used = np.flatnonzero(x)
+        rows, x = self.weight[:, used], x[used]
+        value, reach = rows @ x + self.bias, np.abs(rows) @ np.abs(x) + np.abs(self.bias)
+        # roundings of x, of products, of sums and of the bound; and all that may underflow
+        error = 1.01 * (len(point) + 8) * _UNIT * reach
+        error += _TINY * (np.abs(self.weight).sum(axis=1) + len(point) + 2)
+        low, high = value - error, value + error
+        return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+
+    def value(self, expert: int, point: Point) -> Fraction:
+        return exact_logit(self.weight[expert], self.bias[expert], point)
+
+    def most(self, coefficients: dict[int, Fraction]) -> tuple[Fraction, np.ndarray]:
+        """What a combination of logits reaches in the box, and coordinates where it has no end."""
+        terms = list(coefficients.items())
+        total = sum((c * Fraction(self.bias[i]) for i, c in terms), Fraction(0))
+        in_the_way = []
+        for m in range(self.weight.shape[1]):
+            value = sum((c * Fraction(self.weight[i, m]) for i, c in terms), Fraction(0))
+            end = self.upper[m] if value > 0 else self.lower[m]
+            if value and np.isfinite(end):
+                total += value * Fraction(end)
+            elif value:
+                in_the_way.append(m)
+        return total, np.array(in_the_way, np.int64)
+
+    def split(self, found: Multipliers) -> tuple[Multipliers, Multipliers]:
+        """Chosen and other experts, but for the pair, with positive weights."""
+        pair = self.swap or ()
+        own = {i: abs(value) for i, value in sorted(found.items()) if value and i not in pair}
+        inside = {i: value for i, value in own.items() if self.mask[i]}
+        return inside, {j: value for j, value in own.items() if not self.mask[j]}
+
+    def no_cell(self, found: Multipliers) -> NoCell:
+        """Weights that sum to 1 on either side."""
+        inside, outside = self.split(found)
+        return NoCell(
+            _of_sum(inside, sum(inside.values())), _of_sum(outside, sum(outside.values()))
+        )
+
+    def no_wall(self, found: Multipliers) -> NoWall:
+        """Weights that sum to 1 without those of the pair, or a pair alone with 1 and -1."""
+        inside, outside = self.split(found)
+        out, into = (found.get(expert, Fraction(0)) for expert in self.swap or ())
+        total = sum([*inside.values(), *outside.values()]) or abs(out)
+        weights = _of_sum(inside, total), _of_sum(outside, total)
+        return NoWall(*weights, (out / total, into / total))
+
+
+def _of_sum(found: Multipliers, total: Fraction | int) -> Weights:
+    return tuple((expert, value / total) for expert, value in found.items())
+
+
+def exact_logit(row: np.ndarray, offset: float, point: Sequence[Fraction]) -> Fraction:
+    """The logit of a row at a point, in exact arithmetic."""
+    terms = (Fraction(w) * x for w, x in zip(row.tolist(), point, strict=True) if x)
+    return sum(terms, Fraction(offset))
+
+
+def _is_between(own: np.ndarray, one: np.ndarray, other: np.ndarray, m: int) -> bool:
+    """Whether a row is a proper mixture of two that differ in coordinate m."""
+    a, b, c = ([Fraction(value) for value in row.tolist()] for row in (one, other, own))
+    share = (c[m] - a[m]) / (b[m] - a[m])
+    mixed = (x + share * (y - x) for x, y in zip(a, b, strict=True))
+    return 0 < share < 1 and all(x == y for x, y in zip(mixed, c, strict=True))

@@ -1,0 +1,221 @@
+"""Cells of a plane on a page: all of them by coalition, or those of one expert."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float64
+
+from moegeom.cells.pictures._caption import count_text, percent_text
+from moegeom.cells.pictures._colours import (
+    ACCENT,
+    INK,
+    PALE,
+    PALETTE,
+    cell_colours,
+    shaded,
+)
+from moegeom.cells.pictures._layers import (
+    add_polygons,
+    add_tokens,
+    add_walls,
+    frame_axes,
+    frame_ratio,
+    page_box,
+)
+from moegeom.cells.pictures._legend import (
+    Entry,
+    Legend,
+    legend_of,
+    token_entries,
+    with_entries,
+)
+from moegeom.cells.pictures._options import PictureOptions, asked_expert
+from moegeom.cells.pictures._page import SIZE, SMALL, Space, new_page
+from moegeom.cells.pictures._picture import Frame, PlaneCells
+from moegeom.cells.pictures._polygons import (
+    Region,
+    areas,
+    centre,
+    eroded,
+    region_of,
+    room,
+)
+from moegeom.cells.pictures._wall_names import wall_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Names of walls per square inch, and at most.
+_NAMES_PER_INCH, _MOST_NAMES = 3.0, 40
+
+
+def draw_cells(picture: PlaneCells, options: PictureOptions) -> Figure:
+    """Polygons by coalition, named walls, tokens, and the strip along the walls."""
+    sizes = areas(picture)
+    colours = cell_colours(picture.coalitions, picture.wall_cells)
+    legend = legend_of(picture.coalitions, sizes, colours, PALETTE)
+    legend = with_entries(legend, *_band_entry(options), *token_entries(picture))
+    figure, axes = new_page(picture, options, legend, Space(frame_ratio(picture.frame)))
+    fills = [PALETTE[colour] for colour in colours]
+    if options.band:
+        add_polygons(axes, picture.polygons, [shaded(fill, 0.3) for fill in fills], "bands")
+        inner = [eroded(p, picture.frame, options.band) for p in picture.polygons]
+        add_polygons(axes, inner, fills, "cells")
+    else:
+        add_polygons(axes, picture.polygons, fills, "cells")
+    add_walls(axes, picture.wall_ends, INK, _line_width(axes, picture), "walls")
+    frame_axes(axes, picture.frame)
+    add_tokens(axes, picture.tokens)
+    letters = _add_letters(axes, picture, legend.letters)
+    _add_names(axes, picture, letters)
+    return figure
+
+
+def draw_expert(picture: PlaneCells, options: PictureOptions) -> Figure:
+    """Where one expert serves; the title says how much that is and whether it is convex."""
+    expert = asked_expert(options, picture.caption.num_experts)
+    region = region_of(picture, expert)
+    entries = [Entry(f"expert {expert} serves", SERVED), Entry("it does not", PALE)]
+    legend = Legend("", (*entries, *token_entries(picture)), {})
+    title = region_text(region, expert)
+    figure, axes = new_page(picture, options, legend, Space(frame_ratio(picture.frame)), title)
+    served = region.is_served
+    add_polygons(axes, picture.polygons, [SERVED if own else PALE for own in served], "cells")
+    is_border = served[picture.wall_cells].sum(1) == 1
+    thin = _line_width(axes, picture)
+    add_walls(axes, picture.wall_ends[~is_border], "#9a9a9a", thin * 0.8, "walls")
+    add_walls(axes, picture.wall_ends[is_border], ACCENT, 1.2, "border")
+    if region.is_convex is False:
+        closed = np.concatenate([region.hull, region.hull[:1]])
+        axes.plot(*closed.T, color=INK, linewidth=0.6, linestyle=(0, (3, 2)), gid="hull")
+    frame_axes(axes, picture.frame)
+    add_tokens(axes, picture.tokens)
+    return figure
+
+
+def _band_entry(options: PictureOptions) -> tuple[Entry, ...]:
+    if not options.band:
+        return ()
+    return (Entry(f"within {options.band:g} of a wall", shaded(PALE, 0.3)),)
+
+
+SERVED = "#f3c28b"
+
+
+def region_text(region: Region, expert: int) -> str:
+    """``expert 17 serves in 12 cells, 23 % of the frame, a convex region``."""
+    if region.is_convex is None:
+        return f"expert {expert} serves in no cell of the frame"
+    shape = "a convex region" if region.is_convex else "not a convex region"
+    if region.pieces > 1:
+        shape += f", in {region.pieces} pieces"
+    cells = int(region.is_served.sum())
+    return (
+        f"expert {expert} serves in {count_text(cells)} {'cell' if cells == 1 else 'cells'}, "
+        f"{percent_text(min(region.share, 1.0))} of the frame, {shape}"
+    )
+
+
+def _line_width(axes: Axes, picture: PlaneCells) -> float:
+    """Thinner lines the more walls there are, so that cells remain to be seen."""
+    crowd = float(np.sqrt(max(len(picture.wall_ends), 1)) / page_box(axes)[0])
+    return float(np.clip(0.035 / max(crowd, 1e-9), 0.08, 0.7))
+
+
+def _to_page(axes: Axes, frame: Frame) -> tuple[Float64[np.ndarray, "2"], Float64[np.ndarray, "2"]]:
+    """Origin and points per unit."""
+    origin = np.array([frame[0], frame[2]], np.float64)
+    return origin, np.array(page_box(axes)) / np.array(
+        [frame[1] - frame[0], frame[3] - frame[2]], np.float64
+    )
+
+
+def _add_letters(
+    axes: Axes, picture: PlaneCells, letters: dict[int, str]
+) -> Float64[np.ndarray, "letters 2"]:
+    """The letter of each named cell at its centre, where there is room; their places."""
+    origin, scale = _to_page(axes, picture.frame)
+    places = []
+    for cell, letter in letters.items():
+        polygon = (picture.polygons[cell] - origin) * scale
+        middle = centre(polygon)
+        if room(polygon, middle) < 0.55 * SIZE:
+            continue
+        places.append(middle)
+        x, y = middle / scale + origin
+        axes.text(
+            x, y, letter, ha="center", va="center_baseline", weight="bold", size=SIZE, zorder=5
+        )
+    return np.array(places, np.float64).reshape(-1, 2)
+
+
+def _add_names(axes: Axes, picture: PlaneCells, letters: Float64[np.ndarray, "letters 2"]) -> None:
+    origin, scale = _to_page(axes, picture.frame)
+    width, height = page_box(axes)
+    ends = (picture.wall_ends - origin) * scale
+    names = wall_names(
+        ends,
+        _towards(picture, ends, origin, scale),
+        picture.wall_out,
+        picture.wall_into,
+        box_edges(width, height),
+        np.concatenate([_around(letters), _marks(picture, origin, scale)]),
+        SMALL - 0.5,
+        min(_MOST_NAMES, int(_NAMES_PER_INCH * width * height / 72**2)),
+    )
+    for name in names:
+        x, y = np.array([name.x, name.y]) / scale + origin
+        axes.text(
+            x,
+            y,
+            name.text,
+            rotation=name.angle,
+            rotation_mode="anchor",
+            ha="center",
+            va="center_baseline",
+            size=SMALL - 0.5,
+            zorder=4,
+        )
+
+
+def box_edges(width: float, height: float) -> Float64[np.ndarray, "4 2 2"]:
+    """The four sides of the drawing, in points."""
+    corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float64)
+    return np.stack([corners, np.roll(corners, -1, axis=0)], 1)
+
+
+def _around(
+    letters: Float64[np.ndarray, "letters 2"],
+) -> Float64[np.ndarray, "points 2"]:
+    """Points that cover a letter."""
+    reach = 0.4 * SIZE
+    steps = np.array([(x, y) for x in (-reach, 0, reach) for y in (-reach, 0, reach)])
+    return (letters[:, None] + steps).reshape(-1, 2)
+
+
+def _marks(
+    picture: PlaneCells, origin: Float64[np.ndarray, "2"], scale: Float64[np.ndarray, "2"]
+) -> Float64[np.ndarray, "marks 2"]:
+    """Tokens that no name may cover: those in their own cell, and all where they are few."""
+    if picture.tokens is None:
+        return np.zeros((0, 2))
+    place = picture.tokens.place
+    kept = place if len(place) <= 300 else place[picture.tokens.is_own]
+    return (kept - origin) * scale
+
+
+def _towards(
+    picture: PlaneCells,
+    ends: Float64[np.ndarray, "walls 2 2"],
+    origin: Float64[np.ndarray, "2"],
+    scale: Float64[np.ndarray, "2"],
+) -> Float64[np.ndarray, "walls 2"]:
+    """From each wall away from its first cell."""
+    centres = np.array(
+        [p.mean(0) if len(p) else (np.nan, np.nan) for p in picture.polygons], np.float64
+    ).reshape(-1, 2)
+    away = ends.mean(1) - (centres[picture.wall_cells[:, 0]] - origin) * scale
+    return np.nan_to_num(away)

@@ -1,0 +1,1 @@
+"""Cells in a plane: polygons, circles, pixels."""

@@ -1,0 +1,1 @@
+"""The question that ``moegeom cells`` answers, step by step."""

@@ -1,0 +1,337 @@
+"""One router on one slice: cells, arcs or pixels, and what its tokens say of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import comb
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from moegeom.cells.ball.bounds_of_cells import expected_diagram, most_cells
+from moegeom.cells.plane.circle import Arcs, circle_arcs
+from moegeom.cells.plane.raster import plane_raster
+from moegeom.cells.plane.raster_frame import Frame, PixelState, Raster
+from moegeom.cells.plane.raster_slice import plane_router
+from moegeom.cells.plane.subspace import Slice
+from moegeom.cells.screen import Cells, Outcome, RouterCells
+from moegeom.cells.study.figures import between_of, facts_of, null_of, visited_of
+from moegeom.cells.study.found import FoundCells, domain_text, find_cells, with_witnesses
+from moegeom.cells.study.frame import frame_of
+from moegeom.cells.study.request import CellsRequest
+from moegeom.cells.study.slices import AskedSlice
+from moegeom.cells.study.tokens import TokenSample
+from moegeom.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
+from moegeom.core.errors import RouterRuleError, UsageError
+from moegeom.core.router import Router
+
+Told = Callable[[int, int], None]
+
+#: Dimensions in which cells are looked for from wall to wall.
+MOST_DIMS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Tokens on the slice: where, in which cell (-1: in none that is listed), and whether it is
+    their own: the slice chooses there what the router chooses for the token itself.
+    """
+
+    place: Float64[np.ndarray, "tokens dims"]
+    cell: Int64[np.ndarray, "tokens"]
+    is_own: Bool[np.ndarray, "tokens"]
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What was found of one router: the record for the screen, and the numbers behind it."""
+
+    record: RouterCells
+    router: Router
+    asked: AskedSlice
+    sample: TokenSample | None
+    found: tuple[FoundCells, ...] = ()
+    placed: Placed | None = None
+    part: Slice | None = None
+    weight: Float64[np.ndarray, "experts dims"] | None = None
+    bias: Float64[np.ndarray, "experts"] | None = None
+    arcs: Arcs | None = None
+    pixels: Raster | None = None
+    frame: tuple[float, float, float, float] | None = None
+
+
+def look_at(
+    router: Router,
+    asked: AskedSlice,
+    sample: TokenSample | None,
+    request: CellsRequest,
+    told: Told | None,
+) -> Looked:
+    """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
+    started = time.perf_counter()
+    if router.num_experts > MOST_EXPERTS:
+        raise UsageError(
+            f"router {router.name}: {router.num_experts:,} experts; expected at most "
+            f"{MOST_EXPERTS:,}, whose numbers fit where sets of experts are kept."
+        )
+    if asked.circle is not None:
+        return _on_circle(router, asked, sample, request, started)
+    if not router.rule.is_affine:
+        return _by_pixels(router, asked, sample, request, started)
+    return _by_cells(router, asked, sample, request, told, started)
+
+
+def _refuse_out(router: Router, asked: AskedSlice, request: CellsRequest) -> None:
+    if request.out is not None:
+        raise UsageError(
+            f"--out writes lists of cells; router {router.name} has none on {asked.text}.",
+            "--plot writes the arcs or pixels as CSV beside the picture.",
+        )
+
+
+def _by_cells(
+    router: Router,
+    asked: AskedSlice,
+    sample: TokenSample | None,
+    request: CellsRequest,
+    told: Told | None,
+    started: float,
+) -> Looked:
+    part, bias = asked.part, router.affine_bias
+    weight = router.weight.astype(np.float64)
+    offset = None if bias is None else bias.astype(np.float64)
+    if part is not None:
+        weight, offset = part.instance(weight, offset)
+    if offset is not None and (offset == offset[0]).all():
+        offset = None  # a common shift changes no choice
+    k, dims = router.rule.top_k, weight.shape[1]
+    if sample is None:
+        points = np.empty((0, dims))
+    else:
+        points = sample.inputs if part is None else part.coordinates(sample.inputs)
+    starts = _starts(request, sample, points)
+    if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
+        raise UsageError(
+            f"--radius and --hops look at slices of at most {MOST_DIMS} dimensions; this one is "
+            f"{asked.text} with {dims:,}.",
+            "Add --subspace pca:D or random:D.",
+        )
+    answer = find_cells(weight, offset, k, request, starts, told)
+    if isinstance(answer, AllSubsets) and (request.box is not None or request.out is not None):
+        raise UsageError(
+            f"router {router.name}: every set of {k} experts is a cell of {asked.text}, so there "
+            "is no list.",
+            "Add --subspace pca:D or random:D.",
+        )
+    found: tuple[FoundCells, ...] = ()
+    outcome: Outcome = "all subsets"
+    placed, facts, null = None, None, None
+    if not isinstance(answer, AllSubsets):
+        is_whole = all(part.is_whole for part in answer)
+        found = tuple(with_witnesses(part, weight, offset, request) for part in answer)
+        outcome = "cells" if is_whole else "unfinished"
+        facts = facts_of(found) if is_whole else None
+        if sample is not None and part is not None:
+            cells = found[0].coalition if len(found) == 1 and is_whole else None
+            placed = _placed(points, sample, weight, offset, k, cells)
+    if request.null and part is not None and outcome == "cells" and request.hops is None:
+        null = null_of(router, part, request)
+    record = _record(
+        router,
+        asked,
+        sample,
+        dims,
+        domain_text(request),
+        outcome,
+        facts,
+        placed,
+        started,
+        request.seed,
+        is_central=offset is None,
+    )
+    record = replace(record, null=null)
+    return Looked(record, router, asked, sample, found, placed, part, weight, offset)
+
+
+def _starts(
+    request: CellsRequest, sample: TokenSample | None, points: np.ndarray
+) -> Float64[np.ndarray, "points dims"]:
+    """Where the tokens of --at lie on the slice."""
+    if not request.at or sample is None:
+        return np.empty((0, points.shape[1]))
+    return points[sample.rows_of(request.at, "--at")].astype(np.float64)
+
+
+def _placed(
+    points: Float64[np.ndarray, "tokens dims"],
+    sample: TokenSample,
+    weight: Float64[np.ndarray, "experts dims"],
+    offset: Float64[np.ndarray, "experts"] | None,
+    k: int,
+    cells: np.ndarray | None,
+) -> Placed:
+    logits = points @ weight.T + (0.0 if offset is None else offset)
+    drawn = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
+    return Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
+
+
+def _is_equal(drawn: np.ndarray, sample: TokenSample) -> Bool[np.ndarray, "tokens"]:
+    return (drawn == np.sort(sample.chosen, axis=1)).all(axis=1)
+
+
+def _numbers(drawn: np.ndarray, cells: np.ndarray | None) -> Int64[np.ndarray, "tokens"]:
+    """The place of each set among the cells; -1 for one that is not listed."""
+    if cells is None:
+        return np.full(len(drawn), -1)
+    number = {tuple(row): n for n, row in enumerate(cells.tolist())}
+    return np.array([number.get(tuple(row), -1) for row in drawn.tolist()], np.int64)
+
+
+def _record(
+    router: Router,
+    asked: AskedSlice,
+    sample: TokenSample | None,
+    dims: int,
+    domain: str,
+    outcome: Outcome,
+    facts: Cells | None,
+    placed: Placed | None,
+    started: float,
+    seed: int,
+    is_central: bool = False,
+) -> RouterCells:
+    experts, k = router.num_experts, router.rule.top_k
+    is_sliced = router.rule.is_affine and asked.circle is None and outcome != "all subsets"
+    return RouterCells(
+        router=router.name,
+        num_experts=experts,
+        top_k=k,
+        subspace=asked.text,
+        domain=domain,
+        dims=dims,
+        outcome=outcome,
+        cells=facts,
+        num_possible=comb(experts, k),
+        most_cells=most_cells(experts, k, dims, is_central) if is_sliced else None,
+        expected_vertices=_expected(experts, k, dims, is_central) if is_sliced else None,
+        seconds=time.perf_counter() - started,
+        variance_share=asked.variance_share,
+        num_tokens=None if placed is None else len(placed.cell),
+        num_own=None if placed is None else int(placed.is_own.sum()),
+        num_cells_with_tokens=_with_tokens(placed),
+        left_out=0 if sample is None else sample.left_out,
+        between=between_of(router, sample, seed),
+        visited=None if sample is None else visited_of(sample),
+    )
+
+
+def prediction(router: Router, asked: AskedSlice) -> str:
+    """How many vertices a random router has there, in words; empty where that says nothing."""
+    if not router.rule.is_affine or asked.part is None:
+        return ""
+    expected = _expected(router.num_experts, router.rule.top_k, asked.part.dims, False)
+    return "" if expected is None else f", about {expected:,.0f} vertices expected"
+
+
+def _expected(experts: int, k: int, dims: int, is_central: bool) -> float | None:
+    """Vertices that a random router has; None where that says nothing."""
+    if k == experts or not 2 <= dims < experts - 1:
+        return None
+    return expected_diagram(experts, k, dims, is_central).vertices
+
+
+def _with_tokens(placed: Placed | None) -> int | None:
+    if placed is None or (placed.cell < 0).all():
+        return None
+    return len(np.unique(placed.cell[placed.cell >= 0]))
+
+
+def _by_pixels(
+    router: Router,
+    asked: AskedSlice,
+    sample: TokenSample | None,
+    request: CellsRequest,
+    started: float,
+) -> Looked:
+    """Every rule on a plane, pixel by pixel."""
+    part = asked.part
+    if part is None or part.dims != 2:
+        raise RouterRuleError(
+            f"router {router.name}: its cells have curved walls or come from groups "
+            f"({router.rule.selection_score_unit}"
+            f"{', groups' if router.rule.groups is not None else ''}), so they are no polyhedra "
+            "and are not listed.",
+            "A plane is drawn, proved pixel by pixel: --subspace pca:2, random:2 or plane:A,B,C.",
+        )
+    _refuse_out(router, asked, request)
+    if request.radius is not None or request.box is not None or request.hops is not None:
+        raise UsageError("--radius, --box and --hops go with routers whose walls are straight.")
+    points = None if sample is None else part.coordinates(sample.inputs)
+    frame = frame_of(points, asked, sample, request, _reach(router))
+    plane = plane_router(
+        router.rule,
+        router.weight,
+        router.logit_bias,
+        router.selection_bias,
+        part.centre,
+        part.basis,
+        router.projection,
+    )
+    found = plane_raster(plane, Frame(*frame, request.pixels, request.pixels))
+    facts = Cells(
+        num_cells=len(found.coalitions),
+        road="interval subdivision",
+        proved_share=found.share(PixelState.CONSTANT),
+        num_open=found.count(PixelState.OPEN),
+    )
+    placed = None
+    if sample is not None and points is not None:
+        drawn = plane.choice(points)
+        cells = np.array(found.coalitions)
+        placed = Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
+    seed, window = request.seed, _window(frame)
+    record = _record(router, asked, sample, 2, window, "pixels", facts, placed, started, seed)
+    return Looked(record, router, asked, sample, (), placed, part, pixels=found, frame=frame)
+
+
+def _window(frame: tuple[float, float, float, float]) -> str:
+    x0, x1, y0, y1 = frame
+    return f"x from {x0:.3g} to {x1:.3g}, y from {y0:.3g} to {y1:.3g}"
+
+
+def _reach(router: Router) -> float:
+    """Length of a router input behind its norm; 1 without."""
+    return float(np.sqrt(router.hidden_size)) if router.gain is not None else 1.0
+
+
+def _on_circle(
+    router: Router,
+    asked: AskedSlice,
+    sample: TokenSample | None,
+    request: CellsRequest,
+    started: float,
+) -> Looked:
+    if not router.rule.is_affine:
+        raise RouterRuleError(
+            f"router {router.name}: on a great circle only routers with straight walls are known.",
+            "A plane is drawn, proved pixel by pixel: --subspace plane:A,B,C.",
+        )
+    _refuse_out(router, asked, request)
+    assert asked.circle is not None
+    assert asked.centre is not None
+    weight = router.weight.astype(np.float64)
+    axes, offset = weight @ asked.circle, weight @ asked.centre
+    if router.affine_bias is not None:
+        offset = offset + router.affine_bias
+    arcs = circle_arcs(axes[:, 0], axes[:, 1], offset, router.rule.top_k)
+    lengths = arcs.stop - arcs.start
+    facts = Cells(
+        num_cells=len(np.unique(arcs.coalition, axis=0)),
+        road="circle",
+        num_walls=len(arcs.start) if len(arcs.start) > 1 else 0,
+        proved_share=float(lengths[arcs.is_proved].sum() / (2.0 * np.pi)),
+    )
+    record = _record(router, asked, sample, 1, "", "arcs", facts, None, started, request.seed)
+    return Looked(record, router, asked, sample, arcs=arcs)

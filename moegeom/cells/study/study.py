@@ -1,0 +1,185 @@
+"""``moegeom cells``: which sets of experts are cells of a slice of the input space."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from moegeom.cells.screen import Answer, Enumerations, RouterCells
+from moegeom.cells.study.answer import answer
+from moegeom.cells.study.files import CellFiles
+from moegeom.cells.study.pictures import draw
+from moegeom.cells.study.request import CellsRequest, check_request, matrix_router
+from moegeom.cells.study.router import look_at, prediction
+from moegeom.cells.study.slices import AskedSlice, asked_slice
+from moegeom.cells.study.tokens import TokenSample, token_sample
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import Router
+from moegeom.core.tokens import TokenSource
+from moegeom.engine.run_facts import run_facts
+from moegeom.engine.sources import open_source
+from moegeom.kernels.table import load_kernels
+from moegeom.pipeline import examine_tokens, select_layers
+from moegeom.router.load import load_routers
+
+
+class Watch(Protocol):
+    """What is told while vertices are walked."""
+
+    def start(self, num_tokens: int) -> None: ...
+
+    def begin(self, what: str) -> None: ...
+
+    def advance(self, num_tokens: int) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """Routers, their tokens if there are any, and the facts of the run; None for a bare matrix."""
+
+    name: str
+    routers: Sequence[Router]
+    source: TokenSource | None
+    run: Mapping[str, Any] | None
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
+def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
+    """Every router that was asked for on its slice; tables and pictures where they were asked for.
+
+    Raises
+    ------
+    UsageError
+        When the request cannot be meant, or a picture or ``out`` cannot be written.
+    RouterRuleError
+        When cells of a curved or grouped router are to be listed.
+    RecordingError
+        When the recording does not hold what the slice is laid through.
+    """
+    check_request(request)
+    # numbers near the ends of float64 leave it on the way; what follows is proved or taken exactly
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _cells(request, watch)
+
+
+def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
+    opened = _opened(request)
+    if request.plot is not None and len(opened.routers) > 1:
+        raise UsageError(
+            f"--plot draws one router, {len(opened.routers)} were asked for.", "Add --layer L."
+        )
+    files = CellFiles(request) if request.out is not None else None
+    found: list[RouterCells] = []
+    answers: list[Answer] = []
+    drawn: tuple[str, ...] = ()
+    try:
+        for router in opened.routers:
+            sample = _sample(request, router, opened.source)
+            asked = _slice(request, router, sample, opened.source)
+            if watch is not None:
+                watch.begin(f"{router.name}{prediction(router, asked)}")
+            if request.coalition is not None:
+                answers.append(
+                    answer(router, asked, request.coalition, request.certify, request.box)
+                )
+                continue
+            looked = look_at(router, asked, sample, request, _told(watch))
+            found.append(looked.record)
+            if files is not None:
+                files.add(looked)
+            if request.plot is not None:
+                drawn = draw(looked, _model(opened), request)
+        if files is not None:
+            files.finish()
+    except BaseException:
+        if files is not None:
+            files.discard()
+        raise
+    written = () if files is None else files.names
+    return Enumerations(
+        name=opened.name,
+        run=opened.run,
+        routers=tuple(found),
+        answers=tuple(answers),
+        left_out=opened.left_out,
+        seed=request.seed,
+        written=None if request.out is None else str(request.out),
+        files=(*written, *drawn),
+    )
+
+
+def _model(opened: _Opened) -> str:
+    """Family and name: of a checkpoint in a series the name alone says little."""
+    if opened.run is None:
+        return opened.name
+    return f"{opened.run['checkpoint']['family']} {opened.name}"
+
+
+def _opened(request: CellsRequest) -> _Opened:
+    if request.weights is not None:
+        assert request.top_k is not None
+        return _Opened(
+            request.weights.name, [matrix_router(request.weights, request.top_k)], None, None
+        )
+    started = time.perf_counter()
+    asked = request.as_scan()
+    store = open_checkpoint(request.checkpoint, request.remote)
+    routers = load_routers(store, asked=request.asked)
+    chosen = select_layers(routers, request.layers)
+    source = open_source(asked, chosen, routers.routers)
+    looked = list(chosen)
+    if source is not None:
+        looked = [router for router in chosen if router.name in source.facts.routers]
+        if not looked:
+            raise RecordingError(
+                f"{source.facts.name}: records none of the routers asked for.",
+                f"It records {', '.join(source.facts.routers[:4])}.",
+            )
+    trust = examine_tokens(asked, routers, chosen, source)
+    facts = run_facts(routers, looked, None if source is None else source.facts, trust)
+    facts |= {"seconds": time.perf_counter() - started, "layers_asked": request.layers}
+    name = "" if source is None else source.facts.name
+    left_out = tuple((r.name, f"{name} does not record it") for r in chosen if r not in looked)
+    return _Opened(routers.checkpoint, looked, source, facts, left_out)
+
+
+def _sample(
+    request: CellsRequest, router: Router, source: TokenSource | None
+) -> TokenSample | None:
+    if source is None:
+        return None
+    return token_sample(router, source, load_kernels("cpu"), request.seed)
+
+
+def _slice(
+    request: CellsRequest,
+    router: Router,
+    sample: TokenSample | None,
+    source: TokenSource | None,
+) -> AskedSlice:
+    """What --subspace names; without it the plane of the picture, or the whole space."""
+    text = request.subspace
+    if text is None:
+        text = "full" if request.plot is None or sample is None else "pca:2"
+    name = "" if source is None else source.facts.name
+    return asked_slice(text, router, sample, name, request.seed)
+
+
+def _told(watch: Watch | None) -> Callable[[int, int], None] | None:
+    """Vertices as progress: how many are done of those that are known."""
+    if watch is None:
+        return None
+    done = 0
+
+    def told(num_done: int, num_known: int) -> None:
+        nonlocal done
+        watch.start(num_known)
+        watch.advance(num_done - done)
+        done = num_done
+
+    return told

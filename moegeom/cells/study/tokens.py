@@ -1,0 +1,82 @@
+"""The tokens that a slice is laid through, and that are drawn on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64, Int32, Int64
+from threadpoolctl import threadpool_limits
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import Router
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.engine.labels import Populations
+from moegeom.engine.plan import sample_tiles
+from moegeom.engine.prepared import prepare
+from moegeom.engine.task import Task
+from moegeom.engine.tile import measure
+from moegeom.kernels.reduction import Kernels
+from moegeom.tokens.stages import INPUT_STAGES
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSample:
+    """What the router reads of some tokens, and what it chooses; ``token`` are their numbers.
+
+    ``distance`` to the nearest wall in all dimensions, a lower bound of curved and grouped rules.
+    ``left_out`` tokens are not finite.
+    """
+
+    token: Int64[np.ndarray, "tokens"]
+    inputs: Float[np.ndarray, "tokens hidden"]
+    chosen: Int32[np.ndarray, "tokens k"]
+    distance: Float64[np.ndarray, "tokens"] | None
+    left_out: int
+
+    def rows_of(self, numbers: tuple[int, ...], source: str) -> Int64[np.ndarray, "asked"]:
+        """Rows of tokens by number; UsageError for one that is not in the sample."""
+        row_of = {number: row for row, number in enumerate(self.token.tolist())}
+        for number in numbers:
+            if number not in row_of:
+                raise UsageError(
+                    f"{source}: token {number} is not among the {len(self.token):,} tokens that "
+                    "are looked at.",
+                    f"Tokens {self.token[0]} to {self.token[-1]} are, in whole tiles of {TILE}.",
+                )
+        return np.array([row_of[number] for number in numbers])
+
+
+def token_sample(router: Router, source: TokenSource, kernels: Kernels, seed: int) -> TokenSample:
+    """A seeded sample of at most 20 000 tokens, whole tiles.
+
+    Raises RecordingError where the recording does not hold what the router reads.
+    """
+    if source.facts.stage not in INPUT_STAGES:
+        raise RecordingError(
+            f"{source.facts.name}: holds {source.facts.stage.replace('_', ' ')}; slices are laid "
+            "through router inputs.",
+            "moegeom capture --keep hidden records them.",
+        )
+    task = Task(
+        prepare(router, with_distances=router.rule.is_affine),
+        source,
+        Populations(source.facts.domains),
+        kernels,
+        frozenset({"input", "distance"} if router.rule.is_affine else {"input"}),
+    )
+    parts, left_out, total = [], 0, source.facts.num_tokens
+    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+        for tile in sample_tiles(total, seed):
+            found = measure(task, tile * TILE, min((tile + 1) * TILE, total))
+            left_out += len(found.non_finite)
+            parts.append(found.quantities)
+    inputs = [part.input for part in parts if part.input is not None]
+    distances = [part.distance for part in parts if part.distance is not None]
+    return TokenSample(
+        token=np.concatenate([part.token for part in parts]),
+        inputs=np.concatenate(inputs),
+        chosen=np.concatenate([part.chosen for part in parts]),
+        distance=np.concatenate(distances) if len(distances) == len(parts) else None,
+        left_out=left_out,
+    )

@@ -1,0 +1,1 @@
+"""Cells by a walk over vertices, compiled, in certified float64."""

@@ -1,0 +1,1 @@
+"""Pickles without running them."""

@@ -1,0 +1,1 @@
+"""Checkpoints behind URLs, by ranges."""

@@ -1,0 +1,239 @@
+"""A folder behind a URL, whose files are read by ranges."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import BoundedSemaphore, Lock
+from typing import TypeVar
+
+from moegeom.checkpoint.reading import ByteRange, ReadLog
+from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.range_cache import RangeCache
+from moegeom.checkpoint.remote.transport import Absent, Stamp, Transport, with_retries
+from moegeom.core.errors import CheckpointError
+
+T = TypeVar("T")
+
+#: What a probe asks for: every header of safetensors begins with its length in 8 bytes.
+_PROBE_BYTES = 8
+
+#: One read over a network. The largest router has a few hundred megabytes.
+READ_BYTES = 1 << 30
+
+#: What a folder that cannot be listed is asked for.
+WELL_KNOWN = (
+    "config.json",
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "consolidated.safetensors",
+)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A ``RangeFile`` of a remote folder."""
+
+    folder: RemoteFolder
+    label: str
+
+    def size_bytes(self) -> int:
+        """Length of the file when it was listed or first read."""
+        return self.folder.stamp(self.label).size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly ``size`` bytes from ``offset``; fewer is an error."""
+        return self.folder.read(self.label, offset, size)
+
+    def read_all(self, limit: int) -> bytes:
+        """The whole file, which may not be longer than ``limit``."""
+        size = self.size_bytes()
+        if size > limit:
+            raise CheckpointError(f"{self.label}: has {size} bytes, more than the {limit} allowed.")
+        return self.read(0, size)
+
+
+class RemoteFolder:
+    """A ``Folder`` over a transport: limits, retries, versions and cache are here.
+
+    ``listing`` holds what lies directly in the folder; None when the server does not tell.
+    ``commit`` names the state of all files where the server keeps states.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        transport: Transport,
+        options: RemoteOptions,
+        listing: Mapping[str, Stamp] | None,
+        commit: str = "",
+    ) -> None:
+        self.label = label
+        self.log = ReadLog()
+        self.num_parallel = options.num_parallel
+        self._transport = transport
+        self._options = options
+        self._commit = commit
+        self._listing = listing
+        self._slots = BoundedSemaphore(options.num_parallel)
+        self._lock = Lock()
+        self._known: dict[str, Stamp | Absent] = dict(listing or {})
+        self._held: dict[str, list[tuple[int, bytes]]] = {}
+        folder = options.cache_folder
+        self._cache = RangeCache(folder, options.cache_bytes) if folder else None
+
+    def files(self) -> Sequence[str]:
+        """Everything in the listing; without one, the well-known names that are there."""
+        if self._listing is not None:
+            return sorted(self._listing)
+        with ThreadPoolExecutor(self.num_parallel) as pool:
+            is_there = list(pool.map(self.has, WELL_KNOWN))
+        found = [name for name, there in zip(WELL_KNOWN, is_there, strict=True) if there]
+        if not found:
+            first = self._known[WELL_KNOWN[0]]
+            reason = first.message if isinstance(first, Absent) else ""
+            raise CheckpointError(
+                f"{self.label}: holds no file of a well-known name, and cannot be listed; {reason}",
+                "Pass the URL of the weight file or of the index json.",
+            )
+        return sorted(found)
+
+    def has(self, name: str) -> bool:
+        """True when the file exists; costs a request where there is no listing."""
+        return not isinstance(self._look_up(name), Absent)
+
+    def file(self, name: str) -> RemoteFile:
+        """The file of that name, which need not exist until it is read."""
+        return RemoteFile(self, name)
+
+    def stamp(self, name: str) -> Stamp:
+        """Size and version of a file; an error when there is none."""
+        found = self._look_up(name)
+        if isinstance(found, Absent):
+            raise found
+        return found
+
+    def revision_of(self, names: Collection[str]) -> str:
+        """What names this state of the files: a commit, or a digest of their ETags.
+
+        Of all files when none of these is there (pieces under another name). "" when the server
+        tells neither for one of them.
+        """
+        if self._commit:
+            return self._commit
+        there = [name for name in names if self.has(name)]
+        stamps = {name: self.stamp(name) for name in there or self.files()}
+        if not all(stamp.etag for stamp in stamps.values()):
+            return ""
+        lines = "".join(f"{name}\0{stamps[name].etag}\n" for name in sorted(stamps))
+        digest = hashlib.sha256(lines.encode("utf-8", "surrogatepass"))
+        return f"etags:{digest.hexdigest()[:16]}"
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes: from memory, from the cache, or from the server."""
+        stamp = self.stamp(name)
+        if offset + size > stamp.size:
+            raise CheckpointError(
+                f"{name}: truncated, bytes {offset} to {offset + size} were expected and the file "
+                f"ends at {stamp.size}.",
+                "Upload this file again.",
+            )
+        if size > READ_BYTES:
+            raise CheckpointError(
+                f"{name}: bytes {offset} to {offset + size} are more than the {READ_BYTES} that "
+                "are read at once from a server.",
+                "Download the checkpoint.",
+            )
+        found = self._find_held(name, offset, size)
+        if found is not None:
+            return found
+        key = (self._transport.key(name), stamp.etag, str(offset), str(size))
+        is_kept = self._cache is not None and stamp.is_exact
+        cached = self._cache.get(key) if self._cache and is_kept else None
+        if cached is not None and len(cached) == size:
+            return cached
+        raw = self._fetch(name, offset, size, stamp)
+        if self._cache and is_kept:
+            self._cache.put(key, raw)
+        return raw
+
+    @contextmanager
+    def held(self, name: str, offset: int, size: int) -> Iterator[None]:
+        """These bytes are fetched at once and stay in memory while the context is open."""
+        span = (offset, self.read(name, offset, size))
+        with self._lock:
+            self._held.setdefault(name, []).append(span)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[name] = [other for other in self._held[name] if other is not span]
+
+    def _look_up(self, name: str) -> Stamp | Absent:
+        with self._lock:
+            found = self._known.get(name)
+        if found is None:
+            found = self._probe(name)
+            with self._lock:
+                found = self._known.setdefault(name, found)
+        return found
+
+    def _probe(self, name: str) -> Stamp | Absent:
+        is_listed = self._listing is not None and "/" not in name
+        if is_listed or not _is_spelled(name):
+            return Absent(
+                f"{name}: there is no such file in {self.label}.", "Is the upload complete?"
+            )
+
+        def attempt() -> tuple[Stamp, bytes]:
+            with self._slots:
+                return self._transport.probe(name, _PROBE_BYTES)
+
+        try:
+            stamp, raw = with_retries(attempt, self._where(name), self._options)
+        except Absent as error:
+            return error
+        if raw:
+            with self._lock:
+                self.log.ranges.append(ByteRange(name, 0, len(raw)))
+                self._held.setdefault(name, []).append((0, raw))
+        return stamp
+
+    def _fetch(self, name: str, offset: int, size: int, stamp: Stamp) -> bytes:
+        if size == 0:
+            return b""
+
+        def attempt() -> tuple[bytes, Stamp]:
+            with self._slots:
+                return self._transport.read(name, offset, size)
+
+        raw, seen = with_retries(attempt, self._where(name), self._options)
+        with self._lock:
+            self.log.ranges.append(ByteRange(name, offset, len(raw)))
+        if stamp.differs(seen) or len(raw) != size:
+            raise CheckpointError(
+                f"{self._where(name)} changed while it was read.",
+                "Wait until the upload is complete, and try again.",
+            )
+        return raw
+
+    def _find_held(self, name: str, offset: int, size: int) -> bytes | None:
+        with self._lock:
+            spans = tuple(self._held.get(name, ()))
+        for start, raw in spans:
+            if start <= offset and offset + size <= start + len(raw):
+                return raw[offset - start : offset - start + size]
+        return None
+
+    def _where(self, name: str) -> str:
+        return f"{name}: {self._transport.shown(name)}"
+
+
+def _is_spelled(name: str) -> bool:
+    """False for a name that no URL can spell: JSON may hold half of a surrogate pair."""
+    return not any(0xD800 <= ord(letter) <= 0xDFFF for letter in name)

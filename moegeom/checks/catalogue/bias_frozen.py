@@ -1,0 +1,55 @@
+"""MGN123: the selection bias moves when the rows do.
+
+Looked for: a bias that is bit for bit the baseline's beside rows that are not.
+
+A finding means: training went on and the bias was not updated with it, or not saved. Late in
+training a bias may be frozen on purpose: then ignore this check with that reason.
+
+What to do: look whether the buffer is in the optimiser step and in the saved state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.checks.check import Check, Limit, Limits, Unknown
+from moegeom.checks.drift import drifts
+from moegeom.checks.measured import Measured, percent
+from moegeom.core.finding import Finding
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    name = "selection_bias_digest"
+    for compared in drifts(measured):
+        if isinstance(compared, Unknown):
+            yield compared
+            continue
+        row, drift = compared
+        router, before = row["router"], measured.before(row["router"])
+        if before is None or row.get(name) is None:
+            continue
+        moved = float(drift.moved.mean())
+        if before.digests.get(name) == row[name] and moved > limits("moved", router):
+            yield CHECK.finding(
+                router,
+                "the rows moved since the baseline, and not one selection bias did.",
+                f"Rows moved by {percent(moved)} of their length on average.",
+            )
+
+
+CHECK = Check(
+    "MGN123",
+    "the selection bias is frozen",
+    "warning",
+    _judge,
+    ("selection_bias_digest",),
+    (
+        Limit(
+            "moved",
+            0.003,  # rounding to bfloat16 alone moves rows by 0.0018
+            "mean movement of the rows from which on a bias should move too",
+        ),
+    ),
+    inputs="baseline",
+    absent="no router has a selection bias",
+)

@@ -1,0 +1,49 @@
+"""MGN114: the selection bias leaves room for the score.
+
+Looked for: a step of bfloat16, at the largest bias, that is no longer small beside the range of the
+score, which is 1 for sigmoid and softmax.
+
+A finding means: where an engine adds score and bias in bfloat16, most of the score is rounded away,
+and tokens are routed by the bias alone.
+
+What to do: add in float32; or subtract a constant from all biases of the layer, which changes no
+choice unless masked groups are filled with 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.measured import Measured
+from moegeom.checks.repairs import recentre
+from moegeom.core.finding import Finding
+
+#: Scores that never leave the interval from 0 to 1.
+_BOUNDED = ("sigmoid", "softmax")
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    for row in sorted(measured.layers, key=lambda row: -(row.get("bias_ulp_bf16") or 0.0)):
+        router, step = row["router"], row.get("bias_ulp_bf16")
+        if step is None or measured.facts(router).get("score") not in _BOUNDED:
+            continue
+        if step >= limits("step", router):
+            yield CHECK.finding(
+                router,
+                f"at the size of the selection bias bfloat16 steps by {step:.2g}; scores end at 1.",
+                f"Biases lie around {row['bias_middle']:.3g}. A sum of score and bias in bfloat16 "
+                f"would keep {max(1.0 / step, 1.0):.0f} different scores.",
+                repair=recentre(measured, row).strip(),
+            )
+
+
+CHECK = Check(
+    "MGN114",
+    "the selection bias swallows the score",
+    "warning",
+    _judge,
+    ("bias_ulp_bf16",),
+    (Limit("step", 0.0625, "least step of bfloat16 at the largest bias; the score's range is 1"),),
+    absent="no router has a selection bias",
+)

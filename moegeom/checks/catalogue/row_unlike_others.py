@@ -1,0 +1,113 @@
+"""MGG205: no row is unlike every other row of the checkpoint.
+
+Looked for: for each row its length over the median of its layer, its largest cosine to another row,
+the kurtosis of its entries and its share of zeros, beside all rows of all layers. A row stands out
+when one of them is many robust standard deviations away from the median.
+
+A finding means: this row was not made by the training that made the others: overwritten, patched in
+from elsewhere, or partly zeroed.
+
+What to do: compare the row with the source of the checkpoint. The limit is uncalibrated.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.measured import Measured
+from moegeom.core.finding import Finding
+
+#: Fewer rows than this have no "others" to speak of.
+_LEAST_ROWS = 32
+
+#: Cosines above this are judged where pairs are named.
+_NEARLY_EQUAL = 0.98
+
+#: ... and so are lengths this far from the median of their layer.
+_FAR = 3.0
+
+#: Median absolute deviation to standard deviation, for a normal distribution.
+_MAD = 1.4826
+
+_FEATURES = {
+    "length": "its length",
+    "nearest_cosine": "its cosine to the nearest row",
+    "row_kurtosis": "the kurtosis of its entries",
+    "zeros": "its share of exact zeros",
+}
+
+
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    rows = _rows(measured)
+    if len(rows) < _LEAST_ROWS:
+        return
+    found: dict[str, list[tuple[float, int, str]]] = {}
+    for name, words in _FEATURES.items():
+        values = {key: value for key, row in rows.items() if (value := row[name]) is not None}
+        if not values:
+            continue
+        middle = statistics.median(values.values())
+        spread = _MAD * statistics.median(abs(v - middle) for v in values.values())
+        if name == "zeros":
+            # trained rows hold no zeros, so there is no spread: count a percent as a sigma
+            spread = max(spread, 0.01)
+        for (router, expert), value in values.items():
+            sigmas = abs(value - middle) / spread if spread else 0.0
+            if sigmas > limits("sigmas", router):
+                found.setdefault(router, []).append((sigmas, expert, words))
+    for router, told in sorted(found.items(), key=lambda item: -max(item[1])[0]):
+        sigmas, expert, words = max(told)
+        others = sorted({e for _, e, _ in told} - {expert})
+        also = f" Also expert {', '.join(map(str, others[:6]))}." if others else ""
+        yield CHECK.finding(
+            router,
+            f"expert {expert} is unlike every other row of this checkpoint.",
+            f"By {words}: {sigmas:.0f} robust standard deviations from the median of {len(rows):,} "
+            f"rows (limit {limits('sigmas', router):g}, uncalibrated).{also}",
+        )
+
+
+def _rows(measured: Measured) -> dict[tuple[str, int], dict[str, float | None]]:
+    found = {}
+    for layer in measured.layers:
+        median = layer.get("centred_norm_median")
+        experts = measured.experts.get(layer["router"], ())
+        copied = {e.get("twin_of") for e in experts}
+        for e in experts:
+            if e.get("twin_of") not in (None, -1) or e["expert"] in copied or not e.get("row_norm"):
+                continue  # equal, zero and broken rows have checks of their own
+            length = e["centred_row_norm"]
+            kurtosis = e["row_kurtosis"]
+            found[layer["router"], e["expert"]] = {
+                "length": _relative(length, median),
+                "nearest_cosine": _stretched(e["nearest_cosine"]),
+                "zeros": e.get("zero_share"),
+                "row_kurtosis": math.log(kurtosis) if kurtosis else None,
+            }
+    return found
+
+
+def _relative(length: float | None, median: float | None) -> float | None:
+    """Logarithm of the ratio; none for rows so long or short that MGG203 names them."""
+    if not length or not median or not 1.0 / _FAR < length / median < _FAR:
+        return None
+    return math.log(length / median)
+
+
+def _stretched(cosine: float | None) -> float | None:
+    """Fisher's transformation; none for rows that are nearly equal, which is MGG201's to say."""
+    return None if cosine is None or cosine > _NEARLY_EQUAL else math.atanh(max(cosine, -0.999))
+
+
+CHECK = Check(
+    "MGG205",
+    "a row is unlike every other row",
+    "warning",
+    _judge,
+    ("centred_norm_median",),
+    (Limit("sigmas", 12.0, "largest distance from the median, in robust standard deviations"),),
+    absent="no row is finite",
+)

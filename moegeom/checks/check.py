@@ -1,0 +1,110 @@
+"""What a check is: a statement to be judged, its limits, and the page that explains it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from moegeom.checks.measured import Measured
+from moegeom.core.finding import Finding, Severity
+from moegeom.core.registry import Registry
+
+#: Where a limit comes from. ``definition``: it follows from the statement. ``uncalibrated``: from
+#: practice or set by hand. ``null``: relative to a random router on the same tokens.
+Basis = Literal["definition", "uncalibrated", "null"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A number that a profile may change: ``[limits.<code>] <name> = ...``."""
+
+    name: str
+    default: float
+    text: str
+    basis: Basis = "uncalibrated"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A statistical statement about one router: what would be said of it, and its p-value.
+
+    ``finding`` is None where there is nothing to say whatever the p-value. ``error``, ``freedom``
+    and ``num_tests``, the hypotheses that the p-value already accounts for, tell how small a defect
+    could have been found; ``room`` is how far the figure can be beyond its limit at all: a test
+    that could find nothing within it has judged nothing.
+    """
+
+    router: str
+    finding: Finding | None
+    p_value: float
+    error: float = 0.0
+    freedom: float = 1.0
+    num_tests: int = 1
+    room: float = math.inf
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A router that could not be judged although everything needed was asked for."""
+
+    router: str
+    reason: str
+
+
+Claim = Finding | Tested | Unknown
+
+#: Limits of one check: name and router to value, so that a layer may have a limit of its own.
+Limits = Callable[[str, str], float]
+
+Judge = Callable[[Measured, Limits], Iterable[Claim]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A statement to be judged. ``code`` is never reused.
+
+    ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
+    a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
+    ``needs`` are columns of ``layers``: where all are null the check does not apply, and ``absent``
+    says why; so where ``facts``, a key of ``run.json``, holds nothing. ``alike`` gives findings of
+    the same statement the same key: those are told as one.
+    ``inputs`` says what it takes beyond the weights. ``detects`` puts the least defect
+    that could have been found, in units of the tested figure, into words.
+    """
+
+    code: str
+    title: str
+    severity: Severity
+    judge: Judge
+    needs: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    inputs: Literal["weights", "tokens", "baseline", "baseline and tokens"] = "weights"
+    facts: str = ""
+    absent: str = "nothing of the kind is in this checkpoint"
+    detects: Callable[[float], str] | None = None
+    alike: Callable[[Finding], str] = lambda finding: ""
+
+    def finding(
+        self,
+        router: str | tuple[str, ...],
+        title: str,
+        detail: str = "",
+        next_command: str = "",
+        repair: str = "",
+    ) -> Finding:
+        """A finding of this check, at its default severity; it leads to its page, or further."""
+        routers = (router,) if isinstance(router, str) else router
+        next_command = next_command or f"moegeom check --explain {self.code}"
+        return Finding(self.severity, self.code, routers, title, detail, next_command, repair)
+
+
+def same_sentence(finding: Finding) -> str:
+    """Key of findings whose titles differ in numbers only, and whose severity is the same."""
+    return finding.severity + re.sub(r"[-+0-9.e]+", "#", finding.title)
+
+
+#: Checks by file name.
+CHECKS: Registry[Check] = Registry("check", "moegeom.checks.catalogue", "CHECK", Check)

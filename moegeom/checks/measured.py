@@ -1,0 +1,154 @@
+"""The rows of the results, sorted for the checks that look at them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moegeom.checks.baseline import Baseline, BaselineRouter
+from moegeom.checks.profile import Threshold
+from moegeom.core.errors import ResultsError
+from moegeom.core.populations import is_domain, is_whole
+from moegeom.results.reader import ResultsView
+
+Row = Mapping[str, Any]
+
+#: Stands where nobody typed a path of tokens: results were measured before.
+NO_NAME = "TOKENS"
+
+
+class MissingColumnError(ResultsError):
+    """A column that a check reads is not in the results: an older moegeom wrote them."""
+
+
+class _Columns(dict):
+    """A row; asking for a column that the results never had is an error of its own."""
+
+    def __missing__(self, name: str) -> Any:
+        raise MissingColumnError(f"the results hold no column '{name}' (an older moegeom?)")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything that a check may look at.
+
+    ``layers`` has one row per router (as stored, population all), ``null`` the rows of the random
+    router by router name, ``experts`` and ``domains`` the rows of a router by its name. ``run`` is
+    ``run.json``. ``checkpoint``, ``tokens`` and ``options`` are what was typed, for the commands
+    that findings suggest; ``thresholds`` are those of the profile.
+    """
+
+    layers: Sequence[Row]
+    null: Mapping[str, Row]
+    experts: Mapping[str, Sequence[Row]]
+    domains: Mapping[str, Sequence[Row]]
+    checkpoint: str = "CKPT"
+    tokens: str = NO_NAME
+    options: str = ""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    baseline: Baseline | None = None
+    thresholds: Sequence[Threshold] = ()
+
+    @property
+    def has_tokens(self) -> bool:
+        """True when anything was measured on tokens."""
+        return any(row.get("num_tokens") for row in self.layers)
+
+    def before(self, router: str) -> BaselineRouter | None:
+        """What the baseline knows of a router; None without a baseline or such a router."""
+        return None if self.baseline is None else self.baseline.routers.get(router)
+
+    def facts(self, router: str) -> Mapping[str, Any]:
+        """Shape, rule and storage of a router, from ``run.json``; empty when unknown."""
+        listed = self.run.get("routers", ())
+        return next((facts for facts in listed if facts["name"] == router), {})
+
+    def see(self, router: str) -> str:
+        """The command that shows a router's tensors."""
+        return f"moegeom routers {self.checkpoint} --layers {layer_of(router)}"
+
+    def measure_again(self, router: str, extra: str = "") -> str:
+        """The command that measures one layer on the same tokens; empty where they have no name."""
+        if self.tokens == NO_NAME:
+            return ""
+        asked = (f"--tokens {self.tokens}", self.options, f"--layers {layer_of(router)}", extra)
+        return " ".join(["moegeom scan", self.checkpoint, *filter(None, asked)])
+
+
+def layer_of(router: str) -> str:
+    """``31`` of ``text/31/second``."""
+    return router.split("/")[1]
+
+
+def place_of(router: str) -> str:
+    """``layer 31`` for a router of the main stack, else its whole name."""
+    stack, layer, *slot = router.split("/")
+    return router if slot or stack != "text" else f"layer {layer}"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with two significant figures, whole from 10 % on."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def listed(experts: Sequence[int], most: int = 8) -> str:
+    """Numbers of experts, cut off and counted when there are many."""
+    rest = len(experts) - most
+    return ", ".join(map(str, experts[:most])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def measured_rows(
+    layers: Sequence[Row],
+    experts: Sequence[Row],
+    checkpoint: str = "CKPT",
+    tokens: str = NO_NAME,
+    run: Mapping[str, Any] | None = None,
+    baseline: Baseline | None = None,
+    options: str = "",
+) -> Measured:
+    """The rows of the tables ``layers`` and ``experts``, sorted for the checks."""
+    layers = [_Columns(row) for row in layers]
+    experts = [_Columns(row) for row in experts]
+    stored = [row for row in layers if row["variant"] == "as_stored"]
+    by_expert: dict[str, list[Row]] = {}
+    for row in experts:
+        if row["variant"] == "as_stored" and is_whole(row["population"]):
+            by_expert.setdefault(row["router"], []).append(row)
+    by_domain: dict[str, list[Row]] = {}
+    for row in stored:
+        if is_domain(row["population"]):
+            by_domain.setdefault(row["router"], []).append(row)
+    return Measured(
+        layers=[row for row in stored if is_whole(row["population"])],
+        null={
+            row["router"]: row
+            for row in layers
+            if row["variant"] == "null" and is_whole(row["population"])
+        },
+        experts=by_expert,
+        domains=by_domain,
+        checkpoint=_typed(checkpoint),
+        tokens=_typed(tokens),
+        options=options,
+        run=run or {},
+        baseline=baseline,
+    )
+
+
+def measured_results(
+    results: ResultsView,
+    checkpoint: str = "CKPT",
+    tokens: str = NO_NAME,
+    baseline: Baseline | None = None,
+    options: str = "",
+) -> Measured:
+    """The same from results, on disk or in memory."""
+    rows = (results.rows("layers"), results.rows("experts"))
+    return measured_rows(*rows, checkpoint, tokens, results.run, baseline, options)
+
+
+def _typed(path: str) -> str:
+    """A path as it can be typed: quoted for a shell, and never taken for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)

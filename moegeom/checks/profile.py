@@ -1,0 +1,150 @@
+"""What a team asks of its checkpoints: which checks, with which limits, how severe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from moegeom.core.finding import Severity
+from moegeom.core.layer_ranges import format_layers
+
+if TYPE_CHECKING:
+    from moegeom.checks.check import Check
+
+#: Probability that a healthy checkpoint fails any statistical check of a run by chance.
+FAMILY_WISE_ERROR = 0.005
+
+_A = {"error": "an error", "warning": "a warning", "note": "a note"}
+
+#: Codes of checks that are not judged, as many as are listed.
+_MOST_CODES = 8
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """Findings that are known and accepted, with the reason; ``layers`` None means all."""
+
+    code: str
+    reason: str
+    layers: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class LayerLimits:
+    """Limits of one check that hold in some layers only."""
+
+    layers: frozenset[int]
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LimitSettings:
+    """Limits of one check: for all layers, and exceptions, of which the last that fits counts."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    at: tuple[LayerLimits, ...] = ()
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A bound on a column of ``layers``, of the team's own.
+
+    ``bound`` is an absolute value, or with ``is_relative`` a multiple of the baseline's value.
+    ``percentile`` bounds that percentile over the layers instead of each layer.
+    """
+
+    column: str
+    side: Literal["at_most", "at_least"]
+    bound: float
+    is_relative: bool = False
+    layers: frozenset[int] | None = None
+    percentile: float | None = None
+    severity: Severity = "error"
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything that ``moegeom.toml`` can say; the default is what moegeom judges by itself.
+
+    ``select`` and ``require`` hold codes or beginnings of codes; ``require`` turns "could not be
+    judged" into "inconclusive".
+    """
+
+    select: tuple[str, ...] = ("MG",)
+    require: tuple[str, ...] = ()
+    fail_on: Severity = "error"
+    baseline: str | None = None
+    family_wise_error: float = FAMILY_WISE_ERROR
+    severity: Mapping[str, Severity] = field(default_factory=dict)
+    ignore: tuple[Ignore, ...] = ()
+    limits: Mapping[str, LimitSettings] = field(default_factory=dict)
+    thresholds: tuple[Threshold, ...] = ()
+
+    def selects(self, code: str) -> bool:
+        """True when the check with this code is to be judged."""
+        return code.startswith(self.select)
+
+    def requires(self, code: str) -> bool:
+        """True when the gate must not pass without having judged this check."""
+        return code.startswith(self.require)
+
+    def ignores(self, code: str, layer: int | None) -> Ignore | None:
+        """The entry that accepts findings of this check in this layer; layer None is the whole."""
+        for entry in self.ignore:
+            if code.startswith(entry.code) and (entry.layers is None or layer in entry.layers):
+                return entry
+        return None
+
+    def limit(self, code: str, name: str, layer: int, default: float) -> float:
+        """The limit of a check in a layer."""
+        settings = self.limits.get(code, LimitSettings())
+        for entry in reversed(settings.at):
+            if layer in entry.layers and name in entry.values:
+                return entry.values[name]
+        return settings.values.get(name, default)
+
+
+#: What moegeom judges by itself.
+DEFAULT = Profile()
+
+
+def told(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
+    """What this profile judges otherwise than moegeom does by itself, in sentences.
+
+    For the screen: who reads a verdict must see what was switched off, lowered or accepted.
+    """
+    checks = sorted(checks, key=lambda check: check.code)
+    off = [check.code for check in checks if not profile.selects(check.code)]
+    said = [f"not judged: {_codes(off)}"] if off else []
+    for check in checks:
+        severity = profile.severity.get(check.code, check.severity)
+        if severity != check.severity:
+            said.append(f"{check.code} is {_A[severity]}, not {_A[check.severity]}")
+        settings = profile.limits.get(check.code, LimitSettings())
+        for values, where in _limits_of(settings):
+            said += [
+                f"{check.code} {limit.name} {values[limit.name]:g}{where}, not {limit.default:g}"
+                for limit in check.limits
+                if values.get(limit.name, limit.default) != limit.default
+            ]
+    for entry in profile.ignore:
+        layers = "" if entry.layers is None else f" in layers {format_layers(entry.layers)}"
+        said.append(f"{entry.code} is accepted{layers}: {entry.reason}")
+    if profile.family_wise_error != FAMILY_WISE_ERROR:
+        error = profile.family_wise_error
+        said.append(f"probability of a false alarm {error:g}, not {FAMILY_WISE_ERROR:g}")
+    return tuple(said)
+
+
+def _limits_of(settings: LimitSettings) -> Iterator[tuple[Mapping[str, float], str]]:
+    yield settings.values, ""
+    for entry in settings.at:
+        yield entry.values, f" in layers {format_layers(entry.layers)}"
+
+
+def _codes(codes: Sequence[str]) -> str:
+    shown = ", ".join(codes[:_MOST_CODES])
+    rest = len(codes) - _MOST_CODES
+    return shown + (f" and {rest} more checks" if rest > 0 else "")

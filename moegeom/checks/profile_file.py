@@ -1,0 +1,307 @@
+"""Reading a profile from ``moegeom.toml`` or ``[tool.moegeom]``; what is not known is an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from moegeom.checks.check import CHECKS
+from moegeom.checks.profile import (
+    DEFAULT,
+    Ignore,
+    LayerLimits,
+    LimitSettings,
+    Profile,
+    Threshold,
+)
+from moegeom.core.documents import MOST_TOML, DocumentError, parse_toml
+from moegeom.core.errors import UsageError
+from moegeom.core.files import open_regular
+from moegeom.core.finding import Severity
+from moegeom.core.layer_ranges import parse_layers
+from moegeom.core.registry import nearest_name
+
+#: Names under which a profile is found in a folder, in this order.
+PROFILE_NAME = "moegeom.toml"
+_PROJECT_NAME = "pyproject.toml"
+
+#: What a project's file with a profile holds somewhere.
+_OWN_NAME = "moegeom"
+
+_SEVERITIES = get_args(Severity)
+
+_THRESHOLD_KEYS = (
+    "column",
+    "at_most",
+    "at_least",
+    "layers",
+    "percentile",
+    "severity",
+    "reason",
+)
+
+
+def find_profile(folder: Path) -> Path | None:
+    """``moegeom.toml`` of a folder, or its ``pyproject.toml`` when that has ``[tool.moegeom]``."""
+    if (folder / PROFILE_NAME).is_file():
+        return folder / PROFILE_NAME
+    project = folder / _PROJECT_NAME
+    if project.is_file() and _own_table(project) is not None:
+        return project
+    return None
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a TOML file.
+
+    Raises
+    ------
+    UsageError
+        When the file cannot be read, or holds a key or value that no profile has; the message names
+        the key and the nearest known one.
+    """
+    if path.name != _PROJECT_NAME:
+        return parse_profile(_table_of(path), path.name)
+    table = _own_table(path)
+    if table is None:
+        raise UsageError(f"{path}: has no table [tool.moegeom].")
+    return parse_profile(table, path.name)
+
+
+def _own_table(project: Path) -> Any:
+    """``[tool.moegeom]`` of a ``pyproject.toml``, whatever it is; None when there is none.
+
+    A file without the name is not parsed: it is somebody else's, and may be of any size.
+    """
+    if _OWN_NAME not in _text_of(project):
+        return None
+    tool = _table_of(project).get("tool")
+    return tool.get("moegeom") if isinstance(tool, Mapping) else None
+
+
+def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
+    """The profile that a TOML table describes; ``where`` is named in errors."""
+    _known(table, _READERS, where)
+    read = {key: _READERS[key](value, f"{where}: {key}") for key, value in table.items()}
+    thresholds = read.pop("threshold", ())
+    return Profile(**{**vars(DEFAULT), **read, "thresholds": thresholds})
+
+
+def _table_of(path: Path) -> dict[str, Any]:
+    text = _text_of(path)
+    try:
+        return parse_toml(text)
+    except DocumentError as error:
+        raise UsageError(f"{path}: {error}.", "A profile is a page of TOML.") from None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with open_regular(path, follows=True) as file:
+            return file.read(4 * MOST_TOML + 1).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path}: the profile cannot be read.", "`moegeom check --init` writes one."
+        ) from error
+
+
+def _known(table: Any, known: Iterable[str], where: str) -> None:
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where} is {_short(table)}, expected a table.")
+    for key in table:
+        if key not in known:
+            raise UsageError(
+                f"{where}: unknown key '{_plain(key)}'.{nearest_name(key, known)}",
+                f"Known: {', '.join(known)}.",
+            )
+
+
+def _text(found: Any, where: str) -> str:
+    if not isinstance(found, str) or not found:
+        raise UsageError(f"{where} is {_short(found)}, expected text.")
+    return found
+
+
+def _number(found: Any, where: str) -> float:
+    try:
+        number = math.nan if isinstance(found, bool | str) else float(found)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{where} is {_short(found)}, expected a finite number.")
+    return number
+
+
+def _share(found: Any, where: str) -> float:
+    value = _number(found, where)
+    if not 0.0 < value < 1.0:
+        raise UsageError(f"{where} is {value:g}, expected a probability between 0 and 1.")
+    return value
+
+
+def _severity(found: Any, where: str) -> Severity:
+    if found not in _SEVERITIES:
+        raise UsageError(f"{where} is {_short(found)}, expected {', '.join(_SEVERITIES)}.")
+    return found
+
+
+def fail_on(found: Any, where: str) -> Severity:
+    """``error`` or ``warning``: a gate that fails on notes would never pass."""
+    if found not in _SEVERITIES[:2]:
+        raise UsageError(f"{where} is {_short(found)}, expected {' or '.join(_SEVERITIES[:2])}.")
+    return found
+
+
+def known_code(found: Any, where: str) -> str:
+    """A code, or the beginning of some; UsageError when no check has it."""
+    code = _text(found, where)
+    codes = sorted(check.code for check in CHECKS.all())
+    if not any(known.startswith(code) for known in codes):
+        raise UsageError(
+            f"{where}: no check has the code '{_plain(code)}'.{nearest_name(code, codes)}",
+            "`moegeom checks` lists them.",
+        )
+    return code
+
+
+def _codes(found: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(found, list):
+        raise UsageError(f"{where} is {_short(found)}, expected a list of codes.")
+    return tuple(known_code(code, where) for code in found)
+
+
+def _selection(found: Any, where: str) -> tuple[str, ...]:
+    codes = _codes(found, where)
+    if not codes:
+        raise UsageError(f"{where} is empty: nothing would be checked.")
+    return codes
+
+
+def _severities(found: Any, where: str) -> dict[str, Severity]:
+    codes = [check.code for check in CHECKS.all()]
+    _known(found, codes, where)
+    return {code: _severity(value, f"{where}.{code}") for code, value in found.items()}
+
+
+def _ignores(found: Any, where: str) -> tuple[Ignore, ...]:
+    return tuple(_ignore(entry, f"{where}[{i}]") for i, entry in enumerate(_tables(found, where)))
+
+
+def _ignore(entry: Any, where: str) -> Ignore:
+    _known(entry, ("code", "layers", "reason"), where)
+    if "reason" not in entry:
+        raise UsageError(
+            f"{where}: has no reason.", "Say why the finding is accepted: others will read it."
+        )
+    layers = entry.get("layers")
+    return Ignore(
+        code=known_code(entry.get("code"), f"{where}.code"),
+        reason=_text(entry["reason"], f"{where}.reason"),
+        layers=None if layers is None else _layers(layers, f"{where}.layers"),
+    )
+
+
+def _limits(found: Any, where: str) -> dict[str, LimitSettings]:
+    checks = {check.code: check for check in CHECKS.all() if check.limits}
+    _known(found, checks, where)
+    read = {}
+    for code, table in found.items():
+        names = [limit.name for limit in checks[code].limits]
+        _known(table, (*names, "at"), f"{where}.{code}")
+        at = []
+        for i, entry in enumerate(_tables(table.get("at", []), f"{where}.{code}.at")):
+            here = f"{where}.{code}.at[{i}]"
+            _known(entry, ("layers", *names), here)
+            layers = _layers(entry.get("layers"), f"{here}.layers")
+            at.append(LayerLimits(layers, _numbers(entry, names, here)))
+        read[code] = LimitSettings(_numbers(table, names, f"{where}.{code}"), tuple(at))
+    return read
+
+
+def _layers(found: Any, where: str) -> frozenset[int]:
+    try:
+        return parse_layers(_text(found, where))
+    except UsageError as error:
+        raise UsageError(
+            error.message if where in error.message else f"{where}: {error.message}", error.hint
+        ) from None
+
+
+def _numbers(table: Mapping[str, Any], names: Iterable[str], where: str) -> dict[str, float]:
+    return {name: _limit(table[name], f"{where}.{name}") for name in names if name in table}
+
+
+def _limit(found: Any, where: str) -> float:
+    """Every limit of a check is a size: a ratio, a share, a cosine, a number of sigmas."""
+    number = _number(found, where)
+    if number <= 0.0:
+        raise UsageError(f"{where} is {number:g}, expected a number above 0.")
+    return number
+
+
+def _thresholds(found: Any, where: str) -> tuple[Threshold, ...]:
+    entries = _tables(found, where)
+    return tuple(_threshold(entry, f"{where}[{i}]") for i, entry in enumerate(entries))
+
+
+def _threshold(entry: Any, where: str) -> Threshold:
+    _known(entry, _THRESHOLD_KEYS, where)
+    sides = [side for side in ("at_most", "at_least") if side in entry]
+    if len(sides) != 1:
+        raise UsageError(f"{where}: expected either at_most or at_least.")
+    bound = entry[sides[0]]
+    is_relative = isinstance(bound, Mapping)
+    if is_relative:
+        _known(bound, ("times_baseline",), f"{where}.{sides[0]}")
+        bound = bound.get("times_baseline")
+    percentile = entry.get("percentile")
+    if percentile is not None:
+        percentile = _number(percentile, f"{where}.percentile")
+        if not 0.0 <= percentile <= 100.0:
+            raise UsageError(f"{where}.percentile is {percentile:g}, expected 0 to 100.")
+        if is_relative:
+            raise UsageError(
+                f"{where}: a percentile over layers has no layer of the baseline to compare with.",
+                "Bound it absolutely, or leave percentile out.",
+            )
+    layers = entry.get("layers")
+    return Threshold(
+        column=_text(entry.get("column"), f"{where}.column"),
+        side="at_most" if sides == ["at_most"] else "at_least",
+        bound=_number(bound, f"{where}.{sides[0]}"),
+        is_relative=is_relative,
+        layers=None if layers is None else _layers(layers, f"{where}.layers"),
+        percentile=percentile,
+        severity=_severity(entry.get("severity", "error"), f"{where}.severity"),
+        reason=_text(entry["reason"], f"{where}.reason") if "reason" in entry else "",
+    )
+
+
+def _tables(found: Any, where: str) -> list[Any]:
+    if not isinstance(found, list):
+        raise UsageError(f"{where} is {_short(found)}, expected [[{where.rpartition(' ')[2]}]].")
+    return found
+
+
+def _short(value: Any) -> str:
+    return _plain(repr(value))
+
+
+def _plain(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+#: How the value of each key is read.
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "select": _selection,
+    "require": _codes,
+    "fail_on": fail_on,
+    "baseline": _text,
+    "family_wise_error": _share,
+    "severity": _severities,
+    "ignore": _ignores,
+    "limits": _limits,
+    "threshold": _thresholds,
+}

@@ -1,0 +1,277 @@
+"""Running the selected checks, and controlling the errors of all of them together."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moegeom.checks.check import CHECKS, Check, Claim, Limits, Tested, Unknown
+from moegeom.checks.measured import Measured, MissingColumnError, layer_of, place_of
+from moegeom.checks.pages import page_of
+from moegeom.checks.profile import DEFAULT, Profile
+from moegeom.checks.statistics import detectable_shift, holm_rejects
+from moegeom.core.errors import InternalError
+from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.core.verdict import Outcome, State, Verdict
+
+#: Findings of one check that are told one by one; more are told as one.
+MOST_ALIKE = 2
+
+#: The check that judges the thresholds of a profile.
+THRESHOLDS = "MGP901"
+
+#: What no check of this version looks at; the first is told with the verdict.
+TRAINED = "whether routers were trained"
+NOT_LOOKED_AT = (TRAINED, "expert weights", "other engines", "quantised activations")
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Claims of one check, or why there are none."""
+
+    check: Check
+    claims: Sequence[Claim] = ()
+    state: State | None = None
+    reason: str = ""
+
+
+def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
+    """The verdict of the selected checks, in the order of their codes.
+
+    Statistical statements of all checks and layers form one family: Holm's procedure keeps the
+    probability that any of them fails by chance below ``profile.family_wise_error``.
+    """
+    measured = dataclasses.replace(measured, thresholds=profile.thresholds)
+    judged = [
+        _judge(check, measured, profile)
+        if profile.selects(check.code)
+        else _Judged(check, state="inconclusive", reason="required, and not selected")
+        for check in sorted(CHECKS.all(), key=lambda check: check.code)
+        if profile.selects(check.code) or profile.requires(check.code)
+    ]
+    tested = [
+        claim
+        for entry in judged
+        for claim in entry.claims
+        if isinstance(claim, Tested) and not _is_ignored(entry.check.code, claim.router, profile)
+    ]
+    level = profile.family_wise_error
+    rejected = holm_rejects([claim.p_value for claim in tested], level)
+    false = {id(claim) for claim, is_false in zip(tested, rejected, strict=True) if not is_false}
+    blind = {
+        id(claim)
+        for claim in tested
+        if id(claim) in false
+        and claim.error > 0.0
+        and detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
+        > claim.room
+    }
+    unseen = tuple(_unseen(measured))
+    return Verdict(
+        outcomes=tuple(_outcome(entry, false, blind, profile) for entry in judged),
+        fail_on=profile.fail_on,
+        detectable=tuple(_detectable(judged, tested, level)),
+        not_looked_at=(*unseen, *_not_looked_at(measured)),
+        unseen=(*unseen, TRAINED),
+    )
+
+
+def _judge(check: Check, measured: Measured, profile: Profile) -> _Judged:
+    refusal = measured.run.get("refused")
+    if refusal and refusal["code"] != check.code:
+        # unless the refusal itself fails the gate, nothing has been judged
+        severity = profile.severity.get(refusal["code"], "error")
+        told = (
+            profile.selects(refusal["code"])
+            and not profile.ignores(refusal["code"], None)
+            and SEVERITY_ORDER[severity] <= SEVERITY_ORDER[profile.fail_on]
+        )
+        state: State = "does not apply" if told else "inconclusive"
+        return _Judged(check, state=state, reason="the routers cannot be read")
+    lacking = _lacking(check, measured)
+    if lacking is not None:
+        state, reason = lacking
+        if profile.requires(check.code):
+            state, reason = "inconclusive", f"required, and {reason}"
+        return _Judged(check, state=state, reason=reason)
+    try:
+        return _Judged(check, tuple(check.judge(measured, _limits(check, profile))))
+    except MissingColumnError as missing:
+        return _Judged(check, state="inconclusive", reason=missing.message)
+
+
+def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
+    """Why a check cannot be judged; None when it can."""
+    if "tokens" in check.inputs and not measured.has_tokens:
+        return "needs tokens", "there are no tokens (--tokens)"
+    if check.code == THRESHOLDS and not measured.thresholds:
+        return "does not apply", "the profile has none"
+    if "baseline" in check.inputs:
+        if measured.baseline is None:
+            return "needs a baseline", "there is no baseline (--baseline)"
+        if "tokens" in check.inputs and not measured.baseline.num_tokens:
+            return "needs a baseline", "the baseline was made without tokens"
+        changed = measured.baseline.changed_versions(measured.run, check.needs)
+        if changed:
+            return "inconclusive", f"the baseline holds another version of {', '.join(changed)}"
+    if check.facts and not measured.run.get(check.facts):
+        return "does not apply", check.absent
+    for need in check.needs:
+        if all(row.get(need) is None for row in measured.layers):
+            return "does not apply", check.absent
+    return None
+
+
+def _limits(check: Check, profile: Profile) -> Limits:
+    defaults = {limit.name: limit.default for limit in check.limits}
+
+    def limit(name: str, router: str) -> float:
+        if name not in defaults:
+            raise InternalError(f"{check.code} has no limit '{name}'.")
+        return profile.limit(check.code, name, int(layer_of(router)), defaults[name])
+
+    return limit
+
+
+def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile) -> Outcome:
+    check = entry.check
+    severity = profile.severity.get(check.code, check.severity)
+    statement = page_of(check).statement
+    if entry.state is not None:
+        return Outcome(
+            check.code, check.title, severity, entry.state, entry.reason, statement=statement
+        )
+    claims = [claim for claim in entry.claims if id(claim) not in false]
+    found = [finding for claim in claims if (finding := _finding(claim)) is not None]
+    if check.code in profile.severity:
+        found = [dataclasses.replace(finding, severity=severity) for finding in found]
+    kept, accepted = _split(found, profile)
+    unknown = [claim for claim in entry.claims if isinstance(claim, Unknown)]
+    unknown += [
+        Unknown(claim.router, "too few documents to find anything")
+        for claim in entry.claims
+        if isinstance(claim, Tested) and id(claim) in blind
+    ]
+    unknown = [u for u in unknown if not _accepts_unknown(check.code, u.router, profile)]
+    state: State = "passed"
+    reason = ""
+    if unknown:
+        where = ", ".join(claim.router for claim in unknown[:3])
+        reason = f"{where}{' ...' if len(unknown) > 3 else ''}: {unknown[0].reason}"
+    if kept:
+        state = "failed"
+        severity = min(kept, key=lambda finding: SEVERITY_ORDER[finding.severity]).severity
+    elif unknown:
+        state = "inconclusive"
+    elif accepted:
+        state = "ignored"
+        reason = "; ".join(dict.fromkeys(why for _, why in accepted))
+    return Outcome(
+        check.code,
+        check.title,
+        severity,
+        state,
+        reason,
+        tuple(_gathered(check, kept)),
+        tuple(accepted),
+        len(unknown),
+        statement,
+    )
+
+
+def _finding(claim: Claim) -> Finding | None:
+    if isinstance(claim, Unknown):
+        return None
+    return claim.finding if isinstance(claim, Tested) else claim
+
+
+def _split(
+    findings: Iterable[Finding], profile: Profile
+) -> tuple[list[Finding], list[tuple[Finding, str]]]:
+    """Findings that count, and accepted ones with the reason; one may be cut in two by layer."""
+    kept: list[Finding] = []
+    accepted: list[tuple[Finding, str]] = []
+    for finding in findings:
+        reasons = {router: _is_ignored(finding.code, router, profile) for router in finding.routers}
+        whole = profile.ignores(finding.code, None)
+        if not finding.routers and whole:
+            accepted.append((finding, whole.reason))
+            continue
+        counted = tuple(router for router, reason in reasons.items() if not reason)
+        ignored = tuple(router for router, reason in reasons.items() if reason)
+        if counted or not finding.routers:
+            kept.append(dataclasses.replace(finding, routers=counted))
+        if ignored:
+            accepted.append((dataclasses.replace(finding, routers=ignored), reasons[ignored[0]]))
+    return kept, accepted
+
+
+def _accepts_unknown(code: str, router: str, profile: Profile) -> bool:
+    """True when findings of this router would be accepted anyway."""
+    if "/" not in router:
+        return profile.ignores(code, None) is not None
+    return bool(_is_ignored(code, router, profile))
+
+
+def _is_ignored(code: str, router: str, profile: Profile) -> str:
+    """The reason why a finding of this router is accepted; empty when it counts."""
+    entry = profile.ignores(code, int(layer_of(router)))
+    return entry.reason if entry else ""
+
+
+def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
+    """Findings as they are, or one for all layers with the evidence of the worst, the first."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(check.alike(finding), []).append(finding)
+    return [told for group in groups.values() for told in _as_one(check, group)]
+
+
+def _as_one(check: Check, findings: list[Finding]) -> list[Finding]:
+    if len(findings) <= MOST_ALIKE:
+        return findings
+    worst = findings[0]
+    routers = tuple(dict.fromkeys(router for finding in findings for router in finding.routers))
+    where = f", worst in {place_of(worst.routers[0])}" if worst.routers else ", first"
+    says_more = worst.title.rstrip(".") != check.title
+    title = f"{check.title}{where}{f': {worst.title}' if says_more else '.'}"
+    return [dataclasses.replace(worst, routers=routers, title=title)]
+
+
+def _detectable(judged: Sequence[_Judged], tested: Sequence[Tested], level: float) -> Iterable[str]:
+    """For each statistical check, what it would have found nine times in ten."""
+    counted = {id(claim) for claim in tested}
+    for entry in judged:
+        if entry.check.detects is None:
+            continue
+        shifts = [
+            detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
+            for claim in entry.claims
+            if isinstance(claim, Tested) and id(claim) in counted and claim.error > 0.0
+        ]
+        if shifts:
+            yield entry.check.detects(statistics.median(shifts))
+
+
+def _unseen(measured: Measured) -> Iterable[str]:
+    """What of this checkpoint was left out: routers, and hashes that the baseline holds."""
+    checkpoint = measured.run.get("checkpoint", {})
+    found = len(measured.run.get("routers", ()))
+    known = checkpoint.get("num_routers", found) + len(checkpoint.get("skipped", ()))
+    if known > found and "refused" not in measured.run:
+        yield f"{known - found} of {known} routers"
+    silent = sum(not row.get("num_tokens") for row in measured.layers)
+    if measured.has_tokens and silent:
+        yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"
+    hashed = [r for r in measured.experts if (b := measured.before(r)) and b.samples]
+    left = [r for r in hashed if any(e.get("expert_sample") is None for e in measured.experts[r])]
+    if left:
+        of = f" in {len(left)} of {len(hashed)} routers" if len(left) < len(hashed) else ""
+        yield f"experts (hashes in the baseline, not compared{of})"
+
+
+def _not_looked_at(measured: Measured) -> tuple[str, ...]:
+    lacking = ("load, margins, dead experts (no tokens)",) * (not measured.has_tokens)
+    return (*lacking, *NOT_LOOKED_AT)

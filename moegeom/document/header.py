@@ -1,0 +1,192 @@
+"""The lines above the verdict: what was read, and how far it can be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from moegeom.core.router import RECORDED
+from moegeom.document.asked_layers import layers_without_router
+from moegeom.document.rule_brief import rule_brief
+from moegeom.document.rule_trust import is_verified_here, rule_status, rule_trust
+from moegeom.document.summary import Summary
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in the unit that a person would use."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}" if unit != "B" else f"{num_bytes:.0f} B"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or milliseconds below a tenth."""
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
+
+
+def rule_line(summary: Summary) -> str:
+    """The rule in words, and how far distances to its walls are known."""
+    checkpoint, routers = summary.run["checkpoint"], summary.run["routers"]
+    loaded = [router for router in routers if router.get("score") != RECORDED]
+    affine = sum(router["is_affine"] for router in loaded)
+    if not loaded:
+        return f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}."
+    if affine == len(loaded):
+        walls = "straight"
+    elif affine == 0:
+        walls = "curved or grouped"
+    else:
+        walls = f"straight in {affine} of {len(loaded)} routers"
+    rule = f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}"
+    return f"{rule}. Walls are {walls}{_exactness(summary, affine == len(loaded))}."
+
+
+def _exactness(summary: Summary, is_straight: bool) -> str:
+    """How far the distances to the walls can be trusted, given what was recorded."""
+    tokens = summary.run["tokens"]
+    if tokens is not None and tokens["stage"] in ("ids", "counts"):
+        return ", but there are no logits, hence no distances"
+    shares = [row.get("distance_exact_share") for row in summary.layers]
+    known = [share for share in shares if share is not None]
+    if not known:
+        if is_straight:
+            return ": distances are exact"
+        return "" if tokens is None else ": margins only"
+    if min(known) == 1:
+        return ": distances are exact"
+    # rounded down, so that 100 % means all of them
+    percent = f"{math.floor(1e4 * min(known)) / 100:.4g} %"
+    return f": distances are exact for at least {percent} of tokens, lower bounds for others"
+
+
+def routers_line(summary: Summary) -> str:
+    """How many routers, how much was read, how they are stored, which layers have none."""
+    run, checkpoint = summary.run, summary.run["checkpoint"]
+    found, expected = checkpoint["num_routers"], checkpoint["num_expected"]
+    count = f"{found} found" if expected is None else f"{found} of {expected} expected"
+    looked = len(run["routers"])
+    only = f" ({looked} looked at)" if looked < found else ""
+    dtypes = sorted({router["stored_dtype"] for router in run["routers"]})
+    read, total = checkpoint["bytes_read"], checkpoint["bytes_total"]
+    part = f"{size(read)} of {size(total)}" if read < total else f"all {size(read)}"
+    absent = layers_without_router(run.get("layers_asked"), (r["name"] for r in run["routers"]))
+    said = f" {absent.capitalize()}." if absent else ""
+    return (
+        f"{count}{only}. Read {part} in {duration(checkpoint['seconds'])}. "
+        f"Stored {', '.join(dtypes).lower()}.{said}"
+    )
+
+
+def tokens_line(summary: Summary) -> str:
+    """Which tokens, from where."""
+    tokens, trust = summary.run["tokens"], summary.run["trust"] or {}
+    if tokens is None:
+        return "none"
+    if tokens["is_synthetic"]:
+        return (
+            f"{tokens['num_tokens']:,} drawn from {tokens['name']}: geometry only, "
+            "no load, no entropy"
+        )
+    documents = tokens["num_documents"]
+    where = f" in {documents:,} document{'' if documents == 1 else 's'}" if documents else ""
+    origin = {
+        "matches": "recorded from this checkpoint (fingerprint matches)",
+        "differs": "RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)",
+        "unknown": "from a file that does not name its checkpoint",
+    }[trust.get("fingerprint", "unknown")]
+    names = (summary.run.get("device") or {}).get("names")
+    took = duration(summary.run["seconds"]) + (f" on {', '.join(names)}" if names else "")
+    if tokens["size_bytes"]:
+        told = f"{origin}. {size(tokens['size_bytes'])}, {took}"
+    else:  # folded: no recording was written
+        told = f"taken from the running model, nothing stored. {took}"
+    return f"{tokens['num_tokens']:,}{where}, {told}{_left_out(summary)}{_decided(tokens)}"
+
+
+def _decided(tokens: Mapping[str, Any]) -> str:
+    """What the reader of a trace decided about its rows; nothing for a recording."""
+    return f". {'; '.join(tokens['notes'])}." if tokens.get("notes") else ""
+
+
+def _left_out(summary: Summary) -> str:
+    """What was left out on request, and outlier tokens, which are in every figure."""
+    first, said = summary.run.get("exclude_first") or 0, ""
+    if first:
+        counted = f"{first} tokens" if first > 1 else "token"
+        said += f". Without the first {counted} of each document"
+    if summary.num_outliers:
+        layers = len({row["router"] for row in summary.layers})
+        said += (
+            f". {summary.num_outliers:,} outlier tokens in {layers} layers (attention sinks?): "
+            "population outliers, --exclude-first 1"
+        )
+    return said
+
+
+def trust_line(summary: Summary) -> str:
+    """Recorded choices, RMS of the inputs, and whether the rule is verified or assumed."""
+    return " ".join([_choices(summary), *_inputs(summary.run)])
+
+
+def gate_rule_line(run: Mapping[str, Any]) -> str:
+    """The same where there are no counts by layer: what the first tokens told, if there are any."""
+    said = rule_trust(run)
+    if run["tokens"] is None:
+        lacks = " (no recorded choices yet; a capture of 256 tokens would verify it)"
+        return said + lacks if rule_status(run) == "assumed" else f"{said}."
+    share = (run["trust"] or {}).get("share_reproduced")
+    if share is None:
+        return " ".join([_without_choices(run), *_inputs(run)])
+    # rounded down, so that 100 % means all of them
+    percent = f"{math.floor(1000 * share) / 10:.4g} %"
+    word = "verified" if is_verified_here(run) else "NOT verified"
+    said = f"{word}: {percent} of the first recorded choices follow from the recorded inputs."
+    return " ".join([said, *_inputs(run)])
+
+
+def skipped(summary: Summary) -> list[str]:
+    """A line on tensors that look like routers and could not be interpreted, if there are any."""
+    left_out = summary.run["checkpoint"].get("skipped")
+    if not left_out:
+        return []
+    first = left_out[0]
+    counted = f"{len(left_out)} tensors, first" if len(left_out) > 1 else "1 tensor,"
+    return [f"Skipped {counted} {first['tensor']}: {first['reason']}"]
+
+
+def _inputs(run: Mapping[str, Any]) -> list[str]:
+    """What was recorded, and which of its tests failed."""
+    said = []
+    trust: Mapping[str, Any] = run["trust"] or {}
+    if trust.get("rms_median") is not None:
+        said.append(f"Inputs are router inputs (rms {trust['rms_median']:.3f}).")
+    elif run["tokens"] and run["tokens"]["stage"] != "router_input":
+        said.append(f"Recorded stage: {run['tokens']['stage'].replace('_', ' ')}.")
+    failed = trust.get("overridden")
+    if failed:
+        counted = f"{len(failed)} failed test{'s' if len(failed) > 1 else ''}"
+        said.append(f"{counted} allowed: {failed[0]}")
+    return said
+
+
+def _without_choices(run: Mapping[str, Any]) -> str:
+    said = rule_trust(run)
+    return f"{said} (no recorded choices)." if rule_status(run) == "assumed" else f"{said}."
+
+
+def _choices(summary: Summary) -> str:
+    rows = [row for row in summary.layers if row.get("num_reproduced") is not None]
+    if not rows:
+        return f"rule {_without_choices(summary.run)}"
+    reproduced = sum(row["num_reproduced"] for row in rows)
+    near = sum(row["num_near_tie"] for row in rows)
+    beyond = sum(row["num_not_reproduced"] for row in rows)
+    text = f"recorded choices reproduced: {reproduced:,} of {reproduced + near + beyond:,}"
+    if near:
+        text += f", {near:,} within rounding of a tie"
+    if beyond:
+        text += f", {beyond:,} NOT"
+    return f"{text}."

@@ -1,0 +1,116 @@
+"""The facts of the first screen, taken from the results; what is said, not how it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.core.populations import OUTLIERS, is_whole
+from moegeom.core.verdict import Verdict
+from moegeom.document.place import place
+from moegeom.results.reader import Results
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Rows and facts that every reporter shows.
+
+    ``layers`` holds a row per router for the whole population, ``null`` those of the random
+    router; both keep the order of the checkpoint. ``num_outliers`` counts outlier tokens, once for
+    each router that sees them so.
+    """
+
+    run: Mapping[str, Any]
+    layers: Sequence[Row]
+    null: Sequence[Row]
+    findings: Sequence[Finding]
+    notes: Sequence[Finding]
+    num_outliers: int = 0
+
+    @property
+    def worst(self) -> dict[str, Finding]:
+        """The worst finding of each router that has one."""
+        found: dict[str, Finding] = {}
+        for finding in self.findings:
+            for router in finding.routers:
+                found.setdefault(router, finding)
+        return found
+
+    @property
+    def told(self) -> str:
+        """What the findings leave: layers without one, and what was not judged of them."""
+        total, with_tokens = len(self.layers), sum(bool(r.get("num_tokens")) for r in self.layers)
+        clean = sum(row["router"] not in self.worst for row in self.layers)
+        said = f"{clean} of {total} {'layers' if total > 1 else 'layer'} without a finding"
+        if not with_tokens:
+            return f"{said}; weights alone, how they choose was not looked at."
+        unjudged = self.run.get("checks_inconclusive") or ()
+        if with_tokens < total:
+            said += f"; {total - with_tokens} have no tokens"
+        if unjudged:
+            said += f"; not judged, too few tokens or documents: {', '.join(unjudged)}"
+        return f"{said}."
+
+    def count(self, severity: str) -> int:
+        """Findings of that severity."""
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def place(self, router: str) -> str:
+        """``31`` when all routers are in one stack and slot, else the whole name."""
+        return place(router, (row["router"] for row in self.layers))
+
+    def places(self, routers: Sequence[str]) -> str:
+        """``layer 31`` or ``layers 2 3 5``; long lists are cut and counted."""
+        if not routers:
+            return "checkpoint"
+        named = [self.place(router) for router in routers]
+        if len(named) == len(self.layers) > 1:
+            return "all layers"
+        shown = " ".join(named[:8]) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
+        return f"layer{'s' if len(named) > 1 else ''} {shown}"
+
+
+def summarise(results: Results) -> Summary:
+    """What the first screen needs, from a results directory."""
+    rows = results.rows("layers")
+    layers = [row for row in rows if is_whole(row["population"])]
+    listed = [
+        Finding(
+            row["severity"],
+            row["code"] or "",
+            tuple(row["routers"] or ()),
+            row["title"],
+            row["detail"] or "",
+            row["next_command"] or "",
+            row.get("repair") or "",
+        )
+        for row in results.rows("findings")
+    ]
+    ordered = sorted(listed, key=lambda f: (SEVERITY_ORDER[f.severity], f.code))
+    return Summary(
+        run=results.run,
+        layers=[row for row in layers if row["variant"] == "as_stored"],
+        null=[row for row in layers if row["variant"] == "null"],
+        findings=[finding for finding in ordered if finding.severity != "note"],
+        notes=[finding for finding in ordered if finding.severity == "note"],
+        num_outliers=sum(
+            row["num_tokens"] or 0
+            for row in rows
+            if (row["variant"], row["population"]) == ("as_stored", OUTLIERS)
+        ),
+    )
+
+
+def summarise_verdict(verdict: Verdict, run: Mapping[str, Any]) -> Summary:
+    """What the header needs, from a verdict: its findings, and routers without figures."""
+    return Summary(
+        run=run,
+        layers=[{"router": router["name"]} for router in run["routers"]],
+        null=[],
+        findings=verdict.findings,
+        notes=[],
+    )

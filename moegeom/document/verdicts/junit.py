@@ -1,0 +1,132 @@
+"""JUnit XML as Jenkins, GitLab and others read it: a suite per area, a test case per check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree as ET
+from xml.etree.ElementTree import Element, SubElement
+
+from moegeom.core.verdict import Outcome, State, Verdict
+from moegeom.document._reporter import View
+from moegeom.document._verdict_reporter import VerdictReporter
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.untrusted import printable
+from moegeom.document.verdict_text import (
+    finding_lines,
+    places,
+    profile_line,
+    verdict_sentence,
+    why_not_judged,
+)
+
+#: The beginning of a code says which area a check is from.
+_AREAS = {
+    "MGI": "integrity",
+    "MGN": "numerics",
+    "MGG": "geometry",
+    "MGB": "balance",
+    "MGP": "profile",
+}
+
+#: What a test case holds when it did not simply pass. There is one at most: of several, Jenkins
+#: keeps the last.
+_ELEMENTS = {
+    "inconclusive": "error",
+    "needs tokens": "skipped",
+    "needs a baseline": "skipped",
+    "does not apply": "skipped",
+    "ignored": "skipped",
+}
+
+_COUNTERS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
+def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
+    """The document; text of others is made printable first, which leaves what XML 1.0 allows."""
+    verdict, run = printable(verdict), printable(run)
+    root = Element("testsuites", name=f"moegeom {run['checkpoint']['name']}")
+    by_area: dict[str, list[Outcome]] = {area: [] for area in _AREAS.values()}
+    for outcome in verdict.outcomes:
+        by_area.setdefault(_AREAS.get(outcome.code[:3], "other"), []).append(outcome)
+    for area, outcomes in by_area.items():
+        if outcomes:
+            _suite(root, f"moegeom.{area}", outcomes, verdict, run)
+    _count(root)
+    # the time of the whole run: what is measured serves all checks, judging takes no time
+    root.set("time", f"{run.get('seconds') or 0.0:.3f}")
+    ET.indent(root)
+    text = ET.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def _suite(
+    root: Element,
+    name: str,
+    outcomes: Sequence[Outcome],
+    verdict: Verdict,
+    run: Mapping[str, Any],
+) -> None:
+    suite = SubElement(root, "testsuite", name=name)
+    properties = SubElement(suite, "properties")
+    for key, value in _properties(verdict, run).items():
+        SubElement(properties, "property", name=key, value=value)
+    for outcome in outcomes:
+        _case(suite, outcome, verdict, run)
+    _count(suite)
+    suite.set("time", "0.000")
+
+
+def _properties(verdict: Verdict, run: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "checkpoint": run["checkpoint"]["name"],
+        "fingerprint": run["checkpoint"].get("fingerprint", ""),
+        "moegeom": run.get("moegeom", ""),
+        "rule": rule_facts(run)["rule_trust"] or "",
+        "verdict": verdict_sentence(verdict),
+        "exit_code": str(verdict.exit_code),
+        "profile": profile_line(verdict),
+        "detectable": "; ".join(verdict.detectable),
+        "not_looked_at": "; ".join(verdict.not_looked_at),
+    }
+
+
+def _case(suite: Element, outcome: Outcome, verdict: Verdict, run: Mapping[str, Any]) -> None:
+    case = SubElement(
+        suite,
+        "testcase",
+        classname=suite.attrib["name"],
+        name=f"{outcome.code} {outcome.statement or outcome.title}",
+        time="0.000",
+    )
+    told = [
+        f"{places(finding.routers, run)}: " + "\n".join(finding_lines(finding))
+        for finding in outcome.findings
+    ]
+    told += [
+        f"ignored ({reason}), {places(finding.routers, run)}: {finding.title}"
+        for finding, reason in outcome.accepted
+    ]
+    text = "\n\n".join(told)
+    if verdict.fails(outcome):
+        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+        message = (told[0].splitlines()[0] if told else outcome.title) + more
+        SubElement(case, "failure", message=message, type=outcome.severity).text = text
+        return
+    state: State = "inconclusive" if outcome.num_open else outcome.state
+    if state in _ELEMENTS:
+        element = SubElement(case, _ELEMENTS[state], message=why_not_judged(outcome))
+        if element.tag == "error":
+            element.set("type", state)
+    if text:
+        # nobody stops for these, so they are left where a reader of the log finds them
+        SubElement(case, "system-out").text = f"{outcome.severity}: {text}"
+
+
+def _count(parent: Element) -> None:
+    parent.set("tests", str(len(parent.findall(".//testcase"))))
+    for name, tag in _COUNTERS.items():
+        parent.set(name, str(len(parent.findall(f".//testcase/{tag}"))))
+
+
+REPORTER = VerdictReporter("junit", render)

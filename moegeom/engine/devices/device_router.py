@@ -1,0 +1,208 @@
+"""A router on a device: its rows and tables, and the way from a batch of inputs to counts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from moegeom.core.errors import UsageError
+from moegeom.engine.devices.bf16_terms import bf16_terms
+from moegeom.engine.labels import OUTLIER_FACTOR
+from moegeom.engine.loop import extent_of
+from moegeom.engine.task import Task
+from moegeom.geometry.arithmetic.rounding import (
+    ROUNDING_RMS,
+    UNIT_BFLOAT16,
+    UNIT_FLOAT32,
+    engine_error,
+)
+from moegeom.geometry.selection.score import LARGEST_SLOPE
+from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
+from moegeom.kernels.cuda.device_rows import device_rows
+from moegeom.kernels.cuda.input_norm import launch_input_norm
+from moegeom.kernels.cuda.route import (
+    ON_DEVICE,
+    RouteCounters,
+    RouteNumbers,
+    RouteOutputs,
+    RouteRule,
+    RouteTables,
+    launch_route,
+)
+from moegeom.kernels.reduction import REDUCTIONS, State
+
+#: Quantities of router inputs that the reductions kept on the device need.
+_OF_NORM = frozenset({"input_norm", "float_bound", "noise_scale"})
+
+
+#: Stages of recordings that a device routes.
+DEVICE_STAGES = ("router_input", "logits")
+
+
+def refusal(task: Task) -> str:
+    """Why this task stays on the processor; empty where a device can do it."""
+    router, stage = task.prepared.router, task.source.facts.stage
+    if task.compares or task.noise is not None:
+        return "choices are compared under another arithmetic, router or noise"
+    if stage not in DEVICE_STAGES:
+        return f"the recording holds {stage.replace('_', ' ')}"
+    if router.has_cosine_logits:
+        return "logits are divided by the length of a projected input"
+    if router.rule.logit_map is not None:
+        return "logits go through a map before they are scored"
+    if not router.rule.is_affine and "distance" in task.wanted:
+        return "distances to curved or grouped walls are found there"
+    if router.weight.dtype != np.float32:
+        return "rows are stored in float64"
+    return _rule(task, 1).refusal
+
+
+def refuse(task: Task) -> None:
+    """Raises UsageError with the reason for a task that devices do not do."""
+    if reason := refusal(task):
+        name = task.prepared.router.name
+        raise UsageError(f"Router {name} is not routed on a device: {reason}.")
+
+
+def _rule(task: Task, terms: int) -> RouteRule:
+    rule = task.prepared.router.rule
+    return RouteRule(
+        task.prepared.router.num_experts,
+        rule.top_k,
+        rule.score,
+        rule.is_affine,
+        _logit_bias(task) is not None,
+        rule.groups,
+        terms,
+    )
+
+
+def _logit_bias(task: Task) -> np.ndarray | None:
+    """What is added to the product; recorded logits lack only a bias that selects."""
+    router = task.prepared.router
+    if task.source.facts.stage == "logits":
+        return router.selection_bias if router.rule.is_affine else None
+    return task.prepared.logit_bias
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceRouter:
+    """The arrays of one router on one device.
+
+    ``rows`` are the terms of its rows, one below the other, None for recorded logits; ``kind`` is
+    how inputs are kept: ``bfloat16`` or ``float32``.
+    """
+
+    rule: RouteRule
+    kind: str
+    rows: DeviceArray | None
+    tables: RouteTables
+    needs_norm: bool
+
+    @property
+    def logit_columns(self) -> int:
+        return self.rule.terms * self.rule.num_experts
+
+
+def device_router(task: Task, device: Device, kind: str) -> DeviceRouter:
+    """Moves a router to a device; ``kind`` is that of the inputs."""
+    prepared, bias = task.prepared, _logit_bias(task)
+    rows = None
+    if task.source.facts.stage == "router_input":
+        weight = prepared.router.weight
+        rows = bf16_terms(weight) if kind == "bfloat16" else [weight]
+    wants_walls = prepared.rows is not None and "distance" in task.wanted
+    walls = device_rows(prepared.rows) if prepared.rows is not None and wants_walls else None
+    fits = walls is not None and walls.fits_float32
+    tables = RouteTables(
+        logit_bias=None if bias is None else device.put(bias.astype(np.float32)),
+        selection_bias=device.put(prepared.selection_bias),
+        inverse=None if walls is None else device.put(walls.inverse),
+        rounded=None if walls is None else device.put(walls.rounded),
+        smallest=None if walls is None else device.put(walls.smallest),
+        number=device.put(_numbers(task, fits).array()),
+    )
+    return DeviceRouter(
+        rule=_rule(task, 1 if rows is None else len(rows)),
+        kind=kind,
+        rows=None if rows is None else device.put(np.concatenate(rows)),
+        tables=tables,
+        needs_norm=rows is not None and not _OF_NORM.isdisjoint(task.wanted),
+    )
+
+
+def _numbers(task: Task, fits_float32: bool) -> RouteNumbers:
+    prepared, score = task.prepared, task.prepared.router.rule.score
+    two_gamma, underflow = engine_error(prepared.num_terms)
+    return RouteNumbers(
+        typical_norm=task.typical_norm or 0.0,
+        outlier_factor=OUTLIER_FACTOR,
+        two_gamma=two_gamma,
+        underflow=underflow,
+        longest_row=prepared.longest_row,
+        largest_bias=prepared.largest_bias,
+        noise_factor=ROUNDING_RMS * UNIT_BFLOAT16,
+        root_hidden=float(np.sqrt(prepared.router.hidden_size)),
+        slope=LARGEST_SLOPE[score],
+        unit=8.0 * UNIT_FLOAT32,
+        largest_selection_bias=float(np.abs(prepared.selection_bias).max()),
+        outliers=float(task.populations.outliers),
+        fits_float32=float(fits_float32),
+        unlabelled=float(task.populations.unlabelled),
+    )
+
+
+def kept_on_device(task: Task, reductions: Collection[str]) -> tuple[str, ...]:
+    """Of ``reductions`` those whose counters the device keeps."""
+    return tuple(name for name in ON_DEVICE if name in reductions)
+
+
+def start_counters(task: Task, device: Device, names: Collection[str]) -> RouteCounters:
+    """Counters of zeros for the reductions ``names``."""
+    extent = extent_of(task)
+    shapes = {name: REDUCTIONS[name].start(extent).state()["counts"].shape for name in names}
+    made = {name: device.empty(shape, np.dtype(np.uint64)) for name, shape in shapes.items()}
+    queue = device.queue()
+    for counters in made.values():
+        queue.fill(counters, 0)
+    queue.finish()
+    return RouteCounters(**made)
+
+
+def states_of(device: Device, counters: RouteCounters) -> dict[str, State]:
+    """States of the reductions, as the processor's engine would give them."""
+    held = {name: getattr(counters, name) for name in ON_DEVICE}
+    return {
+        name: {"counts": device.get(array).view(np.int64)}
+        for name, array in held.items()
+        if array is not None
+    }
+
+
+def route_batch(
+    queue: Queue,
+    router: DeviceRouter,
+    values: DeviceArray,
+    label: DeviceArray | None,
+    tokens: int,
+    logits: DeviceArray,
+    norm: DeviceArray | None,
+    outputs: RouteOutputs,
+    counters: RouteCounters,
+    start: int = 0,
+) -> None:
+    """Queues everything that is done to ``tokens`` inputs.
+
+    The product takes all rows of ``values``, whose number must not change from batch to batch: so
+    each token meets the same product whatever the batch. ``logits`` is where they go, or the
+    recorded ones.
+    """
+    if router.rows is not None:
+        queue.product(logits, values, router.rows)
+    if norm is not None:
+        launch_input_norm(queue, router.kind, values, tokens, norm)
+    launch_route(
+        queue, router.rule, tokens, logits, router.tables, norm, label, outputs, counters, start
+    )

@@ -1,0 +1,75 @@
+"""What this installation can do, as rows of a table."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from moegeom import __version__
+from moegeom.engine.devices.choice import usable_devices
+from moegeom.engine.plan import num_workers
+from moegeom.engine.run_facts import arithmetic_facts
+
+#: Packages by the extra that brings them; the core comes first.
+_PACKAGES = {
+    "core": ("numpy", "scipy", "numba", "pyarrow", "safetensors", "ml_dtypes"),
+    "torch": ("torch",),
+    "capture": ("transformers",),
+    "gguf": ("gguf",),
+    "hub": ("huggingface_hub", "fsspec"),
+    "cuda12 or cuda13": ("cupy",),
+    "ray": ("ray",),
+}
+
+#: Distributions that bring a package of another name.
+_DISTRIBUTIONS = {"cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x")}
+
+
+def diagnose() -> list[dict[str, str]]:
+    """Versions and abilities; imports nothing but NumPy's BLAS, and CuPy where it is installed."""
+    blas = arithmetic_facts("cpu")
+    rows = [
+        _row("moegeom", __version__, "Python " + platform.python_version()),
+        _row("processors", str(num_workers()), "worker threads of a scan, one BLAS thread each"),
+        _row("BLAS", f"{blas['blas']} {blas['blas_version']}", f"core {blas['blas_core']}"),
+    ]
+    if (blas["blas_core"] or "").lower() in ("haswell", "prescott") and _has_avx512():
+        text = "this processor has AVX-512: an OPENBLAS_CORETYPE preset may halve its speed"
+        rows.append(_row("BLAS core", "slow", text))
+    rows.append(_gpus())
+    for extra, packages in _PACKAGES.items():
+        rows += [_package(name, extra) for name in packages]
+    return rows
+
+
+def _gpus() -> dict[str, str]:
+    devices, reasons = usable_devices()
+    names = ", ".join(f"cuda:{number} {device.name}" for number, device in devices.items())
+    text = " ".join([names, *reasons]).strip() or "CuPy finds none"
+    return _row("GPU", str(len(devices) or "none"), text)
+
+
+def _package(name: str, extra: str) -> dict[str, str]:
+    if importlib.util.find_spec(name) is None:
+        return _row(name, "absent", f'pip install "moegeom[{extra.split(maxsplit=1)[0]}]"')
+    found = "present"
+    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        try:
+            found = version(distribution)
+        except PackageNotFoundError:
+            continue
+    return _row(name, found, "core" if extra == "core" else f"extra {extra}")
+
+
+def _has_avx512() -> bool:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as file:
+            return "avx512f" in file.read(1 << 20)
+    except OSError:
+        return False
+
+
+def _row(what: str, found: str, text: str) -> dict[str, str]:
+    return {"what": what, "found": found, "meaning": text}

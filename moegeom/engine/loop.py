@@ -1,0 +1,235 @@
+"""The loop: ranges of tokens through one router, on several threads, interruptible."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+
+from moegeom.core.tokens import TILE
+from moegeom.engine.plan import MAX_TILES
+from moegeom.engine.routed import Routed
+from moegeom.engine.task import Task
+from moegeom.engine.tile import Measured, measure, refuse_non_finite
+from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
+
+#: Seconds between two snapshots of a running scan.
+SNAPSHOT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a scan that a resume can begin from: every tile before ``next_tile`` is folded in.
+
+    ``states`` maps reduction -> arrays; ``next_tile`` counts within the sequence of tiles.
+    """
+
+    next_tile: int = 0
+    num_tokens: int = 0
+    non_finite: tuple[int, ...] = ()
+    num_non_finite: int = 0
+    states: dict[str, State] = field(default_factory=dict)
+
+    def after(self, next_tile: int, num_tokens: int, lost: tuple[int, ...]) -> Progress:
+        """What is known once ``num_tokens`` more were measured; the first ``lost`` keep names."""
+        return replace(
+            self,
+            next_tile=next_tile,
+            num_tokens=self.num_tokens + num_tokens,
+            non_finite=(*self.non_finite, *lost)[:8],
+            num_non_finite=self.num_non_finite + len(lost),
+        )
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a caller may listen to.
+
+    ``rows`` gets batches in token order; their inputs lie in memory that is used again.
+    """
+
+    advanced: Callable[[int], None] | None = None
+    snapshot: Callable[[Progress], None] | None = None
+    rows: Callable[[Quantities], None] | None = None
+
+
+NO_HOOKS = Hooks()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the work is cut; no choice here can change a result."""
+
+    batch_tokens: int
+    num_workers: int
+    snapshot_seconds: float = SNAPSHOT_SECONDS
+
+
+def scan_router(
+    task: Task,
+    reductions: Sequence[str],
+    tiles: Sequence[int],
+    pace: Pace,
+    skip_non_finite: bool = False,
+    hooks: Hooks = NO_HOOKS,
+    begin: Progress | None = None,
+) -> Progress:
+    """All ``tiles`` of the source through one router, folded into ``reductions``.
+
+    Raises
+    ------
+    NonFiniteError
+        At the first batch with a non-finite token, unless ``skip_non_finite``.
+    """
+    progress = begin or Progress()
+    if not skip_non_finite:  # what another run skipped is refused now
+        refuse_non_finite(
+            task.prepared.router.name,
+            task.source.facts.name,
+            progress.non_finite,
+            progress.num_tokens,
+        )
+    router = task.prepared.router
+    with Workers(task, reductions, pace.num_workers) as workers:
+        pending: deque[tuple[TokenRange, Future[Measured]]] = deque()
+        folded = progress.next_tile
+        last_snapshot = time.monotonic()
+
+        def finish_one() -> None:
+            nonlocal progress, folded
+            batch, future = pending.popleft()
+            measured = future.result()
+            progress = progress.after(
+                batch.next_tile, batch.stop - batch.start, measured.non_finite
+            )
+            if not skip_non_finite:
+                refuse_non_finite(
+                    router.name,
+                    task.source.facts.name,
+                    measured.non_finite,
+                    progress.num_tokens,
+                )
+            if hooks.rows:
+                hooks.rows(measured.quantities)
+            if hooks.advanced:
+                hooks.advanced(batch.stop - batch.start)
+
+        longest = min(max(pace.batch_tokens // TILE, 1), MAX_TILES)
+        for batch in token_ranges(tiles, folded, task.source.facts.num_tokens, longest):
+            pending.append((batch, workers.submit(batch.start, batch.stop)))
+            if len(pending) > 2 * pace.num_workers:
+                finish_one()
+            due = time.monotonic() - last_snapshot > pace.snapshot_seconds
+            if hooks.snapshot and due:
+                while pending:
+                    finish_one()
+                hooks.snapshot(with_states(progress, workers.states()))
+                last_snapshot = time.monotonic()
+        while pending:
+            finish_one()
+        return with_states(progress, workers.states())
+
+
+def extent_of(task: Task) -> Extent:
+    """The sizes that fix the states of the task's reductions."""
+    router = task.prepared.router
+    return Extent(
+        len(task.populations.names),
+        router.num_experts,
+        router.rule.top_k,
+        router.hidden_size,
+        task.source.facts.num_tokens,
+    )
+
+
+@dataclass(frozen=True)
+class TokenRange:
+    """Tokens ``[start, stop)``; the sequence of tiles goes on with ``next_tile``."""
+
+    start: int
+    stop: int
+    next_tile: int
+
+
+def token_ranges(
+    tiles: Sequence[int], first: int, num_tokens: int, longest: int
+) -> Iterator[TokenRange]:
+    """Runs of at most ``longest`` neighbouring tiles, from the one of number ``first`` on."""
+    index = first
+    while index < len(tiles):
+        length = 1
+        while (
+            length < longest
+            and index + length < len(tiles)
+            and tiles[index + length] == tiles[index] + length
+        ):
+            length += 1
+        start = tiles[index] * TILE
+        yield TokenRange(start, min(start + length * TILE, num_tokens), index + length)
+        index += length
+
+
+class Workers:
+    """Threads that measure ranges and fold them, each into accumulators of its own."""
+
+    def __init__(self, task: Task, reductions: Sequence[str], count: int) -> None:
+        self._task = task
+        extent = extent_of(task)
+        self._reductions = {name: REDUCTIONS[name] for name in reductions}
+        self._free: SimpleQueue[dict[str, Accumulator]] = SimpleQueue()
+        self._all = [
+            {name: reduction.start(extent) for name, reduction in self._reductions.items()}
+            for _ in range(count)
+        ]
+        for accumulators in self._all:
+            self._free.put(accumulators)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="moegeom-scan")
+        # One BLAS thread per product: its result must not depend on how many there are.
+        from threadpoolctl import threadpool_limits  # not for scans that devices do alone
+
+        self._limits = threadpool_limits(1, user_api="blas")
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._limits.restore_original_limits()
+
+    def submit(self, start: int, stop: int, routed: Routed | None = None) -> Future[Measured]:
+        """Measures tokens ``[start, stop)``, of which a device may know the choice already."""
+        return self._pool.submit(self._work, start, stop, routed)
+
+    def _work(self, start: int, stop: int, routed: Routed | None) -> Measured:
+        measured = measure(self._task, start, stop, routed)
+        accumulators = self._free.get()
+        try:
+            for accumulator in accumulators.values():
+                accumulator.fold(measured.quantities, self._task.kernels)
+        finally:
+            self._free.put(accumulators)
+        return measured
+
+    def states(self) -> dict[str, State]:
+        """The states of all threads merged; only while none is working."""
+        merged: dict[str, State] = {}
+        for name, reduction in self._reductions.items():
+            total = self._all[0][name].state()
+            for other in self._all[1:]:
+                total = reduction.merge(total, other[name].state())
+            merged[name] = total
+        return merged
+
+
+def with_states(progress: Progress, merged: Mapping[str, State]) -> Progress:
+    """The progress with ``merged`` added to the states that it began from."""
+    before = progress.states
+    states = {
+        name: REDUCTIONS[name].merge(before[name], state) if name in before else state
+        for name, state in merged.items()
+    }
+    return replace(progress, states=states)

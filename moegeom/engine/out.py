@@ -1,0 +1,74 @@
+"""Where results go, and whether they are there already."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from xxhash import xxh3_64_hexdigest
+
+from moegeom.core.errors import UsageError
+from moegeom.core.files import is_there
+from moegeom.engine.request import ScanRequest
+from moegeom.results.reader import is_results, open_results
+from moegeom.results.writer import differing_parts
+
+
+def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:
+    """A folder in ``runs`` that is the same for the same request and for no other.
+
+    Named after the checkpoint and its folder, the tokens, and a hash of the plan.
+    """
+    tokens = "" if request.tokens is None else f"-on-{_stem(request.tokens, 1)}"
+    asked = xxh3_64_hexdigest(json.dumps(plan, sort_keys=True).encode())[:6]
+    return Path("runs") / f"{_stem(request.checkpoint, 2)}{tokens}-{asked}.{request.ENDING}"
+
+
+def _stem(target: str, num_parts: int) -> str:
+    """The last parts of a path or URL, as part of a file name."""
+    is_url = "://" in target
+    path = PurePosixPath(target.partition("://")[2]) if is_url else Path(target).resolve()
+    if not is_url and Path(target).is_file():
+        path = path.with_suffix("")
+    named = "-".join(part for part in path.parts[-num_parts:] if part != path.anchor)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", named)[-80:].lstrip(".-") or "model"
+
+
+def is_answered(out: Path, plan: Mapping[str, Any], request: ScanRequest) -> bool:
+    """True when ``out`` holds the results of this request, so that nothing need be measured.
+
+    Raises
+    ------
+    UsageError
+        When something else is there and may not be replaced: other results without ``overwrite``,
+        or what are no results at all.
+    """
+    if request.overwrite or not is_there(out):
+        return False
+    run = open_results(out).run if is_results(out) else {}
+    before = run.get("plan")
+    if not isinstance(before, dict):
+        raise UsageError(f"{out} exists already and holds no results.", "Choose another --out.")
+    differing = differing_parts(before, json.loads(json.dumps(plan)))
+    if differing:
+        raise UsageError(
+            f"{out} holds the results of another request: {', '.join(differing)} differ.",
+            "Choose another --out, or replace them with --overwrite.",
+        )
+    refuse_skipped(request, run.get("parts", {}), f"the results at {out}", "use --overwrite")
+    return True
+
+
+def refuse_skipped(
+    request: ScanRequest, parts: Mapping[str, Mapping[str, Any]], what: str, instead: str
+) -> None:
+    """Raises UsageError when routers were measured without tokens that this request must refuse."""
+    for router, facts in parts.items():
+        if not request.skip_non_finite and (skipped := facts.get("num_non_finite")):
+            raise UsageError(
+                f"{what} skipped {skipped} tokens of router {router} that are not finite.",
+                f"Go on with --non-finite skip, or {instead}.",
+            )

@@ -1,0 +1,253 @@
+"""A router made ready for the kernels, and what can be known about tokens at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from moegeom.core.errors import RecordingError, RouterRuleError
+from moegeom.core.metric import RULE_HAS_NO
+from moegeom.core.router import Router
+from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
+from moegeom.geometry.boundary.curved_rows import CurvedRows, curved_rows
+from moegeom.geometry.boundary.linear import RowDistances, row_distances
+from moegeom.geometry.boundary.order_distance import row_coordinates
+
+#: Quantities of router inputs, of walls, and of the logits of all experts.
+_OF_INPUTS = (
+    "input_norm",
+    "float_bound",
+    "noise_scale",
+    "direction",
+    "angle",
+    "rounding_sigmas",
+    "input",
+    "switch",
+    "noise",
+)
+_OF_WALLS = ("distance", "distance_upper", "pair")
+_OF_ALL_LOGITS = ("selection", "probability", "entropy", "log_sum_exp", "order_distance")
+
+#: Why a quantity is not available, by stage of the recording.
+_NEEDS_INPUT = "needs recorded router inputs; this recording holds {stage}"
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedRouter:
+    """Arrays in the layout that the loops want.
+
+    ``weight_columns`` is the transposed weight [hidden, experts]; ``rows`` are the distances of an
+    affine rule and ``curved`` what those of a curved or grouped one need, each None for the other
+    kind, or when no distance is wanted; ``coordinates`` are affine rows in few dimensions, where
+    somebody asks for them; ``selection_bias`` is zeros without one. ``longest_row``,
+    ``largest_bias`` and ``num_terms`` bound what rounding does to a logit: the largest Euclidean
+    length of a row, the largest bias, and the length of the sums; behind a projection, which
+    engines multiply by first, the Frobenius norm of that, the length of its bias, and both sums.
+    """
+
+    router: Router
+    weight_columns: Float[np.ndarray, "hidden experts"]
+    logit_bias: Float[np.ndarray, "experts"] | None
+    selection_bias: Float64[np.ndarray, "experts"]
+    rows: RowDistances | None
+    curved: CurvedRows | None
+    coordinates: Float64[np.ndarray, "experts dims"] | None
+    longest_row: float
+    largest_bias: float
+    num_terms: int
+
+    @cached_property
+    def curved_before_norm(self) -> CurvedRows | None:
+        """The same as ``curved`` for inputs without the gain: rows times the gain."""
+        router = self.router
+        if self.curved is None or router.gain is None:
+            return None
+        rows = router.weight.astype(np.float64) * router.gain
+        return curved_rows(rows, router.rule, router.logit_bias, router.selection_bias)
+
+
+def prepare(
+    router: Router, with_distances: bool = True, with_coordinates: bool = False
+) -> PreparedRouter:
+    """The router with row distances and coordinates, if wanted; refuses rows that are not finite.
+
+    Raises
+    ------
+    RouterRuleError
+        When a weight or bias is not finite: nothing measured on tokens would mean anything.
+    """
+    if router.projection is not None and router.projection.scale is not None:
+        _refuse_scale(router, router.projection.scale)
+    refuse_non_finite_rows(router)
+    affine = router.rule.is_affine
+    bias = router.affine_bias if affine else router.logit_bias
+    return PreparedRouter(
+        router=router,
+        weight_columns=np.ascontiguousarray(router.weight.T),
+        logit_bias=None if bias is None else bias.astype(router.weight.dtype),
+        selection_bias=np.zeros(router.num_experts)
+        if affine or router.selection_bias is None
+        else router.selection_bias.astype(np.float64),
+        rows=row_distances(router.weight, bias) if affine and with_distances else None,
+        curved=_curved(router) if with_distances else None,
+        coordinates=row_coordinates(router.weight) if affine and with_coordinates else None,
+        **_error_terms(router, bias),
+    )
+
+
+def refuse_non_finite_rows(router: Router, where: str = "") -> None:
+    """Raises RouterRuleError, beginning with ``where``, for rows or biases that are not finite."""
+    for what, values in (
+        ("row", router.weight),
+        ("logit bias", router.logit_bias),
+        ("selection bias", router.selection_bias),
+    ):
+        if values is not None and not np.isfinite(values).all():
+            bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0])
+            raise RouterRuleError(
+                f"{where}router {router.name}: the {what} of expert {bad[0]} is not finite "
+                f"({len(bad)} of {router.num_experts} experts); "
+                f"tensor {router.provenance.tensors[0]}.",
+                "The file is damaged or training diverged. `--layers` scans the other layers.",
+            )
+
+
+def _curved(router: Router) -> CurvedRows | None:
+    """What distances to curved or grouped walls need; None for straight and unknown ones."""
+    if router.rule.is_affine or _unknown_walls(router):
+        return None
+    return curved_rows(router.weight, router.rule, router.logit_bias, router.selection_bias)
+
+
+def _unknown_walls(router: Router) -> str:
+    """Why nothing is known about distances to the walls of a router; empty where it is."""
+    rule = router.rule
+    if rule.is_affine:
+        return ""
+    if router.has_cosine_logits:
+        return "walls of scores of cosines have no known distance"
+    if (
+        rule.score == "softmax"
+        and rule.logit_map is not None
+        and np.isfinite(rule.logit_map.soft_cap)
+    ):
+        return "walls of softmax scores of soft-capped logits have no known distance"
+    return ""
+
+
+def _error_terms(router: Router, bias: Float[np.ndarray, "experts"] | None) -> dict[str, Any]:
+    inner = router.projection
+    rows = router.weight if inner is None else inner.weight.reshape(1, -1)
+    lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=1))
+    largest = 0.0 if bias is None else float(np.abs(bias).max())
+    if inner is not None and inner.bias is not None:
+        largest = float(np.sqrt((inner.bias.astype(np.float64) ** 2).sum()))
+    return {
+        "longest_row": float(lengths.max(initial=0.0)),
+        "largest_bias": largest,
+        "num_terms": router.hidden_size + (0 if inner is None else len(inner.weight)),
+    }
+
+
+def _refuse_scale(router: Router, scale: float) -> None:
+    """Raises RouterRuleError for a scale that orders nothing."""
+    if not 0.0 < scale < np.inf:
+        raise RouterRuleError(
+            f"router {router.name}: its logits are multiplied by {scale}, expected a positive "
+            f"number; tensor {router.provenance.tensors[-1]}.",
+            "The file is damaged or training diverged. `--layers` scans the other layers.",
+        )
+
+
+def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
+    """Quantities that this router and this source cannot give, each with the reason."""
+    reasons: dict[str, str] = {}
+    stage = facts.stage
+    if not router.rule.is_affine:
+        curved = "walls of this rule are curved or grouped; this is defined for straight ones"
+        straight = ("rounding_sigmas", "noise_scale", "order_distance")
+        reasons |= dict.fromkeys(straight, curved)
+        unknown = _unknown_walls(router)
+        if not unknown and stage == "top_logits":
+            unknown = "walls of this rule need all logits; this recording holds the largest ones"
+        if unknown:
+            reasons |= dict.fromkeys((*_OF_WALLS, "angle"), unknown)
+    if router.gain is None or router.norm is None or router.norm.kind != "rms":
+        known = (
+            "this is a layer norm" if router.norm and router.gain is not None else "none is known"
+        )
+        why = f"the angle before the norm is defined for RMS norms; {known}"
+        reasons.setdefault("angle", why)
+    if router.rule.capacity is None:
+        reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
+    if router.projection is not None:
+        why = "arithmetics and noise of routers behind a projection are not known"
+        reasons |= dict.fromkeys(("switch", "noise"), why)
+    if not facts.has_documents:
+        why = "the recording does not say where documents begin"
+        reasons |= dict.fromkeys(("document", "position"), why)
+    for kind in OUTPUT_KINDS:
+        if kind not in facts.outputs:
+            reasons[kind] = "the recording holds no outputs of experts"
+    if stage in ("logits", "top_logits", "ids"):
+        why = _NEEDS_INPUT.format(stage=stage.replace("_", " "))
+        reasons |= dict.fromkeys(_OF_INPUTS, why)
+        if router.shared_rows is not None:
+            reasons["weights"] = (
+                "weights of this rule are divided by a sum with the shared experts, whose logits "
+                "need recorded router inputs"
+            )
+        if router.has_cosine_logits:
+            why = (
+                "logits of this rule are divided by the length of the projected input, which "
+                "needs recorded router inputs"
+            )
+            reasons |= dict.fromkeys((*_OF_WALLS, "order_distance"), why)
+    if stage == "ids":
+        why = "needs logits; this recording holds expert ids only"
+        lost = ("margin", "group_margin", "fill_decides", "weights", *_OF_WALLS, *_OF_ALL_LOGITS)
+        reasons |= dict.fromkeys(lost, why)
+    if stage == "top_logits":
+        why = "needs all logits; this recording holds the largest ones"
+        reasons |= dict.fromkeys(_OF_ALL_LOGITS, why)
+        if _weights_need_all_logits(router):
+            reasons.setdefault("weights", why)
+    if "distance" in reasons:
+        reasons["noise_scale"] = reasons.get("noise_scale", reasons["distance"])
+    if not facts.has_chosen or stage == "ids":
+        reasons["matches_recording"] = "the recording does not say what the model chose"
+    return reasons
+
+
+def _weights_need_all_logits(router: Router) -> bool:
+    """Whether weights depend on logits that are not among the largest.
+
+    The sum over all experts cancels out of renormalised softmax scores, unless something is added
+    to their sum or bounds it; that sum is at least 1 / E.
+    """
+    rule = router.rule
+    facts = rule.weights
+    if facts.source != "scores" or rule.score != "softmax":
+        return facts.source == "sparsemixer"
+    noticed = max(facts.floor, facts.epsilon * 2.0**53)
+    return not facts.renormalise or noticed * router.num_experts > 1.0
+
+
+def check_width(router: Router, stage: Stage, width: int, source: str) -> None:
+    """Raises RecordingError when a recording's rows are not as wide as the router needs."""
+    expected = {
+        "router_input": router.hidden_size,
+        "pre_norm": router.hidden_size,
+        "logits": router.num_experts,
+        "ids": router.rule.top_k,
+    }.get(stage)
+    if expected is not None and width != expected:
+        raise RecordingError(
+            f"{source}: {stage.replace('_', ' ')} of router {router.name} has {width} values a "
+            f"token; the checkpoint expects {expected}.",
+            "Is the recording of another model, or of another stage (`--stage`)?",
+        )

@@ -1,0 +1,328 @@
+"""What a run was made of: the contents of ``run.json`` and the plan that a resume must match."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from jaxtyping import Float
+from threadpoolctl import threadpool_info
+
+from moegeom import __version__ as moegeom_version
+from moegeom.core.errors import RouterError
+from moegeom.core.metric import Metric
+from moegeom.core.router import Router, RouterSet
+from moegeom.core.tokens import TILE, SourceFacts
+from moegeom.core.variant_names import AGAINST, OTHER, under_null
+from moegeom.engine.against import Against
+from moegeom.engine.request import NOT_IN_PLAN, ScanRequest
+from moegeom.engine.trust import Trust
+from moegeom.results.bitmaps import any_switched
+from moegeom.router.describe import rule_origin
+from moegeom.tokens.traces.other_side import OtherSide
+from moegeom.variants.arithmetic import arithmetic
+
+#: Libraries whose version can change a bit of the results.
+_LIBRARIES = ("numpy", "scipy", "numba", "pyarrow")
+
+
+def file_identity(path: Path) -> list[list[Any]]:
+    """Name, size and time of change of each file, so that a resume notices another input."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]
+
+
+def arithmetic_facts(backend: str) -> dict[str, Any]:
+    """How logits are computed, and by which libraries on which core."""
+    found = blas_libraries()
+    return {
+        "backend": backend,
+        "product": "float32 inputs and weights, float32 accumulation (float64 if stored so)",
+        "tile_tokens": TILE,
+        "blas": _all_of(found, "internal_api"),
+        "blas_version": _all_of(found, "version"),
+        "blas_core": _all_of(found, "architecture"),
+    }
+
+
+def blas_libraries() -> list[dict[str, Any]]:
+    """The libraries of linear algebra that NumPy and SciPy compute with, whatever else is loaded.
+
+    Where the two bring none of their own, all that are loaded.
+    """
+    import scipy.linalg  # which brings the second one, if nothing did before
+
+    loaded = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
+    beside = [Path(module.__file__ or "").parents[1] for module in (np, scipy)]
+    own = [
+        lib
+        for lib in loaded
+        if any(Path(lib["filepath"]).is_relative_to(folder / name)
+               for folder in beside for name in ("numpy", "numpy.libs", "scipy", "scipy.libs"))
+    ]  # fmt: skip
+    return own or loaded
+
+
+def _all_of(found: Sequence[Mapping[str, Any]], key: str) -> str | None:
+    """What the libraries say, sorted, each once: the order in which they are found is no fact."""
+    return ", ".join(sorted({str(lib[key]) for lib in found if lib.get(key)})) or None
+
+
+def run_facts(
+    routers: RouterSet,
+    measured: Sequence[Router],
+    source: SourceFacts | None,
+    trust: Trust | None,
+) -> dict[str, Any]:
+    """Everything about the inputs that a reader of the results needs; no paths, no token text."""
+    return {
+        "moegeom": moegeom_version,
+        "libraries": {name: version(name) for name in _LIBRARIES},
+        "python": platform.python_version(),
+        "checkpoint": {
+            "name": routers.checkpoint,
+            "family": routers.family,
+            "rule": routers.family_text,
+            "fingerprint": routers.fingerprint,
+            "bytes_read": routers.bytes_read,
+            "bytes_total": routers.bytes_total,
+            "seconds": routers.seconds,
+            "num_routers": len(routers.routers),
+            "num_expected": routers.num_expected,
+            "notes": list(routers.notes),
+            "layer_notes": list(routers.layer_notes),
+            "skipped": [dataclasses.asdict(skipped) for skipped in routers.skipped],
+            "rule_origin": rule_origin(routers.family),
+            "revision": routers.revision,
+        },
+        "routers": [router_facts(router) for router in measured],
+        "tokens": None if source is None else dataclasses.asdict(source),
+        "trust": None if trust is None else dataclasses.asdict(trust),
+    }
+
+
+def router_facts(router: Router) -> dict[str, Any]:
+    """Shape, rule and origin of one router."""
+    return {
+        "name": router.name,
+        "num_experts": router.num_experts,
+        "hidden_size": router.hidden_size,
+        "top_k": router.rule.top_k,
+        "is_affine": router.rule.is_affine,
+        "selection_score_unit": router.rule.selection_score_unit,
+        "stored_dtype": router.provenance.stored_dtype,
+        "bias_tensor": router.provenance.bias_tensor,
+        "bias_dtype": router.provenance.bias_dtype,
+        "score": router.rule.score,
+        "has_logit_bias": router.rule.has_logit_bias,
+        "has_selection_bias": router.rule.has_selection_bias,
+        "num_groups": 1 if router.rule.groups is None else router.rule.groups.num_groups,
+        "group_fill": None if router.rule.groups is None else str(router.rule.groups.fill),
+        "tensors": list(router.provenance.tensors),
+        "file": router.provenance.file,
+        "num_non_finite_rows": int((~np.isfinite(router.weight).all(axis=1)).sum()),
+    }
+
+
+def column_versions(metrics: Sequence[Metric]) -> dict[str, str]:
+    """``metric/version`` of each column of ``layers``: figures of different versions differ."""
+    return {
+        column.name: f"{metric.name}/{metric.version}"
+        for metric in metrics
+        for column in metric.columns.get("layers", ())
+    }
+
+
+def refused_facts(checkpoint: str, refusal: RouterError) -> dict[str, Any]:
+    """Facts of a checkpoint whose routers could not be read, and why."""
+    return {
+        "moegeom": moegeom_version,
+        "checkpoint": {"name": checkpoint},
+        "routers": [],
+        "tokens": None,
+        "trust": None,
+        "refused": {"code": refusal.code, "message": refusal.message, "hint": refusal.hint},
+    }
+
+
+def plan_facts(
+    request: ScanRequest,
+    routers: RouterSet,
+    source: SourceFacts | None,
+    device: str,
+    against: Against | None = None,
+) -> dict[str, Any]:
+    """What must be equal for a run to go on where another stopped.
+
+    ``device`` is the kind that computes: a product of another one may differ in the last bit.
+    """
+    options = {
+        field.name: plain(getattr(request, field.name))
+        for field in dataclasses.fields(request)
+        if field.name not in NOT_IN_PLAN
+    }
+    if request.other is not None:
+        options["other"] = file_identity(Path(request.other))
+    if against is not None:
+        options["against"] = against_identity(against)
+    return {
+        "moegeom": moegeom_version,
+        "libraries": {name: version(name) for name in _LIBRARIES},
+        "checkpoint": routers.fingerprint,
+        "rules": {router.name: repr(router.rule) for router in routers.routers},
+        "routers": {router.name: router_identity(router) for router in routers.routers},
+        "tokens": None if source is None else dataclasses.asdict(source),
+        "token_files": [] if request.tokens is None else file_identity(Path(request.tokens)),
+        "options": options | {"device": device},
+    }
+
+
+def router_identity(router: Router) -> str:
+    """A hash of everything that is known of a router but its rule and where it was found."""
+    found = xxhash.xxh3_128()
+    for field in dataclasses.fields(router):
+        if field.name not in ("rule", "provenance"):
+            _hash_value(found, field.name, getattr(router, field.name))
+    return found.hexdigest()
+
+
+def _hash_value(found: xxhash.xxh3_128, name: str, value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        found.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
+        found.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _hash_value(found, f"{name}.{field.name}", getattr(value, field.name))
+    else:
+        found.update(f"{name} {value!r}\n".encode())
+
+
+def plain(value: Any) -> Any:
+    """An option as JSON has it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value if isinstance(value, str | int | float | None) else repr(value)
+
+
+def other_facts(other: OtherSide) -> dict[str, Any]:
+    """Where the choices of the other run come from, and how they were matched."""
+    facts = other.source.facts
+    return {
+        "name": facts.name,
+        "engine": facts.engine,
+        "stage": facts.stage,
+        "num_tokens": facts.num_tokens,
+        "num_matched": int((other.token >= 0).sum()),
+        "notes": [*facts.notes, *other.notes],
+        "fits": [dataclasses.asdict(fit) for fit in other.fits],
+    }
+
+
+def against_facts(against: Against) -> dict[str, Any]:
+    """What the second checkpoint is, and what its routers had to be made into."""
+    found = against.checkpoint
+    return {
+        "name": found.checkpoint,
+        "family": found.family,
+        "rule": found.family_text,
+        "has_same_rule": against.has_same_rule,
+        "fingerprint": found.fingerprint,
+        "revision": found.revision,
+        "num_routers": len(found.routers),
+        "num_compared": len(against.routers),
+        "equal": list(against.equal),
+        "regained": list(against.regained),
+        "unknown_gain": list(against.unknown_gain),
+    }
+
+
+def against_identity(against: Against) -> dict[str, Any]:
+    """What tells another second checkpoint from this one: its routers, gains and rules."""
+    return {
+        "fingerprint": against.checkpoint.fingerprint,
+        "family": against.checkpoint.family,
+        "rules": [repr(router.rule) for router in against.routers.values()],
+    }
+
+
+def explain_command(request: ScanRequest) -> str:
+    """What to type to learn why two runs choose differently; empty where none was named."""
+    if request.other is None or request.tokens is None:
+        return ""
+    typed = [request.checkpoint, "--tokens", request.tokens, "--other", request.other]
+    typed += [] if request.against is None else ["--against", request.against]
+    return f"{shlex.join(['moegeom', 'explain', *typed])} {request.typed_again()}".rstrip()
+
+
+def compared_rows(
+    arithmetics: Sequence[str],
+    other: Mapping[str, Any] | None,
+    against: Mapping[str, Any] | None,
+    folders: Sequence[Path],
+) -> dict[str, dict[str, Any]]:
+    """What each variant is, by name, and how many tokens it switches at one layer at least.
+
+    ``folders`` are those with the bitmaps of the routers.
+    """
+    described: dict[str, dict[str, Any]] = {}
+    if other is not None:
+        text = f"choices of another run: {other['name']}"
+        described[OTHER] = {"text": text, "engine": other["engine"]}
+    if against is not None:
+        text = f"routers of another checkpoint on the same inputs: {against['name']}"
+        described[AGAINST] = {"text": text}
+    for name in arithmetics:
+        how = arithmetic(name)
+        described |= {
+            variant: {
+                "text": how.text,
+                "engine": how.engine,
+                "version": how.version,
+                "source": how.source,
+                "ties": how.ties,
+            }
+            for variant in (name, under_null(name))
+        }
+    for variant, facts in described.items():
+        joined = any_switched(folders, variant)
+        if joined is not None:
+            facts["num_switched_any_layer"], facts["num_tokens_all_layers"] = joined
+    return described
+
+
+def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[str, Any]:
+    """Moments of the weights of each router beside what the config drew them with; empty where it
+    does not say. Rows behind a projection are no drawn numbers, and are left out.
+    """
+    if routers.initializer_range is None:
+        return {}
+    found = [
+        {"router": router.name, **moments}
+        for router in measured
+        if router.projection is None and (moments := _moments(router.weight))
+    ]
+    return {"initializer_range": routers.initializer_range, "routers": found}
+
+
+def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:
+    """Number, mean, standard deviation and excess kurtosis; empty where they are not defined."""
+    if not weight.size:
+        return {}
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        values = weight.astype(np.float64).ravel()
+        mean, std = float(values.mean()), float(values.std())
+        kurtosis = float((((values - mean) / std) ** 4).mean()) - 3.0
+    if not np.isfinite([mean, std, kurtosis]).all():
+        return {}
+    return {"num_weights": values.size, "mean": mean, "std": std, "kurtosis": kurtosis}

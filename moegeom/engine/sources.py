@@ -1,0 +1,202 @@
+"""Where the tokens of a command come from, and what cannot be asked of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import Router, RouterSet
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.engine.prepared import unavailable
+from moegeom.engine.request import ScanRequest
+from moegeom.tokens.open import open_tokens
+from moegeom.tokens.prior import IsotropicRmsPrior
+from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.counted import CountedSource
+from moegeom.tokens.traces.other_side import OtherSide, other_side
+
+#: Tokens drawn from a synthetic prior when none are recorded.
+PRIOR_TOKENS = 16_384
+
+
+def open_source(
+    request: ScanRequest, routers: Sequence[Router], whole: Sequence[Router] | None = None
+) -> TokenSource | None:
+    """The tokens to route: a recording, a trace, foreign files, or a synthetic prior.
+
+    ``whole`` are all routers of the checkpoint, which a trace is held against; None where only
+    ``routers`` are at hand, which are all of them unless layers were asked for.
+    """
+    if request.prior is not None:
+        if request.tokens is not None or request.source is not None:
+            raise UsageError("--prior and --tokens exclude each other.")
+        if request.prior != IsotropicRmsPrior.name:
+            raise UsageError(
+                f"Unknown prior '{request.prior}'.", f"Known: {IsotropicRmsPrior.name}."
+            )
+        shapes = tuple((router.name, router.gain, router.hidden_size) for router in routers)
+        return IsotropicRmsPrior(shapes, PRIOR_TOKENS, request.seed)
+    if request.source is not None or request.tokens is None:
+        return request.source
+    names = tuple(router.name for router in routers)
+    if whole is None:
+        whole = routers if request.layers is None else ()
+    return open_tokens(
+        request.tokens,
+        request.stage,
+        request.router_map or None,
+        names,
+        known_routers(whole),
+        request.dialect,
+    )
+
+
+def heard_routers(routers: RouterSet, source: TokenSource | None) -> RouterSet:
+    """The routers without the listed ones whose choices a source does not know.
+
+    Raises
+    ------
+    RecordingError
+        If it records a listed router and not what that chose, or if nothing else is left.
+    """
+    silent = [r for r in routers.routers if r.listed and not _is_heard(r, source)]
+    if not silent:
+        return routers
+    kept = tuple(router for router in routers.routers if router not in silent)
+    if not kept:
+        raise RecordingError(
+            f"{routers.checkpoint}: no choice of router {silent[0].name} is recorded, and it does "
+            f"not follow from router and input: {silent[0].listed}.",
+            _RECORD_CHOICES,
+        )
+    expected = routers.num_expected
+    return replace(
+        routers,
+        routers=kept,
+        num_expected=None if expected is None else expected - len(silent),
+    )
+
+
+_RECORD_CHOICES = "Record the experts that the model chose: a recording of stage ids, or a trace."
+
+
+def _is_heard(router: Router, source: TokenSource | None) -> bool:
+    if source is None or router.name not in source.facts.routers:
+        return False
+    if not source.facts.has_chosen and not isinstance(source, CountedSource):
+        raise RecordingError(
+            f"{source.facts.name}: does not say what router {router.name} chose, and that does "
+            f"not follow from router and input: {router.listed}.",
+            f"{_RECORD_CHOICES} --layers leaves it out.",
+        )
+    return True
+
+
+def open_other(
+    request: ScanRequest, source: TokenSource | None, whole: Sequence[Router]
+) -> OtherSide | None:
+    """What another run chose, matched to the tokens of this one; None where none was named."""
+    if request.other is None:
+        return None
+    if source is None or isinstance(source, CountedSource):
+        raise UsageError("--other needs --tokens, a recording of the same text.")
+    known = known_routers(whole)
+    opened = open_choices(request.other, request.other_stage, request.other_dialect, known)
+    return other_side(source, opened, known)
+
+
+def open_choices(
+    path: str, stage: str | None, dialect: str | None, known: tuple[KnownRouter, ...]
+) -> TokenSource:
+    """What another run chose, token by token: a recording, a trace or a foreign file.
+
+    Raises
+    ------
+    UsageError
+        When it holds counts only.
+    """
+    names = tuple(router.name for router in known)
+    try:
+        opened = open_tokens(path, stage, None, names, known, dialect)
+    except UsageError as refusal:  # whose hints are those of --tokens
+        refusal.hint = refusal.hint.replace("--stage", "--other-stage")
+        raise
+    if isinstance(opened, CountedSource):
+        raise UsageError(
+            f"{opened.facts.name}: holds counts only; they cannot be compared token by token.",
+            "moegeom scan --tokens reads loads from them.",
+        )
+    return opened
+
+
+def known_routers(whole: Sequence[Router]) -> tuple[KnownRouter, ...]:
+    """What a trace is held against."""
+    return tuple(KnownRouter(r.name, r.stack, r.layer, r.num_experts, r.rule.top_k) for r in whole)
+
+
+def refuse_nothing_left(request: ScanRequest, source: TokenSource | None) -> None:
+    """Raises UsageError when ``exclude_first`` leaves out every token."""
+    if request.exclude_first < 1 or source is None:
+        return
+    total = source.facts.num_tokens
+    for start in range(0, total, TILE):
+        columns = source.read_columns(start, min(start + TILE, total))
+        if columns.is_behind(request.exclude_first).any():
+            return
+    raise UsageError(
+        f"--exclude-first {request.exclude_first} leaves none of the {total:,} tokens of "
+        f"{source.facts.name}.",
+        "Documents are shorter than that: leave out fewer.",
+    )
+
+
+def refuse_uncomparable(
+    request: ScanRequest, routers: Sequence[Router], source: TokenSource | None
+) -> None:
+    """Raises RecordingError when other arithmetics are all that is asked for and none can be tried.
+
+    Better said before the measuring than after it.
+    """
+    if not request.arithmetics or request.other is not None or request.against is not None:
+        return
+    assert source is not None, "a boundary report has tokens"
+    recorded = [router for router in routers if router.name in source.facts.routers]
+    reasons = [unavailable(router, source.facts).get("switch") for router in recorded]
+    if isinstance(source, CountedSource):
+        reasons = [f"{source.facts.name} holds counts only"]
+    if None not in reasons:
+        raise RecordingError(
+            f"{source.facts.name}: no other arithmetic can be tried: "
+            f"{reasons[0] if reasons else 'it records none of the routers asked for'}.",
+            "Record what the routers read: moegeom capture "
+            f"{shlex.quote(request.checkpoint)} --text FILE --keep hidden --out REC",
+        )
+
+
+def refuse_no_rows(request: ScanRequest, source: TokenSource | None) -> None:
+    """Raises UsageError when a row per token is asked for and there are no tokens to give one."""
+    if request.per_token and (source is None or isinstance(source, CountedSource)):
+        what = "there are no tokens" if source is None else f"{source.facts.name} holds counts only"
+        raise UsageError(f"--per-token: {what}.", "Name a recording with --tokens.")
+
+
+def _has_positions(source: TokenSource) -> bool:
+    """Whether the first tokens have one; a file may hold documents without."""
+    if not source.facts.has_documents:
+        return False
+    first = source.read_columns(0, min(TILE, source.facts.num_tokens))
+    return bool((first.position >= 0).all())
+
+
+def refuse_unknown_positions(request: ScanRequest, source: TokenSource | None) -> None:
+    """Raises UsageError when tokens are to be left out by a position that nobody recorded."""
+    if request.exclude_first < 1:
+        return
+    if source is None or not _has_positions(source):
+        what = "no tokens" if source is None else f"{source.facts.name} holds no positions"
+        raise UsageError(
+            f"--exclude-first {request.exclude_first}: {what}.",
+            "It needs a recording that says where documents begin.",
+        )

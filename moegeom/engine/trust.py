@@ -1,0 +1,175 @@
+"""May these tokens be believed? Tests on the first tokens, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.router import Router
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.engine.labels import Populations
+from moegeom.engine.prepared import PreparedRouter, check_width
+from moegeom.engine.task import Task
+from moegeom.engine.tile import measure
+from moegeom.kernels.reduction import Kernels
+from moegeom.tokens.validity import FingerprintVerdict, RmsTest, fingerprint_test, rms_test
+
+#: Tokens looked at before a scan, per router.
+FIRST_TOKENS = 8 * TILE
+
+#: Below this share of reproduced choices the recording is of another router, layer or rule; an
+#: engine in bf16 still reproduces more than nine in ten (docs/recordings.md).
+_LEAST_REPRODUCED = 0.8
+
+#: From this share on the recorded choices say that the inputs are those of the router.
+_MOST_REPRODUCED = 0.99
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the tests found; printed, and stored in ``run.json``.
+
+    ``rms_median`` and ``share_reproduced`` are null where they could not be tested.
+    """
+
+    fingerprint: FingerprintVerdict
+    rms_median: float | None
+    share_reproduced: float | None
+    overridden: tuple[str, ...] = ()
+
+
+def examine(
+    prepared: Iterable[PreparedRouter],
+    source: TokenSource,
+    fingerprint: str,
+    kernels: Kernels,
+    allow: Mapping[str, bool],
+) -> Trust:
+    """Fingerprint, RMS of the inputs and recorded choices, on the first tokens of each router.
+
+    ``allow`` turns a failing test into a label: keys ``stale_inputs`` (fingerprint) and
+    ``unverified`` (the other two).
+
+    Raises
+    ------
+    RecordingError
+        With the numbers, when a test fails and is not allowed to.
+    """
+    overridden: list[str] = []
+
+    def fail(message: str, hint: str, key: str) -> None:
+        if not allow[key]:
+            flag = "--" + key.replace("_", "-")
+            raise RecordingError(message, f"{hint} {flag} goes on and labels the results.")
+        overridden.append(message)
+
+    facts = source.facts
+    verdict = fingerprint_test(facts.fingerprint, fingerprint)
+    if verdict == "differs":
+        fail(
+            f"{facts.name}: recorded from another checkpoint: its routers have fingerprint "
+            f"{_short(facts.fingerprint)}, these have {_short(fingerprint)}.",
+            "Record this checkpoint.",
+            "stale_inputs",
+        )
+    medians, shares = [], []
+    for router in prepared:
+        share = _reproduced(router, source, kernels)
+        rms = _rms(router.router, source)
+        if rms is not None:
+            medians.append(rms.median)
+            # A model whose residual stream is as small as the norm's eps has such inputs. Choices
+            # alone do not tell the length of an input; that of this checkpoint's own tokens is
+            # what its recorder saw.
+            is_small = rms.eps_may_explain and verdict == "matches"
+            if not rms.passed and not (is_small and (share or 0.0) >= _MOST_REPRODUCED):
+                fail(
+                    f"{facts.name}, router {router.router.name}: {rms.sentence}",
+                    "Record what the router reads, or give --stage pre_norm.",
+                    "unverified",
+                )
+        if _is_behind_norm(router.router, source):
+            fail(
+                f"{facts.name}, router {router.router.name}: given as stage pre_norm, but the rms "
+                "over the gain of the norm is 1 for every token: the norm was applied already.",
+                "Give --stage router_input.",
+                "unverified",
+            )
+        if share is not None:
+            shares.append(share)
+            top_k, recorded = router.router.rule.top_k, _num_recorded(router.router, source)
+            if share < _LEAST_REPRODUCED and recorded != top_k:
+                fail(
+                    f"{facts.name}, router {router.router.name}: {recorded} experts are recorded "
+                    f"for each token, and the rule chooses {top_k}.",
+                    "Is the number in config.json, or --top-k, that of the recorded model?",
+                    "unverified",
+                )
+            elif share < _LEAST_REPRODUCED:
+                fail(
+                    f"{facts.name}, router {router.router.name}: only {share:.1%} of the first "
+                    f"recorded choices follow from the recorded inputs by this rule "
+                    f"({router.router.rule.selection_score_unit} selection).",
+                    "Another layer, another rule (a fork of the family?) or shifted tokens.",
+                    "unverified",
+                )
+    return Trust(
+        fingerprint=verdict,
+        rms_median=float(np.median(medians)) if medians else None,
+        share_reproduced=float(np.mean(shares)) if shares else None,
+        overridden=tuple(overridden),
+    )
+
+
+def _rms(router: Router, source: TokenSource) -> RmsTest | None:
+    if source.facts.stage != "router_input" or router.norm is None or source.facts.is_synthetic:
+        return None
+    stop = min(FIRST_TOKENS, source.facts.num_tokens)
+    values = source.read_values(router.name, 0, stop)
+    check_width(router, "router_input", values.shape[1], source.facts.name)
+    return rms_test(values, router.gain, router.norm, router.norm_bias)
+
+
+def _is_behind_norm(router: Router, source: TokenSource) -> bool:
+    """True when inputs that are said to lie in front of the norm are what the norm gives."""
+    if source.facts.stage != "pre_norm" or router.norm is None or source.facts.is_synthetic:
+        return False
+    values = source.read_values(router.name, 0, min(FIRST_TOKENS, source.facts.num_tokens))
+    if values.shape[1] != router.hidden_size:
+        return False  # the scan says so
+    return rms_test(values, router.gain, router.norm, router.norm_bias).is_constant
+
+
+def _num_recorded(router: Router, source: TokenSource) -> int:
+    """Experts that are recorded for each token."""
+    chosen = source.read_chosen(router.name, 0, 1)
+    return router.rule.top_k if chosen is None else chosen.shape[1]
+
+
+def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels) -> float | None:
+    """Share of the first recorded choices that are reproduced or within the bound of a tie."""
+    if not source.facts.has_chosen or source.facts.stage == "ids" or prepared.router.listed:
+        return None
+    task = Task(
+        prepared,
+        source,
+        Populations(()),
+        kernels,
+        wanted=frozenset({"matches_recording", "input_norm"}),
+    )
+    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+        found = measure(task, 0, min(FIRST_TOKENS, source.facts.num_tokens)).quantities
+    if found.matches_recording is None or not len(found.matches_recording):
+        return None
+    matches = found.matches_recording
+    if found.float_bound is not None and found.tightness is not None:
+        matches = matches | (found.tightness <= found.float_bound)
+    return float(matches.mean())
+
+
+def _short(fingerprint: str) -> str:
+    return fingerprint.partition(":")[2][:12]

@@ -1,0 +1,1 @@
+"""Where the chosen set changes: distances, orders, reachable experts."""

@@ -1,0 +1,133 @@
+"""What the distances of curved and grouped rules need of a router, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from moegeom.core.errors import RouterRuleError
+from moegeom.core.router import GroupMask, LogitMap, Rule
+from moegeom.geometry.boundary.curved_wall import PARALLEL
+from moegeom.geometry.boundary.group_slopes import group_slopes
+from moegeom.geometry.boundary.linear import RowDistances, row_distances
+from moegeom.geometry.boundary.score_curve import ScoreCurve
+
+
+@dataclass(frozen=True, eq=False)
+class CurvedRows:
+    """A selection rule and the lengths and angles of its rows.
+
+    Rows are multiplied by ``multiplier``, as logits have to be, so that all distances are in units
+    of the router input. ``curve`` is None for softmax scores, whose rows have their mean taken off
+    in ``gram``: a common shift changes no softmax. ``across[i, j]`` is the length of what row j has
+    across row i, 0 where they are parallel or row i is zero; ``widest[i]`` the largest distance of
+    row i to another one. ``group_slopes[g, h]`` is the largest slope of the difference of two group
+    scores; it has no row without groups.
+    """
+
+    rule: Rule
+    curve: ScoreCurve | None
+    multiplier: float
+    bias: Float64[np.ndarray, "experts"]
+    length: Float64[np.ndarray, "experts"]
+    gram: Float64[np.ndarray, "experts experts"]
+    across: Float64[np.ndarray, "experts experts"]
+    distances: RowDistances
+    widest: Float64[np.ndarray, "experts"]
+    group_slopes: Float64[np.ndarray, "groups groups"]
+
+    @property
+    def cap(self) -> LogitMap:
+        """The map of logits that are multiplied already."""
+        return LogitMap(1.0, np.inf if self.curve is None else self.curve.soft_cap)
+
+    @property
+    def groups(self) -> GroupMask | None:
+        return self.rule.groups
+
+    @property
+    def is_separable(self) -> bool:
+        """True for a score of one logit without groups, whose distance is exact."""
+        return self.curve is not None and self.groups is None
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.bias)
+
+
+def curved_rows(
+    weight: Float[np.ndarray, "experts hidden"],
+    rule: Rule,
+    logit_bias: Float[np.ndarray, "experts"] | None = None,
+    selection_bias: Float[np.ndarray, "experts"] | None = None,
+) -> CurvedRows:
+    """The rows of a router made ready for :mod:`moegeom.geometry.boundary.curved`.
+
+    Softmax scores that nothing is added to order as their logits do, and so do group maxima of
+    them: such a rule is taken as one of logits, masked with -inf, which all scores are above.
+
+    Raises
+    ------
+    RouterRuleError
+        For softmax scores of soft-capped logits with a selection bias or groups: no bound is known.
+    """
+    capped = rule.logit_map if rule.logit_map is not None else LogitMap()
+    rule = _as_logits(rule) if selection_bias is None or not selection_bias.any() else rule
+    if rule.score == "softmax" and np.isfinite(capped.soft_cap):
+        raise RouterRuleError(
+            "softmax scores of soft-capped logits are compared with a bias or in groups; expected "
+            "a score whose walls have a known distance.",
+            "Other quantities of this router can be measured.",
+        )
+    rows = weight.astype(np.float64) * capped.multiplier
+    curve = None if rule.score == "softmax" else ScoreCurve(rule.score, float(capped.soft_cap))
+    distances = row_distances(rows, logit_bias)
+    if curve is None:
+        rows = rows - rows.mean(axis=0)
+    gram = rows @ rows.T
+    length = np.sqrt((rows**2).sum(axis=1))
+    steepest = 0.0 if curve is None else curve.bends.steepest
+    with np.errstate(divide="ignore"):
+        apart = np.where(distances.inverse > 0.0, 1.0 / distances.inverse, 0.0)
+    np.fill_diagonal(apart, 0.0)
+    return CurvedRows(
+        rule=rule,
+        curve=curve,
+        multiplier=capped.multiplier,
+        bias=np.zeros(len(rows)) if selection_bias is None else selection_bias.astype(np.float64),
+        length=length,
+        gram=gram,
+        across=_across(rows, gram, length),
+        distances=distances,
+        widest=apart.max(axis=1),
+        group_slopes=group_slopes(gram, rule.groups, steepest, float(apart.max())),
+    )
+
+
+def _as_logits(rule: Rule) -> Rule:
+    """The rule of logits that chooses as unbiased scores do, where there is one."""
+    groups = rule.groups
+    if rule.score != "softmax" or groups is None or groups.score != "max" or groups.fill > 0.0:
+        return rule
+    return replace(rule, score="identity", groups=replace(groups, fill=-np.inf))
+
+
+def _across(
+    rows: Float64[np.ndarray, "experts hidden"],
+    gram: Float64[np.ndarray, "experts experts"],
+    length: Float64[np.ndarray, "experts"],
+) -> Float64[np.ndarray, "experts experts"]:
+    """Length of row j across row i; from the rows themselves where the difference cancels."""
+    squares = length**2
+    share = np.divide(gram, squares[:, None], out=np.zeros_like(gram), where=squares[:, None] > 0)
+    squared = np.maximum(squares[None, :] - share * gram, 0.0)
+    for i in np.flatnonzero(squares > 0):
+        near = np.flatnonzero(squared[i] <= 1e-8 * squares)
+        residual = rows[near] - share[i, near, None] * rows[i]
+        squared[i, near] = (residual**2).sum(axis=1)
+    across = np.sqrt(squared)
+    across[across <= PARALLEL * length[None, :]] = 0.0
+    across[length == 0.0] = 0.0
+    return across

@@ -1,0 +1,1 @@
+"""Angles between the rows of routers, and spectra."""

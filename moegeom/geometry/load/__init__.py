@@ -1,0 +1,1 @@
+"""How tokens spread over experts, and what chance alone would do."""

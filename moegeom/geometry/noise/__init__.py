@@ -1,0 +1,1 @@
+"""How often noise on inputs flips a choice."""

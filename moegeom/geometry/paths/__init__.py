@@ -1,0 +1,1 @@
+"""How long a moving input stays in its cell."""

@@ -1,0 +1,1 @@
+"""Dimension and capacity of what a router sees."""

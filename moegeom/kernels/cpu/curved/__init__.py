@@ -1,0 +1,1 @@
+"""Distances to the boundaries of non-linear scores, compiled."""

@@ -1,0 +1,172 @@
+"""From the states of a scan to rows of the results, with standard errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.metric import Metric, RouterFacts, Values
+from moegeom.core.populations import ALL
+from moegeom.core.router import Router
+from moegeom.geometry.jackknife import jackknife_error
+from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, select_counts, selector
+from moegeom.kernels.reductions.token_counts import TOKENS
+from moegeom.measure.weights import weight_quantities
+from moegeom.results.plain import plain_column, plain_value
+
+#: Rows of the results: table -> list of rows, each a mapping column -> value.
+Rows = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Rows of one router and variant, and why some metrics are null."""
+
+    rows: Rows
+    reasons: dict[str, str]
+
+
+def finish_router(
+    router: Router,
+    states: Mapping[str, State],
+    populations: Sequence[str],
+    metrics: Sequence[Metric],
+    missing: Mapping[str, str],
+    variant: str = "as_stored",
+    whole: str = ALL,
+) -> Finished:
+    """Rows of every metric for the population ``whole`` and for each population with tokens.
+
+    ``missing`` says why a reduction is absent. A column with ``has_se`` gets ``<name>_se``, the
+    delete-one jackknife over the blocks that hold tokens; null with fewer than two blocks. A
+    metric may give its own (``Metric.errors``).
+    """
+    shared = weight_quantities(router, metrics)
+    states = {name: REDUCTIONS[name].settle(state) for name, state in states.items()}
+    reasons = {}
+    for metric in metrics:
+        absent = [n for n in map(reduction_of, metric.needs) if n not in states]
+        if metric.scope != "weights" and absent:
+            reasons[metric.name] = missing[absent[0]]
+    rows: Rows = {}
+    for index, population in _present(states, populations, whole):
+        blocks = _blocks(states, index)
+        for metric in metrics:
+            if metric.name in reasons or (metric.scope == "weights" and index is not None):
+                continue
+            key = {"router": router.name, "variant": variant, "population": population}
+            if metric.scope == "weights":
+                values = metric.finish(shared, RouterFacts(router, 0, variant == "null"))
+            else:
+                values = _values(metric, router, states, index, blocks, variant)
+            _add_rows(rows, key, values)
+    return Finished(rows, reasons)
+
+
+def _present(
+    states: Mapping[str, Any], populations: Sequence[str], whole: str
+) -> list[tuple[int | None, str]]:
+    labels: list[tuple[int | None, str]] = [(None, whole)]
+    if "token_counts" not in states:
+        return labels
+    tokens = states["token_counts"]["counts"][..., TOKENS].sum(axis=1)
+    named = [(i, name) for i, name in enumerate(populations) if tokens[i] > 0]
+    # a stream with a single unlabelled population would only repeat the whole
+    return labels + [(i, name) for i, name in named if name != "domain=(none)"]
+
+
+def _blocks(states: Mapping[str, Any], population: int | None) -> list[int]:
+    if "token_counts" not in states:
+        return []
+    counts = states["token_counts"]["counts"][..., TOKENS]
+    tokens = counts.sum(axis=0) if population is None else counts[population]
+    return [block for block in range(NUM_BLOCKS) if tokens[block] > 0]
+
+
+def _values(
+    metric: Metric,
+    router: Router,
+    states: Mapping[str, Any],
+    population: int | None,
+    blocks: Sequence[int],
+    variant: str,
+) -> dict[str, dict[str, Any]]:
+    # looked up once: the registry lists its folder on each access
+    select = {need: selector(need) for need in metric.needs}
+    states = {
+        need: states[reduction_of(need)]
+        for need in (*metric.needs, "token_counts")
+        if reduction_of(need) in states
+    }
+
+    def selected(without: int | None) -> dict[str, Any]:
+        return {need: select[need](states[need], population, without) for need in metric.needs}
+
+    def finish(without: int | None) -> Values:
+        tokens = 0
+        if "token_counts" in states:
+            counts = states["token_counts"]["counts"]
+            tokens = int(select_counts(counts, population, without)[TOKENS])
+        facts = RouterFacts(router, tokens, variant == "null", len(blocks))
+        return metric.finish(selected(without), facts)
+
+    whole = {table: dict(columns) for table, columns in finish(None).items()}
+    with_se = [
+        (table, column.name)
+        for table, columns in metric.columns.items()
+        for column in columns
+        if column.has_se and column.name in whole.get(table, {})
+    ]
+    if with_se:
+        parts = [finish(block) for block in blocks] if len(blocks) > 1 else []
+        for table, name in with_se:
+            whole[table][f"{name}_se"] = _jackknife(
+                [part.get(table, {}).get(name) for part in parts], whole[table][name]
+            )
+    if metric.errors and len(blocks) > 1:
+        found = metric.errors(selected(None), [selected(block) for block in blocks])
+        for table, columns in found.items():
+            whole[table] |= {f"{name}_se": error for name, error in columns.items()}
+    return whole
+
+
+def _jackknife(leave_one_out: Sequence[Any], whole: Any) -> Any:
+    """Standard error, of the shape of ``whole``; nan where it cannot be had."""
+    unknown = np.full(np.shape(whole), np.nan) if np.ndim(whole) else None
+    if whole is None or len(leave_one_out) < 2 or any(v is None for v in leave_one_out):
+        return unknown
+    error = jackknife_error(np.asarray(leave_one_out, dtype=np.float64))
+    return error if np.ndim(whole) else float(error)
+
+
+def _add_rows(rows: Rows, key: dict[str, str], values: Mapping[str, Mapping[str, Any]]) -> None:
+    for table, columns in values.items():
+        if table == "layers":
+            row = {name: plain_value(value) for name, value in columns.items()}
+            _join(rows.setdefault(table, []), key, ("router", "variant", "population"), [row])
+            continue
+        names, plain = list(columns), [plain_column(column) for column in columns.values()]
+        listed = [dict(zip(names, cells, strict=True)) for cells in zip(*plain, strict=True)]
+        on = (*key, "expert") if table == "experts" else ()
+        _join(rows.setdefault(table, []), key, on, listed)
+
+
+def _join(
+    table: list[dict[str, Any]],
+    key: dict[str, str],
+    on: tuple[str, ...],
+    listed: Sequence[Mapping[str, Any]],
+) -> None:
+    """Adds rows, or columns to the rows that agree in ``on``; with no ``on`` always adds rows."""
+    known = {tuple(row[name] for name in on): row for row in table} if on else {}
+    for values in listed:
+        row = {**key, **values}
+        present = known.get(tuple(row[name] for name in on)) if on else None
+        if present is None:
+            table.append(row)
+        else:
+            present.update(values)

@@ -1,0 +1,97 @@
+"""A model in memory as a checkpoint: the same names, rules and checks as for one on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+
+from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.errors import CheckpointError
+from moegeom.recorder.arrays import STORED_NAMES, as_array
+from moegeom.router.plain_names import plain_name
+
+
+class ModelStore:
+    """Parameters and buffers of a model, by the names they would have without wrappers."""
+
+    def __init__(self, model: torch.nn.Module, label: str = "the running model") -> None:
+        self._label = label
+        self._config = _config(model)
+        named = (*model.named_parameters(), *model.named_buffers())
+        self._own_names = {plain_name(name): name for name, _ in named}
+        self._tensors = {plain_name(name): tensor for name, tensor in named}
+        self._bytes_read = 0
+
+    @property
+    def label(self) -> str:
+        return self._label
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._config
+
+    @property
+    def bytes_read(self) -> int:
+        return self._bytes_read
+
+    @property
+    def bytes_total(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+
+    @property
+    def revision(self) -> str:
+        return ""
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def own_name(self, name: str) -> str:
+        """The parameter's name in this very model, wrappers included."""
+        return self._own_names[name]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The parameter or buffer itself."""
+        return self._tensors[name]
+
+    def info(self, name: str) -> TensorInfo:
+        tensor = self._tensors[name]
+        dtype = STORED_NAMES.get(tensor.dtype, str(tensor.dtype))
+        shape, size = tuple(tensor.shape), tensor.numel() * tensor.element_size()
+        return TensorInfo(name, dtype, shape, self._label, 0, size)
+
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
+        info, tensor = self.info(name), self._tensors[name]
+        if tensor.is_meta or not tensor.numel():
+            raise CheckpointError(
+                f"{self._label}: parameter '{name}' holds no values here (shape "
+                f"{list(info.shape)}, device {tensor.device}).",
+                "It is sharded or offloaded: pass checkpoint=PATH, whose routers are the same.",
+            )
+        # A sharded tensor (DTensor) is gathered: every rank that has a part makes the same call.
+        gather = getattr(tensor, "full_tensor", None)
+        whole = tensor if gather is None else gather()
+        self._bytes_read += info.size_bytes
+        return np.ascontiguousarray(as_array(whole))
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Nothing: everything is open."""
+
+    def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, Shaped[np.ndarray, "*shape"]]]:
+        for name in sorted(set(names)):
+            yield name, self.read(name)
+
+    def read_bytes(self, name: str, start: int, size: int) -> bytes:
+        return self.read(name).tobytes()[start : start + size]
+
+
+def _config(model: torch.nn.Module) -> Mapping[str, Any]:
+    """The configuration of a model of transformers; empty for any other."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "to_dict"):
+            return config.to_dict()
+    return {}

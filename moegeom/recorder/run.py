@@ -1,0 +1,266 @@
+"""Recording a model of transformers on text files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import CheckpointError, UsageError
+from moegeom.core.router import RouterSet
+from moegeom.pipeline import Watch
+from moegeom.recorder.keep import Keep, parse_keep
+from moegeom.recorder.recorder import RouterRecorder
+from moegeom.recorder.text import (
+    Piece,
+    TextFile,
+    cut,
+    files_digest,
+    read_documents,
+    tokenizer_of,
+)
+from moegeom.results.writer import refuse_existing
+from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
+from moegeom.router.load import load_routers
+
+#: Tokens that give usable errors for most layers.
+DEFAULT_TOKENS = 16_384
+
+#: Tokens that a model reads at once, unless it can read fewer.
+DEFAULT_LENGTH = 2048
+
+_DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """What was asked for.
+
+    ``dtype`` None runs the model as it is stored, ``eager`` with the plainest attention and
+    experts (numbers that do not depend on which fused kernels are there), ``device`` is one of
+    torch's, or ``auto`` for transformers' own placement.
+    """
+
+    model: Path
+    texts: tuple[TextFile, ...]
+    out: Path
+    keep: str | None = None
+    num_tokens: int = DEFAULT_TOKENS
+    length: int | None = None
+    dtype: str | None = None
+    device: str = "cpu"
+    eager: bool = False
+    tokenizer: str | None = None
+    fold: bool = False
+    restart: bool = False
+    asked: AskedFamily = NOTHING_ASKED
+
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """What a capture is going to do: said before the model is loaded."""
+
+    routers: RouterSet
+    keep: Keep
+    num_tokens: int
+    length: int
+    bytes_per_token: int
+    free_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_tokens * self.bytes_per_token
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The recording, or with ``fold`` the results; ``num_resumed`` tokens were there before."""
+
+    out: Path
+    num_tokens: int
+    num_resumed: int
+    num_documents: int
+    has_chosen: bool
+    num_bytes: int
+
+
+def plan_capture(request: CaptureRequest) -> CapturePlan:
+    """What would be recorded, and how large it would be; reads the routers alone.
+
+    Raises
+    ------
+    MoeGeomError
+        When the checkpoint has no routers, a text cannot be read, or the disk is too small.
+    """
+    refuse_existing(request.out, hint="Choose another --out.")
+    if request.dtype is not None and request.dtype not in _DTYPES:
+        raise UsageError(f"--dtype {request.dtype}: expected one of {', '.join(_DTYPES)}.")
+    if not request.texts:
+        raise UsageError("no text to read.", "Name files with --text.")
+    store = open_checkpoint(request.model)
+    routers = load_routers(store, asked=request.asked)
+    keep = Keep("router_input") if request.fold else parse_keep(request.keep, routers.routers)
+    if request.fold and request.keep not in (None, "hidden"):
+        raise UsageError(f"--fold measures router inputs; --keep {request.keep} does not apply.")
+    length = request.length or min(DEFAULT_LENGTH, _longest(store.config) or DEFAULT_LENGTH)
+    size = _float_bytes(request, store.config)
+    row = 0 if request.fold else sum(keep.bytes_per_token(r, size) for r in routers.routers)
+    free = shutil.disk_usage(_existing(request.out)).free
+    plan = CapturePlan(routers, keep, request.num_tokens, length, row, free)
+    if plan.num_bytes > free:
+        raise UsageError(
+            f"{request.out}: {plan.num_bytes / 1e9:.3g} GB are to be written; the disk has "
+            f"{free / 1e9:.3g} GB left.",
+            "Fewer --tokens, --keep top-logits, or another --out.",
+        )
+    return plan
+
+
+def capture(request: CaptureRequest, plan: CapturePlan, watch: Watch | None = None) -> Captured:
+    """Runs the model over the texts, piece by piece; goes on where an equal run was cut off.
+
+    Raises
+    ------
+    MoeGeomError
+        When transformers cannot load the model, or the recording cannot be made.
+    """
+    tokenize = tokenizer_of(request.model, request.tokenizer)
+    model = _load(request)
+    engine = _engine(request, model)
+    pieces: Iterable[Piece] = cut(
+        read_documents(request.texts, tokenize), plan.length, request.num_tokens
+    )
+    domains: tuple[str, ...] = ()
+    num_tokens = None
+    if request.fold:  # the reductions are laid out by domain, and the sample by the total
+        pieces = list(pieces)
+        domains = tuple(dict.fromkeys(p.domain for p in pieces if p.domain is not None))
+        num_tokens = sum(len(piece.token_ids) for piece in pieces)
+    recorder = RouterRecorder(
+        model,
+        request.out,
+        keep=None if request.fold else request.keep,
+        checkpoint=request.model,
+        domains=domains,
+        fold=request.fold,
+        num_tokens=num_tokens,
+        family=request.asked,
+        engine=engine,
+        journal=None if request.fold else _journal(request, plan, engine),
+        restart=request.restart,
+    )
+    if watch:
+        watch.start(request.num_tokens)
+        watch.begin("tokens")
+    documents: set[int] = set()
+    done = 0
+    with recorder, _one_way(model):
+        resumed = recorder.num_recorded
+        for piece in pieces:
+            documents.add(piece.document)
+            if done < resumed:
+                recorder.skip(piece.domain)
+            else:
+                _run(model, piece, recorder)
+            done += len(piece.token_ids)
+            if watch:
+                watch.advance(len(piece.token_ids))
+    size = sum(file.stat().st_size for file in request.out.iterdir() if file.is_file())
+    return Captured(request.out, done, resumed, len(documents), recorder.has_chosen, size)
+
+
+def _journal(request: CaptureRequest, plan: CapturePlan, engine: str) -> dict[str, Any]:
+    """What an interrupted capture must have in common with the one that goes on."""
+    return {
+        "checkpoint": plan.routers.fingerprint,
+        "texts": files_digest(request.texts),
+        "tokenizer": request.tokenizer or "",
+        "keep": request.keep or "",
+        "num_tokens": request.num_tokens,
+        "length": plan.length,
+        "engine": engine,
+    }
+
+
+def _run(model: torch.nn.Module, piece: Piece, recorder: RouterRecorder) -> None:
+    ids = torch.tensor([piece.token_ids], device=next(model.parameters()).device)
+    positions = torch.arange(ids.shape[1])[None] + piece.position
+    recorder.tokens(ids, documents=[piece.document], positions=positions, domain=piece.domain)
+    model(input_ids=ids, use_cache=False)
+
+
+@contextmanager
+def _one_way(model: torch.nn.Module) -> Iterator[None]:
+    """No gradients, no dropout."""
+    model.eval()
+    with torch.no_grad():
+        yield
+
+
+def _load(request: CaptureRequest) -> torch.nn.Module:
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    options: dict[str, Any] = {"dtype": "auto", "local_files_only": True}
+    if request.dtype is not None:
+        options["dtype"] = _DTYPES[request.dtype]
+    if request.eager:
+        options |= {"attn_implementation": "eager", "experts_implementation": "eager"}
+    if request.device == "auto":
+        options["device_map"] = "auto"
+    try:
+        config = transformers.AutoConfig.from_pretrained(request.model, local_files_only=True)
+        named = (config.architectures or ["AutoModelForCausalLM"])[0]
+        kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
+        model: Any = kind.from_pretrained(request.model, **options)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        RuntimeError,
+    ) as e:
+        reason = " ".join(str(e).split())[:300]
+        raise CheckpointError(
+            f"{request.model}: transformers cannot load the model ({reason}).",
+            "Models with code of their own are recorded from your own loop with RouterRecorder "
+            "(docs/capture.md).",
+        ) from None
+    return model if request.device == "auto" else model.to(request.device)
+
+
+def _engine(request: CaptureRequest, model: torch.nn.Module) -> str:
+    from transformers import __version__
+
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    kernels = "eager" if request.eager else getattr(model.config, "_attn_implementation", "")
+    return ", ".join(filter(None, (f"transformers {__version__}", dtype, kernels)))
+
+
+def _longest(config: Any) -> int | None:
+    """Tokens that the model can read at once, if its config says so."""
+    for part in (config, config.get("text_config") or {}):
+        found = part.get("max_position_embeddings") if hasattr(part, "get") else None
+        if isinstance(found, int) and found > 0:
+            return found
+    return None
+
+
+def _float_bytes(request: CaptureRequest, config: Any) -> int:
+    """Bytes of one number of a router input."""
+    name = request.dtype or config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    return torch.empty(0, dtype=_DTYPES.get(str(name), torch.bfloat16)).element_size()
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above that is there already."""
+    return next(folder for folder in path.resolve().parents if folder.exists())

@@ -1,0 +1,113 @@
+"""Where captured tokens go: into a recording, or straight into the reductions of a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from moegeom.core.errors import UsageError
+from moegeom.recorder.fold import FoldSink
+from moegeom.recorder.identity import Identity
+from moegeom.recorder.keep import Keep
+from moegeom.recorder.parts import merge_when_complete, part_path
+from moegeom.recorder.shard import Shard
+from moegeom.recorder.taps import Place
+from moegeom.tokens.recording.journal import recorded_tokens
+from moegeom.tokens.recording.writer import RecordingWriter
+
+
+class Sink(Protocol):
+    """Takes shards."""
+
+    def append(self, shard: Shard) -> None: ...
+
+
+@dataclass(frozen=True)
+class SinkFacts:
+    """What was asked for; see ``RouterRecorder``."""
+
+    out: Path
+    fold: bool
+    num_tokens: int | None
+    domains: tuple[str, ...]
+    engine: str
+    journal: Mapping[str, Any] | None
+    restart: bool
+    rank: int
+    num_ranks: int
+
+
+def refuse_unfoldable(facts: SinkFacts, keep: Keep) -> None:
+    """Raises UsageError when folding is asked for and cannot be done.
+
+    It needs the number of tokens, one process, and router inputs.
+    """
+    if not facts.fold:
+        return
+    if facts.num_tokens is None:
+        raise UsageError(
+            "fold=True needs num_tokens: the sample of the null is drawn before tokens come.",
+            "Say how many tokens the passes hold, padding left out.",
+        )
+    if facts.num_ranks > 1:
+        raise UsageError(
+            f"fold=True on {facts.num_ranks} ranks: results of several processes are not joined.",
+            "Record (keep='top-logits') and scan the merged recording.",
+        )
+    if keep.stage != "router_input":
+        raise UsageError(f"fold=True measures router inputs; it keeps no {keep.stage}.")
+
+
+def open_sink(
+    facts: SinkFacts,
+    identity: Identity,
+    places: Sequence[Place],
+    keep: Keep,
+    has_chosen: bool,
+) -> AbstractContextManager[Sink]:
+    """The sink that was asked for; what it makes is in place when it is left without error."""
+    if not facts.fold:
+        return _recording(facts, identity, places, keep)
+    assert facts.num_tokens is not None, "refuse_unfoldable has seen it"
+    return FoldSink(
+        facts.out, identity, places, facts.num_tokens, facts.domains, facts.engine, has_chosen
+    )
+
+
+class _RecordingSink:
+    def __init__(self, writer: RecordingWriter) -> None:
+        self._writer = writer
+
+    def append(self, shard: Shard) -> None:
+        for name in shard.domains:
+            self._writer.add_domain(name)
+        self._writer.append(shard.columns, shard.values, shard.chosen)
+
+
+def num_recorded(facts: SinkFacts) -> int:
+    """Tokens that an interrupted recording of the same plan holds."""
+    if facts.journal is None or facts.fold or facts.restart:
+        return 0
+    return recorded_tokens(part_path(facts.out, facts.rank, facts.num_ranks), facts.journal)
+
+
+@contextmanager
+def _recording(
+    facts: SinkFacts, identity: Identity, places: Sequence[Place], keep: Keep
+) -> Iterator[Sink]:
+    path = part_path(facts.out, facts.rank, facts.num_ranks)
+    with RecordingWriter(
+        path,
+        keep.stage,
+        tuple(place.router.name for place in places),
+        checkpoint_name=identity.checkpoint_name,
+        fingerprint=identity.fingerprint,
+        engine=facts.engine,
+        journal=facts.journal,
+        restart=facts.restart,
+    ) as writer:
+        yield _RecordingSink(writer)
+    merge_when_complete(facts.out, facts.num_ranks)

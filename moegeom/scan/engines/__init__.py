@@ -1,1 +1,0 @@
-"""Engines other than the one of the processor, which is :mod:`moegeom.scan.engine`."""

@@ -1,0 +1,1 @@
+"""``moegeom balance``: why loads are uneven, and which bias would even them."""

@@ -1,0 +1,149 @@
+"""``moegeom balance``: does a selection bias exist that balances these tokens?
+
+It separates a bad update of the bias from a bad router (docs/balance.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.files import refuse_unwritable, write_whole
+from moegeom.core.router import Router
+from moegeom.core.tokens import SourceFacts
+from moegeom.engine.plan import SAMPLE_TOKENS
+from moegeom.engine.prepared import unavailable
+from moegeom.engine.request import TokensRequest
+from moegeom.engine.run_facts import run_facts
+from moegeom.kernels.quantities import RUN_TOKENS
+from moegeom.kernels.table import load_kernels
+from moegeom.pipeline import (
+    Watch,
+    examine_tokens,
+    open_source,
+    select_layers,
+)
+from moegeom.router.load import load_routers
+from moegeom.studies.balance.router import balance_router, read_sample
+from moegeom.studies.balance.screen import Balance, RouterBalance
+
+#: Probability that a run over even routers calls any of them uneven; shared by its routers.
+LEVEL = 0.05
+
+#: What --out may be called.
+_ENDINGS = (".npz", ".safetensors")
+
+
+@dataclass(frozen=True)
+class BalanceRequest(TokensRequest):
+    """What was asked for; ``out`` is a file for the biases."""
+
+    out: Path | None = None
+
+
+def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
+    """The bias that balances each router on a sample of the tokens, and what it means.
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold the scores of all experts, or records none of the routers.
+    UsageError
+        When ``out`` exists or cannot be written.
+    """
+    started = time.perf_counter()
+    if request.out is not None:
+        _refuse_out(request.out, request.overwrite)
+    asked = request.as_scan()
+    store = open_checkpoint(request.checkpoint, request.remote)
+    routers = load_routers(store, asked=request.asked)
+    chosen = select_layers(routers, request.layers)
+    source = open_source(asked, chosen, routers.routers)
+    if source is None:
+        raise UsageError(
+            "balance needs recorded tokens: weights alone do not say which experts they choose.",
+            "Add --tokens REC.",
+        )
+    recorded = [router for router in chosen if router.name in source.facts.routers]
+    if not recorded:
+        raise RecordingError(
+            f"{source.facts.name}: records none of the routers asked for.",
+            f"It records {', '.join(source.facts.routers[:4])}.",
+        )
+    _refuse_partial_scores(recorded, source.facts)
+    trust = examine_tokens(asked, routers, chosen, source)
+    if watch:
+        watch.start(len(recorded) * min(source.facts.num_tokens, SAMPLE_TOKENS))
+    kernels, level = load_kernels(asked.backend), LEVEL / len(recorded)
+    found = []
+    for router in recorded:
+        if watch:
+            watch.begin(router.name)
+        advanced = watch.advance if watch else lambda tokens: None
+        sample = read_sample(router, source, kernels, request.seed, advanced)
+        found.append(balance_router(router, sample, kernels, level, request.seed))
+    if request.out is not None:
+        write_biases(request.out, recorded, found)
+    facts = run_facts(routers, recorded, source.facts, trust)
+    left_out = [router.name for router in chosen if router not in recorded]
+    return Balance(
+        run=facts | {"seconds": time.perf_counter() - started, "layers_asked": request.layers},
+        routers=tuple(found),
+        left_out=tuple((name, f"{source.facts.name} does not record it") for name in left_out),
+        num_tokens=found[0].num_tokens,
+        unit="document" if source.facts.has_documents else f"run of {RUN_TOKENS} tokens",
+        level=level,
+        seed=request.seed,
+        written=None if request.out is None else request.out.name,
+    )
+
+
+def write_biases(out: Path, routers: Sequence[Router], found: Sequence[RouterBalance]) -> None:
+    """``change`` and ``selection_bias`` (the stored one plus the change) in both precisions.
+
+    Arrays are called ``<router>/change_float64`` and so on. A file that is there at the end is
+    whole.
+    """
+    arrays = {}
+    for router, entry in zip(routers, found, strict=True):
+        change = np.array(entry.change)
+        stored = np.zeros(len(change)) if router.selection_bias is None else router.selection_bias
+        for name, values in (("change", change), ("selection_bias", stored + change)):
+            for dtype in ("float32", "float64"):
+                arrays[f"{router.name}/{name}_{dtype}"] = values.astype(dtype)
+    if out.suffix == ".npz":
+        write_whole(out, lambda file: np.savez(file, allow_pickle=False, **arrays))
+    else:
+        from safetensors.numpy import save
+
+        units = {f"{entry.router}/unit": entry.score_unit for entry in found}
+        write_whole(out, save(arrays, metadata=units))
+
+
+def _refuse_out(out: Path, overwrite: bool) -> None:
+    """Better said before the measuring than after it."""
+    if out.suffix not in _ENDINGS:
+        raise UsageError(f"--out {out}: expected a name that ends in {' or '.join(_ENDINGS)}.")
+    if out.exists() and not (overwrite and out.is_file()):
+        raise UsageError(f"--out {out}: exists already.", "Name another file, or --overwrite.")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: the folder {out.parent} does not exist.")
+    refuse_unwritable(out)
+
+
+def _refuse_partial_scores(routers: Sequence[Router], facts: SourceFacts) -> None:
+    """A bias moves experts that were not chosen: their scores must be known."""
+    for router in routers:
+        why = unavailable(router, facts).get("selection")
+        if why is not None:
+            raise RecordingError(
+                f"{facts.name}: cannot say which bias balances router {router.name}: {why}.",
+                "A bias also brings in experts that were not chosen. Record router inputs, or all "
+                "logits.",
+            )

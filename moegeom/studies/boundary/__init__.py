@@ -1,0 +1,1 @@
+"""``moegeom boundary-report``: which tokens are about to flip, and under what."""

@@ -1,0 +1,86 @@
+"""How large the noise on router inputs is, from two recordings of the same tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.input_noise import InputNoise
+from moegeom.core.tokens import TILE, TokenSource
+from moegeom.geometry.noise.calibration import noise_between
+from moegeom.tokens.stages import INPUT_STAGES
+
+#: Tokens that are compared at each router.
+_MOST = 16 * TILE
+
+
+def recorded_noise(first: TokenSource, second: TokenSource) -> dict[str, InputNoise]:
+    """Noise of one of the two runs at every router that both recorded, in units of the input.
+
+    Raises
+    ------
+    RecordingError
+        When one holds no router inputs, they share no router, or their tokens differ.
+    """
+    for source in (first, second):
+        if source.facts.stage not in INPUT_STAGES:
+            raise RecordingError(
+                f"{source.facts.name}: holds {source.facts.stage.replace('_', ' ')}; noise on the "
+                "inputs is measured from router inputs.",
+                "moegeom capture --keep hidden records them.",
+            )
+    if first.facts.stage != second.facts.stage:
+        raise RecordingError(
+            f"{first.facts.name} holds {first.facts.stage}, {second.facts.name} "
+            f"{second.facts.stage}; expected the same stage."
+        )
+    routers = [name for name in first.facts.routers if name in second.facts.routers]
+    if not routers:
+        raise RecordingError(
+            f"{first.facts.name} and {second.facts.name} record no router in common."
+        )
+    num_tokens = _same_tokens(first, second)
+    return {name: _noise(first, second, name, num_tokens) for name in routers}
+
+
+def _same_tokens(first: TokenSource, second: TokenSource) -> int:
+    """How many tokens are compared; they are the same ones in the same order."""
+    numbers = (first.facts.num_tokens, second.facts.num_tokens)
+    if numbers[0] != numbers[1]:
+        raise RecordingError(
+            f"{first.facts.name} holds {numbers[0]:,} tokens, {second.facts.name} {numbers[1]:,}; "
+            "expected the same tokens in the same order.",
+            "Record both runs on the same text.",
+        )
+    compared = min(numbers[0], _MOST)
+    mine, other = (source.read_columns(0, compared) for source in (first, second))
+    for field in ("document", "position", "token_id"):
+        differs = np.flatnonzero(getattr(mine, field) != getattr(other, field))
+        if len(differs):
+            raise RecordingError(
+                f"{second.facts.name}: token {differs[0]} has another {field.replace('_', ' ')} "
+                f"than in {first.facts.name}; expected the same tokens in the same order.",
+                "Record both runs on the same text.",
+            )
+    return compared
+
+
+def _noise(first: TokenSource, second: TokenSource, router: str, num_tokens: int) -> InputNoise:
+    values = [source.read_values(router, 0, num_tokens) for source in (first, second)]
+    if values[0].shape != values[1].shape:
+        raise RecordingError(
+            f"router {router}: {first.facts.name} has {values[0].shape[1]} values a token, "
+            f"{second.facts.name} {values[1].shape[1]}."
+        )
+    found = noise_between(*values)
+    if not np.isfinite(found.scale):
+        raise RecordingError(f"router {router}: an input of one of the recordings is not finite.")
+    size = float(np.sqrt((values[0].astype(np.float64) ** 2).mean()))
+    return dataclasses.replace(
+        InputNoise(found.scale, False),
+        kappa=found.kappa,
+        systematic_share=found.systematic_share,
+        relative=found.scale / size if size else 0.0,
+    )

@@ -1,0 +1,170 @@
+"""What each variant switches, over all layers of a results directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moegeom.core.errors import ResultsError
+from moegeom.core.populations import is_whole
+from moegeom.core.registry import Registry
+from moegeom.core.variant_names import is_null, under_null
+from moegeom.document._reporter import Reporter
+from moegeom.document.summary import Summary, summarise
+from moegeom.results.reader import Results
+
+Row = Mapping[str, Any]
+
+#: Share of the tokens, those with the least margin, that ``switched_near_share`` is about.
+NEAR = 0.1
+
+
+@dataclass(frozen=True)
+class VariantExposure:
+    """One variant: ``rows`` of its routers in the order of the checkpoint, and of their null.
+
+    ``trades`` are the pairs that exchange most tokens, over all routers; ``facts`` says what the
+    variant copies.
+    """
+
+    name: str
+    facts: Row
+    rows: Sequence[Row]
+    null: Sequence[Row]
+    trades: Sequence[Row]
+    null_facts: Row
+
+    def mean(self, column: str) -> float | None:
+        """Mean over routers; None where no router has a value."""
+        return _mean(self.rows, column)
+
+    @property
+    def null_share(self) -> float | None:
+        """Mean share that switches at a random router of the same shape."""
+        return _mean(self.null, "switched_share")
+
+    @property
+    def worst(self) -> Row:
+        """The router that switches most."""
+        return max(self.rows, key=lambda row: row["switched_share"])
+
+    @property
+    def any_share(self) -> float | None:
+        """Share of tokens that switch at one router at least."""
+        return _any_share(self.facts)
+
+    @property
+    def null_any_share(self) -> float | None:
+        """The same of random routers."""
+        return _any_share(self.null_facts)
+
+    @property
+    def near_share(self) -> float | None:
+        """Share of the switches, at all routers, among the tokens with the least margin."""
+        return self._per_switch(lambda row: row["switched_near_share"])
+
+    @property
+    def largest_near_share(self) -> float | None:
+        """What that share is at most: the near tokens are too few where more than they switch."""
+        return self._per_switch(lambda row: min(1.0, NEAR / row["switched_share"]))
+
+    def _per_switch(self, value: Callable[[Row], float]) -> float | None:
+        """Mean over switches of a value of their router; None where nothing is known of any."""
+        known = [row for row in self.rows if row.get("switched_near_share") is not None]
+        switches = [row["switched_share"] * row["num_tokens"] for row in known]
+        if not known:
+            return None
+        total = sum(value(row) * count for row, count in zip(known, switches, strict=True))
+        return total / sum(switches)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether exact ties that the engine may break anyhow leave a range."""
+        return any(row["switched_share_least"] != row["switched_share_most"] for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """All variants of a results directory, in the order in which they were measured."""
+
+    summary: Summary
+    variants: tuple[VariantExposure, ...]
+
+    def share_column(self, column: str) -> list[tuple[str, float]]:
+        """(router, value) of a column of the routers as stored, where it is known."""
+        return [
+            (row["router"], row[column])
+            for row in self.summary.layers
+            if row.get(column) is not None
+        ]
+
+
+def exposure_of(results: Results) -> Exposure:
+    """What the results say of their variants.
+
+    Raises
+    ------
+    ResultsError
+        When they hold none: a scan without ``--arith``.
+    """
+    whole = [row for row in results.rows("layers") if is_whole(row["population"])]
+    measured = [row for row in whole if row.get("switched_share") is not None]
+    facts = {row["variant"]: row for row in results.rows("variants")}
+    names = [name for name in facts if not is_null(name)]
+    held = [name for name in names if any(row["variant"] == name for row in measured)]
+    if not held:
+        reasons = [
+            why
+            for part in results.run.get("parts", {}).values()
+            for metric, why in part.get("reasons", {}).items()
+            if metric == "switches"
+        ]
+        raise ResultsError(
+            f"{results.path}: holds no variants"
+            + (f": {reasons[0]}." if reasons else "; expected results of boundary-report."),
+            "moegeom boundary-report CKPT --tokens REC measures them.",
+        )
+    trades = results.rows("trades") if "trades" in results.tables() else []
+    variants = tuple(
+        VariantExposure(
+            name,
+            facts[name],
+            [row for row in measured if row["variant"] == name],
+            [row for row in measured if row["variant"] == under_null(name)],
+            _most(trades, name),
+            facts.get(under_null(name), {}),
+        )
+        for name in held
+    )
+    return Exposure(summarise(results), variants)
+
+
+def _most(trades: Sequence[Row], variant: str) -> list[Row]:
+    """The pairs with the largest share of the exchanges at their router, both ways together."""
+    found: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for row in trades:
+        if row["variant"] == variant and is_whole(row["population"]):
+            first, second = sorted((row["expert_out"], row["expert_in"]))
+            pair = found.setdefault(
+                (row["router"], first, second),
+                {"router": row["router"], "first": first, "second": second, "share": 0.0},
+            )
+            pair["share"] += row["share"]
+    return sorted(found.values(), key=lambda pair: -pair["share"])
+
+
+def _mean(rows: Sequence[Row], column: str) -> float | None:
+    known = [row[column] for row in rows if row.get(column) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _any_share(facts: Row) -> float | None:
+    tokens = facts.get("num_tokens_all_layers")
+    return facts["num_switched_any_layer"] / tokens if tokens else None
+
+
+#: Reporters of an exposure by file name.
+EXPOSURE_REPORTERS: Registry[Reporter[Exposure]] = Registry(
+    "format", "moegeom.studies.boundary.screen", "REPORTER", Reporter
+)

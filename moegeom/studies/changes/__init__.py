@@ -1,0 +1,1 @@
+"""What changed between two routers; what diff and signoff share."""

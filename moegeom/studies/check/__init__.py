@@ -1,0 +1,1 @@
+"""``moegeom check``: may this checkpoint ship?"""

@@ -1,0 +1,258 @@
+"""``moegeom check``: measure what is there, compare with the baseline, decide."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.remote.url import scheme_of
+from moegeom.checks import CHECKS, NO_NAME, measured_results, run_checks
+from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
+from moegeom.checks.profile import DEFAULT, Profile, told
+from moegeom.checks.profile_file import PROFILE_NAME, find_profile, read_profile
+from moegeom.core.errors import UsageError
+from moegeom.core.files import refuse_unwritable
+from moegeom.core.finding import Severity
+from moegeom.core.registry import unknown_name
+from moegeom.core.verdict import Verdict
+from moegeom.metrics import METRICS
+from moegeom.pipeline import ScanRequest, Terms, Watch, lint, scan
+from moegeom.results.memory import MemoryResults
+from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
+from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
+from moegeom.router.load import load_routers
+
+#: Where a baseline is written when neither command line nor profile says.
+DEFAULT_BASELINE = "moegeom-baseline.json"
+
+
+@dataclass(frozen=True)
+class GateRequest(Terms):
+    """What was asked for. ``target`` is a checkpoint, or a results directory.
+
+    None leaves a choice to the profile. ``profile`` None looks for ``moegeom.toml`` or
+    ``[tool.moegeom]`` in the working directory, unless that lies with the target; ``out`` None
+    keeps no results.
+    """
+
+    target: str
+    tokens: str | None = None
+    profile: Path | None = None
+    baseline: Path | None = None
+    update_baseline: bool = False
+    select: tuple[str, ...] | None = None
+    fail_on: Severity | None = None
+    out: Path | None = None
+    skip_non_finite: bool = False
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The verdict, the facts of the run it is about, and the baseline that was written."""
+
+    verdict: Verdict
+    run: Mapping[str, Any]
+    written: Path | None = None
+
+
+def gate(
+    request: GateRequest,
+    watch: Watch | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Gate:
+    """The verdict on a checkpoint or on results.
+
+    ``announce`` is told what was read of experts: where the baseline holds their hashes they are
+    compared, because only the experts tell whether they are where they were.
+    """
+    profile, baseline_file = read_settings(request)
+    if request.update_baseline:
+        refuse_unwritable(baseline_file or Path(DEFAULT_BASELINE))
+    baseline = None
+    if baseline_file is not None and not request.update_baseline:
+        baseline = read_baseline(baseline_file)
+    results = measured_target(request, watch)
+    if _has_samples(baseline) and "refused" not in results.run and not is_results(request.target):
+        results = with_expert_samples(results, _samples(request, announce))
+    verdict = judge_results(request, results, profile, baseline)
+    verdict = dataclasses.replace(
+        verdict,
+        profile=profile_told(request, profile),
+        not_looked_at=(*verdict.not_looked_at, *_other_side(request)),
+    )
+    written = None
+    if request.update_baseline:
+        written = baseline_file or Path(DEFAULT_BASELINE)
+        update_baseline(request, results, written, announce)
+    return Gate(verdict, results.run, written)
+
+
+def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
+    """The profile with what the command line changes in it, and the file of the baseline."""
+    path = profile_path(request)
+    profile = DEFAULT if path is None else read_profile(path)
+    changes: dict[str, Any] = {}
+    if request.select is not None:
+        changes["select"] = request.select
+    if request.fail_on is not None:
+        changes["fail_on"] = request.fail_on
+    profile = dataclasses.replace(profile, **changes)
+    check_thresholds(profile)
+    if request.baseline is not None:
+        return profile, request.baseline
+    if profile.baseline is None or path is None:
+        return profile, None
+    return profile, path.parent / profile.baseline
+
+
+def profile_path(request: GateRequest) -> Path | None:
+    """The file that says how to judge: named, or that of a working directory of the user's own."""
+    if request.profile is not None:
+        return request.profile
+    here = Path.cwd()
+    return None if lies_with(here, request.target) else find_profile(here)
+
+
+def lies_with(folder: Path, target: str) -> bool:
+    """True when a folder is, or is in, the one that holds ``target``; links are followed.
+
+    What lies there came with the checkpoint, and a checkpoint does not say how it is judged.
+    """
+    if scheme_of(target):
+        return False
+    named = Path(target).absolute()
+    holders = {named, named.resolve()}
+    if not named.is_dir():
+        holders = {path.parent for path in holders}
+    here = {folder.absolute(), folder.resolve()}
+    return any(
+        place.is_relative_to(holder)
+        for place in here
+        for holder in {*holders, *(path.resolve() for path in holders)}
+    )
+
+
+def profile_told(request: GateRequest, profile: Profile) -> tuple[str, ...]:
+    """By which file is judged and what that changes, for the screen; empty where by none."""
+    path = profile_path(request)
+    if path is not None:
+        changes = told(profile, CHECKS.all()) or ("all checks as moegeom judges by itself",)
+        return (str(path.resolve()), *changes)
+    beside = Path.cwd() / PROFILE_NAME
+    if beside.exists():
+        return (f"{PROFILE_NAME} of the checkpoint's folder is not used; --profile names one",)
+    return ()
+
+
+def _other_side(request: GateRequest) -> tuple[str, ...]:
+    """Of a checkpoint the results that lie in it, of results the checkpoint."""
+    if is_results(request.target):
+        return ("the checkpoint itself: these are results of a scan",)
+    if not (Path(request.target) / RUN_FILE).exists():
+        return ()
+    return (f"{RUN_FILE} beside the weights: results count in a folder of their own",)
+
+
+def measured_target(request: GateRequest, watch: Watch | None = None) -> ResultsView:
+    """Results of the target: read, measured on tokens, or what its weights tell."""
+    if is_results(request.target):
+        _refuse_measuring(request)
+        return open_results(request.target)
+    if request.tokens is None and request.out is None:
+        return lint(request.target, request)
+    if request.out is not None:
+        return open_results(scan(_scan_request(request, request.out), watch))
+    with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
+        results = open_results(scan(_scan_request(request, Path(folder) / "results"), watch))
+        tables = {name: results.rows(name) for name in ("layers", "experts")}
+        return MemoryResults(results.run, tables)
+
+
+def _refuse_measuring(request: GateRequest) -> None:
+    """Results were measured already: an option that says how cannot be meant."""
+    default = GateRequest(request.target)
+    options = (
+        *("tokens", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
+        *("unverified", "restart", "overwrite"),
+    )
+    given = [name for name in options if getattr(request, name) != getattr(default, name)]
+    if given:
+        flag = "--map" if given[0] == "router_map" else "--" + given[0].replace("_", "-")
+        raise UsageError(
+            f"{request.target} holds results, which were measured before; {flag} comes too late.",
+            f"Leave {flag} out, or name a checkpoint.",
+        )
+
+
+def check_thresholds(profile: Profile) -> None:
+    """Raises UsageError when a threshold names no figure of the table ``layers``."""
+    known = [
+        column.name
+        for metric in METRICS.all()
+        for column in metric.columns.get("layers", ())
+        if column.kind in ("float", "int")
+    ]
+    for threshold in profile.thresholds:
+        if threshold.column not in known:
+            raise unknown_name("column of layers", threshold.column, known)
+
+
+def judge_results(
+    request: GateRequest, results: ResultsView, profile: Profile, baseline: Baseline | None
+) -> Verdict:
+    """The checks of the profile on these results."""
+    tokens, options = request.tokens or NO_NAME, request.typed_again()
+    measured = measured_results(results, request.target, tokens, baseline, options)
+    return run_checks(measured, profile)
+
+
+def update_baseline(
+    request: GateRequest, results: ResultsView, file: Path, announce: Callable[[str], None]
+) -> None:
+    """Writes the baseline of these results, with a sample of the experts where they are at hand."""
+    if "refused" in results.run:
+        raise UsageError(
+            f"{request.target}: its routers cannot be read, so there is nothing to write down.",
+            "`moegeom check` without --update-baseline says what is wrong.",
+        )
+    if not is_results(request.target):
+        results = with_expert_samples(results, _samples(request, announce))
+    write_baseline(file, baseline_of(results))
+
+
+def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryResults:
+    """The same results with a hash of each expert's weights in the rows of ``experts``."""
+
+    def sampled(row: Mapping[str, Any]) -> dict[str, Any]:
+        found = samples.digests.get(row["router"])
+        return {**row, "expert_sample": found[row["expert"]] if found else None}
+
+    experts = [sampled(row) for row in results.rows("experts")]
+    return MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
+
+
+def _samples(request: GateRequest, announce: Callable[[str], None]) -> ExpertSamples:
+    store = open_checkpoint(request.target, request.remote)
+    routers = load_routers(store, asked=request.asked).routers
+    samples = read_expert_samples(store, routers)
+    announce(f"read {samples.bytes_read:,} bytes of headers and expert weights to know experts by")
+    return samples
+
+
+def _has_samples(baseline: Baseline | None) -> bool:
+    return baseline is not None and any(r.samples for r in baseline.routers.values())
+
+
+def _scan_request(request: GateRequest, out: Path) -> ScanRequest:
+    return ScanRequest(
+        checkpoint=request.target,
+        out=out,
+        tokens=request.tokens,
+        skip_non_finite=request.skip_non_finite,
+        **request.shared(),
+    )

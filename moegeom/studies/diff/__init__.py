@@ -1,0 +1,1 @@
+"""``moegeom diff``: what changed between two checkpoints."""

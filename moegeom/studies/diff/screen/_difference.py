@@ -1,0 +1,141 @@
+"""The record of a difference: what a study found and every reporter shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moegeom.core.registry import Registry
+from moegeom.document._reporter import Reporter
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with two figures, more before the point; ``inf %`` as it is."""
+    value = 100.0 * share
+    return f"{value:.0f} %" if abs(value) >= 10.0 else f"{value:.2g} %"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things that are compared.
+
+    ``kind`` is "checkpoint" or "results". ``tokens`` says on which tokens it was measured; empty
+    when on none. Bytes are 0 for results. ``rule_status`` is "verified" or "assumed".
+    """
+
+    name: str
+    kind: str
+    rule: str
+    num_routers: int
+    bytes_read: int = 0
+    bytes_total: int = 0
+    tokens: str = ""
+    rule_status: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that happened to a router.
+
+    ``word`` is one of the closed list, ``phrase`` the word with its qualifier, in which ``{size}``
+    stands for the size as a percentage; phrases that are equal are told together. ``evidence``
+    holds the numbers, ``detail`` the most telling of them in words.
+    """
+
+    word: str
+    phrase: str
+    meaning: str
+    size: float | None = None
+    detail: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RouterChange:
+    """One router of both sides. No changes: bit for bit the same.
+
+    ``beside`` holds what is no change of the rows: whether the gain is equal, how numbers are
+    stored, whether experts moved along.
+    """
+
+    router: str
+    changes: tuple[Change, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    @property
+    def is_identical(self) -> bool:
+        return not self.changes
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """What routers must share to be told together."""
+        return tuple(change.phrase for change in self.changes)
+
+
+@dataclass(frozen=True)
+class FigureChange:
+    """One figure of one router in both results.
+
+    ``error`` is the standard error of ``after - before`` and ``p_value`` that of "no difference",
+    for this comparison alone; ``is_significant`` counts all comparisons of the run. ``detectable``
+    is the difference that would have been found nine times in ten.
+    """
+
+    router: str
+    column: str
+    text: str
+    before: float
+    after: float
+    error: float
+    p_value: float
+    is_significant: bool
+    detectable: float
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All comparisons of figures, with what was not compared and why (reason -> columns)."""
+
+    tests: Sequence[FigureChange]
+    level: float
+    num_tokens: tuple[int, int]
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def significant(self) -> list[FigureChange]:
+        """Worst first."""
+        return sorted((t for t in self.tests if t.is_significant), key=_badness)
+
+
+def _badness(test: FigureChange) -> tuple[float, float]:
+    return test.p_value, -abs(test.change) / test.error if test.error else 0.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two checkpoints or results, router by router and figure by figure.
+
+    ``unlike`` says what makes them of different kinds: family, rule, shape. ``only_first`` and
+    ``only_second`` name routers without a partner. ``figures`` is None when figures were not
+    compared; ``notes`` says why, and what else a reader must know.
+    """
+
+    sides: tuple[Side, Side]
+    routers: Sequence[RouterChange]
+    unlike: Sequence[str] = ()
+    only_first: Sequence[str] = ()
+    only_second: Sequence[str] = ()
+    figures: Figures | None = None
+    notes: Sequence[str] = ()
+    not_looked_at: Sequence[str] = ()
+
+
+#: Reporters of differences by file name.
+DIFFERENCE_REPORTERS: Registry[Reporter[Difference]] = Registry(
+    "format", "moegeom.studies.diff.screen", "REPORTER", Reporter
+)

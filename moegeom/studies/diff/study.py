@@ -1,0 +1,336 @@
+"""``moegeom diff A B``: what happened to the routers, and which figures changed with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from moegeom.core.errors import UsageError
+from moegeom.core.layer_ranges import parse_layers
+from moegeom.core.metric import NUM_PROJECTIONS
+from moegeom.core.router import Router, RouterSet, Rule
+from moegeom.document.asked_layers import layers_without_router
+from moegeom.engine.plan import num_workers
+from moegeom.geometry.rows.projection import projected
+from moegeom.pipeline import ScanRequest, Terms, Watch, scan
+from moegeom.results.memory import MemoryResults
+from moegeom.results.reader import ResultsView, is_results, open_results
+from moegeom.results.writer import refuse_existing
+from moegeom.router.expert_samples import read_expert_samples
+from moegeom.studies.changes.effective import UNRELATED
+from moegeom.studies.changes.exchanged_layers import with_exchanged_layers
+from moegeom.studies.changes.figures import figure_changes
+from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
+from moegeom.studies.changes.router import Samples, compare_routers
+from moegeom.studies.changes.row_pair import effective_rows_of
+from moegeom.studies.changes.rule import rule_differences
+from moegeom.studies.diff.screen import Difference, Figures, RouterChange, Side
+from moegeom.studies.diff.sides import Opened, describe, open_side
+
+#: Names of the two sides in messages and of their results under ``--out``.
+_LETTERS = ("A", "B")
+
+_APPROXIMATE = (
+    "Results hold no weights: what is not identical is judged by 32 projections of each row, true "
+    "to 12 %; casts, rotations and factors for columns cannot be told from noise (compare the "
+    "checkpoints)."
+)
+
+
+@dataclass(frozen=True)
+class DifferenceRequest(Terms):
+    """What was asked for. ``a`` and ``b`` are checkpoints or results directories.
+
+    ``tokens`` holds nothing, one recording for both checkpoints, or one for each. With ``experts``
+    a sample of the expert weights is read. ``out`` keeps the results of the scans.
+    """
+
+    a: str
+    b: str
+    experts: bool = False
+    tokens: Sequence[str] = ()
+    out: Path | None = None
+
+
+def difference(
+    request: DifferenceRequest,
+    watch: Watch | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Difference:
+    """The difference of two checkpoints, of two results, or of one of each.
+
+    ``announce`` is told how many bytes of experts are read.
+
+    Raises
+    ------
+    MoeGeomError
+        When a side cannot be read, or the request cannot be meant.
+    """
+    _refuse_unmeant(request)
+    sides = open_side(request.a, request), open_side(request.b, request)
+    samples = _samples(sides, announce) if request.experts else None
+    with _measured(request, sides, watch) as results:
+        found = _routers(request, sides, samples)
+        figures = None
+        if results is not None:
+            figures = figure_changes(*(_of_layers(r, request.layers) for r in results))
+        return dataclasses.replace(
+            found,
+            sides=_described(sides, results),
+            figures=figures,
+            notes=(
+                *found.notes,
+                *_absent_layers(request, sides),
+                *_notes(request, results, figures),
+            ),
+            not_looked_at=tuple(_not_looked_at(request, sides, figures)),
+        )
+
+
+def _refuse_unmeant(request: DifferenceRequest) -> None:
+    """Raises UsageError for options that contradict each other or the targets."""
+    measured = [t for t in (request.a, request.b) if is_results(t)]
+    if len(request.tokens) > 2:
+        raise UsageError(
+            f"--tokens is given {len(request.tokens)} times; there are two sides.",
+            "Give it once for both, or once for A and once for B.",
+        )
+    for flag, is_given in (("--tokens", request.tokens), ("--experts", request.experts)):
+        if measured and is_given:
+            raise UsageError(
+                f"{measured[0]} holds results, which were measured before; {flag} comes too late.",
+                f"Leave {flag} out, or name two checkpoints.",
+            )
+    about_scans = {
+        "--out": request.out,
+        "--stale-inputs": request.stale_inputs,
+        "--unverified": request.unverified,
+    }
+    for flag, is_given in about_scans.items():
+        if is_given and not request.tokens:
+            raise UsageError(f"{flag} is about scans, and there are no --tokens.")
+    if request.layers is not None:
+        parse_layers(request.layers)
+    if request.out is not None:
+        for letter in _LETTERS:
+            refuse_existing(_kept(request.out, letter), overwrite=True)
+
+
+def _routers(
+    request: DifferenceRequest,
+    sides: tuple[Opened, Opened],
+    samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
+) -> Difference:
+    """Router by router; sides are filled in later."""
+    if sides[0].routers is not None and sides[1].routers is not None:
+        return _exactly(sides[0].routers, sides[1].routers, samples)
+    views = [ProjectedRouters(side.weights) for side in sides]
+    wanted = None if request.layers is None else parse_layers(request.layers)
+    names = [
+        [name for name in view.names() if wanted is None or int(name.split("/")[1]) in wanted]
+        for view in views
+    ]
+    common = [name for name in names[0] if name in names[1]]
+    runs = [side.weights.run["checkpoint"] for side in sides]
+    rules = [{name: view.rule(name) for name in common} for view in views]
+    compared = with_exchanged_layers(
+        [compare_projected(views[0], views[1], name) for name in common],
+        (views[0].all_projections(), views[1].all_projections()),
+        {name: views[1].rule(name) for name in common},
+        lambda source, name: compare_projected(views[0], views[1], name, source),
+    )
+    is_exact = all(router.is_identical for router in compared)
+    return Difference(
+        _no_sides(),
+        compared,
+        tuple(_unlike(runs[0], runs[1], rules[0], rules[1])),
+        tuple(name for name in names[0] if name not in names[1]),
+        tuple(name for name in names[1] if name not in names[0]),
+        notes=() if is_exact else (_APPROXIMATE,),
+    )
+
+
+def _exactly(
+    a: RouterSet,
+    b: RouterSet,
+    samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
+) -> Difference:
+    first, second = ({router.name: router for router in found.routers} for found in (a, b))
+    common = [name for name in first if name in second]
+
+    def compare(name: str) -> RouterChange:
+        pair = None if samples is None else (samples[0].get(name), samples[1].get(name))
+        return compare_routers(first[name], second[name], pair)
+
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
+        compared = list(pool.map(compare, common))
+    if any(one.word == UNRELATED for router in compared for one in router.changes):
+        projected_rows = [
+            {name: projected(effective_rows_of(side[name]), NUM_PROJECTIONS) for name in side}
+            for side in (first, second)
+        ]
+        compared = with_exchanged_layers(
+            compared,
+            (projected_rows[0], projected_rows[1]),
+            {name: second[name].rule for name in common},
+            lambda source, name: dataclasses.replace(
+                compare_routers(first[source], second[name]), router=name
+            ),
+        )
+    facts = [{"family": found.family, "rule": found.family_text} for found in (a, b)]
+    rules = [{name: side[name].rule for name in common} for side in (first, second)]
+    norms = [name for name in common if _other_norm(first[name], second[name])]
+    unlike = list(_unlike(facts[0], facts[1], rules[0], rules[1]))
+    if norms:
+        unlike.append(f"another norm in front of {len(norms)} routers, first {norms[0]}")
+    return Difference(
+        _no_sides(),
+        compared,
+        tuple(unlike),
+        tuple(name for name in first if name not in second),
+        tuple(name for name in second if name not in first),
+    )
+
+
+def _unlike(
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+    first: Mapping[str, Rule],
+    second: Mapping[str, Rule],
+) -> Iterator[str]:
+    """What makes the two of different kinds, worst first."""
+    if a["family"] != b["family"]:
+        yield f"family {a['family']} in A, {b['family']} in B"
+    if a["rule"] != b["rule"]:
+        yield f"rule: {a['rule']} in A; {b['rule']} in B"
+    elif others := [name for name in first if first[name] != second[name]]:
+        steps = "; ".join(rule_differences(first[others[0]], second[others[0]]))
+        counted = f"{len(others)} routers, first" if len(others) > 1 else "router"
+        yield f"the rule of {counted} {others[0]}: {steps}"
+
+
+def _other_norm(a: Router, b: Router) -> bool:
+    """Kind or epsilon differ; a gain that is stored with another offset is the same norm."""
+    if a.norm is None or b.norm is None:
+        return a.norm is not b.norm
+    return (a.norm.kind, a.norm.eps) != (b.norm.kind, b.norm.eps)
+
+
+def _samples(
+    sides: tuple[Opened, Opened], announce: Callable[[str], None]
+) -> tuple[Mapping[str, Samples], Mapping[str, Samples]]:
+    found = []
+    for letter, side in zip(_LETTERS, sides, strict=True):
+        assert side.store is not None
+        assert side.routers is not None
+        samples = read_expert_samples(side.store, side.routers.routers)
+        announce(f"{letter}: read {samples.bytes_read:,} bytes of headers and expert weights")
+        found.append(samples.digests)
+    return found[0], found[1]
+
+
+@contextmanager
+def _measured(
+    request: DifferenceRequest, sides: tuple[Opened, Opened], watch: Watch | None
+) -> Iterator[tuple[ResultsView, ResultsView] | None]:
+    """Results on tokens of both sides: read, or scanned; None when there are none."""
+    if sides[0].results is not None and sides[1].results is not None:
+        yield sides[0].results, sides[1].results
+        return
+    if not request.tokens:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="moegeom-") as temporary:
+        folder = Path(temporary) if request.out is None else request.out
+        tokens = (request.tokens[0], request.tokens[-1])
+        found = []
+        for letter, side, recording in zip(_LETTERS, sides, tokens, strict=True):
+            out = _kept(folder, letter)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            found.append(open_results(scan(_scan_request(request, side, recording, out), watch)))
+        yield found[0], found[1]
+
+
+def _scan_request(
+    request: DifferenceRequest, side: Opened, recording: str, out: Path
+) -> ScanRequest:
+    return ScanRequest(
+        checkpoint=side.target,
+        out=out,
+        tokens=recording,
+        **request.shared(),
+    )
+
+
+def _kept(folder: Path, letter: str) -> Path:
+    return folder / f"{letter.lower()}.moegeom"
+
+
+def _of_layers(results: ResultsView, layers: str | None) -> ResultsView:
+    if layers is None:
+        return results
+    wanted = parse_layers(layers)
+    kept = [row for row in results.rows("layers") if int(row["router"].split("/")[1]) in wanted]
+    return MemoryResults(results.run, {"layers": kept})
+
+
+def _described(
+    sides: tuple[Opened, Opened], results: tuple[ResultsView, ResultsView] | None
+) -> tuple[Side, Side]:
+    measured = (None, None) if results is None else results
+    return describe(sides[0], measured[0]), describe(sides[1], measured[1])
+
+
+def _no_sides() -> tuple[Side, Side]:
+    return Side("", "", "", 0), Side("", "", "", 0)
+
+
+def _absent_layers(request: DifferenceRequest, sides: tuple[Opened, Opened]) -> Iterator[str]:
+    """A note for each side that lacks layers which were asked for."""
+    for letter, side in zip(_LETTERS, sides, strict=True):
+        if absent := layers_without_router(request.layers, side.names()):
+            yield f"{letter}: {absent}."
+
+
+def _notes(
+    request: DifferenceRequest,
+    results: tuple[ResultsView, ResultsView] | None,
+    figures: Figures | None,
+) -> Iterator[str]:
+    if results is not None and figures is None:
+        yield "No router was measured on tokens on both sides: no figures are compared."
+    if figures is None or results is None:
+        return
+    sources = [json.dumps(side.run.get("tokens"), sort_keys=True, default=str) for side in results]
+    if len(set(request.tokens)) == 1 or sources[0] == sources[1]:
+        yield (
+            "Both sides were measured on the same inputs and are tested as if they were not: that "
+            "errs towards no change."
+        )
+    if figures.num_tokens[0] != figures.num_tokens[1]:
+        first, second = figures.num_tokens
+        yield (
+            f"A has {first:,} tokens and B {second:,}: load and all that depends on the number of "
+            "tokens is not comparable (scan equal numbers)."
+        )
+
+
+def _not_looked_at(
+    request: DifferenceRequest, sides: tuple[Opened, Opened], figures: Figures | None
+) -> Iterator[str]:
+    if figures is None:
+        both = all(side.store is not None for side in sides)
+        how = " (--tokens REC_A --tokens REC_B)" if both else ""
+        yield f"how tokens are routed{how}"
+    if not request.experts:
+        yield "expert weights" + (" (--experts)" if sides[0].store and sides[1].store else "")
+    yield "what else changed in the model: routers with equal weights read other hidden states"

@@ -1,0 +1,1 @@
+"""``moegeom explain``: why two runs chose different experts."""

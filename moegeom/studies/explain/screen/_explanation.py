@@ -1,0 +1,296 @@
+"""What explains the disagreement of two runs: evidence by layer, and one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moegeom.core.registry import Registry
+from moegeom.core.router_cause import RouterCause
+from moegeom.document._reporter import Reporter
+
+#: The closed list of verdicts.
+Cause = (
+    RouterCause
+    | Literal[
+        "no disagreement",
+        "arithmetic noise only",
+        "experts renamed",
+        "tokens shifted",
+        "layers shifted",
+        "padding counted",
+        "bias in routing weights",
+        "routing weights differ",
+        "not the router",
+        "another checkpoint",
+        "unrelated",
+        "beyond noise",
+        "inconclusive",
+    ]
+)
+
+#: What each verdict means, and what to do about it.
+VERDICTS: Mapping[Cause, tuple[str, str]] = {
+    "no disagreement": (
+        "A and B choose the same experts for every token.",
+        "",
+    ),
+    "arithmetic noise only": (
+        "small noise on router inputs makes as many, and nothing on the list explains B better.",
+        "higher precision upstream makes it smaller, replay hides it; other causes stay possible.",
+    ),
+    "weights rounded": (
+        "B's router weights are rounded.",
+        "send and keep routers in the precision they are trained in; replay only hides this.",
+    ),
+    "inputs rounded": (
+        "what B's router reads is rounded.",
+        "keep router inputs in float32, or accept the exposure (moegeom boundary-report).",
+    ),
+    "logits rounded": (
+        "B rounds its logits or scores before the choice.",
+        "have the engine keep router logits in float32 until the choice is made.",
+    ),
+    "bias rounded": (
+        "B rounds the selection bias, or the sum of score and bias.",
+        "keep the bias and that sum in float32; moegeom check says what the cast costs (MGN112).",
+    ),
+    "bias missing": (
+        "B routes without the bias.",
+        "look at how B loads the bias: a missing or renamed tensor is zeros in many loaders.",
+    ),
+    "bias stale": (
+        "B routes with the selection bias of the other checkpoint.",
+        "its bias was not updated, or not sent: look at buffers in the weight sync.",
+    ),
+    "router stale": (
+        "B routes with the router of the other checkpoint.",
+        "its weights were not updated: look at the weight sync and at which revision was loaded.",
+    ),
+    "gain not folded": (
+        "B's router and the gain of the norm in front of it do not belong together.",
+        "fold the gain into the router, or leave both alone; moegeom signoff A B shows where.",
+    ),
+    "rule differs": (
+        "B chooses by another rule.",
+        "compare the rule of moegeom routers with the code that B runs.",
+    ),
+    "experts renamed": (
+        "B numbers its experts otherwise.",
+        "logical ids are needed on both sides: record them with expert load balancing off.",
+    ),
+    "tokens shifted": (
+        "B's rows belong to other tokens.",
+        "shift them in whatever joins the two; engines never route the last token.",
+    ),
+    "layers shifted": (
+        "B's columns belong to other layers.",
+        "dense layers or a draft layer are counted on one side only.",
+    ),
+    "padding counted": (
+        "rows of B that are no tokens are counted as choices.",
+        "cut them off by the length of each sequence before the ids are used.",
+    ),
+    "bias in routing weights": (
+        "A and B choose alike, but B's routing weights contain the selection bias.",
+        "weights are made of the scores without the bias.",
+    ),
+    "routing weights differ": (
+        "A and B choose alike, but B weighs the chosen experts otherwise.",
+        "look at renormalisation and the scaling factor of the weights.",
+    ),
+    "not the router": (
+        "the router is not the cause.",
+        "look at what comes before the router, at the experts and at the output layer.",
+    ),
+    "another checkpoint": (
+        "B was recorded from another checkpoint: its routers have another fingerprint than A's.",
+        "record B from the checkpoint of A, or name the one that B ran: --against CKPT.",
+    ),
+    "unrelated": (
+        "what B chose has nothing to do with what A chose.",
+        "look at whether B holds choices of this model at all, and of these tokens and layers.",
+    ),
+    "beyond noise": (
+        "some of B's choices are further off than noise can carry, and nothing tried explains it.",
+        "a bug: look at the tokens named below first.",
+    ),
+    "inconclusive": (
+        "what is recorded cannot tell.",
+        "record router inputs on both sides; name what else B may have loaded (--against).",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One hypothesis at one router.
+
+    ``share`` is the share of B's choices that it reproduces, a tie counting as reproduced if B's
+    set is one of those that it leaves. In ``credit`` it counts as ``ties`` says: if it is the set
+    of the lowest or of the highest numbers, or as one of all those that are left. ``repaired`` is
+    the share of the disagreements that it removes, less those that it makes, by credit;
+    ``standing`` is by how many standard errors it does better than nothing changed.
+    """
+
+    name: str
+    text: str
+    cause: Cause
+    ties: str
+    share: float
+    credit: float
+    repaired: float
+    standing: float
+
+
+@dataclass(frozen=True)
+class FlipNoise:
+    """Noise on the input of one router, from what B chose otherwise.
+
+    ``scale`` is its standard deviation over the rms of the input, of the median token, and
+    ``spread`` that of the logarithm of the tokens' own; ``roundings`` is the scale in units of what
+    rounding the input to bfloat16 does. Of tokens that agreed at all earlier routers the share
+    ``observed`` switched, and ``expected`` is what the noise switches. ``num_beyond`` are switches
+    that it could not have made (probability below 1e-6), if more than its share; examples
+    are (document, position). ``measured`` is the noise between the inputs, where both are recorded.
+    """
+
+    scale: float
+    spread: float
+    roundings: float
+    observed: float
+    expected: float
+    expected_error: float
+    num_beyond: int
+    examples: tuple[tuple[int, int], ...]
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """Routing weights of B where both chose the same experts, against what a rule makes of them.
+
+    Root mean square of the difference over that of the weights: by the rule of the checkpoint, with
+    the bias in them, and by whichever other rule is nearest.
+    """
+
+    num_tokens: int
+    error: float
+    with_bias: float | None
+    nearest: str
+    nearest_error: float
+
+
+@dataclass(frozen=True)
+class LayerEvidence:
+    """One router: how often A and B agree, and how often with one thing changed.
+
+    ``agreement`` is the share of ``num_tokens`` with equal sets; ``num_clean`` of them agreed at
+    all earlier routers. ``beyond_chance`` is by how much sets overlap beyond chance, 1 for equal
+    ones and 0 for those of two dice with the same loads; ``beyond_chance_renamed`` with B's experts
+    numbered as fits best. ``tried`` begins with "nothing changed"; it was tried on ``num_tried``
+    tokens. ``reason`` says why nothing else was tried, or why there is no noise.
+    """
+
+    router: str
+    num_tokens: int
+    agreement: float
+    num_clean: int
+    num_tried: int
+    tried: tuple[Tried, ...]
+    num_renamed: int
+    noise: FlipNoise | None
+    weights: WeightRule | None
+    reason: str = ""
+    beyond_chance: float = 1.0
+    beyond_chance_renamed: float = 1.0
+
+    @property
+    def nothing(self) -> Tried | None:
+        """The router as it is, on the inputs at hand."""
+        return self.tried[0] if self.tried else None
+
+    def tried_as(self, name: str) -> Tried | None:
+        """What was found for one hypothesis; None where it was not tried."""
+        return next((tried for tried in self.tried if tried.name == name), None)
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Log-probabilities of both runs, joined by token.
+
+    ``mean`` is the mean absolute difference in nats; ``unswitched`` and ``switched`` are those of
+    tokens that agreed at every router and of the others, None where there are none. ``correlation``
+    is Spearman's, between the difference and the number of routers that switched.
+    """
+
+    num_tokens: int
+    mean: float
+    num_unswitched: int
+    unswitched: float | None
+    switched: float | None
+    correlation: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of the closed list; ``detail`` says where and by how much, ``router`` where it begins."""
+
+    cause: Cause
+    detail: str
+    router: str = ""
+    hypothesis: str = ""
+
+    @property
+    def meaning(self) -> str:
+        return VERDICTS[self.cause][0]
+
+    @property
+    def remedy(self) -> str:
+        return VERDICTS[self.cause][1]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything that was found; ``run`` as in ``run.json``.
+
+    ``inputs_of`` is the side whose inputs were routed again; ``any_share`` the share of tokens that
+    differ at some router. Noise is that which makes what the hypothesis of the verdict leaves over.
+    ``is_of_another`` where B's recording names the fingerprint of other routers.
+    """
+
+    run: Mapping[str, Any]
+    other: Mapping[str, Any]
+    against: str
+    inputs_of: Literal["A", "B"]
+    num_matched: int
+    num_examined: int
+    any_share: float
+    num_padding: int
+    layers: tuple[LayerEvidence, ...]
+    log_probs: LogProbs | None
+    verdict: Verdict
+    not_looked_at: Sequence[str] = ()
+    is_of_another: bool = False
+
+    @property
+    def num_tried(self) -> int:
+        """Hypotheses that were tried somewhere, nothing changed left out."""
+        return num_hypotheses(self.layers)
+
+    @property
+    def agreement(self) -> float:
+        """Mean over routers of the share of equal sets."""
+        return sum(layer.agreement for layer in self.layers) / len(self.layers)
+
+
+def num_hypotheses(layers: Sequence[LayerEvidence]) -> int:
+    """How many were tried at some router, nothing changed left out."""
+    return len({tried.name for layer in layers for tried in layer.tried[1:]})
+
+
+#: Reporters by file name.
+EXPLANATION_REPORTERS: Registry[Reporter[Explanation]] = Registry(
+    "format", "moegeom.studies.explain.screen", "REPORTER", Reporter
+)

@@ -1,0 +1,138 @@
+"""The two sides of an explanation: what each chose for the tokens that both have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64, Int32, Int64
+
+from moegeom.core.router import Router
+from moegeom.core.tokens import TILE, TokenColumns, TokenSource
+from moegeom.engine.choice import chosen_by
+from moegeom.engine.labels import Populations
+from moegeom.engine.prepared import PreparedRouter, check_width
+from moegeom.engine.recorded import recorded_logits, through_norm
+from moegeom.engine.task import Task
+from moegeom.kernels.reduction import Kernels
+from moegeom.tokens.ranges import consecutive
+from moegeom.tokens.stages import INPUT_STAGES
+from moegeom.tokens.traces.other_side import OtherSide
+
+#: Tokens whose choices are compared at all routers, and those that are routed again: at the first
+#: router, which alone reads what nothing has changed yet, and at each of the others.
+MOST_TOKENS, MOST_FIRST, MOST_LATER = 65_536, 16_384, 8192
+
+#: Tokens that are routed at once.
+_AT_ONCE = 2 * TILE
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some matched tokens: ``row`` counts them; inputs and their lengths where A recorded them."""
+
+    row: Int64[np.ndarray, "tokens"]
+    logits: Float[np.ndarray, "tokens experts"]
+    values: Float[np.ndarray, "tokens hidden"] | None
+    norm: Float64[np.ndarray, "tokens"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """A, B, and the tokens of A that B has: ``token`` ascending, with their ``columns``."""
+
+    source: TokenSource
+    other: OtherSide
+    token: Int64[np.ndarray, "tokens"]
+    columns: TokenColumns
+    kernels: Kernels
+
+    @property
+    def has_other_inputs(self) -> bool:
+        """Whether B recorded what its routers read."""
+        return self.other.source.facts.stage in INPUT_STAGES
+
+    def routed(self, is_first: bool) -> Int64[np.ndarray, "rows"]:
+        """Rows of the matched tokens that are routed again, evenly spread."""
+        most = MOST_FIRST if is_first else MOST_LATER
+        step = -(-len(self.token) // most)
+        return np.arange(0, len(self.token), step)
+
+    def other_chosen(self, router: str) -> Int32[np.ndarray, "tokens k"]:
+        """What B chose."""
+        return self.other.read_chosen(router, self.token)
+
+    def chosen(self, prepared: PreparedRouter) -> Int32[np.ndarray, "tokens k"]:
+        """What A chose: as recorded, else as its router chooses."""
+        name = prepared.router.name
+        if self.source.facts.has_chosen:
+            runs = consecutive(self.token)
+            found = [self.source.read_chosen(name, start, stop) for start, stop in runs]
+            known = [part for part in found if part is not None]
+            if len(known) == len(found):
+                return np.concatenate(known)
+        batches = self.batches(prepared, np.arange(len(self.token)))
+        return np.concatenate([chosen_by(prepared, b.logits, self.kernels) for b in batches])
+
+    def batches(self, prepared: PreparedRouter, rows: Int64[np.ndarray, "rows"]) -> Iterator[Batch]:
+        """A's inputs and logits of some matched tokens, in runs of tiles of the recording."""
+        task = Task(prepared, self.source, Populations(()), self.kernels, frozenset({"input_norm"}))
+        for start, those in _by_range(self.token[rows]):
+            stop = int(self.token[rows[those]].max()) + 1
+            found = recorded_logits(task, start, stop)
+            at = self.token[rows[those]] - start
+            yield Batch(
+                rows[those],
+                np.ascontiguousarray(found.logits[at]),
+                None if found.values is None else np.ascontiguousarray(found.values[at]),
+                None if found.norm is None else found.norm[at],
+            )
+
+    def other_values(
+        self, router: Router, row: Int64[np.ndarray, "rows"]
+    ) -> Float[np.ndarray, "rows hidden"]:
+        """B's router inputs for some matched tokens, behind the norm."""
+        source, there = self.other.source, self.other.token[self.token[row]]
+        parts = [source.read_values(router.name, start, stop) for start, stop in consecutive(there)]
+        values = np.concatenate(parts)
+        check_width(router, source.facts.stage, values.shape[1], source.facts.name)
+        if source.facts.stage == "router_input":
+            return values
+        return through_norm(values, router, source.facts.name)
+
+    def other_output(
+        self, router: str, kind: str, row: Int64[np.ndarray, "rows"]
+    ) -> Float64[np.ndarray, "rows width"]:
+        """An output that B recorded, for some matched tokens."""
+        source, there = self.other.source, self.other.token[self.token[row]]
+        parts = [
+            source.read_output(router, kind, start, stop) for start, stop in consecutive(there)
+        ]
+        return np.concatenate([part for part in parts if part is not None]).astype(np.float64)
+
+
+def routed_choices(
+    source: TokenSource, prepared: PreparedRouter, kernels: Kernels
+) -> Int32[np.ndarray, "tokens k"]:
+    """What the router chooses for all tokens of a recording of inputs or logits."""
+    task = Task(prepared, source, Populations(()), kernels, frozenset())
+    parts = []
+    for start in range(0, source.facts.num_tokens, _AT_ONCE):
+        found = recorded_logits(task, start, min(start + _AT_ONCE, source.facts.num_tokens))
+        parts.append(chosen_by(prepared, found.logits, kernels))
+    return np.concatenate(parts)
+
+
+def _by_range(token: Int64[np.ndarray, "rows"]) -> Iterator[tuple[int, np.ndarray]]:
+    """Starts on the border of a tile, and which of the ascending tokens lie behind each."""
+    block = token // _AT_ONCE
+    for number in np.unique(block):
+        yield int(number) * _AT_ONCE, np.flatnonzero(block == number)
+
+
+def sides_of(source: TokenSource, other: OtherSide, kernels: Kernels) -> Sides:
+    """The first matched tokens of both."""
+    token = np.flatnonzero(other.token >= 0)[:MOST_TOKENS]
+    columns = source.read_columns(0, int(token[-1]) + 1).at(token)
+    return Sides(source, other, token, columns, kernels)

@@ -1,0 +1,243 @@
+"""``moegeom explain``: two runs route the same tokens differently; which one thing explains it?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import Router
+from moegeom.core.tokens import TokenSource
+from moegeom.document.summary import Summary
+from moegeom.engine.against import against
+from moegeom.engine.prepared import prepare
+from moegeom.engine.request import TokensRequest
+from moegeom.engine.run_facts import other_facts, run_facts
+from moegeom.engine.sources import known_routers, open_choices
+from moegeom.geometry.rows.expert_matching import common_choices, expert_matching
+from moegeom.kernels.table import load_kernels
+from moegeom.pipeline import Watch, examine_tokens, open_source, select_layers
+from moegeom.router.load import load_routers
+from moegeom.studies.explain.layer import layer_evidence, left_over
+from moegeom.studies.explain.log_probs import log_probs
+from moegeom.studies.explain.screen import Explanation, LayerEvidence
+from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
+from moegeom.studies.explain.trials import Choices, prepared_for
+from moegeom.studies.explain.verdict import Evidence, verdict
+from moegeom.tokens.traces.alignment import placing
+from moegeom.tokens.traces.counted import CountedSource
+from moegeom.tokens.traces.other_side import OtherSide, other_side
+from moegeom.tokens.validity import fingerprint_test
+
+#: Tokens with one set in all layers, that many at least and that share of them one and the same
+#: set, which A hardly ever chose: no tokens.
+_PADDING, _ONE_SET = 5, 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest(TokensRequest):
+    """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``other``.
+
+    ``against`` is a checkpoint that B may have loaded instead, ``log_probs`` a file of
+    log-probabilities of both.
+    """
+
+    other: str | None = None
+    other_stage: str | None = None
+    other_dialect: str | None = None
+    against: str | None = None
+    log_probs: Path | None = None
+
+
+def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
+    """Which of the closed list of verdicts fits, and the evidence.
+
+    Raises
+    ------
+    MoeGeomError
+        As ``scan``; RecordingError where the two sides cannot be matched, with counts.
+    """
+    started = time.perf_counter()
+    if request.other is None:
+        raise UsageError(
+            "explain needs --other: what another run of the same text chose.",
+            "A recording, or the trace of an engine: add --other RUN_B.",
+        )
+    asked = request.as_scan()
+    store = open_checkpoint(request.checkpoint, request.remote)
+    routers = load_routers(store, asked=request.asked)
+    chosen = select_layers(routers, request.layers)
+    source = open_source(asked, chosen, routers.routers)
+    if source is None or isinstance(source, CountedSource):
+        raise UsageError(
+            "explain needs tokens: what A's routers read, and what they chose.",
+            "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
+        )
+    trust = examine_tokens(asked, routers, chosen, source)
+    other = _open_other(request, source, routers.routers)
+    sides = sides_of(source, other, load_kernels(asked.backend))
+    shared = [
+        router
+        for router in chosen
+        if router.name in source.facts.routers and router.name in other.source.facts.routers
+    ]
+    if not shared:
+        raise RecordingError(
+            f"{source.facts.name} and {other.source.facts.name} have none of the routers in common."
+        )
+    elsewhere = _routers_against(request, shared)
+    choices = _choices(shared, sides)
+    num_switched = np.sum([~found.agrees for found in choices], axis=0)
+    joined = None
+    if request.log_probs is not None:
+        joined = log_probs(request.log_probs, sides.columns, num_switched)
+    with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
+        layers = _layers(choices, sides, elsewhere, watch)
+    place = placing(other.fits) if other.fits else None
+    facts = run_facts(routers, shared, source.facts, trust)
+    summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
+    recorded = other.source.facts.fingerprint
+    is_of_another = fingerprint_test(recorded, routers.fingerprint) == "differs"
+    evidence = Evidence(
+        layers=layers,
+        placing=place,
+        num_padding=_num_padding(choices),
+        num_matched=len(sides.token),
+        any_share=float((num_switched > 0).mean()),
+        log_probs=joined,
+        has_other_inputs=sides.has_other_inputs,
+        is_of_another=is_of_another,
+        names=lambda router: summary.places([router]),
+    )
+    said = verdict(evidence)
+    if said.hypothesis:
+        layers = _without(layers, choices, sides, elsewhere, said.hypothesis)
+    return Explanation(
+        run=facts | {"seconds": time.perf_counter() - started, "layers_asked": request.layers},
+        other=other_facts(other),
+        against="" if request.against is None else request.against,
+        inputs_of="B" if sides.has_other_inputs else "A",
+        num_matched=int((other.token >= 0).sum()),
+        num_examined=len(sides.token),
+        any_share=evidence.any_share,
+        num_padding=evidence.num_padding,
+        layers=tuple(layers),
+        log_probs=joined,
+        verdict=said,
+        not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides)),
+        is_of_another=is_of_another,
+    )
+
+
+def _choices(routers: Sequence[Router], sides: Sides) -> list[Choices]:
+    """What both chose at every router, and which tokens had agreed until then."""
+    clean, found = np.ones(len(sides.token), dtype=bool), []
+    for router in routers:
+        prepared = prepared_for(router, sides)
+        with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+            mine = sides.chosen(prepared)
+        other = sides.other_chosen(router.name)
+        agrees = sides.kernels["same_set"](mine, other)
+        common = common_choices(mine, other, router.num_experts)
+        matching = expert_matching(common)
+        found.append(Choices(prepared, mine, other, clean, agrees, matching, common))
+        clean = clean & agrees
+    return found
+
+
+def _layers(
+    choices: Sequence[Choices],
+    sides: Sides,
+    elsewhere: Mapping[str, Router],
+    watch: Watch | None,
+) -> list[LayerEvidence]:
+    advance = watch.advance if watch else lambda tokens: None
+    if watch:
+        watch.start(sum(len(sides.routed(number == 0)) for number in range(len(choices))))
+    found = []
+    for number, choice in enumerate(choices):
+        name = choice.prepared.router.name
+        if watch:
+            watch.begin(name)
+        found.append(layer_evidence(choice, sides, elsewhere.get(name), number == 0, advance))
+    return found
+
+
+def _without(
+    layers: Sequence[LayerEvidence],
+    choices: Sequence[Choices],
+    sides: Sides,
+    elsewhere: Mapping[str, Router],
+    name: str,
+) -> list[LayerEvidence]:
+    """The same evidence with the noise that makes what the hypothesis leaves over."""
+    found = []
+    for number, (layer, choice) in enumerate(zip(layers, choices, strict=True)):
+        noise = left_over(choice, sides, elsewhere.get(layer.router), name, number == 0)
+        found.append(dataclasses.replace(layer, noise=noise))
+    return found
+
+
+def _num_padding(choices: Sequence[Choices]) -> int:
+    """Tokens for which B has one and the same set in all layers, and A another."""
+    if len(choices) < 2:
+        return 0
+    sets = [np.sort(found.other, axis=1) for found in choices]
+    if len({rows.shape[1] for rows in sets}) > 1:
+        return 0
+    same = np.all([(rows == sets[0]).all(axis=1) for rows in sets[1:]], axis=0)
+    differs = ~np.any([found.agrees for found in choices], axis=0)
+    rows = sets[0][same & differs]
+    if len(rows) < _PADDING:
+        return 0
+    _, counts = np.unique(rows, axis=0, return_counts=True)
+    return int(counts.max()) if counts.max() >= _ONE_SET * len(rows) else 0
+
+
+def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> OtherSide:
+    assert request.other is not None
+    known = known_routers(whole)
+    opened = open_choices(request.other, request.other_stage, request.other_dialect, known)
+    by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
+
+    def routed(name: str) -> np.ndarray:
+        return routed_choices(source, prepare(by_name[name], with_distances=False), kernels)
+
+    can_route = source.facts.stage != "ids" and not source.facts.has_chosen
+    return other_side(source, opened, known, must_fit=False, own=routed if can_route else None)
+
+
+def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapping[str, Router]:
+    """Routers of the checkpoint that B may have loaded, made to read A's inputs."""
+    if request.against is None:
+        return {}
+    store = open_checkpoint(request.against, request.remote)
+    return against(load_routers(store, asked=request.asked), routers).routers
+
+
+def _not_looked_at(
+    request: ExplainRequest, asked: Sequence[Router], layers: Sequence[LayerEvidence], sides: Sides
+) -> list[str]:
+    said = []
+    if left := len(asked) - len(layers):
+        said.append(f"{left} of {len(asked)} routers (not recorded on both sides)")
+    if untried := sum(not layer.tried for layer in layers):
+        said.append(f"hypotheses in {untried} of {len(layers)} routers")
+    elif sides.source.facts.stage == "logits":
+        said.append("hypotheses about rows and inputs (A holds logits only)")
+    if request.against is None:
+        said.append("another checkpoint that B may have loaded (--against)")
+    if not sides.has_other_inputs:
+        said.append("what B's routers read (not recorded)")
+    if "routing_weights" not in sides.other.source.facts.outputs:
+        said.append("B's routing weights (not recorded)")
+    if request.log_probs is None:
+        said.append("log-probs (--logprobs FILE)")
+    return [*said, "expert weights"]

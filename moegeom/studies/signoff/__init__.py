@@ -1,0 +1,1 @@
+"""``moegeom signoff``: may an export stand for its original?"""

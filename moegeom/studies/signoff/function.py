@@ -1,0 +1,159 @@
+"""Second and third line of a sign-off: the effective router W diag(g), and it up to rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from moegeom.document.verdict_text import places
+from moegeom.studies.diff.screen import Change, percent
+from moegeom.studies.signoff.judgement import ROTATED, STATES, JudgedRouter, Judgement
+from moegeom.studies.signoff.screen import Line, LineState
+
+_NOTHING_IN_COMMON = "the two have no router in common."
+
+#: Words that leave the rows where they were.
+_ROWS_STAY = frozenset(
+    {"selection bias shifted", "logit bias shifted", "bias changed", "bias left behind"}
+)
+
+
+def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
+    """The worst state of all routers and what happened to them; ``names`` are all routers of A."""
+    if not judged:
+        return Line("effective router", "failed", _NOTHING_IN_COMMON)
+    same = sum(one.is_identical for one in judged)
+    told = [f"{_where(group, names)} {_phrases(group)}" for group in _groups(judged)]
+    if same == len(judged):
+        count = "the router" if same == 1 else f"all {same} routers"
+        told = [f"{_compared(judged)} are the same numbers in {count}"]
+    elif same:
+        told.append(f"{same} of {len(judged)} routers are the same numbers")
+    return Line(
+        "effective router",
+        _worst(judged),
+        f"{'; '.join(told)}.",
+        tuple(_explained(judged, names)),
+        (),
+        {"routers": {one.name: _evidence(one) for one in judged}},
+    )
+
+
+def rotation_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
+    """Whether W diag(g)^2 W^T explains what the rows alone do not."""
+    if not judged:
+        return Line("up to rotation", "inconclusive", _NOTHING_IN_COMMON)
+    rotated = [one for one in judged if one.rotation is not None]
+    moved = [one for one in judged if one not in rotated and _have_rows_failed(one)]
+    told, details = [], ()
+    if rotated:
+        worst = max(rotated, key=_gram_noise)
+        most = f" (most: {_where([worst], names)})" if len(rotated) > 1 else ""
+        told.append(f"{_where(rotated, names)}{most}: {_rotation(worst)[1].said.removesuffix('.')}")
+        if _rotation(worst)[1].state == "passed":
+            details = (_rotation(worst)[0].meaning,)
+    if moved:
+        told.append(f"no rotation explains what happened to {_where(moved, names)}")
+    has_failed = moved or any(_rotation(one)[1].state == "failed" for one in rotated)
+    places = "changed places and did not turn" if _have_moved(judged) else "are where they were"
+    sentence = "; ".join(told) or f"not needed, rows {places}"
+    evidence = {"gram_noise": {one.name: _gram_noise(one) for one in rotated}}
+    state = "failed" if has_failed else "passed"
+    return Line("up to rotation", state, f"{sentence}.", details, (), evidence)
+
+
+def _compared(judged: Sequence[JudgedRouter]) -> str:
+    """What was compared: gains only where they are known on both sides."""
+    has_gains = any("gain equal" in one.beside for one in judged)
+    return "weights, gains and biases" if has_gains else "weights and biases"
+
+
+def _have_moved(judged: Sequence[JudgedRouter]) -> bool:
+    return any(one.is_permuted for one in judged)
+
+
+def _worst(judged: Sequence[JudgedRouter]) -> LineState:
+    found = {one.state for one in judged}
+    return next(state for state in STATES if state in found)
+
+
+def _have_rows_failed(one: JudgedRouter) -> bool:
+    return any(j.state == "failed" and _is_of_rows(change) for change, j in one.changes)
+
+
+def _is_of_rows(change: Change) -> bool:
+    """Biases are rounded in the same word as rows; their spread is told with it."""
+    return change.word not in _ROWS_STAY and "spread" not in change.evidence
+
+
+def _rotation(one: JudgedRouter) -> tuple[Change, Judgement]:
+    return next(pair for pair in one.changes if pair[0].word == ROTATED)
+
+
+def _gram_noise(one: JudgedRouter) -> float:
+    return float(_rotation(one)[0].evidence["gram_noise"])
+
+
+def _groups(judged: Sequence[JudgedRouter]) -> list[list[JudgedRouter]]:
+    """Routers to which the same happened, those of the same numbers left out; the worst first."""
+    found: dict[tuple[str, ...], list[JudgedRouter]] = {}
+    for one in judged:
+        if not one.is_identical:
+            phrases = (change.phrase for change, _ in one.changes)
+            said = (other.said for other in one.others)
+            found.setdefault((one.state, *phrases, *said), []).append(one)
+    return sorted(found.values(), key=lambda group: (STATES.index(group[0].state), -len(group)))
+
+
+def _phrases(group: Sequence[JudgedRouter]) -> str:
+    """What happened to all of a group, with the range of its sizes."""
+    alike = zip(*([change for change, _ in one.changes] for one in group), strict=True)
+    others = [other.said.removesuffix(".") for other in group[0].others]
+    return " and ".join([*(_phrase(changes) for changes in alike), *others])
+
+
+def _phrase(changes: Sequence[Change]) -> str:
+    phrase, sizes = changes[0].phrase, [c.size for c in changes if c.size is not None]
+    if not sizes:
+        return phrase
+    low, high = percent(min(sizes)), percent(max(sizes))
+    both = low if low == high else f"{low.removesuffix(' %')} to {high}"
+    return phrase.replace("{size}", both)
+
+
+def _explained(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Iterator[str]:
+    """Each word once for each state, worst first: the largest change, and what it means."""
+    seen: set[tuple[str, str]] = set()
+    found = [(change, verdict, one) for one in judged for change, verdict in one.changes]
+    found.sort(key=lambda entry: (STATES.index(entry[1].state), -(entry[0].size or 0.0)))
+    for change, verdict, one in found:
+        if change.word == ROTATED:
+            continue
+        if (change.word, verdict.state) not in seen:
+            seen.add((change.word, verdict.state))
+            begin = f"{'In' if change.size is None else 'Most in'} {_where([one], names)}"
+            detail = f" {begin}: {change.detail}." if change.detail else ""
+            yield f"{change.word}: {verdict.said}{detail}"
+    if any(one.rotation is not None for one in judged):
+        yield "rotated: judged in the next line."
+
+
+def _evidence(one: JudgedRouter) -> dict[str, Any]:
+    changes = [
+        {
+            "word": change.word,
+            "state": verdict.state,
+            "said": verdict.said,
+            "size": change.size,
+            "detail": change.detail,
+            "evidence": change.evidence,
+        }
+        for change, verdict in one.changes
+    ]
+    others = [other.said for other in one.others]
+    return {"state": one.state, "changes": changes, "others": others, "beside": one.beside}
+
+
+def _where(group: Sequence[JudgedRouter], names: Sequence[str]) -> str:
+    run = {"routers": [{"name": name} for name in names]}
+    return places([one.name for one in group], run)

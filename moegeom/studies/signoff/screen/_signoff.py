@@ -1,0 +1,89 @@
+"""The record of a sign-off: four lines, each with a state, and the exit code that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from moegeom.core.registry import Registry
+from moegeom.core.verdict import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
+from moegeom.document._reporter import Reporter
+from moegeom.studies.diff.screen import Side
+
+LineName = Literal["storage", "effective router", "up to rotation", "routing on text"]
+
+#: In the order in which they are told.
+LINE_NAMES: tuple[LineName, ...] = get_args(LineName)
+
+#: ``not judged``: it was measured, and nothing was given to hold it against.
+LineState = Literal["failed", "inconclusive", "not judged", "passed"]
+
+
+@dataclass(frozen=True)
+class Switches:
+    """How often two recordings of one text hold different choices.
+
+    A layer-token is a token at a router; it differs when the sets of experts do, in any order.
+    ``num_recorded`` tokens are in the first recording, ``num_tokens`` of them in the second too.
+    ``error`` is the standard error of ``share`` over documents, None with a single one.
+    ``tokens_share`` is the share of tokens that differ at one router or more, ``by_router`` the
+    share of tokens that differ at each. ``notes`` say how tokens were matched.
+    """
+
+    num_recorded: int
+    num_tokens: int
+    num_documents: int
+    share: float
+    error: float | None
+    tokens_share: float
+    by_router: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> str:
+        """The router at which most tokens differ, the first of equal ones."""
+        return max(self.by_router, key=lambda router: self.by_router[router])
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was looked at, how it ended, and the sentence with the numbers.
+
+    ``details`` are further sentences, ``commands`` what to type next, ``evidence`` the numbers.
+    """
+
+    name: LineName
+    state: LineState
+    sentence: str
+    details: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SignOff:
+    """Both sides, the lines in the order of ``LINE_NAMES``, and what nobody looked at."""
+
+    sides: tuple[Side, Side]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    not_looked_at: tuple[str, ...] = ()
+
+    def in_state(self, state: LineState) -> tuple[Line, ...]:
+        """Lines that ended so."""
+        return tuple(line for line in self.lines if line.state == state)
+
+    @property
+    def exit_code(self) -> int:
+        """1 when a line failed, 0 when every line passed, else 4."""
+        if self.in_state("failed"):
+            return EXIT_FAILED
+        passed = self.in_state("passed")
+        return EXIT_OK if len(passed) == len(self.lines) else EXIT_INCONCLUSIVE
+
+
+#: Reporters by file name.
+SIGNOFF_REPORTERS: Registry[Reporter[SignOff]] = Registry(
+    "format", "moegeom.studies.signoff.screen", "REPORTER", Reporter
+)

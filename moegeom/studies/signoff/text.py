@@ -1,0 +1,163 @@
+"""Last line of a sign-off: what A and B chose on the same text, beside what A chose run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from moegeom.core.footprint import bytes_per_token
+from moegeom.core.router import Router
+from moegeom.document.header import size
+from moegeom.document.verdict_text import places
+from moegeom.studies.signoff.screen import Line, LineState, Switches
+
+#: Tokens that ``moegeom capture`` records when nothing is said.
+_TOKENS = 16_384
+
+#: Without a limit, B may differ from A so many times as often as A differs from itself.
+_TIMES_NULL = 2.0
+
+
+def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
+    """Inconclusive: the commands that record A, B and A once more, and then sign off."""
+    recorded = size(_TOKENS * sum(_ids_bytes(router) for router in routers))
+    sentence = (
+        f"not known until both ran over the same text ({_TOKENS:,} tokens of choices are "
+        f"{recorded} and one forward pass each). Equal routers do not decide it: what they read "
+        "comes from the rest of the model."
+    )
+    commands = (
+        capture_command(a, "--out REC_A"),
+        capture_command(b, "--out REC_B"),
+        capture_command(a, "--eager --out REC_A2"),
+        shlex.join(["moegeom", "signoff", a, b])
+        + " --tokens REC_A --tokens REC_B --null REC_A2 --max-switched SHARE",
+    )
+    engines = (
+        "capture runs a folder that transformers loads; for any other model the trace of choices "
+        "that an engine writes serves as a recording (docs/capture/engines.md)."
+    )
+    return Line("routing on text", "inconclusive", sentence, (engines,), commands)
+
+
+def capture_command(checkpoint: str, rest: str) -> str:
+    """What records the choices of a checkpoint on a text; ``rest`` are further options."""
+    return f"moegeom capture {shlex.quote(checkpoint)} --text FILE --keep ids {rest}"
+
+
+def incomparable_line() -> Line:
+    """Inconclusive: experts of the two cannot be held against each other by their numbers."""
+    sentence = "not compared: no router of B has as many experts, and chooses as many, as in A."
+    return Line("routing on text", "inconclusive", sentence)
+
+
+def measured_line(
+    between: Switches,
+    null: Switches | None,
+    limit: float | None,
+    names: Sequence[str],
+    again: str,
+) -> Line:
+    """Fails above the limit; inconclusive where a router was not recorded on both sides.
+
+    The limit is ``limit``, else twice what A differs from itself; with neither nothing is judged.
+    ``names`` are the routers to be compared, ``again`` is the command that records A once more,
+    told where there is no null.
+    """
+    absent = [name for name in names if name not in between.by_router]
+    judged_by = _limit(limit, null)
+    state: LineState = "inconclusive" if absent else "passed"
+    if judged_by is None:
+        state = "not judged"
+    elif between.share > judged_by[0]:
+        state = "failed"
+    details = [_null_sentence(between, null), *map(_sentence, between.notes)]
+    if absent:
+        details.insert(0, f"{_where(absent, names)} not recorded on both sides.")
+    evidence = {
+        "between": dataclasses.asdict(between),
+        "null": None if null is None else dataclasses.asdict(null),
+        "limit": None if judged_by is None else judged_by[0],
+        "times_null": _times(between, null),
+    }
+    commands = () if null is not None else (again,)
+    sentence = f"{_measured(between, names)} {_limit_sentence(between, judged_by, null)}"
+    return Line("routing on text", state, sentence, tuple(details), commands, evidence)
+
+
+def _measured(between: Switches, names: Sequence[str]) -> str:
+    error = ""
+    if between.error is not None:
+        over = f"{between.num_documents:,} documents"
+        error = f" (standard error {_percent(between.error)}, over {over})"
+    told = (
+        f"A and B choose differently in {_percent(between.share)} of layer-tokens{error}; "
+        f"{_percent(between.tokens_share)} of {between.num_tokens:,} tokens differ at one layer or "
+        "more"
+    )
+    if between.share == 0.0:
+        return f"{told}."
+    first, worst = next(iter(between.by_router)), between.worst
+    shares = [
+        f"{_percent(between.by_router[name])} in the {place} ({_where([name], names)})"
+        for place, name in (("first", first), ("worst", worst))
+    ]
+    return f"{told}; {', '.join(shares)}."
+
+
+def _limit(limit: float | None, null: Switches | None) -> tuple[float, str] | None:
+    """The largest share that passes, and where it comes from; None where nothing says."""
+    if limit is not None:
+        return limit, "--max-switched"
+    if null is None or null.share == 0.0:
+        return None  # of a run that repeats itself to the bit no limit follows
+    return _TIMES_NULL * null.share, "twice what A run again shows: --null"
+
+
+def _limit_sentence(
+    between: Switches, limit: tuple[float, str] | None, null: Switches | None
+) -> str:
+    if limit is None:
+        repeats = ", and A run again repeats itself" if null is not None else ""
+        return f"Measured, not judged: no limit was given (--max-switched, or --null){repeats}."
+    judged = "More than" if between.share > limit[0] else "Within"
+    return f"{judged} the limit of {_percent(limit[0])} ({limit[1]})."
+
+
+def _null_sentence(between: Switches, null: Switches | None) -> str:
+    if null is None:
+        return (
+            "How often A differs from itself in another run is not known: record A again, in other "
+            "batches or with other kernels, and add --null REC_A2."
+        )
+    told = (
+        f"A run again differs from itself in {_percent(null.share)} of layer-tokens, "
+        f"{_percent(null.tokens_share)} of {null.num_tokens:,} tokens at one layer or more"
+    )
+    times = _times(between, null)
+    if times is None:
+        return f"{told}: nothing to hold B against."
+    return f"{told}: B differs {times:.2g} times as often."
+
+
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:]}."
+
+
+def _percent(share: float) -> str:
+    """Three figures: a share near its limit must not look like it."""
+    return f"{100.0 * share:.3g} %"
+
+
+def _times(between: Switches, null: Switches | None) -> float | None:
+    """None where the null is not known, or 0."""
+    return between.share / null.share if null is not None and null.share > 0.0 else None
+
+
+def _ids_bytes(router: Router) -> int:
+    return bytes_per_token("ids", router.num_experts, router.rule.top_k, router.hidden_size)
+
+
+def _where(group: Sequence[str], names: Sequence[str]) -> str:
+    return places(group, {"routers": [{"name": name} for name in names]})

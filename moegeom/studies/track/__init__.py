@@ -1,0 +1,1 @@
+"""``moegeom track``: a series of checkpoints."""

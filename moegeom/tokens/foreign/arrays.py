@@ -1,0 +1,240 @@
+"""Foreign arrays as a token source: which array is which router, and the columns beside them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
+from moegeom.tokens.recording.columns import DTYPES, ColumnSource, UnknownColumns, unknown_columns
+from moegeom.tokens.recording.facts import router_slug
+from moegeom.tokens.rows import Rows
+from moegeom.tokens.source import Request
+from moegeom.tokens.stages import EXPERT_DTYPES, STAGE_TENSORS, StoredTensor
+from moegeom.tokens.stored import StoredSource
+
+#: Keys with these names are facts about tokens, one integer each, and no routers.
+COLUMN_KEYS = ("document", "position", "token_id")
+
+#: Tokens whose columns are read at once.
+_PIECE = 2**20
+
+COLUMN_DTYPES = tuple(EXPERT_DTYPES.values())
+
+
+def foreign_stage(path: Path, request: Request) -> Stage:
+    """The stage that the caller named; only stages with one array per router are read."""
+    if request.stage is None or len(STAGE_TENSORS[request.stage]) != 1:
+        raise UsageError(
+            f"{path.name}: stage {request.stage} is read from recordings only.",
+            "Write one with moegeom.tokens.recording.writer.RecordingWriter.",
+        )
+    return request.stage
+
+
+def foreign_tensor(path: Path, request: Request) -> StoredTensor:
+    """What each array of a foreign file is."""
+    return STAGE_TENSORS[foreign_stage(path, request)][0]
+
+
+def assign_routers(path: Path, keys: Collection[str], request: Request) -> dict[str, str]:
+    """The key of each router, in the checkpoint's order.
+
+    Without a router map every key must be understood; with one, keys that nothing names are left
+    alone, so that a file may hold more than is asked for. Arrays of routers that the checkpoint has
+    and that are not asked for are left alone always.
+    """
+    everybody = (*(one.name for one in request.known), *request.routers)
+    names = {alias: router for router in everybody for alias in (router, router_slug(router))}
+    router_map = expanded(request.router_map, keys)
+    names |= router_map
+    if len(keys) == len(request.routers) == 1 and not request.router_map:
+        names = dict(zip(keys, request.routers, strict=True))
+    keys_of: dict[str, list[str]] = {}
+    for key in keys:
+        keys_of.setdefault(names.get(key, ""), []).append(key)
+    unknown = keys_of.pop("", [])
+    absent = sorted(set(router_map) - set(keys))
+    for router in set(everybody) - set(request.routers):
+        keys_of.pop(router, None)
+    not_routers = [r for r in keys_of if request.routers and r not in request.routers]
+    twice = [router for router, found in keys_of.items() if len(found) > 1]
+    if (unknown and not request.router_map) or absent or not_routers or twice or not keys_of:
+        raise RecordingError(
+            f"{path.name}: cannot tell which array is which router: found {_listed(keys)}; "
+            f"expected {_listed(request.routers) or 'a router map'}"
+            + (f"; the map names {_listed(absent)}, which the file lacks" if absent else "")
+            + (f"; {_listed(not_routers)}: no such router" if not_routers else "")
+            + (f"; several arrays for {_listed(twice)}" if twice else "")
+            + ".",
+            _renaming(sorted(set(keys) - set(names), key=_numbered), request.routers),
+        )
+    order = request.routers or tuple(keys_of)
+    return {router: keys_of[router][0] for router in order if router in keys_of}
+
+
+def is_stack(keys: Collection[str], request: Request) -> bool:
+    """Whether the only array may hold all routers, [layers, tokens, width]."""
+    return len(keys) == 1 and not request.router_map and bool(request.routers)
+
+
+def assign_layers(
+    path: Path, key: str, layers: Sequence[Rows], request: Request
+) -> dict[str, Rows]:
+    """The layers of one array as those of the routers, in the checkpoint's order."""
+    if len(layers) == 1:
+        (router,) = assign_routers(path, (key,), request)
+        return {router: layers[0]}
+    everybody = tuple(one.name for one in request.known)
+    if len(layers) == len(everybody):
+        of_layer = dict(zip(everybody, layers, strict=True))
+        return {router: of_layer[router] for router in request.routers}
+    if len(layers) != len(request.routers):
+        shape = (len(layers), layers[0].num_rows, *layers[0].row_shape)
+        raise RecordingError(
+            f"{path.name}: {key} has shape {shape}, {len(layers)} layers; expected one for each "
+            f"router that is looked at: {_listed(request.routers)}.",
+            "Choose the routers that it holds with --layers, or save one array for each "
+            "router: np.savez(file, **{'text.3': array, ...}).",
+        )
+    return dict(zip(request.routers, layers, strict=True))
+
+
+def expanded(router_map: Mapping[str, str], keys: Collection[str]) -> dict[str, str]:
+    """A router map in which ``layer{i}=text/{i}`` has become an entry for each such key.
+
+    A pattern that no key follows stays as it is, and is missed like any other key.
+    """
+    found: dict[str, str] = {}
+    for key, router in router_map.items():
+        before, number, after = key.partition("{i}")
+        pattern = re.compile(re.escape(before) + r"([0-9]{1,5})" + re.escape(after))
+        numbers = [(k, m[1]) for k in keys if number and (m := pattern.fullmatch(k))]
+        found |= {k: router.replace("{i}", str(int(digits))) for k, digits in numbers}
+        if not numbers:
+            found[key] = router
+    return found
+
+
+def _numbered(key: str) -> list[int | str]:
+    """To sort ``layer10`` behind ``layer9``."""
+    return [int(p) if p.isdecimal() else p for p in re.split(r"([0-9]{1,9})", key)[1:]]
+
+
+def _renaming(unknown: Sequence[str], routers: Sequence[str]) -> str:
+    """The --map that would do, as far as numbers in the keys tell."""
+    parts = [re.fullmatch(r"(.*?)([0-9]{1,5})(.*)", key, re.DOTALL) for key in unknown]
+    numbered = [m for m in parts if m is not None]
+    shapes = {(m[1], m[3]) for m in numbered}
+    stacks = {router.partition("/")[0] for router in routers}
+    if len(numbered) == len(unknown) == len(routers) and len(shapes) == len(stacks) == 1:
+        (before, after), (stack,) = shapes.pop(), stacks
+        if {f"{stack}/{int(m[2])}" for m in numbered} == set(routers):
+            return f"Add --map {shlex.quote(f'{before}{{i}}{after}={stack}/{{i}}')}."
+    if unknown and len(unknown) == len(routers):
+        pairs = [shlex.quote(f"{k}={r}") for k, r in zip(unknown, routers, strict=True)]
+        return f"If they are in this order, add {' '.join(f'--map {pair}' for pair in pairs)}."
+    return (
+        "Name the arrays after the routers (text.3 for text/3), or say which is which with --map "
+        "KEY=ROUTER for each, or one --map 'layer{i}=text/{i}'; one array [layers, tokens, width] "
+        "needs neither."
+    )
+
+
+def foreign_source(
+    path: Path,
+    request: Request,
+    tensor: StoredTensor,
+    rows: Mapping[str, Rows],
+    columns: Mapping[str, Rows],
+) -> StoredSource:
+    """The token source made of ``rows`` (by router) and ``columns`` (by name, one wide)."""
+    first = next(iter(rows))
+    num_tokens = rows[first].num_rows
+    for name, found in {**rows, **columns}.items():
+        if found.num_rows != num_tokens:
+            raise RecordingError(
+                f"{path.name}: {name} has {found.num_rows} tokens; {first} has {num_tokens}."
+            )
+    documents = document_runs(columns["document"]) if "document" in columns else None
+    facts = SourceFacts(
+        name=path.resolve().name,
+        stage=foreign_stage(path, request),
+        num_tokens=num_tokens,
+        routers=tuple(rows),
+        domains=(),
+        has_documents=documents is not None,
+        has_chosen=not tensor.is_float,
+        num_documents=None if documents is None else documents.num_documents,
+        size_bytes=path.stat().st_size,
+    )
+    tensors = {router: {tensor.name: found} for router, found in rows.items()}
+    known = RowColumns(columns, documents) if columns else UnknownColumns()
+    return StoredSource(facts, tensors, known)
+
+
+@dataclass(frozen=True)
+class DocumentRuns:
+    """Where the document changes, token 0 among them, and how many documents there are."""
+
+    starts: Int64[np.ndarray, " runs"]
+    num_documents: int
+
+    def positions(self, start: int, stop: int) -> Int64[np.ndarray, " tokens"] | None:
+        """Positions in documents that stand in one piece each; None where one comes twice."""
+        if len(self.starts) != self.num_documents:
+            return None
+        token = np.arange(start, stop)
+        return token - self.starts[np.searchsorted(self.starts, token, side="right") - 1]
+
+
+def document_runs(rows: Rows) -> DocumentRuns:
+    """The runs of the column ``document``, which is read a piece at a time."""
+    starts, found = [], set[int]()
+    last = None
+    for start in range(0, rows.num_rows, _PIECE):
+        piece = np.empty((min(_PIECE, rows.num_rows - start), 1), DTYPES["document"])
+        rows.read_into(start, piece)
+        document = piece[:, 0]
+        is_new = np.diff(document, prepend=document[:1]) != 0
+        is_new[:1] = start == 0 or document[0] != last
+        starts.append(np.flatnonzero(is_new) + start)
+        found.update(document[is_new].tolist())
+        last = document[-1]
+    return DocumentRuns(np.concatenate(starts or [np.zeros(0, np.int64)]), len(found))
+
+
+class RowColumns(ColumnSource):
+    """Token columns read from arrays one wide; -1 for those that are not there.
+
+    Positions that are not there follow from the documents, where each stands in one piece.
+    """
+
+    def __init__(self, rows: Mapping[str, Rows], documents: DocumentRuns | None = None) -> None:
+        self._rows = rows
+        self._documents = documents
+
+    def read(self, start: int, stop: int) -> TokenColumns:
+        """Columns of tokens ``[start, stop)``."""
+        found = dict(vars(unknown_columns(stop - start)))
+        for name, rows in self._rows.items():
+            column = np.empty((stop - start, 1), DTYPES[name])
+            rows.read_into(start, column)
+            found[name] = column[:, 0]
+        if self._documents is not None and "position" not in self._rows:
+            positions = self._documents.positions(start, stop)
+            if positions is not None:
+                found["position"] = positions.astype(DTYPES["position"])
+        return TokenColumns(**found)
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:12])
+    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -1,0 +1,191 @@
+"""Arrays of numbers of any shape in NumPy's own formats; nothing is unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Integer, Shaped
+
+from moegeom.checkpoint.reading import CountingFile, ReadLog
+from moegeom.checkpoint.zipped import read_archive
+from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.core.files import open_regular
+from moegeom.tokens.foreign.npy import raw_npy_header
+from moegeom.tokens.stages import EXPERT_DTYPES, FLOAT_DTYPES
+from moegeom.tokens.traces.trace import TRACE_BYTES
+
+#: What the numbers of an array may be, and the word for it.
+_INTEGERS = frozenset(EXPERT_DTYPES.values())
+_NUMBERS = _INTEGERS | frozenset(FLOAT_DTYPES.values()) | {np.dtype(bool)}
+
+#: NotImplementedError is how zipfile refuses a version that it does not know.
+_BAD_ARCHIVE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+)
+
+#: How NumPy writes members. Others inflate without a bound: 4 KiB of bzip2 can be 90 MB.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+_IS_ENCRYPTED = 0x1
+
+#: Bytes that deflate makes of one, at most, with some to spare.
+_MOST_INFLATED = 1040
+
+#: Members that are looked at to recognise a file; reading it looks at all of them.
+_LOOKED_AT = 1000
+
+#: Bytes of a member that hold its header.
+_HEADER_BYTES = 4096
+
+
+@contextlib.contextmanager
+def npz_members(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[zipfile.ZipInfo]]]:
+    """An archive with its members: stored or deflated, each name once, none in another one.
+
+    Raises
+    ------
+    RecordingError
+        For any other archive, and for whatever goes wrong with its bytes inside the block.
+    """
+    try:
+        # first with a reader that is bounded by the size of the file, and refuses overlaps
+        read_archive(CountingFile(path, path.name, ReadLog()))
+    except CheckpointError as error:
+        raise RecordingError(error.message, error.hint) from None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            for info in members:
+                if info.compress_type not in _METHODS or info.flag_bits & _IS_ENCRYPTED:
+                    raise RecordingError(
+                        f"{path.name}: {info.filename:.80} is encrypted, or compressed otherwise "
+                        "than NumPy does.",
+                        "Write it with np.savez.",
+                    )
+                if info.file_size > _MOST_INFLATED * (info.compress_size + 1):
+                    raise RecordingError(
+                        f"{path.name}: {info.filename:.80} has {info.compress_size} bytes, which "
+                        f"cannot hold {info.file_size}."
+                    )
+            yield archive, members
+    except _BAD_ARCHIVE as error:
+        raise RecordingError(f"{path.name}: not a readable npz file ({str(error)[:80]}).") from None
+
+
+def parse_npy(raw: bytes, where: str) -> Integer[np.ndarray, "..."]:
+    """The array of integers in the bytes of one npy file.
+
+    Raises
+    ------
+    RecordingError
+        When the header is damaged, the numbers are no integers, or bytes are missing.
+    """
+    return _parsed(raw, where, _INTEGERS, "integers")
+
+
+def _parsed(raw: bytes, where: str, allowed: frozenset[np.dtype], word: str) -> np.ndarray:
+    stream = io.BytesIO(raw)
+    shape, is_fortran, dtype = raw_npy_header(stream, where)
+    if dtype.newbyteorder("=") not in allowed:
+        raise RecordingError(f"{where}: the array is {dtype}; expected {word}.")
+    if not all(size >= 0 for size in shape):
+        raise RecordingError(f"{where}: the array has shape {shape}.")
+    needed = math.prod(shape) * dtype.itemsize
+    start = stream.tell()
+    if needed > len(raw) - start:
+        raise RecordingError(
+            f"{where}: {len(raw) - start} bytes of numbers; shape {shape} of {dtype} needs "
+            f"{needed}. It is truncated.",
+            "Copy it again.",
+        )
+    found = np.frombuffer(raw, dtype, math.prod(shape), start)
+    return found.reshape(shape, order="F" if is_fortran else "C").astype(
+        dtype.newbyteorder("="), copy=False
+    )
+
+
+def npy_shape(path: Path) -> tuple[int, ...] | None:
+    """The shape of a file of integers; None for anything else."""
+    with open_regular(path, follows=True) as stream:
+        return _shape_of(stream.read(_HEADER_BYTES))
+
+
+def npz_shapes(path: Path) -> dict[str, tuple[int, ...] | None]:
+    """The shapes of the first members; None for what is no array of integers; empty if no archive.
+
+    For recognising a file: ``read_npz`` looks at every member.
+    """
+    try:
+        with npz_members(path) as (archive, members):
+            shapes = {}
+            for info in itertools.islice(members, _LOOKED_AT):
+                with archive.open(info) as member:
+                    shapes[_key(info)] = _shape_of(member.read(_HEADER_BYTES))
+            return shapes
+    except RecordingError:
+        return {}
+
+
+def read_npz(path: Path) -> dict[str, Integer[np.ndarray, "..."]]:
+    """Every member of an archive that holds nothing but integers.
+
+    Raises
+    ------
+    RecordingError
+        When it is damaged or too large.
+    """
+    return _read(path, _INTEGERS, "integers", TRACE_BYTES)
+
+
+def read_numbers(path: Path, most: int = TRACE_BYTES) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Every member of an archive that holds nothing but integers, floats and truth values.
+
+    Raises
+    ------
+    RecordingError
+        When it is damaged, or has more than ``most`` bytes of numbers.
+    """
+    return _read(path, _NUMBERS, "numbers", most)
+
+
+def _read(path: Path, allowed: frozenset[np.dtype], word: str, most: int) -> dict[str, np.ndarray]:
+    with npz_members(path) as (archive, members):
+        size = sum(info.file_size for info in members)
+        if size > most:
+            raise RecordingError(
+                f"{path.name}: {size:,} bytes of arrays, more than the {most:,} allowed.",
+                "Give less in one file.",
+            )
+        arrays = {}
+        for info in members:
+            with archive.open(info) as member:
+                # no more than the directory promised, whatever decompression would give
+                raw = member.read(info.file_size)
+            arrays[_key(info)] = _parsed(raw, f"{path.name}: {info.filename}", allowed, word)
+        return arrays
+
+
+def _key(info: zipfile.ZipInfo) -> str:
+    return info.filename.removesuffix(".npy")
+
+
+def _shape_of(raw: bytes) -> tuple[int, ...] | None:
+    try:
+        shape, _, dtype = raw_npy_header(io.BytesIO(raw), "")
+    except RecordingError:
+        return None
+    return shape if dtype.kind in "iu" else None

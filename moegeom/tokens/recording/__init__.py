@@ -1,0 +1,1 @@
+"""Recordings of moegeom: written, resumed, merged, read."""

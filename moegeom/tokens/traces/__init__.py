@@ -1,0 +1,1 @@
+"""Choices that engines and trainers wrote, cleaned and aligned."""

@@ -1,0 +1,123 @@
+"""JSON that nobody vouches for, one record at a time: lines, one object, or a list of objects."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.files import open_regular
+from moegeom.tokens.traces.trace import TRACE_BYTES
+
+#: One record. The choices of 16 000 tokens in 60 layers, as base64 of 32-bit integers.
+RECORD_BYTES = 48_000_000
+
+#: Values in one record; an empty list takes 60 bytes of memory and two of text.
+RECORD_VALUES = 3_000_000
+
+#: What is looked at to recognise a file: past long texts and token ids of the first answers.
+_LOOKED_AT = 8_000_000
+
+_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+
+def shows(path: Path, *patterns: bytes) -> bool:
+    """Whether a JSON file has every one of ``patterns`` near its beginning."""
+    if not path.name.endswith(_SUFFIXES) or not path.is_file():
+        return False
+    with open_regular(path, follows=True) as stream:
+        beginning = stream.read(_LOOKED_AT)
+    return all(re.search(pattern, beginning) for pattern in patterns)
+
+
+def json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place in the file, object) of every record.
+
+    Raises
+    ------
+    RecordingError
+        When the file or a record is too large, malformed, or no object.
+    """
+    size = path.stat().st_size
+    if size > TRACE_BYTES:
+        raise RecordingError(
+            f"{path.name}: has {size:,} bytes, more than the {TRACE_BYTES:,} allowed.",
+            "Cut it into several files.",
+        )
+    with open_regular(path, follows=True) as stream:
+        first = stream.readline(RECORD_BYTES + 1)
+        stream.seek(0)
+        if _is_object(first):
+            yield from _lines(path.name, stream.readline)
+        else:
+            yield from _document(path.name, stream.read(RECORD_BYTES + 1))
+
+
+def whole_number(record: Mapping[str, Any], key: str, where: str) -> int:
+    """The number from 0 to 2^31 - 1 that a record holds under ``key``.
+
+    Raises
+    ------
+    RecordingError
+        When there is none.
+    """
+    value = record.get(key)
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise RecordingError(f"{where}: '{key}' is {value!r:.40}; expected a whole number.")
+    return value
+
+
+def _lines(name: str, read: Callable[[int], bytes]) -> Iterator[tuple[str, dict[str, Any]]]:
+    number = 0
+    while line := read(RECORD_BYTES + 1):
+        number += 1
+        if line.strip():
+            where = f"{name}: line {number}"
+            yield where, _object(_parse(line, where), where)
+
+
+def _document(name: str, raw: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    found = _parse(raw, name)
+    for number, item in enumerate(found if isinstance(found, list) else [found], start=1):
+        where = f"{name}: entry {number}" if isinstance(found, list) else name
+        yield where, _object(item, where)
+
+
+def _is_object(line: bytes) -> bool:
+    """Whether a first line is a record of its own."""
+    text = line.strip()
+    return text.startswith(b"{") and text.endswith(b"}")
+
+
+def _object(found: Any, where: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise RecordingError(f"{where}: holds a {type(found).__name__}; expected an object.")
+    return found
+
+
+def _parse(raw: bytes, where: str) -> Any:
+    if len(raw) > RECORD_BYTES:
+        raise RecordingError(
+            f"{where}: has more than the {RECORD_BYTES:,} bytes allowed for one record.",
+            "Write one response per line (JSONL).",
+        )
+    values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    if values > RECORD_VALUES:
+        raise RecordingError(
+            f"{where}: has {values:,} values, more than the {RECORD_VALUES:,} allowed in one "
+            "record.",
+            "Write one response per line; newer engines write ids as base64.",
+        )
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise RecordingError(f"{where}: is nested too deeply.") from None
+    except UnicodeDecodeError as error:
+        raise RecordingError(f"{where}: is not UTF-8 at byte {error.start}.") from None
+    except ValueError as error:  # malformed, or an integer of thousands of digits
+        raise RecordingError(
+            f"{where}: is not JSON ({str(error)[:80]}).", "Is it truncated? Copy it again."
+        ) from None

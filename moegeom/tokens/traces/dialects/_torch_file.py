@@ -1,0 +1,224 @@
+"""What ``torch.save`` wrote, as plain values: tensors and NumPy arrays of integers, and no code.
+
+The pickle is interpreted with the allow-list of checkpoints; NumPy arrays, which trainers put
+beside tensors, are read as data too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer
+
+from moegeom.checkpoint.formats._pytorch_archive import TorchArchive
+from moegeom.checkpoint.formats._pytorch_globals import (
+    ALLOWED,
+    StoredTensor,
+    UnreadableTensor,
+    storage_of,
+)
+from moegeom.checkpoint.pickle.pickled import PICKLE_BYTES, unpickle
+from moegeom.checkpoint.reading import CountingFile, ReadLog
+from moegeom.checkpoint.zipped import Archive, read_archive
+from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.tokens.traces.trace import TRACE_BYTES
+
+#: Bytes of the length in front of a text, by protocol.
+_LENGTH_BYTES = (1, 4)
+
+#: What an array costs at least.
+_LEAST_SPENT = 1024
+
+#: dtypes of NumPy by the code in a pickle.
+_CODES = {f"{kind}{size}": f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"b1": "b1"}
+
+
+@dataclass(eq=False)
+class PickledArray:
+    """A NumPy array as a pickle describes it; nothing is checked before it is asked for."""
+
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+@dataclass(eq=False)
+class _PickledDtype:
+    code: Any
+    order: Any = "<"
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = state[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Encoded:
+    """Bytes that protocol 2 spells as text."""
+
+    text: Any
+    encoding: Any
+
+
+def _array(*_: Any) -> PickledArray:
+    return PickledArray()
+
+
+def _array_of_buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> PickledArray:
+    return PickledArray((1, shape, dtype, order == "F", raw))
+
+
+def _dtype(code: Any, *_: Any) -> _PickledDtype:
+    return _PickledDtype(code)
+
+
+_ALLOWED: Mapping[str, Any] = {
+    **ALLOWED,
+    "numpy.core.multiarray._reconstruct": _array,
+    "numpy._core.multiarray._reconstruct": _array,
+    "numpy.core.numeric._frombuffer": _array_of_buffer,
+    "numpy._core.numeric._frombuffer": _array_of_buffer,
+    "numpy.dtype": _dtype,
+    "_codecs.encode": _Encoded,
+}
+
+
+@dataclass(frozen=True)
+class TorchFile:
+    """One file; ``root`` is whatever was saved."""
+
+    label: str
+    archive: TorchArchive
+    _budget: list[int] = field(default_factory=lambda: [TRACE_BYTES])
+
+    @property
+    def root(self) -> Any:
+        return self.archive.root
+
+    def array(self, found: Any, where: str) -> np.ndarray:
+        """A tensor, a NumPy array or a flat list of integers.
+
+        Raises
+        ------
+        RecordingError
+            When it is none of them, damaged, or when all arrays together are too large.
+        """
+        if isinstance(found, StoredTensor | UnreadableTensor):
+            view = self.archive.view(found, where)
+            self._spend(view.size_bytes, where)
+            return _integers(self.archive.read(view, where), where)
+        if isinstance(found, PickledArray):
+            return _numpy(found, where, self._spend)
+        # flat only: lists in a pickle may hold each other over and over
+        if isinstance(found, list):
+            self._spend(8 * len(found), where)
+            if all(type(item) is int and abs(item) < 2**62 for item in found):
+                return np.array(found, np.int64)
+        raise RecordingError(f"{where}: holds {type(found).__name__}; expected an array.")
+
+    def _spend(self, size: int, where: str) -> None:
+        # one array may be referred to a million times, and each time is work
+        self._budget[0] -= max(size, _LEAST_SPENT)
+        if self._budget[0] < 0:
+            raise RecordingError(
+                f"{where}: tensors of more than {TRACE_BYTES:,} bytes in one file.",
+                "Give the requests in several files.",
+            )
+
+
+def open_torch_file(path: Path) -> TorchFile:
+    """The file, its pickle read and no tensor.
+
+    Raises
+    ------
+    CheckpointError
+        When it is no archive of torch, or its pickle names what is not allowed.
+    """
+    archive, folder, raw = _archive(path)
+    root = unpickle(raw, path.name, _ALLOWED, storage_of)
+    return TorchFile(path.name, TorchArchive(archive, folder, root))
+
+
+def has_keys(path: Path, *keys: str) -> bool:
+    """Whether a ``.pt`` file mentions every one of ``keys``, to recognise it by; not what holds it.
+
+    The pickle is searched for texts of that length and content, and not interpreted.
+    """
+    if path.suffix not in (".pt", ".pth") or not path.is_file():
+        return False
+    try:
+        _, _, raw = _archive(path)
+    except CheckpointError:
+        return False
+    return all(any(_spelled(key, width) in raw for width in _LENGTH_BYTES) for key in keys)
+
+
+def _spelled(key: str, width: int) -> bytes:
+    """A text as a pickle spells it: behind its length."""
+    return len(key).to_bytes(width, "little") + key.encode()
+
+
+def _archive(path: Path) -> tuple[Archive, str, bytes]:
+    archive = read_archive(CountingFile(path, path.name, ReadLog()))
+    roots = [
+        name for name in archive.entries if name.count("/") == 1 and name.endswith("/data.pkl")
+    ]
+    if len(roots) != 1:
+        raise CheckpointError(
+            f"{path.name}: holds {len(roots)} pickles of data, expected the one of torch.save."
+        )
+    return archive, roots[0].removesuffix("/data.pkl"), archive.read(roots[0], PICKLE_BYTES)
+
+
+def _integers(found: np.ndarray, where: str) -> Integer[np.ndarray, "..."]:
+    if found.dtype.kind not in "iub":
+        raise RecordingError(f"{where}: holds {found.dtype}; expected integers.")
+    return found
+
+
+def _numpy(
+    found: PickledArray, where: str, spend: Callable[[int, str], None]
+) -> Integer[np.ndarray, "..."]:
+    """A pickled array: (version, shape, dtype, is_fortran, bytes)."""
+    refusal = RecordingError(f"{where}: a NumPy array that is damaged or of no integers.")
+    state = found.state
+    if type(state) is not tuple or len(state) != 5:
+        raise refusal
+    _, shape, dtype, is_fortran, content = state
+    if not isinstance(dtype, _PickledDtype) or type(shape) is not tuple or len(shape) > 16:
+        raise refusal
+    if not isinstance(dtype.code, str) or dtype.code not in _CODES:
+        raise refusal
+    if not isinstance(dtype.order, str) or dtype.order not in ("<", "|"):
+        raise refusal
+    text = content.text if isinstance(content, _Encoded) else content
+    if not isinstance(text, str | bytes):
+        raise refusal
+    spend(len(text), where)
+    raw = _bytes(content, refusal)
+    if not all(type(size) is int and 0 <= size < 2**40 for size in shape):
+        raise refusal
+    kept = np.dtype(_CODES[dtype.code])
+    if math.prod(shape) * kept.itemsize != len(raw):
+        raise RecordingError(
+            f"{where}: {len(raw)} bytes; shape {shape} of {kept} needs "
+            f"{math.prod(shape) * kept.itemsize}.",
+            "The file is truncated; copy it again.",
+        )
+    return np.frombuffer(raw, kept).reshape(shape, order="F" if is_fortran is True else "C")
+
+
+def _bytes(content: Any, refusal: RecordingError) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    if isinstance(content, _Encoded) and content.encoding == "latin1":
+        try:
+            return content.text.encode("latin1")
+        except UnicodeEncodeError:
+            raise refusal from None
+    raise refusal

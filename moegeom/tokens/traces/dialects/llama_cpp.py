@@ -1,0 +1,195 @@
+"""llama.cpp, ``llama-eval-callback``: the text of every tensor that was computed.
+
+The chosen experts of layer N are ``ffn_moe_topk-N``, k numbers for each token of a batch, in
+descending order of their selection scores. An axis longer than 6 is printed with a gap, so that ids
+are whole only for k <= 6, and only in batches of at most 6 tokens (each generated token is one).
+The last layer is computed for those tokens alone whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int32
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.files import open_regular
+from moegeom.tokens.traces.dialect import Dialect
+from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
+
+#: Numbers of an axis beyond which a gap is printed.
+_SHOWN = 6
+
+_LINE_BYTES = 4096
+
+#: Text of a log that is looked at to recognise it.
+_LOOKED_AT = 4_000_000
+
+_PRINTERS = (b"common_debug_cb_eval:", b"ggml_debug:")
+
+_HEADER = re.compile(
+    rb"ffn_moe_topk-(\d{1,4}) .{0,400}= \{(\d{1,9}), (\d{1,9}), (\d{1,9}), (\d{1,9})\}"
+)
+_NUMBER = re.compile(rb"-?\d{1,9}\.\d+")
+
+
+@dataclass(frozen=True, eq=False)
+class _Printed:
+    """One printed tensor; ``ids`` is None where it has a gap."""
+
+    where: str
+    layer: int
+    num_tokens: int
+    top_k: int
+    ids: Int32[np.ndarray, "tokens slots"] | None
+
+
+def recognises(path: Path) -> bool:
+    """True for a text in which a tensor of chosen experts is printed."""
+    if path.suffix not in (".log", ".txt", "") or not path.is_file():
+        return False
+    with open_regular(path, follows=True) as stream:
+        text = stream.read(_LOOKED_AT)
+    return any(printer in text for printer in _PRINTERS) and b"ffn_moe_topk-" in text
+
+
+def read(path: Path) -> Trace:
+    """All tokens in the order of the log, as one request."""
+    parts: list[Int32[np.ndarray, "tokens layers slots"]] = []
+    gaps, uncomputed, size, layers = 0, 0, 0, ()
+    for batch in _batches(path):
+        layers = layers or tuple(printed.layer for printed in batch)
+        found = tuple(printed.layer for printed in batch)
+        if found != layers:
+            raise RecordingError(
+                f"{batch[0].where}: a batch has {len(found)} layers with choices, the one before "
+                f"it {len(layers)}.",
+                "The log was cut off, or lines are missing.",
+            )
+        wide = next((printed for printed in batch if printed.top_k > _SHOWN), None)
+        if wide is not None:
+            raise RecordingError(
+                f"{wide.where}: elided: {wide.top_k} experts a token, of which the log shows the "
+                f'first 3 and the last 3 ("...").',
+                "Record with moegeom capture, or count with llama-imatrix.",
+            )
+        if any(printed.ids is None for printed in batch):
+            gaps += 1
+            continue
+        # the last layer leaves out tokens whose logits nobody wants
+        num_rows = batch[-1].num_tokens
+        rows = [printed.ids[-num_rows:] for printed in batch if printed.ids is not None]
+        lengths = {printed.num_tokens for printed in batch[:-1]} or {num_rows}
+        if len(lengths) > 1 or max(lengths) < num_rows or num_rows not in (1, max(lengths)):
+            raise RecordingError(
+                f"{batch[0].where}: layers of one batch have {sorted(lengths)} tokens, the last "
+                f"{num_rows}; expected as many, or 1."
+            )
+        uncomputed += max(lengths) - num_rows
+        parts.append(np.stack(rows, axis=1))
+        size += parts[-1].nbytes
+        if size > TRACE_BYTES:
+            raise RecordingError(f"{path.name}: more than {TRACE_BYTES:,} bytes of ids.")
+    if not parts:
+        raise RecordingError(
+            f"{path.name}: elided: {gaps} batches, each of more than {_SHOWN} tokens, of which the "
+            f'log shows the first 3 and the last 3 ("...").',
+            "Generate token by token, record with moegeom capture, or count with llama-imatrix.",
+        )
+    said = (
+        (gaps, f"batches of more than {_SHOWN} tokens, which the log shows with gaps, left out"),
+        (uncomputed, "tokens left out because the last layer was not computed for them"),
+    )
+    return Trace(
+        path.name,
+        "llama.cpp eval-callback",
+        (RequestTrace("log", _joined(parts, path.name)),),
+        layers=layers,
+        ids_are="logical",
+        has_documents=False,
+        notes=tuple(f"{text}: {count:,}" for count, text in said if count),
+    )
+
+
+def _joined(parts: list[np.ndarray], name: str) -> Int32[np.ndarray, "tokens layers slots"]:
+    shapes = {part.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise RecordingError(
+            f"{name}: batches have {sorted(shapes)} (layers, experts); expected one shape.",
+            "The log is of two models.",
+        )
+    return np.concatenate(parts)
+
+
+def _batches(path: Path) -> Iterator[list[_Printed]]:
+    """Tensors by batch: a batch ends where layers begin again."""
+    batch: list[_Printed] = []
+    for printed in _tensors(path):
+        if batch and printed.layer <= batch[-1].layer:
+            yield batch
+            batch = []
+        batch.append(printed)
+    if batch:
+        yield batch
+
+
+def _tensors(path: Path) -> Iterator[_Printed]:
+    with open_regular(path, follows=True) as stream:
+        number = 0
+        while line := stream.readline(_LINE_BYTES):
+            number += 1
+            if b"ffn_moe_topk-" not in line:
+                continue
+            header = _HEADER.search(line)
+            # a view of it is an argument of the next tensors too
+            if header is None or line.index(b"ffn_moe_topk-") > line.index(b"="):
+                continue
+            where = f"{path.name}: line {number}"
+            layer, top_k, num_tokens, *others = map(int, header.groups())
+            if others != [1, 1] or not 0 < top_k <= 4096:
+                raise RecordingError(
+                    f"{where}: {top_k} x {num_tokens} x {others}; expected experts x tokens."
+                )
+            body: list[bytes] = []
+            while len(body) < 64 and (line := stream.readline(_LINE_BYTES)):
+                number += 1
+                if b"sum = " in line:
+                    break
+                body.append(line)
+            ids = _parse(body, line, num_tokens, top_k, where)
+            yield _Printed(where, layer, num_tokens, top_k, ids)
+
+
+def _parse(
+    body: list[bytes], last: bytes, num_tokens: int, top_k: int, where: str
+) -> Int32[np.ndarray, "tokens slots"] | None:
+    """The ids, held against the printed sum; None where there is a gap."""
+    if num_tokens > _SHOWN or top_k > _SHOWN:
+        return None
+    rows = [found for line in body if (found := _NUMBER.findall(line))]
+    total = _NUMBER.search(last.partition(b"sum = ")[2])
+    if len(rows) != num_tokens or any(len(row) != top_k for row in rows) or total is None:
+        raise RecordingError(
+            f"{where}: {len(rows)} rows of {sorted({len(row) for row in rows})} numbers and "
+            f"{'a' if total else 'no'} sum; expected {num_tokens} of {top_k}.",
+            "The log was cut off.",
+        )
+    ids = np.array([[float(value) for value in row] for row in rows])
+    if (ids != np.rint(ids)).any() or ids.sum() != float(total[0]):
+        raise RecordingError(
+            f"{where}: ids {ids.tolist()} with sum {ids.sum():g}; the log says {float(total[0]):g}."
+        )
+    return ids.astype(np.int32)
+
+
+DIALECT = Dialect(
+    name="llama_cpp",
+    versions="common/debug.cpp 27c299a6ec and examples/eval-callback fe0686164d (2025, 2026)",
+    source="llama.cpp common/debug.cpp (common_debug_print_tensor), build_moe_ffn",
+    recognises=recognises,
+    read=read,
+)
