@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from moegeom.cells.screen import RouterCells
+from moegeom.cells.record import RouterCells
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.study.study import cells
 from moegeom.document.markdown import table_row

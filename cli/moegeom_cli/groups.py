@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
@@ -19,12 +20,13 @@ from moegeom_cli.options import FamilyFile, Overwrite, PrintFormat, Quiet, Resta
 from moegeom_cli.streams import Format, Watching, has_colours, parse_map, watching, width
 
 if TYPE_CHECKING:
-    from moegeom.core.registry import Registry
     from moegeom.core.tokens import Stage
+    from moegeom.document.model import Document, View
 
 _UNKNOWN = "Unknown architectures"
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def with_groups(run: Callable[..., R]) -> Callable[..., R]:
@@ -263,9 +265,13 @@ class ScreenOptions:
         if not self.quiet:
             typer.echo(text, err=True)
 
-    def show(self, reporters: Registry[Any], *found: Any, is_ascii: bool = False) -> None:
-        """Prints what was found, in the format asked for."""
-        from moegeom.document import View
+    def show(
+        self, document: Callable[[T, View], Document], found: T, is_ascii: bool = False
+    ) -> None:
+        """Prints what was found, in the format asked for; bars of blocks only where they show."""
+        from moegeom.document.model import View
+        from moegeom.document.render import render
 
-        view = View(width(), has_colours(), self.all_layers, is_ascii)
-        typer.echo(reporters[self.format.value].render(*found, view), nl=False)
+        is_plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
+        view = View(width(), has_colours(), self.all_layers, is_plain)
+        typer.echo(render(document(found, view), self.format.value, view), nl=False)

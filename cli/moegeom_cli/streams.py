@@ -20,6 +20,7 @@ class Format(StrEnum):
     table = "table"
     json = "json"
     md = "md"
+    html = "html"
 
 
 def error_line(message: str, hint: str, notes: str = "", columns: int | None = None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moegeom.studies.explain.screen import Cause, Explanation
+from moegeom.studies.explain.record import Cause, Explanation
 from tests.museum.two_runs import TwoRuns
 
 

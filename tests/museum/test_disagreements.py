@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from moegeom.studies.explain.screen import VERDICTS
+from moegeom.studies.explain.record import VERDICTS
 from tests.museum.disagreement import Hall, all_pairs, labels
 from tests.museum.disagreements import DISAGREEMENTS
 from tests.museum.disagreements_page import PAGE

@@ -14,7 +14,7 @@ import torch
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
-from moegeom.studies.explain.screen import Explanation
+from moegeom.studies.explain.record import Explanation
 from moegeom.studies.explain.study import ExplainRequest, explain
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.checkpoint import Checkpoint, name_of

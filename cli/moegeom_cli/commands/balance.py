@@ -29,7 +29,7 @@ def run(
     overwrite: Overwrite = False,
 ) -> None:
     """Does a selection bias exist that balances these tokens, and does it hold on others?"""
-    from moegeom.studies.balance.screen import BALANCE_REPORTERS
+    from moegeom.studies.balance.record import BALANCE_REPORTERS
     from moegeom.studies.balance.study import BalanceRequest, balance
 
     request = BalanceRequest(

@@ -58,7 +58,7 @@ def run(
 ) -> None:
     """Which tokens are about to change experts, under which arithmetic, and how much moves."""
     from moegeom.results.reader import is_results, open_results
-    from moegeom.studies.boundary.screen import EXPOSURE_REPORTERS, exposure_of
+    from moegeom.studies.boundary.record import EXPOSURE_REPORTERS, exposure_of
     from moegeom.studies.boundary.study import ExposureRequest, measure_exposure
 
     if is_results(Path(checkpoint)):

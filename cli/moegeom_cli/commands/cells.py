@@ -98,7 +98,7 @@ def run(
     ] = None,
 ) -> None:
     """List the routing cells and walls of a slice, prove or refute one set, or draw them."""
-    from moegeom.cells.screen import ENUMERATION_REPORTERS
+    from moegeom.cells.record import ENUMERATION_REPORTERS
     from moegeom.cells.study.request import CellsRequest, parse_view
     from moegeom.cells.study.study import cells
     from moegeom.core.verdict import EXIT_INCONCLUSIVE

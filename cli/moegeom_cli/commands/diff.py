@@ -47,7 +47,7 @@ def run(
     ] = None,
 ) -> None:
     """Say what happened to each router from A to B; on tokens, which figures changed."""
-    from moegeom.studies.diff.screen import DIFFERENCE_REPORTERS
+    from moegeom.studies.diff.record import DIFFERENCE_REPORTERS
     from moegeom.studies.diff.study import DifferenceRequest, difference
 
     request = DifferenceRequest(

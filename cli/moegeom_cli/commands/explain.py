@@ -38,7 +38,7 @@ def run(
 ) -> None:
     """Say why B chose other experts than A for the same tokens: one verdict, with its evidence."""
     from moegeom.core.verdict import EXIT_INCONCLUSIVE
-    from moegeom.studies.explain.screen import EXPLANATION_REPORTERS
+    from moegeom.studies.explain.record import EXPLANATION_REPORTERS
     from moegeom.studies.explain.study import ExplainRequest, explain
 
     request = ExplainRequest(

@@ -34,7 +34,7 @@ def run(
     ] = None,
 ) -> int:
     """Sign off an export B of A: exit code 0 passed, 1 failed, 4 inconclusive."""
-    from moegeom.studies.signoff.screen import SIGNOFF_REPORTERS
+    from moegeom.studies.signoff.document import document
     from moegeom.studies.signoff.study import SignOffRequest, sign_off
 
     request = SignOffRequest(
@@ -47,5 +47,5 @@ def run(
         **model.terms,
     )
     found = sign_off(request)
-    screen.show(SIGNOFF_REPORTERS, found)
+    screen.show(document, found)
     return found.exit_code

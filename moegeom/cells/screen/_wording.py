@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from moegeom.cells.screen._enumeration import (
+from moegeom.cells.record import (
     Answer,
     Between,
     Cells,

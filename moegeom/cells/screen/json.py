@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from moegeom.cells.screen._enumeration import Enumerations
+from moegeom.cells.record import Enumerations
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.strict_json import document_text

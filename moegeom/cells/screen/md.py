@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moegeom.cells.screen._enumeration import Enumerations
+from moegeom.cells.record import Enumerations
 from moegeom.cells.screen._wording import answer_sentences, sentences, summary_of
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import routers_line, rule_line, tokens_line

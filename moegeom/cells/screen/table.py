@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from moegeom.cells.screen._enumeration import Enumerations, RouterCells
+from moegeom.cells.record import Enumerations, RouterCells
 from moegeom.cells.screen._wording import answer_sentences, sentences, summary_of
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line

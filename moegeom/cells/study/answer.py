@@ -9,7 +9,7 @@ import numpy as np
 
 from moegeom.cells.exact.certificate import cell_certificate
 from moegeom.cells.exact.certificate_check import CellPoint, Weights, check_certificate
-from moegeom.cells.screen import Answer
+from moegeom.cells.record import Answer
 from moegeom.cells.study.slices import AskedSlice
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router

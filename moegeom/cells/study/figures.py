@@ -8,7 +8,7 @@ from moegeom.cells.exact.crossings import crossing_rate
 from moegeom.cells.graph.visited_graph import visited_graph
 from moegeom.cells.graph.wall_graph import wall_graph
 from moegeom.cells.plane.subspace import Slice
-from moegeom.cells.screen import Between, Cells, NullCells, Visited
+from moegeom.cells.record import Between, Cells, NullCells, Visited
 from moegeom.cells.study.found import FoundCells, find_cells
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.study.tokens import TokenSample

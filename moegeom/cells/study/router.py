@@ -16,7 +16,7 @@ from moegeom.cells.plane.raster import plane_raster
 from moegeom.cells.plane.raster_frame import Frame, PixelState, Raster
 from moegeom.cells.plane.raster_slice import plane_router
 from moegeom.cells.plane.subspace import Slice
-from moegeom.cells.screen import Cells, Outcome, RouterCells
+from moegeom.cells.record import Cells, Outcome, RouterCells
 from moegeom.cells.study.figures import between_of, facts_of, null_of, visited_of
 from moegeom.cells.study.found import FoundCells, domain_text, find_cells, with_witnesses
 from moegeom.cells.study.frame import frame_of

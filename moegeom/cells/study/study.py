@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moegeom.cells.screen import Answer, Enumerations, RouterCells
+from moegeom.cells.record import Answer, Enumerations, RouterCells
 from moegeom.cells.study.answer import answer
 from moegeom.cells.study.files import CellFiles
 from moegeom.cells.study.pictures import draw

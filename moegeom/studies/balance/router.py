@@ -30,7 +30,7 @@ from moegeom.kernels.quantities import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.balance.program.bias import balancing_bias, score_spread, twin_experts
 from moegeom.studies.balance.program.passes import balance_by_updates
-from moegeom.studies.balance.screen import HeldOut, Loads, Meaning, RouterBalance
+from moegeom.studies.balance.record import HeldOut, Loads, Meaning, RouterBalance
 
 #: First step of the updates of a rule with groups, in spreads of the selection scores.
 _FIRST_STEP = 0.2

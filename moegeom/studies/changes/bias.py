@@ -12,7 +12,7 @@ from moegeom.core.precision import mantissa_bits
 from moegeom.core.router import Router, Rule
 from moegeom.geometry.arithmetic.cast_match import cast_of
 from moegeom.studies.changes.words import change
-from moegeom.studies.diff.screen import Change
+from moegeom.studies.diff.record import Change
 
 
 @dataclass(frozen=True, eq=False)

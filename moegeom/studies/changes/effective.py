@@ -20,7 +20,7 @@ from moegeom.geometry.rows.row_change import (
 from moegeom.geometry.rows.row_matching import matched_places
 from moegeom.studies.changes.row_pair import RowPair, stored_bits
 from moegeom.studies.changes.words import change
-from moegeom.studies.diff.screen import Change, percent
+from moegeom.studies.diff.record import Change, percent
 
 #: A change is named when it takes away at least half of the distance that was left: three quarters
 #: of the squared change.

@@ -12,7 +12,7 @@ from moegeom.core.router import Rule
 from moegeom.document.verdict_text import places
 from moegeom.studies.changes.effective import UNRELATED
 from moegeom.studies.changes.words import change
-from moegeom.studies.diff.screen import RouterChange
+from moegeom.studies.diff.record import RouterChange
 
 #: A router is that of another layer when it is nearer to it than this share of its own length: rows
 #: that have nothing to do with each other are 1.4 lengths apart.

@@ -12,7 +12,7 @@ from moegeom.core.populations import is_whole
 from moegeom.metrics import METRICS
 from moegeom.results.reader import ResultsView
 from moegeom.studies.changes.figure_columns import SAME_TEST, is_free_of_t, least_tokens
-from moegeom.studies.diff.screen import FigureChange, Figures
+from moegeom.studies.diff.record import FigureChange, Figures
 
 #: Probability that any figure is called changed by chance.
 LEVEL = 0.05

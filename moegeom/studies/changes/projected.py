@@ -18,7 +18,7 @@ from moegeom.studies.changes.effective import explained
 from moegeom.studies.changes.router import permuted
 from moegeom.studies.changes.row_pair import RowPair
 from moegeom.studies.changes.words import change
-from moegeom.studies.diff.screen import Change, RouterChange, percent
+from moegeom.studies.diff.record import Change, RouterChange, percent
 
 Row = Mapping[str, Any]
 

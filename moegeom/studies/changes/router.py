@@ -15,7 +15,7 @@ from moegeom.studies.changes.bias import Biases, bias_changes
 from moegeom.studies.changes.effective import UNRELATED, effective_changes, place_of
 from moegeom.studies.changes.row_pair import row_pair
 from moegeom.studies.changes.words import change
-from moegeom.studies.diff.screen import Change, RouterChange, percent
+from moegeom.studies.diff.record import Change, RouterChange, percent
 
 #: Hashes of the experts of one router; None where they are not known.
 Samples = Sequence[str] | None

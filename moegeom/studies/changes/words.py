@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.router import Rule
-from moegeom.studies.diff.screen import Change
+from moegeom.studies.diff.record import Change
 
 Meaning = Callable[[Rule], str]
 

@@ -18,7 +18,7 @@ from moegeom.pipeline import Terms, lint
 from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.router.describe import rule_origin
 from moegeom.router.load import load_routers
-from moegeom.studies.diff.screen import Side
+from moegeom.studies.diff.record import Side
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from moegeom.studies.changes.projected import ProjectedRouters, compare_projecte
 from moegeom.studies.changes.router import Samples, compare_routers
 from moegeom.studies.changes.row_pair import effective_rows_of
 from moegeom.studies.changes.rule import rule_differences
-from moegeom.studies.diff.screen import Difference, Figures, RouterChange, Side
+from moegeom.studies.diff.record import Difference, Figures, RouterChange, Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 
 #: Names of the two sides in messages and of their results under ``--out``.

@@ -12,7 +12,7 @@ from moegeom.engine.prepared import PreparedRouter
 from moegeom.geometry.rows.expert_matching import overlap_beyond_chance
 from moegeom.geometry.selection.admitted_sets import TIES
 from moegeom.studies.explain.noise import Nearest, flip_noise
-from moegeom.studies.explain.screen import FlipNoise, LayerEvidence, Tried
+from moegeom.studies.explain.record import FlipNoise, LayerEvidence, Tried
 from moegeom.studies.explain.sides import Sides
 from moegeom.studies.explain.trials import Choices, Trial, inputs, trials
 from moegeom.studies.explain.weights import weight_rule

@@ -12,7 +12,7 @@ from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.tokens import TokenColumns
-from moegeom.studies.explain.screen import LogProbs
+from moegeom.studies.explain.record import LogProbs
 
 if TYPE_CHECKING:
     import pyarrow as pa

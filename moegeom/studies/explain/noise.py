@@ -13,7 +13,7 @@ from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 from moegeom.geometry.noise.calibration import noise_between
 from moegeom.geometry.noise.upstream import upstream_noise
 from moegeom.geometry.noise.wall_sigmas import wall_sigmas
-from moegeom.studies.explain.screen import FlipNoise
+from moegeom.studies.explain.record import FlipNoise
 from moegeom.studies.explain.sides import Sides
 from moegeom.tokens.stages import INPUT_STAGES
 

@@ -27,7 +27,7 @@ from moegeom.pipeline import Watch, examine_tokens, open_source, select_layers
 from moegeom.router.load import load_routers
 from moegeom.studies.explain.layer import layer_evidence, left_over
 from moegeom.studies.explain.log_probs import log_probs
-from moegeom.studies.explain.screen import Explanation, LayerEvidence
+from moegeom.studies.explain.record import Explanation, LayerEvidence
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.trials import Choices, prepared_for
 from moegeom.studies.explain.verdict import Evidence, verdict

@@ -16,7 +16,7 @@ from moegeom.engine.switching import engine_logits
 from moegeom.geometry.selection.admitted_sets import AdmittedSets, admitted_sets
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.explain.hypotheses import AS_STORED, HYPOTHESES
-from moegeom.studies.explain.screen import Cause
+from moegeom.studies.explain.record import Cause
 from moegeom.studies.explain.sides import Batch, Sides
 from moegeom.variants.emulated import Emulated, emulate
 

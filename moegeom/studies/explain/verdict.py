@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moegeom.studies.explain.screen import (
+from moegeom.studies.explain.record import (
     Cause,
     LayerEvidence,
     LogProbs,

@@ -14,7 +14,7 @@ from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.route import selection_scores
 from moegeom.geometry.selection.score import SCORES
 from moegeom.geometry.selection.weights import routing_weights
-from moegeom.studies.explain.screen import WeightRule
+from moegeom.studies.explain.record import WeightRule
 from moegeom.studies.explain.sides import Sides
 from moegeom.tokens.stages import VALUE_STAGES
 

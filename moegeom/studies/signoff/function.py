@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moegeom.document.verdict_text import places
-from moegeom.studies.diff.screen import Change, percent
+from moegeom.studies.diff.record import Change, percent
 from moegeom.studies.signoff.judgement import ROTATED, STATES, JudgedRouter, Judgement
-from moegeom.studies.signoff.screen import Line, LineState
+from moegeom.studies.signoff.record import Line, LineState
 
 _NOTHING_IN_COMMON = "the two have no router in common."
 

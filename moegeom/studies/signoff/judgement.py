@@ -22,8 +22,8 @@ from moegeom.core.router import Router
 from moegeom.geometry.rows.row_change import size
 from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.changes.row_pair import row_pair
-from moegeom.studies.diff.screen import Change, RouterChange, percent
-from moegeom.studies.signoff.screen import LineState
+from moegeom.studies.diff.record import Change, RouterChange, percent
+from moegeom.studies.signoff.record import LineState
 
 #: Worst first.
 STATES: tuple[LineState, ...] = ("failed", "inconclusive", "not judged", "passed")

@@ -11,7 +11,7 @@ from moegeom.core.router import Norm, Router
 from moegeom.document.verdict_text import places
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.rule import rule_differences
-from moegeom.studies.signoff.screen import Line
+from moegeom.studies.signoff.record import Line
 
 #: What the loader refuses because of how routers are stored; everything else ends the command.
 ABOUT_STORAGE = frozenset({STORAGE_UNKNOWN, PART_MISSING})

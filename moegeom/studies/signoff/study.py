@@ -22,11 +22,11 @@ from moegeom.engine.sources import known_routers
 from moegeom.engine.trust import Trust
 from moegeom.pipeline import ScanRequest, Terms, examine_tokens, open_source, select_layers
 from moegeom.results.reader import is_results
-from moegeom.studies.diff.screen import Side
+from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 from moegeom.studies.signoff.function import rotation_line, router_line
 from moegeom.studies.signoff.judgement import JudgedRouter, judge
-from moegeom.studies.signoff.screen import LINE_NAMES, Line, LineName, SignOff
+from moegeom.studies.signoff.record import LINE_NAMES, Line, LineName, SignOff
 from moegeom.studies.signoff.storage import ABOUT_STORAGE, refused_line, storage_line
 from moegeom.studies.signoff.switches import refuse_without_choices, switches
 from moegeom.studies.signoff.text import (

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32, Int64, Shaped
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.kernels.reference.same_set import same_set
-from moegeom.studies.signoff.screen import Switches
+from moegeom.studies.signoff.record import Switches
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.other_side import other_side
 

@@ -10,7 +10,7 @@ from moegeom.core.footprint import bytes_per_token
 from moegeom.core.router import Router
 from moegeom.document.header import size
 from moegeom.document.verdict_text import places
-from moegeom.studies.signoff.screen import Line, LineState, Switches
+from moegeom.studies.signoff.record import Line, LineState, Switches
 
 #: Tokens that ``moegeom capture`` records when nothing is said.
 _TOKENS = 16_384

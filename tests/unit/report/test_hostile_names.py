@@ -33,7 +33,7 @@ from moegeom.document._verdict_reporter import VerdictReporter
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, refuse_disproved, scan
 from moegeom.results.reader import Results, open_results
-from moegeom.studies.boundary.screen import Exposure
+from moegeom.studies.boundary.record import Exposure
 from moegeom.testing.synthetic import write_checkpoint
 from tests.unit.check.conftest import GATE, Case
 from tests.unit.report.conftest import HOSTILE

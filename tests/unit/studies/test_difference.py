@@ -23,7 +23,7 @@ from moegeom.studies.changes.figures import LEVEL, figure_changes
 from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
 from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.changes.words import WORDS, change
-from moegeom.studies.diff.screen import DIFFERENCE_REPORTERS
+from moegeom.studies.diff.record import DIFFERENCE_REPORTERS
 from moegeom.studies.diff.study import DifferenceRequest, difference
 from tests.museum.checkpoint import BF16, F32, Checkpoint
 from tests.museum.exhibit_smoothing import smoothed

@@ -12,7 +12,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from moegeom.document import View
 from moegeom.geometry.rows.expert_matching import common_choices, overlap_beyond_chance
-from moegeom.studies.explain.screen import (
+from moegeom.studies.explain.record import (
     EXPLANATION_REPORTERS,
     VERDICTS,
     Explanation,

@@ -21,7 +21,7 @@ from moegeom.router.load import load_routers
 from moegeom.studies.changes.words import WORDS, change
 from moegeom.studies.signoff.function import rotation_line
 from moegeom.studies.signoff.judgement import JUDGES, Pair, judge
-from moegeom.studies.signoff.screen import LINE_NAMES, SIGNOFF_REPORTERS, SignOff
+from moegeom.studies.signoff.record import LINE_NAMES, SIGNOFF_REPORTERS, SignOff
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.checkpoint import BF16, F32, Checkpoint, name_of

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from moegeom.document.summary import Summary
-from moegeom.studies.balance.screen._balance import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
+from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
 
 
 def summary_of(balance: Balance) -> Summary:

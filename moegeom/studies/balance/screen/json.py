@@ -7,7 +7,7 @@ import dataclasses
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.strict_json import document_text
-from moegeom.studies.balance.screen._balance import SENTENCES, Balance
+from moegeom.studies.balance.record import SENTENCES, Balance
 
 
 def render(balance: Balance, view: View) -> str:

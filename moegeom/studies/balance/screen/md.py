@@ -8,7 +8,7 @@ from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
 from moegeom.document.markdown import escaped
 from moegeom.document.untrusted import printable
-from moegeom.studies.balance.screen._balance import Balance, RouterBalance
+from moegeom.studies.balance.record import Balance, RouterBalance
 from moegeom.studies.balance.screen._wording import (
     figure,
     limits,

@@ -10,7 +10,7 @@ from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
 from moegeom.document.screen import STYLES, hanging, labelled, titled, to_text, wrapped
 from moegeom.document.untrusted import printable
-from moegeom.studies.balance.screen._balance import Balance, RouterBalance
+from moegeom.studies.balance.record import Balance, RouterBalance
 from moegeom.studies.balance.screen._wording import (
     figure,
     limits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from moegeom.core.variant_names import AGAINST, OTHER
-from moegeom.studies.boundary.screen._exposure import Exposure, VariantExposure
+from moegeom.studies.boundary.record import Exposure, VariantExposure
 from moegeom.studies.boundary.screen._shares import percent
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from moegeom.core.variant_names import SIDES
-from moegeom.studies.boundary.screen._exposure import Exposure, VariantExposure
+from moegeom.studies.boundary.record import Exposure, VariantExposure
 from moegeom.studies.boundary.screen._shares import certain, percent
 from moegeom.studies.boundary.screen._sides import SIDE_VERDICTS
 

@@ -8,7 +8,7 @@ from typing import Any
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.strict_json import document_text
-from moegeom.studies.boundary.screen._exposure import Exposure
+from moegeom.studies.boundary.record import Exposure
 from moegeom.studies.boundary.screen._wording import distances, noise_lines, remarks, verdict
 
 

@@ -7,7 +7,7 @@ from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import routers_line, rule_line, tokens_line, trust_line
 from moegeom.document.markdown import code_span, escaped, table_row
 from moegeom.document.untrusted import printable
-from moegeom.studies.boundary.screen._exposure import Exposure
+from moegeom.studies.boundary.record import Exposure
 from moegeom.studies.boundary.screen._shares import certain, percent
 from moegeom.studies.boundary.screen._sides import near_line, next_line, side_lines
 from moegeom.studies.boundary.screen._wording import (

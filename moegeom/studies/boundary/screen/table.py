@@ -11,7 +11,7 @@ from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.document.screen import STYLES, command, hanging, labelled, titled, to_text, wrapped
 from moegeom.document.untrusted import printable
-from moegeom.studies.boundary.screen._exposure import Exposure, VariantExposure
+from moegeom.studies.boundary.record import Exposure, VariantExposure
 from moegeom.studies.boundary.screen._shares import certain, percent
 from moegeom.studies.boundary.screen._sides import near_line, next_line, shift_line, side_lines
 from moegeom.studies.boundary.screen._wording import (

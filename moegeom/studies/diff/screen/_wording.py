@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from moegeom.document.verdict_text import places
-from moegeom.studies.diff.screen._difference import (
+from moegeom.studies.diff.record import (
     Change,
     Difference,
     FigureChange,

@@ -7,7 +7,7 @@ from typing import Any
 
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.strict_json import document_text
-from moegeom.studies.diff.screen._difference import Difference
+from moegeom.studies.diff.record import Difference
 from moegeom.studies.diff.screen._wording import described, verdict_sentence
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.markdown import escaped
 from moegeom.document.untrusted import printable
-from moegeom.studies.diff.screen._difference import Difference, Figures
+from moegeom.studies.diff.record import Difference, Figures
 from moegeom.studies.diff.screen._wording import (
     by_column,
     detectable,

@@ -8,7 +8,7 @@ from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import size
 from moegeom.document.screen import STYLES, aligned, hanging, labelled, titled, to_text, wrapped
 from moegeom.document.untrusted import printable
-from moegeom.studies.diff.screen._difference import (
+from moegeom.studies.diff.record import (
     Difference,
     FigureChange,
     Figures,

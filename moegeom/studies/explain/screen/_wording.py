@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from moegeom.document.summary import Summary
-from moegeom.studies.explain.screen._explanation import Explanation, LayerEvidence, Tried
+from moegeom.studies.explain.record import Explanation, LayerEvidence, Tried
 
 #: Hypotheses that are shown beside nothing changed.
 _SHOWN = 5

@@ -7,7 +7,7 @@ import dataclasses
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.strict_json import document_text
-from moegeom.studies.explain.screen._explanation import Explanation
+from moegeom.studies.explain.record import Explanation
 
 
 def render(explanation: Explanation, view: View) -> str:

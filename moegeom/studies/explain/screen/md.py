@@ -6,7 +6,7 @@ from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
 from moegeom.document.markdown import escaped, table_row
 from moegeom.document.untrusted import printable
-from moegeom.studies.explain.screen._explanation import Explanation
+from moegeom.studies.explain.record import Explanation
 from moegeom.studies.explain.screen._wording import (
     details,
     equal,

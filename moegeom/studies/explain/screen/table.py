@@ -10,7 +10,7 @@ from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
 from moegeom.document.screen import STYLES, aligned, hanging, labelled, titled, to_text, wrapped
 from moegeom.document.untrusted import printable
-from moegeom.studies.explain.screen._explanation import Explanation, LayerEvidence
+from moegeom.studies.explain.record import Explanation, LayerEvidence
 from moegeom.studies.explain.screen._wording import (
     details,
     equal,

@@ -8,10 +8,9 @@ from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element, SubElement
 
 from moegeom.core.verdict import Outcome, State, Verdict
-from moegeom.document._reporter import View
-from moegeom.document._verdict_reporter import VerdictReporter
+from moegeom.document.model import Document, View
+from moegeom.document.render import Renderer
 from moegeom.document.rule_trust import rule_facts
-from moegeom.document.untrusted import printable
 from moegeom.document.verdict_text import (
     finding_lines,
     places,
@@ -42,9 +41,11 @@ _ELEMENTS = {
 _COUNTERS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
-def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
+def render(document: Document, view: View) -> str:
     """The document; text of others is made printable first, which leaves what XML 1.0 allows."""
-    verdict, run = printable(verdict), printable(run)
+    del view
+    assert document.judged is not None, "render() asks for a verdict"
+    verdict, run = document.judged.verdict, document.judged.run
     root = Element("testsuites", name=f"moegeom {run['checkpoint']['name']}")
     by_area: dict[str, list[Outcome]] = {area: [] for area in _AREAS.values()}
     for outcome in verdict.outcomes:
@@ -129,4 +130,4 @@ def _count(parent: Element) -> None:
         parent.set(name, str(len(parent.findall(f".//testcase/{tag}"))))
 
 
-REPORTER = VerdictReporter("junit", render)
+RENDERER = Renderer("junit", render, of_verdicts=True)

@@ -10,9 +10,8 @@ from typing import Any
 
 from moegeom.core.finding import SEVERITY_ORDER
 from moegeom.core.verdict import Verdict
-from moegeom.document._reporter import View
-from moegeom.document._verdict_reporter import VerdictReporter
-from moegeom.document.untrusted import printable
+from moegeom.document.model import Document, View
+from moegeom.document.render import Renderer
 from moegeom.document.verdict_text import finding_lines, places, profile_line, verdict_sentence
 
 #: What the runner decodes in a message, and besides that in a property.
@@ -22,9 +21,11 @@ _IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 _LEVELS = {"error": "warning", "warning": "warning", "note": "notice"}
 
 
-def render(verdict: Verdict, run: Mapping[str, Any], view: View) -> str:
+def render(document: Document, view: View) -> str:
     """Annotations worst first: an error only where the gate fails, so that red means red."""
-    verdict, run = printable(verdict), printable(run)
+    del view
+    assert document.judged is not None, "render() asks for a verdict"
+    verdict, run = document.judged.verdict, document.judged.run
     name = run["checkpoint"]["name"]
     said = f"{verdict_sentence(verdict)} exit {verdict.exit_code}"
     said += f"\nprofile: {profile_line(verdict)}" if verdict.profile else ""
@@ -52,4 +53,4 @@ def _command(level: str, title: str, message: str) -> str:
     return f"::{level} title={title.translate(_IN_PROPERTY)}::{message.translate(_IN_MESSAGE)}"
 
 
-REPORTER = VerdictReporter("github", render)
+RENDERER = Renderer("github", render, of_verdicts=True)

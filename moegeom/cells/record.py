@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moegeom.core.registry import Registry
-from moegeom.document._reporter import Reporter
 
 #: Cells listed; every set a cell, said and not listed; more vertices than asked for; arcs of a
 #: circle; pixels of a plane.
@@ -138,9 +136,3 @@ class Enumerations:
     seed: int
     written: str | None = None
     files: tuple[str, ...] = ()
-
-
-#: Reporters by file name.
-ENUMERATION_REPORTERS: Registry[Reporter[Enumerations]] = Registry(
-    "format", "moegeom.cells.screen", "REPORTER", Reporter
-)

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moegeom.core.registry import Registry
 from moegeom.core.router_cause import RouterCause
-from moegeom.document._reporter import Reporter
 
 #: The closed list of verdicts.
 Cause = (
@@ -288,9 +286,3 @@ class Explanation:
 def num_hypotheses(layers: Sequence[LayerEvidence]) -> int:
     """How many were tried at some router, nothing changed left out."""
     return len({tried.name for layer in layers for tried in layer.tried[1:]})
-
-
-#: Reporters by file name.
-EXPLANATION_REPORTERS: Registry[Reporter[Explanation]] = Registry(
-    "format", "moegeom.studies.explain.screen", "REPORTER", Reporter
-)

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from moegeom.core.registry import Registry
 from moegeom.core.verdict import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
-from moegeom.document._reporter import Reporter
-from moegeom.studies.diff.screen import Side
+from moegeom.studies.diff.record import Side
 
 LineName = Literal["storage", "effective router", "up to rotation", "routing on text"]
 
@@ -81,9 +79,3 @@ class SignOff:
             return EXIT_FAILED
         passed = self.in_state("passed")
         return EXIT_OK if len(passed) == len(self.lines) else EXIT_INCONCLUSIVE
-
-
-#: Reporters by file name.
-SIGNOFF_REPORTERS: Registry[Reporter[SignOff]] = Registry(
-    "format", "moegeom.studies.signoff.screen", "REPORTER", Reporter
-)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moegeom.core.registry import Registry
-from moegeom.document._reporter import Reporter
 
 Meaning = Literal[
     "none",
@@ -146,9 +144,3 @@ class Balance:
     level: float
     seed: int
     written: str | None = None
-
-
-#: Reporters by file name.
-BALANCE_REPORTERS: Registry[Reporter[Balance]] = Registry(
-    "format", "moegeom.studies.balance.screen", "REPORTER", Reporter
-)

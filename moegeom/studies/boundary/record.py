@@ -8,9 +8,7 @@ from typing import Any
 
 from moegeom.core.errors import ResultsError
 from moegeom.core.populations import is_whole
-from moegeom.core.registry import Registry
 from moegeom.core.variant_names import is_null, under_null
-from moegeom.document._reporter import Reporter
 from moegeom.document.summary import Summary, summarise
 from moegeom.results.reader import Results
 
@@ -162,9 +160,3 @@ def _mean(rows: Sequence[Row], column: str) -> float | None:
 def _any_share(facts: Row) -> float | None:
     tokens = facts.get("num_tokens_all_layers")
     return facts["num_switched_any_layer"] / tokens if tokens else None
-
-
-#: Reporters of an exposure by file name.
-EXPOSURE_REPORTERS: Registry[Reporter[Exposure]] = Registry(
-    "format", "moegeom.studies.boundary.screen", "REPORTER", Reporter
-)

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moegeom.core.registry import Registry
-from moegeom.document._reporter import Reporter
 
 
 def percent(share: float) -> str:
@@ -133,9 +131,3 @@ class Difference:
     figures: Figures | None = None
     notes: Sequence[str] = ()
     not_looked_at: Sequence[str] = ()
-
-
-#: Reporters of differences by file name.
-DIFFERENCE_REPORTERS: Registry[Reporter[Difference]] = Registry(
-    "format", "moegeom.studies.diff.screen", "REPORTER", Reporter
-)

@@ -1,0 +1,138 @@
+"""What a report says: titles, facts, tables, notes. How it looks is the business of renderers.
+
+A study returns its own record; its ``document.py`` tells it in these blocks, and knows nothing of
+widths, colours, escapes or formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moegeom.core.finding import Finding
+from moegeom.core.verdict import Verdict
+
+Look = Literal["plain", "strong", "dim", "good", "warning", "error"]
+
+#: Columns of the label in front of a fact.
+LABEL = 9
+
+
+@dataclass(frozen=True)
+class Title:
+    """Whose report this is, and in a sentence what that is."""
+
+    name: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A sentence beside a label of ``indent`` columns; ``right`` stands at the right end.
+
+    An empty label goes on with the fact before.
+    """
+
+    label: str
+    text: str
+    look: Look = "strong"
+    right: str = ""
+    indent: int = LABEL
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A finding, and the routers it is about as people call them."""
+
+    finding: Finding
+    places: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, one look for each row.
+
+    ``heads`` are one line of headings or more. In all but the last, a heading runs on over the
+    empty cells to its right; where its own neighbour is not empty, it is that of one column.
+    Columns ``left`` are set flush left. Where the screen is too narrow, columns go in the order of
+    ``drops``, the highest first; those with 0 stay, as all do where ``drops`` is empty. If that
+    is not enough, ``paragraphs``, label and sentence for each row, stand for the table. ``rest``
+    is a line below it.
+    """
+
+    heads: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str]]
+    looks: Sequence[Look] = ()
+    left: Sequence[int] = (0,)
+    drops: Sequence[int] = ()
+    indent: int = 0
+    heads_look: Look = "dim"
+    paragraphs: Sequence[tuple[str, str]] = ()
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph without a label."""
+
+    text: str
+    look: Look = "dim"
+    indent: int = 0
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something to type: a line of its own that is never folded."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """What a screen shows of something, and the whole, which a page has room for.
+
+    With a ``summary``, a page folds the whole away behind it.
+    """
+
+    screen: Sequence[Block]
+    page: Sequence[Block]
+    summary: str = ""
+
+
+Block = Title | Fact | Problem | Table | Note | Command | Excerpt
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict of a gate and the facts of its run, for renderers that pass verdicts on."""
+
+    verdict: Verdict
+    run: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Document:
+    """Sections of blocks; an empty line stands between two that are not empty.
+
+    ``kind`` is the command, ``name`` what the report is about, ``record`` the same as data.
+    """
+
+    kind: str
+    name: str
+    sections: Sequence[Sequence[Block]]
+    record: Callable[[], Mapping[str, Any]]
+    judged: Judged | None = field(default=None)
+
+
+@dataclass(frozen=True)
+class View:
+    """How to show: columns of the screen, colours, whether every layer gets a line, and whether
+    the output can show no more than ASCII.
+    """
+
+    width: int = 100
+    colours: bool = False
+    all_layers: bool = False
+    is_ascii: bool = False

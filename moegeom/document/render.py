@@ -1,0 +1,51 @@
+"""Documents as text, in any of the formats."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moegeom.core.errors import InternalError
+from moegeom.core.registry import Registry
+from moegeom.document.model import Document, View
+from moegeom.document.untrusted import printable
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """``render`` turns a document, made fit to print, into the text that goes to stdout.
+
+    ``of_verdicts`` is set where it passes on the verdict of a gate, and nothing else.
+    """
+
+    name: str
+    render: Callable[[Document, View], str]
+    of_verdicts: bool = False
+
+
+#: Renderers by file name.
+RENDERERS: Registry[Renderer] = Registry(
+    "format", "moegeom.document.renderers", "RENDERER", Renderer
+)
+
+
+def render(document: Document, format: str, view: View | None = None) -> str:
+    """The document in a format; what it holds of the names of others is made fit to print here.
+
+    Raises
+    ------
+    UsageError
+        For a format that there is not.
+    """
+    renderer = RENDERERS[format]
+    if renderer.of_verdicts and document.judged is None:
+        raise InternalError(f"{format} passes on verdicts; {document.kind} has none")
+    shown = dataclasses.replace(
+        document,
+        kind=printable(document.kind),
+        name=printable(document.name),
+        sections=printable(document.sections),
+        judged=printable(document.judged),
+    )
+    return renderer.render(shown, view or View())

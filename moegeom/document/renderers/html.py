@@ -1,0 +1,118 @@
+"""A document as one page of HTML: complete, plain, without scripts and without anything to load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from moegeom.document.model import (
+    Block,
+    Command,
+    Document,
+    Excerpt,
+    Fact,
+    Note,
+    Problem,
+    Table,
+    Title,
+    View,
+)
+from moegeom.document.pages import heads_of
+from moegeom.document.render import Renderer
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1em; margin: .3em 0; }
+dt { font-weight: 600; } dd { margin: 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5em 0; }
+th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #8884; }
+.left { text-align: left; } .dim { opacity: .7; } .right { float: right; font-weight: 400; }
+.good { color: #1a7f37; } .warning { color: #9a6700; } .error { color: #cf222e; }
+code { background: #8882; padding: .1em .3em; } section { margin: 1.2em 0; }
+@media (prefers-color-scheme: dark) {
+  body { background: #111; color: #ddd; }
+  .good { color: #3fb950; } .warning { color: #d29922; } .error { color: #ff7b72; }
+}
+"""
+
+#: Nothing may be loaded, whatever a name smuggles in.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def render(document: Document, view: View) -> str:
+    """The page; every text in it is escaped."""
+    del view
+    heading = escape(f"moegeom {document.kind}: {document.name}")
+    head = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{heading}</title><style>{_STYLE}</style></head><body><h1>{heading}</h1>"
+    )
+    sections = (f"<section>{''.join(_blocks(s))}</section>" for s in document.sections if s)
+    return "\n".join((head, *sections, "</body></html>", ""))
+
+
+def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
+    facts: list[Fact] = []
+    for block in blocks:
+        if isinstance(block, Fact):
+            facts.append(block)
+            continue
+        yield from _facts(facts)
+        facts = []
+        yield from _block(block)
+    yield from _facts(facts)
+
+
+def _facts(facts: Sequence[Fact]) -> Iterator[str]:
+    if not facts:
+        return
+    yield "<dl>"
+    for fact in facts:
+        right = f'<span class="right">{escape(fact.right)}</span>' if fact.right else ""
+        yield f'<dt class="{fact.look}">{escape(fact.label)}</dt><dd>{escape(fact.text)}{right}</dd>'
+    yield "</dl>"
+
+
+def _block(block: Block) -> Iterator[str]:
+    match block:
+        case Title(name, text):
+            yield f"<h2>{escape(name)}</h2>" + (f"<p>{escape(text)}</p>" if text else "")
+        case Problem(finding, places):
+            look = {"note": "dim"}.get(finding.severity, finding.severity)
+            head = f"{finding.severity.upper()} {finding.code}"
+            yield f'<p><b class="{look}">{escape(head)}</b> {escape(f"{places}: {finding.title}")}'
+            yield f"<br>{escape(finding.detail)}" if finding.detail else ""
+            yield f"<br>repair: {escape(finding.repair)}" if finding.repair else ""
+            typed = finding.next_command
+            yield f"<br>next: <code>{escape(typed)}</code></p>" if typed else "</p>"
+        case Table():
+            yield from _table(block)
+        case Note(text, look):
+            yield f'<p class="{look}">{escape(text)}</p>'
+        case Command(label, text):
+            yield f'<p><span class="dim">{escape(label)}</span> <code>{escape(text)}</code></p>'
+        case Excerpt(_, page, summary):
+            yield f"<details><summary>{escape(summary)}</summary>" if summary else ""
+            yield from _blocks(page)
+            yield "</details>" if summary else ""
+
+
+def _table(table: Table) -> Iterator[str]:
+    def row(tag: str, cells: Sequence[str], look: str = "") -> str:
+        said = "".join(
+            f"<{tag}{' class=left' if place in table.left else ''}>{escape(cell.strip())}</{tag}>"
+            for place, cell in enumerate(cells)
+        )
+        return f'<tr class="{look}">{said}</tr>'
+
+    yield f"<table><thead>{row('th', heads_of(table))}</thead><tbody>"
+    looks = table.looks or ["plain"] * len(table.rows)
+    yield from (row("td", cells, look) for cells, look in zip(table.rows, looks, strict=True))
+    yield "</tbody></table>"
+    if table.rest:
+        yield f'<p class="dim">{escape(table.rest)}</p>'
+
+
+RENDERER = Renderer("html", render)

@@ -1,0 +1,198 @@
+"""A document as a terminal shows it: folded to the width, coloured, verdict and labels in front."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from moegeom.document.model import (
+    Block,
+    Command,
+    Document,
+    Excerpt,
+    Fact,
+    Note,
+    Problem,
+    Table,
+    Title,
+    View,
+)
+from moegeom.document.model import LABEL, Look
+from moegeom.document.render import Renderer
+from moegeom.document.sparkline import ASCII, BLOCKS
+
+#: Columns that text is never narrower than, beside a name that fills the screen.
+_LEAST = 20
+
+_STYLES: dict[Look, str] = {
+    "plain": "",
+    "strong": "bold",
+    "dim": "dim",
+    "good": "bold green",
+    "warning": "yellow",
+    "error": "bold red",
+}
+
+_SEVERITIES: dict[str, tuple[str, Look]] = {
+    "error": ("ERROR", "error"),
+    "warning": ("WARN ", "warning"),
+    "note": ("NOTE ", "dim"),
+}
+
+
+def render(document: Document, view: View) -> str:
+    """Text of at most ``view.width`` columns, but for commands, which stay whole."""
+    lines: list[Text] = []
+    for section in document.sections:
+        part = [line for block in section for line in _block(block, view.width)]
+        lines += [Text(), *part] if lines and part else part
+    shown = _printed(lines, view)
+    return shown.translate(str.maketrans(BLOCKS, ASCII)) if view.is_ascii else shown
+
+
+def _printed(lines: Sequence[Text], view: View) -> str:
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=view.width,
+        force_terminal=view.colours,
+        color_system="standard" if view.colours else None,
+        highlight=False,
+    )
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+    return stream.getvalue()
+
+
+def _block(block: Block, width: int) -> list[Text]:
+    match block:
+        case Title(name, text):
+            parts = _wrapped(f"{name}  {text}", width, later=" " * LABEL)
+            first = Text.assemble((name, "bold"), parts[0].removeprefix(name))
+            return [first, *map(Text, parts[1:])]
+        case Fact():
+            return _fact(block, width)
+        case Problem():
+            return _problem(block, width)
+        case Table():
+            return _table(block, width)
+        case Note(text, look, indent):
+            return [Text(part, style=_STYLES[look]) for part in _wrapped(text, width, " " * indent)]
+        case Command(label, text):
+            return [Text.assemble((f"   {label}", "dim"), text)]
+        case Excerpt(screen, _, _):
+            return [line for part in screen for line in _block(part, width)]
+
+
+def _wrapped(text: str, width: int, indent: str = "", later: str | None = None) -> list[str]:
+    """Lines of at most ``width`` columns; a word that is longer stays whole."""
+    return textwrap.wrap(
+        text,
+        max(width, len(indent) + _LEAST),
+        initial_indent=indent,
+        subsequent_indent=indent if later is None else later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _hanging(head: str, text: str, width: int, look: Look) -> list[Text]:
+    """``text`` beside ``head``, all further lines indented as far; the head has the look."""
+    parts = _wrapped(text, width - len(head)) or [""]
+    heads = [head, *(" " * len(head) for _ in parts[1:])]
+    return [Text.assemble((h, _STYLES[look]), part) for h, part in zip(heads, parts, strict=True)]
+
+
+def _fact(fact: Fact, width: int) -> list[Text]:
+    lines = _hanging(f"{fact.label:<{fact.indent}}", fact.text, width, fact.look)
+    if not fact.right:
+        return lines
+    room = width - len(lines[-1])
+    if room < len(fact.right) + 2:
+        return [*lines, Text(f"{fact.right:>{width}}")]
+    lines[-1].append(f"{fact.right:>{room}}")
+    return lines
+
+
+def _problem(problem: Problem, width: int) -> list[Text]:
+    """Severity, code, where, and the sentence that is read first; the rest below it."""
+    finding = problem.finding
+    word, look = _SEVERITIES[finding.severity]
+    lines = _hanging(
+        f"{word} {finding.code}  ", f"{problem.places}: {finding.title}", width, look
+    )
+    lines += map(Text, _wrapped(finding.detail, width, "   "))
+    if finding.repair:
+        lines += _hanging("   repair  ", finding.repair, width, "dim")
+    if finding.next_command:
+        lines += _block(Command("next    ", finding.next_command), width)
+    return lines
+
+
+def _table(table: Table, width: int) -> list[Text]:
+    columns = list(range(len(table.heads[-1])))
+    lines = _aligned(table, columns, 3 if table.drops else 2)
+    if max(map(len, lines)) > width:
+        lines = _aligned(table, columns, 2)
+    while max(map(len, lines)) > width and table.drops:
+        last = max(columns, key=lambda column: table.drops[column])
+        if table.drops[last] == 0:
+            break
+        columns.remove(last)
+        lines = _aligned(table, columns, 2)
+    if max(map(len, lines)) > width and table.paragraphs:
+        found = [
+            line
+            for label, text in table.paragraphs
+            for line in _hanging(f"{label:<14}", text, width, "strong")
+        ]
+    else:
+        looks = [table.heads_look] * len(table.heads)
+        looks += table.looks or ["plain"] * len(table.rows)
+        found = [
+            Text(line, style=_STYLES[look]) for line, look in zip(lines, looks, strict=True) if line
+        ]
+    rest = _block(Note(table.rest, indent=table.indent), width) if table.rest else []
+    return [*found, *rest]
+
+
+def _aligned(table: Table, columns: Sequence[int], gap: int) -> list[str]:
+    """Lines of headings and rows, of these columns alone; a line may be empty."""
+    heads = [[(row[column], 1) for column in columns] for row in table.heads]
+    for row in heads[:-1]:  # a heading runs on over the empty ones to its right
+        for place in range(len(row) - 1, 0, -1):
+            text, span = row[place]
+            if not text and row[place - 1][0]:
+                row[place - 1] = (row[place - 1][0], span + 1)
+                row[place] = ("", 0)
+    cells = [[row[column] for column in columns] for row in table.rows]
+    widths = [
+        max(
+            [len(row[place][0]) for row in heads if row[place][1] == 1]
+            + [len(row[place]) for row in cells]
+        )
+        for place in range(len(columns))
+    ]
+    for row in heads:  # and makes the first of them wider where they are too narrow for it
+        for place, (text, span) in enumerate(row):
+            room = sum(widths[place : place + span]) + gap * (span - 1)
+            widths[place] += max(0, len(text) - room) if span > 1 else 0
+
+    def line(row: Sequence[tuple[str, int]]) -> str:
+        parts = []
+        for place, (text, span) in enumerate(row):
+            if not span:
+                continue
+            room = sum(widths[place : place + span]) + gap * (span - 1)
+            is_left = span > 1 or columns[place] in table.left
+            parts.append(text.ljust(room) if is_left else text.rjust(room))
+        return (" " * table.indent + (" " * gap).join(parts)).rstrip()
+
+    return [*map(line, heads), *(line([(cell, 1) for cell in row]) for row in cells)]
+
+
+RENDERER = Renderer("table", render)

@@ -1,0 +1,103 @@
+"""A sign-off as a document: both sides, the verdict, four lines, what was not looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moegeom.document.header import size
+from moegeom.document.model import Block, Command, Document, Fact, Look, Note, Title, View
+from moegeom.studies.diff.record import Side
+from moegeom.studies.signoff.record import Line, LineState, SignOff
+
+#: How each state looks.
+_LOOKS: dict[LineState, Look] = {
+    "failed": "error",
+    "inconclusive": "warning",
+    "not judged": "warning",
+    "passed": "good",
+}
+
+#: Columns of the state in front of a line.
+_STATE = 14
+
+
+def document(found: SignOff, view: View) -> Document:
+    """What ``moegeom signoff`` says."""
+    del view
+    first, second = found.sides
+    sides = [block for name, side in zip("AB", found.sides, strict=True) for block in _side(name, side)]
+    # green only when every line passed
+    look = next(look for state, look in _LOOKS.items() if found.in_state(state))
+    verdict = Fact("VERDICT", verdict_sentence(found), look, f"exit {found.exit_code}")
+    ending = [*found.notes]
+    if found.not_looked_at:
+        ending.append(f"Not looked at: {'; '.join(found.not_looked_at)}.")
+    return Document(
+        "signoff",
+        f"{first.name} and {second.name}",
+        [sides, [verdict], *map(_line, found.lines), [*map(Note, ending)]],
+        lambda: _record(found),
+    )
+
+
+def verdict_sentence(found: SignOff) -> str:
+    """``signed off: all 4 lines passed; 3 things not looked at.``, or what stands in the way."""
+    told = {
+        state: ", ".join(line.name for line in lines)
+        for state in _LOOKS
+        if state != "passed" and (lines := found.in_state(state))
+    }
+    unseen = _unseen(found)
+    if not told:
+        return f"signed off: all {len(found.lines)} lines passed{unseen}."
+    stands = "; ".join(f"{names} {state}" for state, names in told.items())
+    if "failed" in told:
+        return f"not signed off: {stands}{unseen}."
+    missing = "give --max-switched (or --null); " if "not judged" in told else ""
+    return f"not signed off: {missing}{stands}; nothing failed{unseen}."
+
+
+def _unseen(found: SignOff) -> str:
+    """How many of the things listed at the end nobody looked at."""
+    number = len(found.not_looked_at)
+    if not number:
+        return ""
+    return f"; {number} thing{'' if number == 1 else 's'} not looked at"
+
+
+def _side(name: str, side: Side) -> Sequence[Block]:
+    title = Title(f"{name}  {side.name}", f"{side.rule}." if side.rule else "")
+    return title, Fact("", _read(side))
+
+
+def _read(side: Side) -> str:
+    """How many routers a side has, and how much of it was read."""
+    if not side.bytes_total:
+        return "its routers could not be read."
+    plural = "" if side.num_routers == 1 else "s"
+    part = side.bytes_read < side.bytes_total
+    of = f" of {size(side.bytes_total)}" if part else ""
+    tokens = f" Tokens: {side.tokens}." if side.tokens else ""
+    return f"{side.num_routers} router{plural}, read {size(side.bytes_read)}{of}.{tokens}"
+
+
+def _line(line: Line) -> list[Block]:
+    look = _LOOKS[line.state]
+    return [
+        Fact(line.state, f"{line.name}: {line.sentence}", look, indent=_STATE),
+        *(Note(text, indent=_STATE) for text in line.details),
+        *(Command("fill in ", text) for text in line.commands),
+    ]
+
+
+def _record(found: SignOff) -> Mapping[str, Any]:
+    return {
+        "verdict": verdict_sentence(found),
+        "exit_code": found.exit_code,
+        **{name: dataclasses.asdict(side) for name, side in zip("ab", found.sides, strict=True)},
+        "lines": [dataclasses.asdict(line) for line in found.lines],
+        "notes": found.notes,
+        "not_looked_at": found.not_looked_at,
+    }
