@@ -31,10 +31,10 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
     from moegeom.core.tokens import TILE
     from moegeom.engine.labels import Populations
     from moegeom.engine.loop import Pace, scan_router
-    from moegeom.engine.plan import SAMPLED, batch_tokens
+    from moegeom.engine.plan import batch_tokens
     from moegeom.engine.prepared import prepare
     from moegeom.engine.task import Task
-    from moegeom.kernels.reduction import REDUCTIONS
+    from moegeom.kernels.reduction import REDUCTIONS, reductions_for
     from moegeom.kernels.table import load_kernels
     from moegeom.testing.array_source import ArraySource
     from moegeom.tokens.prior import IsotropicRmsPrior
@@ -52,7 +52,7 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
         recorded = {router.name: chosen.astype(np.int32)}
         source = ArraySource({router.name: values}, num_tokens, chosen=recorded)
     has_chosen = source.facts.has_chosen
-    left_out = {*SAMPLED, "block_outputs", "output_cosines"}
+    left_out = {*reductions_for(lambda use: use.is_sampled), "block_outputs", "output_cosines"}
     if not has_chosen:
         left_out.add("agreement")
     reductions = [name for name in REDUCTIONS.names() if name not in left_out]

@@ -22,10 +22,10 @@ from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
 from moegeom.engine.labels import Populations
 from moegeom.engine.loop import Pace, scan_router
-from moegeom.engine.plan import SAMPLED, batch_tokens
+from moegeom.engine.plan import batch_tokens
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.kernels.reduction import REDUCTIONS
+from moegeom.kernels.reduction import REDUCTIONS, reductions_for
 from moegeom.kernels.table import load_kernels
 from moegeom.testing.array_source import ArraySource
 
@@ -74,7 +74,7 @@ def _measure(hidden: int, experts: int, top_k: int, tokens: int, repeats: int) -
     # what no array source records: outputs of experts, and what a model chose
     not_recorded = {"agreement", "block_outputs", "output_cosines"}
     of_variants = {r.name for r in REDUCTIONS.all() if {"switch", "noise"} & set(r.needs)}
-    left_out = {*SAMPLED, *not_recorded, *of_variants}
+    left_out = {*reductions_for(lambda use: use.is_sampled), *not_recorded, *of_variants}
     everything = tuple(name for name in REDUCTIONS.names() if name not in left_out)
     work = _products(values, router.weight) | {
         "load + margin + distance": scan(FIRST),

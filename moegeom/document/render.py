@@ -30,17 +30,17 @@ RENDERERS: Registry[Renderer] = Registry(
 )
 
 
-def render(document: Document, format: str, view: View | None = None) -> str:
-    """The document in a format; what it holds of the names of others is made fit to print here.
+def render(document: Document, name: str, view: View | None = None) -> str:
+    """The document in the format ``name``; what others named in it is made fit to print here.
 
     Raises
     ------
     UsageError
         For a format that there is not.
     """
-    renderer = RENDERERS[format]
+    renderer = RENDERERS[name]
     if renderer.of_verdicts and document.judged is None:
-        raise InternalError(f"{format} passes on verdicts; {document.kind} has none")
+        raise InternalError(f"{name} passes on verdicts; {document.kind} has none")
     shown = dataclasses.replace(
         document,
         kind=printable(document.kind),

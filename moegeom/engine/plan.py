@@ -18,19 +18,7 @@ MAX_TILES = 16
 #: Tokens of quantities that need a second pass, such as the null.
 SAMPLE_TOKENS = 20_000
 
-#: Reductions that cost as much as the product, or more: a sample of the tokens is enough for them.
-SAMPLED = (
-    "angle_histogram",
-    "directions",
-    "exit_time_histograms",
-    "noise_switches",
-    "order_distances",
-    "orders",
-    "rounding_sigmas_histogram",
-    "rounding_switch",
-)
-
-#: Tokens of that sample.
+#: Tokens of the sample that is enough for what costs as much as the product, or more.
 SMALL_SAMPLE_TOKENS = 4096
 
 

@@ -43,6 +43,28 @@ class Accumulator(Protocol):
 
 
 @dataclass(frozen=True)
+class Use:
+    """Where a reduction means something, and what it costs.
+
+    ``on_prior``: of synthetic inputs too, which say where boundaries are and not which tokens come.
+    ``of_random_router``: of the random router too; else it says nothing there, too much, or costs
+    too much. ``is_sampled``: it costs as much as the product, or more, so that a sample of the
+    tokens is enough. ``of_switch``: it is about another choice beside that of the router;
+    ``of_random_switch``: about that of the random router too.
+    """
+
+    on_prior: bool = False
+    of_random_router: bool = True
+    is_sampled: bool = False
+    of_switch: bool = False
+    of_random_switch: bool = False
+
+
+#: Of recorded tokens, for the router and the random one.
+ANY_USE = Use()
+
+
+@dataclass(frozen=True)
 class Reduction:
     """One way of folding quantities.
 
@@ -57,6 +79,7 @@ class Reduction:
     merge: Callable[[State, State], State]
     select: Callable[[Any, int | None, int | None], Any]
     settle: Callable[[State], Any] = lambda state: state
+    use: Use = ANY_USE
 
 
 @dataclass(frozen=True)
@@ -82,6 +105,11 @@ REDUCTIONS: Registry[Reduction] = Registry(
 
 #: Views by file name in ``moegeom/kernels/views``.
 VIEWS: Registry[View] = Registry("view", "moegeom.kernels.views", "VIEW", View)
+
+
+def reductions_for(is_used: Callable[[Use], bool]) -> tuple[str, ...]:
+    """Names of the reductions whose use is such."""
+    return tuple(name for name in REDUCTIONS.names() if is_used(REDUCTIONS[name].use))
 
 
 def reduction_of(need: str) -> str:

@@ -24,7 +24,6 @@ from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
 from moegeom.engine.per_token import PerTokenFile
 from moegeom.engine.plan import (
     SAMPLE_TOKENS,
-    SAMPLED,
     SMALL_SAMPLE_TOKENS,
     batch_tokens,
     sample_tiles,
@@ -34,17 +33,15 @@ from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.engine.task import Task
 from moegeom.engine.tile import measure
 from moegeom.kernels.cuda.device import Device
-from moegeom.kernels.reduction import REDUCTIONS, Kernels, State, reduction_of
+from moegeom.kernels.reduction import (
+    REDUCTIONS,
+    Kernels,
+    State,
+    reduction_of,
+    reductions_for,
+)
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.measure.finish import Rows, finish_router
-from moegeom.measure.kept import (
-    GEOMETRY,
-    NOT_FOR_NULL,
-    ONE_CHOICE,
-    PRIOR,
-    SWITCHES,
-    SWITCHES_OF_NULL,
-)
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.tokens.traces.other_side import OtherSide
@@ -123,6 +120,12 @@ class Pass:
     skip_non_finite: bool = True
 
 
+#: Why a synthetic prior gives some metrics no value.
+PRIOR = "a synthetic prior says where walls are, not which tokens come (geometry only)"
+
+#: Scopes of metrics of one choice, as the router is stored.
+ONE_CHOICE = ("router", "noise", "exposure")
+
 #: The pass that sees every token.
 MAIN = "main"
 
@@ -163,7 +166,7 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
     ]
     if run.source.facts.stage in INPUT_STAGES:
         null = random_router(run.router, run.seed)
-        kept = [name for name in wanted if name not in NOT_FOR_NULL]
+        kept = [name for name in wanted if REDUCTIONS[name].use.of_random_router]
         planned += [("null", null, kept, False, some), ("null sampled", null, kept, True, few)]
     passes = []
     for name, router, names, is_sampled, tiles in planned:
@@ -182,23 +185,24 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
 def _is_sampled(run: RouterRun, reduction: str) -> bool:
     """Whether a sample is enough: for what costs more than the product, curved walls among it."""
     is_curved = not run.router.rule.is_affine and "distance" in REDUCTIONS[reduction].needs
-    return reduction in SAMPLED or is_curved
+    return REDUCTIONS[reduction].use.is_sampled or is_curved
 
 
 def _side_passes(run: RouterRun, typical: float | None, tiles: Sequence[int]) -> Iterator[Pass]:
     """What another run chose, and what another router chooses, for all tokens."""
     if "switches" in _missing(run) or (run.other is None and run.against is None):
         return
-    task = _task(run, run.router, SWITCHES, typical)
+    kept = reductions_for(lambda use: use.of_switch)
+    task = _task(run, run.router, kept, typical)
     # walls serve the noise model of arithmetics alone
     task = dataclasses.replace(task, wanted=task.wanted - {"distance", "pair"})
     if run.other is not None and run.router.name in run.other.source.facts.routers:
-        yield Pass(OTHER, dataclasses.replace(task, other=run.other), SWITCHES, tiles)
+        yield Pass(OTHER, dataclasses.replace(task, other=run.other), kept, tiles)
     if run.against is not None:
         theirs = prepare(run.against, with_distances=False)
         compared = dataclasses.replace(task, against=theirs)
         # a token may overflow in the second checkpoint alone
-        yield Pass(AGAINST, compared, SWITCHES, tiles, run.skip_non_finite)
+        yield Pass(AGAINST, compared, kept, tiles, run.skip_non_finite)
 
 
 def _arithmetic_passes(
@@ -210,8 +214,13 @@ def _arithmetic_passes(
     null = random_router(run.router, run.seed)
     for how in run.arithmetics:
         for name, router, kept, chosen in (
-            (how.name, run.router, SWITCHES, tiles),
-            (under_null(how.name), null, SWITCHES_OF_NULL, some),
+            (how.name, run.router, reductions_for(lambda use: use.of_switch), tiles),
+            (
+                under_null(how.name),
+                null,
+                reductions_for(lambda use: use.of_random_switch),
+                some,
+            ),
         ):
             task = dataclasses.replace(
                 _task(run, router, kept, typical),
@@ -257,7 +266,9 @@ def _finished_rows(
     null = next((planned for planned in passes if planned.name == "null"), None)
     if null is not None:
         states = progress["null"].states | _states(progress, "null sampled")
-        absent = missing | dict.fromkeys(NOT_FOR_NULL, "not kept for the null")
+        absent = missing | dict.fromkeys(
+            reductions_for(lambda use: not use.of_random_router), "not kept for the null"
+        )
         metrics = [metric for metric in run.metrics if metric.scope in ONE_CHOICE]
         router = null.task.prepared.router
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
@@ -279,7 +290,11 @@ def _switch_rows(
         if not planned.task.compares:
             continue
         states, router = progress[planned.name].states, planned.task.prepared.router
-        absent = {name: "not kept for the null" for name in SWITCHES if name not in states}
+        absent = {
+            name: "not kept for the null"
+            for name in reductions_for(lambda use: use.of_switch)
+            if name not in states
+        }
         names = planned.task.populations.names
         found = finish_router(router, states, names, metrics, absent, planned.name, whole)
         _extend(rows, found.rows)
@@ -321,7 +336,7 @@ def _missing(run: RouterRun) -> dict[str, str]:
         lacking = [need for need in REDUCTIONS[name].needs if need in absent]
         if lacking:
             missing[name] = absent[lacking[0]]
-        elif facts.is_synthetic and name not in GEOMETRY:
+        elif facts.is_synthetic and not REDUCTIONS[name].use.on_prior:
             missing[name] = PRIOR
         elif run.noise is None and "noise" in REDUCTIONS[name].needs:
             missing[name] = "no noise on the inputs was asked for"

@@ -71,7 +71,8 @@ def _facts(facts: Sequence[Fact]) -> Iterator[str]:
     yield "<dl>"
     for fact in facts:
         right = f'<span class="right">{escape(fact.right)}</span>' if fact.right else ""
-        yield f'<dt class="{fact.look}">{escape(fact.label)}</dt><dd>{escape(fact.text)}{right}</dd>'
+        yield f'<dt class="{fact.look}">{escape(fact.label)}</dt>'
+        yield f"<dd>{escape(fact.text)}{right}</dd>"
     yield "</dl>"
 
 

@@ -10,18 +10,19 @@ from rich.console import Console
 from rich.text import Text
 
 from moegeom.document.model import (
+    LABEL,
     Block,
     Command,
     Document,
     Excerpt,
     Fact,
+    Look,
     Note,
     Problem,
     Table,
     Title,
     View,
 )
-from moegeom.document.model import LABEL, Look
 from moegeom.document.render import Renderer
 from moegeom.document.sparkline import ASCII, BLOCKS
 
@@ -122,9 +123,7 @@ def _problem(problem: Problem, width: int) -> list[Text]:
     """Severity, code, where, and the sentence that is read first; the rest below it."""
     finding = problem.finding
     word, look = _SEVERITIES[finding.severity]
-    lines = _hanging(
-        f"{word} {finding.code}  ", f"{problem.places}: {finding.title}", width, look
-    )
+    lines = _hanging(f"{word} {finding.code}  ", f"{problem.places}: {finding.title}", width, look)
     lines += map(Text, _wrapped(finding.detail, width, "   "))
     if finding.repair:
         lines += _hanging("   repair  ", finding.repair, width, "dim")

@@ -8,14 +8,18 @@ import numpy as np
 
 from moegeom.geometry.arithmetic.float_bits import NUM_BINS
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, select_counts
+from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use, select_counts
 
 #: Adds a batch to the counters [populations, blocks, ...].
 Fold = Callable[[np.ndarray, Quantities, Kernels], None]
 
 
 def counters(
-    name: str, needs: tuple[str, ...], shape: Callable[[Extent], tuple[int, ...]], fold: Fold
+    name: str,
+    needs: tuple[str, ...],
+    shape: Callable[[Extent], tuple[int, ...]],
+    fold: Fold,
+    use: Use = ANY_USE,
 ) -> Reduction:
     """A reduction that keeps counters of ``shape`` for each population and block."""
 
@@ -37,22 +41,26 @@ def counters(
         select=lambda state, population, without: select_counts(
             state["counts"], population, without
         ),
+        use=use,
     )
 
 
 def histogram_of(
-    name: str, needs: tuple[str, ...], values: Callable[[Quantities], np.ndarray]
+    name: str,
+    needs: tuple[str, ...],
+    values: Callable[[Quantities], np.ndarray],
+    use: Use = ANY_USE,
 ) -> Reduction:
     """Counts of ``values`` (at least 0) in the bins of ``geometry.float_bits``."""
 
     def fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
         kernels["count_bins"](counts, values(quantities), quantities.population, quantities.block)
 
-    return counters(name, needs, lambda extent: (NUM_BINS,), fold)
+    return counters(name, needs, lambda extent: (NUM_BINS,), fold, use)
 
 
-def histogram(quantity: str) -> Reduction:
+def histogram(quantity: str, use: Use = ANY_USE) -> Reduction:
     """Counts of an attribute of the quantities by bin."""
     return histogram_of(
-        f"{quantity}_histogram", (quantity,), lambda quantities: getattr(quantities, quantity)
+        f"{quantity}_histogram", (quantity,), lambda quantities: getattr(quantities, quantity), use
     )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use
 
 #: (row of the batch, expert out, expert in) of everything to be counted.
 PairsOf = Callable[[Quantities], tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -75,7 +75,9 @@ def _select(
     return counts.reshape(experts, experts)
 
 
-def pair_counts(name: str, needs: tuple[str, ...], pairs_of: PairsOf) -> Reduction:
+def pair_counts(
+    name: str, needs: tuple[str, ...], pairs_of: PairsOf, use: Use = ANY_USE
+) -> Reduction:
     """A reduction that counts pairs of experts."""
     return Reduction(
         name=name,
@@ -83,4 +85,5 @@ def pair_counts(name: str, needs: tuple[str, ...], pairs_of: PairsOf) -> Reducti
         start=lambda extent: _Pairs(extent, pairs_of),
         merge=lambda first, second: {**_counted([first, second]), "shape": first["shape"]},
         select=_select,
+        use=use,
     )

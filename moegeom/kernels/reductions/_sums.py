@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels, Reduction
+from moegeom.kernels.reduction import ANY_USE, Kernels, Reduction, Use
 from moegeom.kernels.reductions._counters import counters
 
 #: Numbers are summed as integers of 2^-32: up to 2^7 = 128 each, the sum of a batch of 2^14 tokens
@@ -20,7 +20,9 @@ LARGEST = 2.0**7
 Numbers = Callable[[Quantities], Float64[np.ndarray, "tokens columns"]]
 
 
-def sums(name: str, needs: tuple[str, ...], num_columns: int, numbers: Numbers) -> Reduction:
+def sums(
+    name: str, needs: tuple[str, ...], num_columns: int, numbers: Numbers, use: Use = ANY_USE
+) -> Reduction:
     """Tokens in the first counter, then sums of each column; see :func:`means`."""
 
     def fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
@@ -29,7 +31,7 @@ def sums(name: str, needs: tuple[str, ...], num_columns: int, numbers: Numbers) 
         for column in range(num_columns):
             counts[..., column + 1] += quantities.count_labels(len(counts), values[:, column])
 
-    return counters(name, needs, lambda extent: (num_columns + 1,), fold)
+    return counters(name, needs, lambda extent: (num_columns + 1,), fold, use)
 
 
 def means(selected: np.ndarray) -> list[float | None]:

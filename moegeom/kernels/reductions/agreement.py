@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, select_counts
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use, select_counts
 
 #: Columns of the counter array. ``near_tie`` differs, but within the float bound of a tie.
 EQUAL, NEAR_TIE, BEYOND = range(3)
@@ -55,4 +55,5 @@ REDUCTION = Reduction(
     start=_Agreement,
     merge=_merge,
     select=lambda state, population, without: select_counts(state["counts"], population, without),
+    use=Use(of_random_router=False),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
 #: Columns of the counter array.
@@ -20,5 +20,9 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
 
 
 REDUCTION = counters(
-    "ambiguity", ("margin", "float_bound", "input_norm"), lambda extent: (2,), _fold
+    "ambiguity",
+    ("margin", "float_bound", "input_norm"),
+    lambda extent: (2,),
+    _fold,
+    use=Use(on_prior=True),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.geometry.arithmetic.rounding import switch_probability
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
 #: Probabilities (at most 1/2) are summed as integers of 2^-36: the sum of a batch of 2^14 tokens is
@@ -22,5 +22,9 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
 
 
 REDUCTION = counters(
-    "bf16_switch", ("distance", "noise_scale", "input_norm"), lambda extent: (2,), _fold
+    "bf16_switch",
+    ("distance", "noise_scale", "input_norm"),
+    lambda extent: (2,),
+    _fold,
+    use=Use(on_prior=True),
 )

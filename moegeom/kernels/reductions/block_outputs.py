@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import TokenSample, joined, rows_of
 from moegeom.kernels.reductions.input_sample import sample_size
 
@@ -42,4 +42,5 @@ REDUCTION = Reduction(
     start=_Sample,
     merge=lambda first, second: joined([first, second]),
     select=_select,
+    use=Use(of_random_router=False),
 )

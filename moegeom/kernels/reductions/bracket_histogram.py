@@ -9,6 +9,7 @@ import numpy as np
 
 from moegeom.geometry.arithmetic.float_bits import LOWEST_EXPONENT
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
@@ -23,4 +24,6 @@ def _widths(quantities: Quantities) -> np.ndarray:
     return width
 
 
-REDUCTION = histogram_of("bracket_histogram", ("distance", "distance_upper"), _widths)
+REDUCTION = histogram_of(
+    "bracket_histogram", ("distance", "distance_upper"), _widths, use=Use(on_prior=True)
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 
 #: Entries kept. At most 2^20, so that memory stays flat however long the stream.
 CAPACITY = 2**20
@@ -128,4 +128,5 @@ REDUCTION = Reduction(
     start=_Coalitions,
     merge=lambda first, second: _compact([first, second]),
     select=_select,
+    use=Use(of_random_router=False),
 )

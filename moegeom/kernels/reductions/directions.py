@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 
 #: Coordinates (at most 1) are summed as integers of 2^-36: the sum of a batch of 2^14 tokens is
 #: below 2^53, so exact in float64, and 2^27 tokens fit into one block.
@@ -45,4 +45,11 @@ def _select(state: State, population: int | None, without: int | None) -> tuple[
     return state["sums"][kept].sum(axis=0) / FIXED_POINT, int(state["tokens"][kept].sum())
 
 
-REDUCTION = Reduction("directions", ("direction",), _Sums, _merge, _select)
+REDUCTION = Reduction(
+    "directions",
+    ("direction",),
+    _Sums,
+    _merge,
+    _select,
+    use=Use(of_random_router=False, is_sampled=True),
+)

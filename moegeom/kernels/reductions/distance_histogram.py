@@ -1,5 +1,6 @@
 """Boundary distances in bins cut at powers of two."""
 
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram
 
-REDUCTION = histogram("distance")
+REDUCTION = histogram("distance", use=Use(on_prior=True))

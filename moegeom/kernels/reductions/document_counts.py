@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import token_hash
 
 #: Documents kept.
@@ -104,4 +104,5 @@ REDUCTION = Reduction(
     start=_Documents,
     merge=lambda first, second: _joined([first, second]),
     select=_select,
+    use=Use(of_random_router=False),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.geometry.arithmetic.float_bits import NUM_BINS
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
 #: Histograms of the state, one after the other.
@@ -24,4 +24,10 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
             counts[..., which, :] += found
 
 
-REDUCTION = counters("exit_time_histograms", ("noise",), lambda extent: (2, NUM_BINS), _fold)
+REDUCTION = counters(
+    "exit_time_histograms",
+    ("noise",),
+    lambda extent: (2, NUM_BINS),
+    _fold,
+    use=Use(is_sampled=True),
+)

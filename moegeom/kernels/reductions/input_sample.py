@@ -9,7 +9,7 @@ from jaxtyping import Float32
 
 from moegeom.geometry.gram.second_moments import BlockedMoments, Moments, blocked_moments
 from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import TokenSample, joined
 
 #: Tokens kept, about, and bytes at most: the table of their distances costs tokens^2 x hidden size.
@@ -78,4 +78,5 @@ REDUCTION = Reduction(
     merge=lambda first, second: joined([first, second]),
     select=_select,
     settle=_settle,
+    use=Use(of_random_router=False),
 )

@@ -1,5 +1,6 @@
 """Margins in bins cut at powers of two."""
 
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram
 
-REDUCTION = histogram("margin")
+REDUCTION = histogram("margin", use=Use(on_prior=True))

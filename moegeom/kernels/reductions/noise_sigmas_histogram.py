@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
@@ -16,5 +17,8 @@ def _sigmas(quantities: Quantities) -> np.ndarray:
 
 
 REDUCTION = histogram_of(
-    "noise_sigmas_histogram", ("distance", "noise_scale", "input_norm"), _sigmas
+    "noise_sigmas_histogram",
+    ("distance", "noise_scale", "input_norm"),
+    _sigmas,
+    use=Use(on_prior=True),
 )

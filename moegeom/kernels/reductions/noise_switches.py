@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 from moegeom.kernels.reductions.bf16_switch import FIXED_POINT
 
@@ -28,4 +28,6 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
     counts[..., DRAWN] += quantities.count_labels(len(counts), drawn)
 
 
-REDUCTION = counters("noise_switches", ("noise",), lambda extent: (6,), _fold)
+REDUCTION = counters(
+    "noise_switches", ("noise",), lambda extent: (6,), _fold, use=Use(is_sampled=True)
+)

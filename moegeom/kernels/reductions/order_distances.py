@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import ORDERS, Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import joined, rows_of, token_hash
 
 
@@ -54,4 +54,5 @@ REDUCTION = Reduction(
     start=_LookedAt,
     merge=lambda first, second: joined([first, second]),
     select=_select,
+    use=Use(of_random_router=False, is_sampled=True),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.geometry.boundary.orders import near_tie_ladder
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
 #: Widths in units of the selection score.
@@ -30,4 +30,10 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
             counts[..., step, column] += quantities.count_labels(len(counts), weights)
 
 
-REDUCTION = counters("orders", ("selection",), lambda extent: (len(LADDER), 4), _fold)
+REDUCTION = counters(
+    "orders",
+    ("selection",),
+    lambda extent: (len(LADDER), 4),
+    _fold,
+    use=Use(on_prior=True, is_sampled=True),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 
 #: Cosines are summed as integers of 2^-36: 2^27 tokens fit into one counter.
 FIXED_POINT = 2.0**36
@@ -51,4 +51,5 @@ REDUCTION = Reduction(
     start=_Cosines,
     merge=lambda first, second: {name: first[name] + second[name] for name in first},
     select=_select,
+    use=Use(of_random_router=False),
 )

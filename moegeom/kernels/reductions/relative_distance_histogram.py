@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
@@ -16,4 +17,6 @@ def _relative(quantities: Quantities) -> np.ndarray:
     return np.where((quantities.input_norm > 0.0) | (quantities.distance == 0.0), relative, np.inf)
 
 
-REDUCTION = histogram_of("relative_distance_histogram", ("distance", "input_norm"), _relative)
+REDUCTION = histogram_of(
+    "relative_distance_histogram", ("distance", "input_norm"), _relative, use=Use(on_prior=True)
+)

@@ -6,6 +6,7 @@ import numpy as np
 
 from moegeom.geometry.arithmetic.rounding import switch_probability
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._sums import sums
 
 
@@ -15,4 +16,6 @@ def _numbers(quantities: Quantities) -> np.ndarray:
     return switch_probability(sigmas, np.ones_like(sigmas))[:, None]
 
 
-REDUCTION = sums("rounding_switch", ("rounding_sigmas",), 1, _numbers)
+REDUCTION = sums(
+    "rounding_switch", ("rounding_sigmas",), 1, _numbers, use=Use(on_prior=True, is_sampled=True)
+)

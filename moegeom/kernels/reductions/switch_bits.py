@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 
 
 class _Bits:
@@ -39,4 +39,5 @@ REDUCTION = Reduction(
     start=_Bits,
     merge=lambda first, second: {name: first[name] | second[name] for name in first},
     select=_select,
+    use=Use(of_switch=True, of_random_switch=True),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.geometry.arithmetic.float_bits import NUM_BINS
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
 
@@ -18,5 +18,9 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
 
 
 REDUCTION = counters(
-    "switched_tightness_histogram", ("switch", "margin"), lambda extent: (NUM_BINS,), _fold
+    "switched_tightness_histogram",
+    ("switch", "margin"),
+    lambda extent: (NUM_BINS,),
+    _fold,
+    use=Use(of_switch=True),
 )

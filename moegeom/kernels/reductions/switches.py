@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 from moegeom.kernels.reductions.bf16_switch import FIXED_POINT
 
@@ -38,4 +38,10 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
             counts[..., column, KNOWN] += tokens
 
 
-REDUCTION = counters("switches", ("switch",), lambda extent: (10, 2), _fold)
+REDUCTION = counters(
+    "switches",
+    ("switch",),
+    lambda extent: (10, 2),
+    _fold,
+    use=Use(of_switch=True, of_random_switch=True),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
@@ -13,4 +14,4 @@ def _tightness(quantities: Quantities) -> np.ndarray:
     return quantities.tightness
 
 
-REDUCTION = histogram_of("tightness_histogram", ("margin",), _tightness)
+REDUCTION = histogram_of("tightness_histogram", ("margin",), _tightness, use=Use(of_switch=True))

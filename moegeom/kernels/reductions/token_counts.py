@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
 #: Columns of the counter array.
@@ -18,4 +18,10 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
         counts[..., TIES] += quantities.count_labels(len(counts), quantities.tightness == 0.0)
 
 
-REDUCTION = counters("token_counts", ("chosen",), lambda extent: (2,), _fold)
+REDUCTION = counters(
+    "token_counts",
+    ("chosen",),
+    lambda extent: (2,),
+    _fold,
+    use=Use(on_prior=True, of_switch=True, of_random_switch=True),
+)

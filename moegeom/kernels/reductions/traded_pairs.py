@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._pairs import pair_counts
 
 
@@ -14,4 +15,4 @@ def _trades(quantities: Quantities) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return row, out, into
 
 
-REDUCTION = pair_counts("traded_pairs", ("switch",), _trades)
+REDUCTION = pair_counts("traded_pairs", ("switch",), _trades, use=Use(of_switch=True))

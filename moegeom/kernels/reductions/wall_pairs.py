@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._pairs import pair_counts
 
 
@@ -14,4 +15,6 @@ def _nearest(quantities: Quantities) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return row, quantities.pair[row, 0], quantities.pair[row, 1]
 
 
-REDUCTION = pair_counts("wall_pairs", ("distance", "pair"), _nearest)
+REDUCTION = pair_counts(
+    "wall_pairs", ("distance", "pair"), _nearest, use=Use(on_prior=True, of_random_router=False)
+)

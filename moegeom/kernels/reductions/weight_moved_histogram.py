@@ -3,6 +3,7 @@
 import numpy as np
 
 from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
@@ -11,4 +12,4 @@ def _moved(quantities: Quantities) -> np.ndarray:
     return np.nan_to_num(quantities.switch.weight_moved)
 
 
-REDUCTION = histogram_of("weight_moved_histogram", ("switch",), _moved)
+REDUCTION = histogram_of("weight_moved_histogram", ("switch",), _moved, use=Use(of_switch=True))

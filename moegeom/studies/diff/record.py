@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-
 def percent(share: float) -> str:
     """A share as a percentage with two figures, more before the point; ``inf %`` as it is."""
     value = 100.0 * share

@@ -27,7 +27,9 @@ def document(found: SignOff, view: View) -> Document:
     """What ``moegeom signoff`` says."""
     del view
     first, second = found.sides
-    sides = [block for name, side in zip("AB", found.sides, strict=True) for block in _side(name, side)]
+    sides = [
+        block for name, side in zip("AB", found.sides, strict=True) for block in _side(name, side)
+    ]
     # green only when every line passed
     look = next(look for state, look in _LOOKS.items() if found.in_state(state))
     verdict = Fact("VERDICT", verdict_sentence(found), look, f"exit {found.exit_code}")

@@ -14,8 +14,8 @@ from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.document import View
 from moegeom.kernels.table import load_kernels
-from moegeom.studies.balance.router import balance_router, meaning_of, read_sample
 from moegeom.studies.balance.record import BALANCE_REPORTERS, SENTENCES, Loads
+from moegeom.studies.balance.router import balance_router, meaning_of, read_sample
 from moegeom.studies.balance.study import BalanceRequest, balance
 from moegeom.testing.array_source import ArraySource
 
