@@ -81,7 +81,7 @@ def test_every_format_says_the_same(moegeom, place):
     sizes = [layer["noise"]["scale"] for layer in found["layers"]]
     assert all(0.001 < size < 0.004 for size in sizes)
     page = moegeom(*asked, "--format", "md").out
-    assert "**Verdict** arithmetic noise only" in page
+    assert "**VERDICT** arithmetic noise only" in page
     assert page.count("\n| ") > len(found["layers"][0]["tried"])
 
 

@@ -58,7 +58,8 @@ def run(
 ) -> None:
     """Which tokens are about to change experts, under which arithmetic, and how much moves."""
     from moegeom.results.reader import is_results, open_results
-    from moegeom.studies.boundary.record import EXPOSURE_REPORTERS, exposure_of
+    from moegeom.studies.boundary.document import document
+    from moegeom.studies.boundary.record import exposure_of
     from moegeom.studies.boundary.study import ExposureRequest, measure_exposure
 
     if is_results(Path(checkpoint)):
@@ -83,4 +84,4 @@ def run(
         )
         with screen.watching() as watch:
             written = measure_exposure(request, watch)
-    screen.show(EXPOSURE_REPORTERS, exposure_of(open_results(written)))
+    screen.show(document, exposure_of(open_results(written)))

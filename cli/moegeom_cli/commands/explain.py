@@ -38,7 +38,7 @@ def run(
 ) -> None:
     """Say why B chose other experts than A for the same tokens: one verdict, with its evidence."""
     from moegeom.core.verdict import EXIT_INCONCLUSIVE
-    from moegeom.studies.explain.record import EXPLANATION_REPORTERS
+    from moegeom.studies.explain.document import document
     from moegeom.studies.explain.study import ExplainRequest, explain
 
     request = ExplainRequest(
@@ -54,6 +54,6 @@ def run(
     )
     with screen.watching() as watch:
         found = explain(request, watch)
-    screen.show(EXPLANATION_REPORTERS, found)
+    screen.show(document, found)
     if found.verdict.cause == "inconclusive":
         raise typer.Exit(EXIT_INCONCLUSIVE)

@@ -163,10 +163,12 @@ def _aligned(table: Table, columns: Sequence[int], gap: int) -> list[str]:
     """Lines of headings and rows, of these columns alone; a line may be empty."""
     heads = [[(row[column], 1) for column in columns] for row in table.heads]
     for row in heads[:-1]:  # a heading runs on over the empty ones to its right
-        for place in range(len(row) - 1, 0, -1):
-            text, span = row[place]
-            if not text and row[place - 1][0]:
-                row[place - 1] = (row[place - 1][0], span + 1)
+        owner = 0
+        for place in range(1, len(row)):
+            if row[place][0]:
+                owner = place
+            else:
+                row[owner] = (row[owner][0], row[owner][1] + 1)
                 row[place] = ("", 0)
     cells = [[row[column] for column in columns] for row in table.rows]
     widths = [

@@ -77,6 +77,11 @@ class VariantExposure:
         return total / sum(switches)
 
     @property
+    def num_disproved(self) -> int:
+        """Tokens, over all routers, that switched although it was proved that they stay."""
+        return sum(row["num_disproved"] or 0 for row in self.rows)
+
+    @property
     def is_tied(self) -> bool:
         """Whether exact ties that the engine may break anyhow leave a range."""
         return any(row["switched_share_least"] != row["switched_share_most"] for row in self.rows)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from moegeom.document import View
+from moegeom.document.model import View
+from moegeom.document.render import render
 from moegeom.geometry.rows.expert_matching import common_choices, overlap_beyond_chance
+from moegeom.studies.explain.document import document
 from moegeom.studies.explain.record import (
-    EXPLANATION_REPORTERS,
     VERDICTS,
     Explanation,
     FlipNoise,
@@ -76,6 +77,10 @@ def explanation(*layers: LayerEvidence, said: Verdict | None = None) -> Explanat
     )
 
 
+def shown(found: Explanation, form: str, view: View) -> str:
+    return render(document(found, view), form, view)
+
+
 NAMES = [f"change_{letter}" for letter in "abcdefgh"]
 
 
@@ -96,7 +101,7 @@ def many(seed: int) -> list[LayerEvidence]:
 @pytest.mark.parametrize("seed", range(5))
 def test_hypotheses_stand_in_the_order_of_the_figures_that_are_printed(form, all_layers, seed):
     found = explanation(*many(seed))
-    text = EXPLANATION_REPORTERS[form].render(found, View(200, all_layers=all_layers))
+    text = shown(found, form, View(200, all_layers=all_layers))
     shares = [
         100.0 if last == "100" else float(last)
         for line in text.splitlines()
@@ -109,9 +114,8 @@ def test_hypotheses_stand_in_the_order_of_the_figures_that_are_printed(form, all
 
 def test_the_short_table_is_the_beginning_of_the_long_one():
     found = explanation(*many(1))
-    render = EXPLANATION_REPORTERS["table"].render
     short, long = (
-        re.findall(r"change [a-h]", render(found, View(200, all_layers=every)))
+        re.findall(r"change [a-h]", shown(found, "table", View(200, all_layers=every)))
         for every in (False, True)
     )
     assert long[: len(short) - 1] == short[:-1]
@@ -121,19 +125,36 @@ def test_the_short_table_is_the_beginning_of_the_long_one():
 def test_a_share_that_only_ties_allow_is_marked(form):
     held, plain = tried("rounded", 1.0, 0.8), tried("other", 0.7)
     found = explanation(layer(0, tried("nothing", 0.95), held, plain))
-    text = EXPLANATION_REPORTERS[form].render(found, View(200)).replace("\\*", "*")
+    text = shown(found, form, View(200)).replace("\\*", "*")
     assert re.search(r"rounded \*", text)
     assert not re.search(r"other \*", text)
     assert "leaves equal scores" in text
     without = explanation(layer(0, tried("nothing", 0.95), plain))
-    assert "leaves equal" not in EXPLANATION_REPORTERS[form].render(without, View(200))
+    assert "leaves equal" not in shown(without, form, View(200))
 
 
 @pytest.mark.parametrize("form", ["table", "md", "json"])
 def test_what_was_not_looked_at_is_counted_in_the_verdict(form):
-    text = EXPLANATION_REPORTERS[form].render(explanation(layer(0)), View(300))
+    text = shown(explanation(layer(0)), form, View(300))
     said = text if form != "table" else " ".join(text.split())
     assert "2 things" in said if form != "json" else '"not_looked_at"' in said
+
+
+def test_a_page_holds_every_layer_and_hypothesis_of_which_a_screen_shows_some():
+    found = explanation(*(layer(n, tried("nothing", 0.9), tried("x", 0.8)) for n in range(30)))
+    screen, page = (shown(found, form, View(100)) for form in ("table", "md"))
+    assert len(re.findall(r"^\W+\d+ .* 900 ", page, re.MULTILINE)) == 30
+    assert len(re.findall(r"^\W+\d+ .* 900 ", screen, re.MULTILINE)) == 8
+    assert "and 22 more layers: --all-layers" in screen
+    assert "--all-layers" not in page
+
+
+def test_where_nothing_disagrees_a_screen_asks_nothing_and_a_page_shows_what_was_tried():
+    same = layer(0, tried("nothing", 1.0), tried("change_a", 0.9))
+    found = explanation(same, said=Verdict("no disagreement", ""))
+    screen, page = (shown(found, form, View(100, all_layers=True)) for form in ("table", "md"))
+    assert [word for word in ("why?", "change a", "sets") if word in screen] == []
+    assert [word for word in ("why?", "change a", "sets") if word not in page] == []
 
 
 def test_no_verdict_says_that_no_bug_is_needed():

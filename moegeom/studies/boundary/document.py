@@ -1,0 +1,493 @@
+"""An exposure as a document: what was read, the verdict, the variants, where each switches."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from moegeom.core.variant_names import AGAINST, OTHER, SIDES
+from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
+from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Note, Table, Title, View
+from moegeom.document.rule_trust import rule_facts
+from moegeom.studies.boundary.record import Exposure, VariantExposure
+
+#: Pairs of experts that are named, and layers.
+_NAMED = 3
+
+#: The last column is for pages alone.
+_HEADS = (
+    ("how exposed?", "choices switched", "", "", "tokens with", "weight", "kept for", "predicted"),
+    ("", "mean", "random", "worst layer", "any switch", "moved", "certain", ""),
+)
+
+#: What a comparison on the same inputs leaves out.
+_OWN_INPUTS = "Its own hidden states would differ, behind the first MoE layer at the latest."
+
+#: What it means that at least this share of the switches is among the tokens with least margin.
+_NEARNESS = (
+    (0.8, "near-ties"),
+    (0.5, "near-ties for the most part"),
+    (0.0, "not explained by near-ties"),
+)
+
+
+def document(found: Exposure, view: View) -> Document:
+    """What ``moegeom boundary-report`` says; a page has details of every variant."""
+    switched = [variant for variant in found.variants if variant.mean("switched_share")]
+    details = Excerpt(
+        [line for variant in _shown(switched, view) for line in _details(found, variant)],
+        page=[line for variant in switched for line in _details(found, variant)],
+    )
+    return Document(
+        "boundary-report",
+        found.summary.run["checkpoint"]["name"],
+        [
+            _header(found),
+            _verdict(found),
+            [_table(found)],
+            [*(Fact("noise", text, "dim") for text in _noise(found)), details],
+            [*map(Note, (*_remarks(found), *_limits(), *skipped(found.summary)))],
+        ],
+        lambda: _record(found),
+    )
+
+
+def _shown(switched: Sequence[VariantExposure], view: View) -> Sequence[VariantExposure]:
+    """Variants with details on the screen: what A is compared with, or else the worst."""
+    if view.all_layers:
+        return switched
+    sides = [variant for variant in switched if variant.name in SIDES]
+    return sides or sorted(switched, key=lambda v: -(v.mean("switched_share") or 0.0))[:1]
+
+
+def _header(found: Exposure) -> list[Block]:
+    summary = found.summary
+    return [
+        Title(summary.run["checkpoint"]["name"], rule_line(summary)),
+        Fact("routers", routers_line(summary)),
+        Fact("tokens", tokens_line(summary)),
+        Fact("trust", trust_line(summary)),
+        *_other(found),
+        *_against(found),
+    ]
+
+
+def _other(found: Exposure) -> Iterator[Fact]:
+    """Which other run, and how its tokens were matched."""
+    other = found.summary.run.get("other")
+    if not other:
+        return
+    tokens = found.summary.run["tokens"]["num_tokens"]
+    engine = f", {other['engine']}" if other["engine"] else ""
+    yield Fact("B", f"{other['name']}{engine}: {other['num_tokens']:,} tokens")
+    matched = f"{other['num_matched']:,} of {tokens:,} tokens"
+    yield Fact("aligned", "; ".join([matched, *other["notes"]]) + ".")
+
+
+def _against(found: Exposure) -> Iterator[Fact]:
+    """Which second checkpoint, and what was done to its routers."""
+    against = found.summary.run.get("against")
+    if not against:
+        return
+    said = [f"{against['name']}: its routers on the inputs of A."]
+    equal, compared = len(against["equal"]), against["num_compared"]
+    if equal < compared:
+        said.append(_OWN_INPUTS)
+    if equal:
+        which = "All routers" if equal == compared else f"{equal} of {compared} routers"
+        said.append(f"{which} are those of A, bit for bit.")
+    if not against["has_same_rule"]:
+        said.append(f"It chooses by its own rule: {against['rule']}.")
+    if against["regained"]:
+        said.append(
+            f"Another gain stands in front of {found.summary.places(against['regained'])}: rows "
+            "are scaled by its gain over that of A."
+        )
+    if against["unknown_gain"]:
+        said.append(
+            f"The gain in front of {found.summary.places(against['unknown_gain'])} is known in "
+            "one of the checkpoints only, and taken as equal."
+        )
+    yield Fact("C", " ".join(said))
+
+
+def _verdict(found: Exposure) -> list[Block]:
+    blocks: list[Block] = [
+        Fact("VERDICT", _verdict_sentence(found)),
+        *(Fact("", text) for text in _distances(found)),
+    ]
+    if typed := found.summary.run.get("next_command"):
+        blocks.append(Command("next: ", str(typed)))
+    return blocks
+
+
+def _verdict_sentence(found: Exposure) -> str:
+    """The sentence that is read first."""
+    sides = [variant for variant in found.variants if variant.name in SIDES]
+    if sides:
+        return " ".join(_SIDE_VERDICTS[variant.name](found, variant) for variant in sides)
+    most = max(found.variants, key=lambda variant: variant.mean("switched_share") or 0.0)
+    share = most.mean("switched_share")
+    if not share:
+        return "No arithmetic asked for switches any of these tokens."
+    worst = most.worst
+    place = found.summary.places([worst["router"]])
+    said = (
+        f"{most.name} switches most: {_percent(share)} of the choices ({place}: "
+        f"{_percent(worst['switched_share'])})"
+    )
+    if most.any_share is not None:
+        said += f", {_percent(most.any_share)} of the tokens at some layer"
+    return f"{said}; {_percent(most.mean('weight_moved_mean'))} of the routing weight moves."
+
+
+def _difference(found: Exposure, variant: VariantExposure) -> str:
+    """How A and B differ, and where it begins."""
+    share = variant.mean("switched_share")
+    if not share:
+        return "A and B choose the same experts for every token."
+    first, worst = variant.rows[0], variant.worst
+    said = f"A and B choose differently in {_percent(share)} of layer-tokens"
+    if variant.any_share is not None:
+        said += f"; {_percent(variant.any_share)} of the tokens differ somewhere"
+    where = next(row for row in variant.rows if row["switched_share"])
+    begins = found.summary.places([where["router"]])
+    return (
+        f"{said}. It begins in {begins} ({_percent(where['switched_share'])}), the first layer "
+        f"{'itself' if where is first else 'being equal'}; most in "
+        f"{found.summary.places([worst['router']])} ({_percent(worst['switched_share'])}). "
+        f"{_percent(variant.mean('weight_moved_mean'))} of the routing weight differs."
+    )
+
+
+def _replaced(found: Exposure, variant: VariantExposure) -> str:
+    """What the routers of another checkpoint choose otherwise."""
+    share, against = variant.mean("switched_share"), found.summary.run.get("against")
+    if not share and against:
+        others = against["num_compared"] - len(against["equal"])
+        why = (
+            f"though {others} of {against['num_compared']} routers are others"
+            if others
+            else "because its routers are the same"
+        )
+        return f"C chooses the same experts as A for every token, {why}."
+    said = f"The routers of C choose differently from those of A in {_percent(share)} of "
+    said += "layer-tokens"
+    if variant.any_share is not None:
+        said += f"; {_percent(variant.any_share)} of the tokens differ somewhere"
+    worst = variant.worst
+    return (
+        f"{said}. Most in {found.summary.places([worst['router']])} "
+        f"({_percent(worst['switched_share'])}). {_percent(variant.mean('weight_moved_mean'))} of "
+        "the routing weight differs."
+    )
+
+
+#: The sentence on a side, by its variant.
+_SIDE_VERDICTS: Mapping[str, Callable[[Exposure, VariantExposure], str]] = {
+    OTHER: _difference,
+    AGAINST: _replaced,
+}
+
+
+def _distances(found: Exposure) -> list[str]:
+    """How near the tokens are to another choice."""
+    said = []
+    rms = found.share_column("boundary_distance_rms_p50")
+    if rms:
+        router, least = min(rms, key=lambda pair: pair[1])
+        said.append(
+            f"Half of the tokens are within{_bound(found)} {_median(rms):.3g} of another "
+            f"choice, in units of the input's rms (nearest {found.summary.places([router])}: "
+            f"{least:.3g})."
+        )
+        said += _ties(found)
+    likely = found.share_column("stable_share_input_rounding_1e6")
+    worst = found.share_column("stable_share_input_rounding_worst")
+    if likely and worst:
+        said.append(
+            f"Rounding the input to bfloat16 keeps {_certain(_median(likely))} of them with "
+            f"probability 1 - 1e-6, {_certain(_median(worst))} in the worst case."
+        )
+    return said
+
+
+def _ties(found: Exposure) -> list[str]:
+    """How near they are to where walls meet; nothing where that is not known, or there is none."""
+    ends = [found.share_column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
+    if not all(ends) or any(math.isinf(_median(end)) for end in ends):
+        return []
+    three, four = map(_median, ends)
+    tokens = _median(found.share_column("num_order_distance_tokens"))
+    said = (
+        f"Half of a sample ({tokens:.0f} tokens of a router) are within {three:.3g} of a tie of "
+        f"three experts at the border, and within {four:.3g} of a tie of four."
+    )
+    return [said]
+
+
+def _bound(found: Exposure) -> str:
+    """What is to be added where some of the distances are lower bounds."""
+    exact = found.share_column("distance_exact_share")
+    return " at least" if any(share < 1.0 for _, share in exact) else ""
+
+
+def _table(found: Exposure) -> Excerpt:
+    """A row for each variant; a sentence where the screen is too narrow."""
+    rows = [_cells(found, variant) for variant in found.variants]
+    screen = Table(
+        heads=[heads[:-1] for heads in _HEADS],
+        rows=[row[:-1] for row in rows],
+        paragraphs=[(f"  {row[0]:<12}  ", _paragraph(row)) for row in rows],
+    )
+    return Excerpt([screen], page=[Table(_HEADS, rows)])
+
+
+def _cells(found: Exposure, variant: VariantExposure) -> Sequence[str]:
+    worst, is_side = variant.worst, variant.name in SIDES
+    place = found.summary.place(worst["router"])
+    return (
+        f"  {variant.name}",
+        _percent(variant.mean("switched_share")),
+        _percent(variant.null_share),
+        f"{_percent(worst['switched_share'])}  {'L' if place.isdigit() else ''}{place}"
+        if worst["switched_share"]
+        else "-",
+        _percent(variant.any_share),
+        _percent(variant.mean("weight_moved_mean")),
+        "-" if is_side else _certain(variant.mean("proved_share")),
+        "-" if is_side else _percent(variant.mean("predicted_switched_share")),
+    )
+
+
+def _paragraph(cells: Sequence[str]) -> str:
+    """The figures of a row in a sentence."""
+    _, mean, random, worst, some, moved, kept, _ = cells
+    return (
+        f"{mean} of the choices switch (random router {random}, worst {worst}), {some} of the "
+        f"tokens somewhere; {moved} of the weight moves; {kept} are kept for certain."
+    )
+
+
+def _noise(found: Exposure) -> list[str]:
+    """What noise on the inputs does; nothing where none was asked for."""
+    simulated = found.share_column("noise_simulated_share")
+    if not simulated:
+        return []
+    worst = max(simulated, key=lambda pair: pair[1])
+    said = (
+        f"{_noise_size(found)} switches {_percent(_mean(simulated))} of the choices in a "
+        f"simulation ({found.summary.places([worst[0]])}: {_percent(worst[1])})"
+    )
+    means = [
+        _mean(found.share_column(f"noise_switched_share{end}")) for end in ("", "_lower", "_upper")
+    ]
+    if means[0] is not None:
+        expected, least, most = means
+        said += (
+            f"; {_percent(expected)} by the noise model, {_percent(least)} to {_percent(most)} by "
+            "its bounds"
+        )
+    lines = [f"{said}."]
+    early, late = (found.share_column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
+    if early and late:
+        lines.append(
+            f"An input that drifts with this noise per unit of time leaves its cell within "
+            f"{_median(early):.3g} to {_median(late):.3g} of it, for half of the paths of half of "
+            "the tokens."
+        )
+    return lines
+
+
+def _noise_size(found: Exposure) -> str:
+    noise = found.summary.run.get("noise")
+    if not noise:
+        return "Noise of a size that the results do not say"
+    if "scale" in noise:
+        return f"Noise of {100.0 * noise['scale']:.3g} % of the input's rms"
+    relative, kappa, shared = (
+        [one[field] for one in noise.values()]
+        for field in ("relative", "kappa", "systematic_share")
+    )
+    return (
+        f"Noise as between the two recordings ({100 * min(relative):.3g} to "
+        f"{100 * max(relative):.3g} % of the input's rms, {min(kappa):.2g} to {max(kappa):.2g} "
+        f"roundings to bfloat16; up to {_percent(max(shared))} of its square is common to all "
+        "tokens)"
+    )
+
+
+def _details(found: Exposure, variant: VariantExposure) -> Iterator[Fact]:
+    """Where a variant switches, whether near-ties explain it, and what it does to experts."""
+    said = {
+        "worst": _worst_layers(found, variant),
+        "margins": _near_ties(variant) if variant.name in SIDES else "",
+        "load": _load_shift(found, variant),
+        "trading": _traders(found, variant),
+    }
+    for label, text in said.items():
+        if text:
+            yield Fact(label, f"{variant.name}: {text}", "dim")
+
+
+def _worst_layers(found: Exposure, variant: VariantExposure) -> str:
+    """The layers that a variant switches most, beside a random router's."""
+    ranked = sorted(variant.rows, key=lambda row: -row["switched_share"])[:_NAMED]
+    return ", ".join(
+        f"{found.summary.places([row['router']])} {_percent(row['switched_share'])}"
+        for row in ranked
+        if row["switched_share"] or row is ranked[0]
+    )
+
+
+def _near_ties(variant: VariantExposure) -> str:
+    """Whether near-ties explain what switches; empty where nothing switches or no margin is known.
+
+    A tenth of the tokens holds all of the switches only where no more than a tenth switches.
+    """
+    share, most = variant.near_share, variant.largest_near_share
+    if share is None or most is None:
+        return ""
+    word = next(word for least, word in _NEARNESS if share >= least)
+    only = "only " if share < _NEARNESS[1][0] else ""
+    limit = f" (10 % by chance, {100.0 * most:.0f} % at most)" if most < 1.0 else ""
+    return (
+        f"{only}{100.0 * share:.0f} % of the switches are among the 10 % of tokens with the least "
+        f"margin{limit}: {word}"
+    )
+
+
+def _load_shift(found: Exposure, variant: VariantExposure) -> str:
+    """The expert whose load changes most."""
+    known = [row for row in variant.rows if row.get("load_shift_max") is not None]
+    if not known:
+        return ""
+    most = max(known, key=lambda row: abs(row["load_shift_max"]))
+    return (
+        f"{found.summary.places([most['router']])}: expert {most['load_shift_expert']} "
+        f"{most['load_shift_max']:+.2g} fair shares"
+    )
+
+
+def _traders(found: Exposure, variant: VariantExposure) -> str:
+    """The pairs of experts that trade most of the switched tokens of their layer."""
+    return ", ".join(
+        f"{found.summary.places([pair['router']])} {pair['first']}<->{pair['second']} "
+        f"{_percent(pair['share'])}"
+        for pair in variant.trades[:_NAMED]
+    )
+
+
+def _remarks(found: Exposure) -> list[str]:
+    """What has to be known about some of the figures."""
+    said = []
+    tied = [variant for variant in found.variants if variant.is_tied]
+    for variant in tied:
+        least, most = (variant.mean(f"switched_share_{end}") for end in ("least", "most"))
+        anyhow = (
+            "the engine breaks them anyhow"
+            if variant.facts.get("ties") == "undetermined"
+            else "counted as the lowest expert wins"
+        )
+        said.append(
+            f"{variant.name}: exact ties leave {_percent(least)} to {_percent(most)}; {anyhow}."
+        )
+    said += [
+        f"{variant.name}: {wrong} tokens switched that were proved to stay: a mistake of moegeom, "
+        "please report it."
+        for variant in found.variants
+        if (wrong := variant.num_disproved)
+    ]
+    copied = [
+        v
+        for v in found.variants
+        if v.name not in SIDES and not str(v.facts.get("engine")).startswith("none")
+    ]
+    said += [
+        f"{variant.name}: emulated after {variant.facts['engine']} ({variant.facts['version']}); a "
+        "recording of that engine would decide."
+        for variant in copied
+    ]
+    return said
+
+
+def _limits() -> Sequence[str]:
+    """What these figures do not say."""
+    exposed = (
+        "A switched expert is not a wrong answer: this is exposure, for these tokens and inputs. "
+        "An arithmetic changes the routers only; inputs that come out otherwise are not looked at."
+    )
+    kept = (
+        "Kept for certain: proved for these inputs, in any order of summation that the arithmetic "
+        "allows. Random: a router of the same shape and row lengths, on a sample of these tokens."
+    )
+    return exposed, kept
+
+
+def _percent(share: float | None) -> str:
+    """Two significant figures below ten per cent; ``0`` is said only where nothing switched."""
+    if share is None:
+        return "-"
+    if share == 0.0:
+        return "0 %"
+    value = 100.0 * share
+    if value < 0.005:
+        return "<.01 %"
+    return (
+        f"{value:.2f} %" if value < 1.0 else f"{value:.1f} %" if value < 99.95 else f"{value:.0f} %"
+    )
+
+
+def _certain(share: float | None) -> str:
+    """A share that is proved: rounded down, so that 100 % means all of them."""
+    if share is None:
+        return "-"
+    value = math.floor(1e4 * share) / 100.0
+    return f"{value:.0f} %" if value == 100.0 else f"{value:.4g} %"
+
+
+def _mean(pairs: Sequence[tuple[str, float]]) -> float | None:
+    return statistics.fmean(value for _, value in pairs) if pairs else None
+
+
+def _median(pairs: Sequence[tuple[str, float]]) -> float:
+    return statistics.median(value for _, value in pairs)
+
+
+def _record(found: Exposure) -> Mapping[str, Any]:
+    variants = [
+        {
+            "variant": variant.name,
+            "facts": dict(variant.facts),
+            "switched_share": variant.mean("switched_share"),
+            "null_switched_share": variant.null_share,
+            "worst_router": variant.worst["router"],
+            "any_layer_share": variant.any_share,
+            "null_any_layer_share": variant.null_any_share,
+            "weight_moved_mean": variant.mean("weight_moved_mean"),
+            "switched_near_share": variant.near_share,
+            "proved_share": variant.mean("proved_share"),
+            "layers": [_compared(row) for row in variant.rows],
+            "null": [_compared(row) for row in variant.null],
+            "trades": list(variant.trades),
+        }
+        for variant in found.variants
+    ]
+    run = found.summary.run
+    return {
+        "verdict": _verdict_sentence(found),
+        "distances": _distances(found),
+        "noise": _noise(found),
+        "remarks": _remarks(found),
+        "routers": [dict(row) for row in found.summary.layers],
+        "variants": variants,
+        **rule_facts(run),
+        "run": dict(run),
+    }
+
+
+def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a variant's row that have a value."""
+    return {name: value for name, value in row.items() if value is not None}

@@ -1,0 +1,374 @@
+"""An explanation as a document: both sides, the verdict, the hypotheses, the layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
+from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, Title, View
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+from moegeom.studies.explain.record import Explanation, LayerEvidence, Tried
+
+#: Hypotheses that a screen shows beside nothing changed.
+_SHOWN = 5
+
+#: Layers that a screen shows, evenly spread.
+_LAYERS = 8
+
+#: Verdicts that are no fault.
+_FINE = ("no disagreement", "arithmetic noise only")
+
+#: The last column is for pages alone.
+_LAYER_HEADS = (
+    ("", "equal", "agreed", "of these", "noise", "noise on", "beyond", "noise in roundings"),
+    ("layer", "sets", "before", "switch", "makes", "input", "noise", "to bfloat16"),
+)
+
+
+def document(found: Explanation, view: View) -> Document:
+    """What ``moegeom explain`` says; where nothing disagrees, a screen asks nothing further."""
+    is_open = found.verdict.cause != "no disagreement"
+    hypotheses = _hypotheses(found, view.all_layers) if is_open else []
+    layers = _layers(found, view.all_layers) if is_open else []
+    return Document(
+        "explain",
+        found.run["checkpoint"]["name"],
+        [
+            _header(found),
+            _verdict(found),
+            [Excerpt(hypotheses, page=_hypotheses(found, all_of_them=True))],
+            [Excerpt(layers, page=_layers(found, all_of_them=True, is_page=True))],
+            _ending(found),
+        ],
+        lambda: _record(found),
+    )
+
+
+def _summary(found: Explanation) -> Summary:
+    """What the header needs, and what names routers as people call them."""
+    return Summary(found.run, [{"router": layer.router} for layer in found.layers], [], [], [])
+
+
+def _header(found: Explanation) -> list[Block]:
+    run, summary = found.run, _summary(found)
+    return [
+        Title(run["checkpoint"]["name"], rule_line(summary)),
+        Fact("routers", routers_line(summary)),
+        Fact("rule", gate_rule_line(run)),
+        Fact("A", tokens_line(summary)),
+        *_sides(found),
+    ]
+
+
+def _sides(found: Explanation) -> Iterator[Fact]:
+    """What B is, how it was matched, and the other checkpoint."""
+    other = found.other
+    engine = f", {other['engine']}" if other["engine"] else ""
+    stage = other["stage"].replace("_", " ")
+    elsewhere = ", RECORDED FROM ANOTHER CHECKPOINT" if found.is_of_another else ""
+    told = f"{other['name']}{engine}: {stage} of {other['num_tokens']:,} tokens{elsewhere}"
+    yield Fact("B", told)
+    matched = f"{found.num_matched:,} of {found.run['tokens']['num_tokens']:,} tokens"
+    if found.num_examined < found.num_matched:
+        matched += f", the first {found.num_examined:,} examined"
+    yield Fact("aligned", "; ".join([matched, *other["notes"]]) + ".")
+    if found.against:
+        yield Fact("C", f"{found.against}: what B may have loaded instead")
+
+
+def _verdict(found: Explanation) -> list[Block]:
+    remedy = found.verdict.remedy
+    verdict = Fact("VERDICT", _verdict_sentence(found), _look(found))
+    return [verdict, Fact("next", remedy)] if remedy else [verdict]
+
+
+def _look(found: Explanation) -> Look:
+    """Green only where no fault was found."""
+    if found.verdict.cause in _FINE:
+        return "good"
+    return "warning" if found.verdict.cause == "inconclusive" else "error"
+
+
+def _verdict_sentence(found: Explanation) -> str:
+    """The sentence that is read first; it ends with how many things nobody looked at."""
+    verdict, unseen = found.verdict, len(found.not_looked_at)
+    said = f"{verdict.cause}: {verdict.meaning}"
+    if verdict.detail:
+        said += f" {verdict.detail[:1].upper()}{verdict.detail[1:]}"
+    return f"{said} Not looked at: {unseen} thing{'' if unseen == 1 else 's'}, below."
+
+
+def _hypotheses(found: Explanation, all_of_them: bool) -> list[Block]:
+    """How much of B each hypothesis reproduces: first layer, that of the verdict, all layers."""
+    names = _ranked(found, all_of_them)
+    if not names:
+        return []
+    verdict, layers = found.verdict, found.layers
+    own = next((layer for layer in layers if layer.router == verdict.router), layers[0])
+    columns = {"first layer": layers[0]}
+    if own is not layers[0]:
+        columns[_summary(found).places([own.router])] = own
+    rows = []
+    for name in names:
+        arrow = "->" if name == verdict.hypothesis else "  "
+        star = " *" if _is_held_back(found, name) else ""
+        cells = [layer.tried_as(name) for layer in columns.values()]
+        shares = ["-" if tried is None else _equal(tried.share) for tried in cells]
+        text = f"{arrow} {_first_seen(found, name).text}{star}"
+        rows.append((text, *shares, _equal(_mean_share(found, name))))
+    blocks: list[Block] = [
+        Fact("why?", _whose_inputs(found)),
+        Table(
+            heads=[("", *columns, "all layers")],
+            rows=rows,
+            looks=["strong" if name == verdict.hypothesis else "plain" for name in names],
+            indent=6,
+        ),
+    ]
+    if rest := found.num_tried + 1 - len(names):
+        no_better = f"{rest} others reproduce no more in all layers: --all-layers"
+        blocks.append(Fact("", no_better, "dim"))
+    if legend := _ties_legend(found, names):
+        blocks.append(Fact("", legend, "dim"))
+    return blocks
+
+
+def _whose_inputs(found: Explanation) -> str:
+    """What was routed again."""
+    stage = found.run["tokens"]["stage"]
+    own = "A's logits" if stage == "logits" else f"{found.inputs_of}'s inputs"
+    return f"{own} routed again with one thing changed; share of choices equal to B's"
+
+
+def _ranked(found: Explanation, all_of_them: bool) -> list[str]:
+    """Names of hypotheses to show: nothing changed, the verdict's, then by share in all layers."""
+    names = list(dict.fromkeys(tried.name for layer in found.layers for tried in layer.tried))
+    if not names:
+        return []
+    chosen = [names[0]]
+    if found.verdict.hypothesis:
+        chosen.append(found.verdict.hypothesis)
+    rest = [name for name in names if name not in chosen]
+    rest.sort(key=lambda name: -_mean_share(found, name))
+    return [*chosen, *(rest if all_of_them else rest[: _SHOWN + 1 - len(chosen)])]
+
+
+def _first_seen(found: Explanation, name: str) -> Tried:
+    """The hypothesis at the first router where it was tried."""
+    everywhere = (layer.tried_as(name) for layer in found.layers)
+    return next(tried for tried in everywhere if tried is not None)
+
+
+def _everywhere(found: Explanation, name: str) -> list[Tried]:
+    """The hypothesis at all routers; where it does not apply nothing was changed."""
+    layers = [layer for layer in found.layers if layer.tried]
+    return [layer.tried_as(name) or layer.tried[0] for layer in layers]
+
+
+def _mean_share(found: Explanation, name: str) -> float:
+    """Share reproduced, mean over all routers."""
+    return float(np.mean([tried.share for tried in _everywhere(found, name)]))
+
+
+def _mean_credit(found: Explanation, name: str) -> float:
+    """What of it the verdict counts, mean over all routers."""
+    return float(np.mean([tried.credit for tried in _everywhere(found, name)]))
+
+
+def _is_held_back(found: Explanation, name: str) -> bool:
+    """Whether its share counts ties that the verdict does not: the two are printed differently."""
+    return _equal(_mean_share(found, name)) != _equal(_mean_credit(found, name))
+
+
+def _ties_legend(found: Explanation, names: Sequence[str]) -> str:
+    """What ``*`` means; empty where no row has one."""
+    held = [name for name in names if _is_held_back(found, name)]
+    if not held:
+        return ""
+    best = max(held, key=lambda name: _mean_share(found, name))
+    return (
+        "* leaves equal scores: B's set counts here if it is among those that ties allow. The "
+        "verdict counts it only as far as one way to break ties explains it "
+        f"({_first_seen(found, best).text}: {_equal(_mean_credit(found, best))} in all layers)."
+    )
+
+
+def _layers(found: Explanation, all_of_them: bool, is_page: bool = False) -> list[Block]:
+    """How often A and B agree, layer by layer, and the noise that makes what is left over."""
+    shown = _shown_layers(found, all_of_them)
+    summary, columns = _summary(found), slice(None if is_page else -1)
+    rest = len(found.layers) - len(shown)
+    table = Table(
+        heads=[heads[columns] for heads in _LAYER_HEADS],
+        rows=[(summary.place(layer.router), *_figures(layer))[columns] for layer in shown],
+        indent=2,
+        rest=f"and {rest} more layers: --all-layers" if rest else "",
+    )
+    hypothesis = found.verdict.hypothesis
+    if not hypothesis:
+        return [table]
+    text = _first_seen(found, hypothesis).text
+    left = f"of tokens that agreed before, what is left over with {text}; noise that makes as many"
+    return [Fact("left", left), table]
+
+
+def _shown_layers(found: Explanation, all_of_them: bool) -> list[LayerEvidence]:
+    """Layers to show: all, or some evenly spread with the one of the verdict."""
+    layers = found.layers
+    if all_of_them or len(layers) <= _LAYERS:
+        return list(layers)
+    step = (len(layers) - 1) / (_LAYERS - 1)
+    numbers = {round(number * step) for number in range(_LAYERS)}
+    numbers |= {
+        number for number, layer in enumerate(layers) if layer.router == found.verdict.router
+    }
+    return [layers[number] for number in sorted(numbers)]
+
+
+def _figures(layer: LayerEvidence) -> Sequence[str]:
+    """The cells beside the name of a layer."""
+    noise, noisy = layer.noise, ("-",) * 5
+    if noise is not None:
+        noisy = (
+            _percent(noise.observed),
+            _percent(noise.expected),
+            _percent(noise.scale),
+            f"{noise.num_beyond:,}",
+            f"{noise.roundings:.2g}",
+        )
+    return _equal(layer.agreement), f"{layer.num_clean:,}", *noisy
+
+
+def _ending(found: Explanation) -> list[Block]:
+    told = (*_growth(found), *_details(found), *_log_probs(found))
+    untold = sorted({layer.reason for layer in found.layers if layer.reason})
+    return [
+        *(Note(text, "plain") for text in told),
+        *(Note(f"not tried: {reason}.", "plain") for reason in untold),
+        *map(Note, _limits(found)),
+    ]
+
+
+def _growth(found: Explanation) -> Iterator[str]:
+    """How the noise on the inputs grows with depth; nothing where it is not known."""
+    known = [
+        (layer.router, layer.noise.scale)
+        for layer in found.layers
+        if layer.noise and layer.noise.scale > 0.0
+    ]
+    if len(known) < 2:
+        return
+    summary = _summary(found)
+    source = "what is left over" if found.verdict.hypothesis else "the switches"
+    (first, early), (last, late) = known[0], known[-1]
+    yield (
+        f"noise on the inputs, from {source}: {_percent(early)} of their rms in "
+        f"{summary.places([first])}, {_percent(late)} in {summary.places([last])}. Rounding to "
+        "bfloat16 alone makes 0.17 %."
+    )
+
+
+def _details(found: Explanation) -> Iterator[str]:
+    """What else was found: examples, renamed experts, weights."""
+    summary = _summary(found)
+    for layer in found.layers:
+        if layer.noise is not None and layer.noise.num_beyond:
+            named = ", ".join(f"document {d} position {p}" for d, p in layer.noise.examples)
+            yield (
+                f"{summary.places([layer.router])}: {layer.noise.num_beyond:,} switches beyond the "
+                f"reach of noise, such as {named}."
+            )
+            break
+    renamed = [layer for layer in found.layers if layer.num_renamed]
+    if found.layers and not renamed:
+        yield "numbers of experts: each fits itself best, in all layers."
+    elif renamed:
+        most = max(renamed, key=lambda layer: layer.num_renamed)
+        yield (
+            f"numbers of experts: in {summary.places([layer.router for layer in renamed])} another "
+            f"numbering fits better (most in {summary.places([most.router])}: {most.num_renamed} "
+            "experts)."
+        )
+    weights = [
+        (layer.weights.error, layer.router) for layer in found.layers if layer.weights is not None
+    ]
+    if weights:
+        error, router = max(weights, key=lambda pair: pair[0])
+        yield (
+            f"routing weights where both chose alike: differ by {error:.1g} at most "
+            f"({summary.places([router])}), relative rms."
+        )
+
+
+def _log_probs(found: Explanation) -> Iterator[str]:
+    joined = found.log_probs
+    if joined is None:
+        return
+    said = f"log-probs: {joined.num_tokens:,} tokens differ by {joined.mean:.2g} nats in the mean"
+    if joined.unswitched is not None:
+        said += (
+            f"; {joined.unswitched:.2g} where no expert switched ({joined.num_unswitched:,} tokens)"
+        )
+    if joined.switched is not None:
+        said += f", {joined.switched:.2g} where one did"
+    if joined.correlation is not None:
+        said += f"; rank correlation with the number of layers that switch {joined.correlation:.2f}"
+    yield f"{said}."
+
+
+def _limits(found: Explanation) -> Sequence[str]:
+    """What is not said."""
+    whose = "B's own inputs are routed: every layer speaks for itself."
+    if found.inputs_of == "A":
+        whose = (
+            "Only the first layer with a router reads what nothing has changed yet: deeper ones "
+            "inherit what earlier ones did."
+        )
+    return whose, f"Not looked at: {'; '.join(found.not_looked_at)}."
+
+
+def _equal(share: float) -> str:
+    """A share of equal choices: rounded down, so that 100 % means all of them."""
+    value = 100.0 * share
+    if value == 100.0:
+        return "100 %"
+    digits = 3 if value > 99.9 else 2 if value > 99.0 else 1
+    return f"{math.floor(value * 10.0**digits) / 10.0**digits:.{digits}f} %"
+
+
+def _percent(share: float) -> str:
+    """Two figures; ``0`` only where there is none."""
+    value = 100.0 * share
+    if value == 0.0:
+        return "0 %"
+    return "<.001 %" if value < 0.001 else f"{value:.2g} %" if value < 99.5 else f"{value:.0f} %"
+
+
+def _record(found: Explanation) -> Mapping[str, Any]:
+    verdict = found.verdict
+    return {
+        "verdict": {
+            **dataclasses.asdict(verdict),
+            "meaning": verdict.meaning,
+            "remedy": verdict.remedy,
+        },
+        "agreement": found.agreement,
+        "any_switched_share": found.any_share,
+        "inputs_of": found.inputs_of,
+        "num_matched": found.num_matched,
+        "num_examined": found.num_examined,
+        "num_padding": found.num_padding,
+        "layers": [dataclasses.asdict(layer) for layer in found.layers],
+        "log_probs": found.log_probs and dataclasses.asdict(found.log_probs),
+        "not_looked_at": list(found.not_looked_at),
+        "against": found.against,
+        "other": dict(found.other),
+        **rule_facts(found.run),
+        "run": dict(found.run),
+    }
