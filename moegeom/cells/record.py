@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-
 #: Cells listed; every set a cell, said and not listed; more vertices than asked for; arcs of a
 #: circle; pixels of a plane.
 Outcome = Literal["cells", "all subsets", "unfinished", "arcs", "pixels"]

@@ -1,11 +1,10 @@
-"""Which bias would balance each router: the record, its closed list of meanings, its reporters."""
+"""Which bias would balance each router: the record and its closed list of meanings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-
 
 Meaning = Literal[
     "none",

@@ -30,8 +30,8 @@ from moegeom.pipeline import (
     select_layers,
 )
 from moegeom.router.load import load_routers
-from moegeom.studies.balance.router import balance_router, read_sample
 from moegeom.studies.balance.record import Balance, RouterBalance
+from moegeom.studies.balance.router import balance_router, read_sample
 
 #: Probability that a run over even routers calls any of them uneven; shared by its routers.
 LEVEL = 0.05

@@ -1,11 +1,10 @@
-"""The record of a difference: what a study found and every reporter shows."""
+"""The record of a difference: what a study found and its document tells."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
 
 
 def percent(share: float) -> str:
