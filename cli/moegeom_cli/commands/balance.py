@@ -29,7 +29,7 @@ def run(
     overwrite: Overwrite = False,
 ) -> None:
     """Does a selection bias exist that balances these tokens, and does it hold on others?"""
-    from moegeom.studies.balance.record import BALANCE_REPORTERS
+    from moegeom.studies.balance.document import document
     from moegeom.studies.balance.study import BalanceRequest, balance
 
     request = BalanceRequest(
@@ -43,4 +43,4 @@ def run(
     )
     with screen.watching() as watch:
         found = balance(request, watch)
-    screen.show(BALANCE_REPORTERS, found)
+    screen.show(document, found)

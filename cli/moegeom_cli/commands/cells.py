@@ -98,7 +98,7 @@ def run(
     ] = None,
 ) -> None:
     """List the routing cells and walls of a slice, prove or refute one set, or draw them."""
-    from moegeom.cells.record import ENUMERATION_REPORTERS
+    from moegeom.cells.document import document
     from moegeom.cells.study.request import CellsRequest, parse_view
     from moegeom.cells.study.study import cells
     from moegeom.core.verdict import EXIT_INCONCLUSIVE
@@ -139,6 +139,6 @@ def run(
     )
     with screen.watching("vertices") as watch:
         found = cells(request, watch)
-    screen.show(ENUMERATION_REPORTERS, found)
+    screen.show(document, found)
     if any(router.outcome == "unfinished" for router in found.routers):
         raise typer.Exit(EXIT_INCONCLUSIVE)

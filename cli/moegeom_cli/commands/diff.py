@@ -47,7 +47,7 @@ def run(
     ] = None,
 ) -> None:
     """Say what happened to each router from A to B; on tokens, which figures changed."""
-    from moegeom.studies.diff.record import DIFFERENCE_REPORTERS
+    from moegeom.studies.diff.document import document
     from moegeom.studies.diff.study import DifferenceRequest, difference
 
     request = DifferenceRequest(
@@ -63,4 +63,4 @@ def run(
     )
     with screen.watching() as watch:
         found = difference(request, watch, screen.note)
-    screen.show(DIFFERENCE_REPORTERS, found)
+    screen.show(document, found)

@@ -1,4 +1,4 @@
-"""Which bias would balance each router: the record, its closed list of meanings, its reporters."""
+"""Which bias would balance each router: the record and its closed list of meanings."""
 
 from __future__ import annotations
 

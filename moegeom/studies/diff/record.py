@@ -1,4 +1,4 @@
-"""The record of a difference: what a study found and every reporter shows."""
+"""The record of a difference: what a study found and its document tells."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from safetensors.numpy import load_file
 
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
-from moegeom.document import View
+from moegeom.document.model import View
+from moegeom.document.render import render
 from moegeom.kernels.table import load_kernels
-from moegeom.studies.balance.record import BALANCE_REPORTERS, SENTENCES, Loads
+from moegeom.studies.balance.document import document
+from moegeom.studies.balance.record import SENTENCES, Loads
 from moegeom.studies.balance.router import balance_router, meaning_of, read_sample
 from moegeom.studies.balance.study import BalanceRequest, balance
 from moegeom.testing.array_source import ArraySource
@@ -263,9 +266,13 @@ def test_the_balanced_sample_is_even():
     assert [router.meaning for router in found.routers] == ["balanced"]
 
 
+def shown(found, form: str, **view) -> str:
+    return render(document(found, View(**view)), form, View(**view))
+
+
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_the_screen_fits_and_says_each_sentence(collapsed, width):
-    text = BALANCE_REPORTERS["table"].render(collapsed, View(width))
+    text = shown(collapsed, "table", width=width)
     assert max(map(len, text.splitlines())) <= width
     said = " ".join(text.split())
     assert SENTENCES["holds, no bias now"] in said
@@ -274,18 +281,38 @@ def test_the_screen_fits_and_says_each_sentence(collapsed, width):
 
 
 def test_json_holds_every_figure(collapsed):
-    document = json.loads(BALANCE_REPORTERS["json"].render(collapsed, View()))
-    first = document["routers"][0]
+    told = json.loads(shown(collapsed, "json"))
+    first = told["routers"][0]
     assert first["sentence"] == SENTENCES["holds, no bias now"]
     assert len(first["change"]) == 16
     assert len(first["held_out"]) == 2
-    assert document["run"]["tokens"]["num_tokens"] == 4096
+    assert told["run"]["tokens"]["num_tokens"] == 4096
 
 
 def test_markdown_has_a_row_for_every_router(collapsed):
-    text = BALANCE_REPORTERS["md"].render(collapsed, View())
+    text = shown(collapsed, "md")
     assert "| text/0 |" in text
     assert "| text/1 |" in text
+
+
+def test_a_screen_shows_the_least_even_routers_and_a_page_all(collapsed):
+    first, *_ = collapsed.routers
+    routers = [
+        dataclasses.replace(first, router=f"text/{n}", before=Loads(2.0 + n, 1.0))
+        for n in range(14)
+    ]
+    found = dataclasses.replace(collapsed, routers=tuple(routers))
+    some, every = (
+        re.findall(r"^(\d+) ", shown(found, "table", width=100, all_layers=all_layers), re.M)
+        for all_layers in (False, True)
+    )
+    assert some == [str(n) for n in range(2, 14)]
+    assert every == [str(n) for n in range(14)]
+    assert "and 2 more that were more even: --all-layers" in shown(found, "table")
+    for page in ("md", "html"):
+        text = shown(found, page)
+        assert all(f"text/{n}" in text for n in range(14))
+        assert "--all-layers" not in text
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])
@@ -343,4 +370,4 @@ def test_layers_that_were_not_recorded_are_told():
     found = balance(sample("olmoe-balanced", tokens=None, source=source, unverified=True))
     assert [router.router for router in found.routers] == ["text/1"]
     assert [name for name, _ in found.left_out] == ["text/0", "text/2"]
-    assert "not looked at" in BALANCE_REPORTERS["table"].render(found, View())
+    assert "not looked at" in shown(found, "table")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +14,8 @@ from scipy.linalg import expm
 
 from moegeom.core.errors import CheckpointError, UsageError
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
-from moegeom.document import View
+from moegeom.document.model import View
+from moegeom.document.render import render
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
 from moegeom.results.memory import MemoryResults
@@ -23,7 +25,8 @@ from moegeom.studies.changes.figures import LEVEL, figure_changes
 from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
 from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.changes.words import WORDS, change
-from moegeom.studies.diff.record import DIFFERENCE_REPORTERS
+from moegeom.studies.diff.document import document
+from moegeom.studies.diff.record import FigureChange, Figures
 from moegeom.studies.diff.study import DifferenceRequest, difference
 from tests.museum.checkpoint import BF16, F32, Checkpoint
 from tests.museum.exhibit_smoothing import smoothed
@@ -462,6 +465,10 @@ def test_the_lists_of_figures_name_figures():
 # ------------------------------------------------------------------------------------------ reports
 
 
+def shown(found, form: str, **view) -> str:
+    return render(document(found, View(**view)), form, View(**view))
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize(
     "name", ["permuted and noise", "unrelated", "identical", "bias left behind"]
@@ -469,7 +476,7 @@ def test_the_lists_of_figures_name_figures():
 def test_screens_fit_and_say_what_happened(differ, name, width):
     model, edit, wanted = CASES[name]
     found = differ(model(), edit(model()))
-    text = DIFFERENCE_REPORTERS["table"].render(found, View(width))
+    text = shown(found, "table", width=width)
     assert all(len(line) <= width for line in text.splitlines())
     for word, _ in wanted:
         assert f"{word}:" in text  # its meaning is told
@@ -478,7 +485,7 @@ def test_screens_fit_and_say_what_happened(differ, name, width):
 
 def test_routers_to_which_the_same_happened_are_told_together(differ):
     found = differ(trained("olmoe-balanced/step_1000"), trained("olmoe-balanced/step_1500"))
-    text = DIFFERENCE_REPORTERS["table"].render(found, View(100))
+    text = shown(found, "table")
     assert (
         "no router is identical: layers 0-2 rows changed by 8.7 to 11 %, no pattern."
         in " ".join(text.split())
@@ -488,7 +495,7 @@ def test_routers_to_which_the_same_happened_are_told_together(differ):
 def test_one_changed_layer_stands_beside_the_others(differ):
     model = softmax_model(layers=4)
     found = differ(model, model.edited("weight", noisy(0.01), (2,)))
-    text = DIFFERENCE_REPORTERS["table"].render(found, View(120))
+    text = shown(found, "table", width=120)
     assert "VERDICT  3 of 4 routers identical; 1 changed: layer 2 rows changed by" in text
 
 
@@ -496,21 +503,57 @@ def test_names_of_others_are_made_printable(differ):
     found = differ(softmax(), softmax())
     evil = dataclasses.replace(found, notes=("\x1b[31mred",))
     for format_ in ("table", "md"):
-        assert "\x1b" not in DIFFERENCE_REPORTERS[format_].render(evil, View(100))
+        assert "\x1b" not in shown(evil, format_)
 
 
 def test_json_is_one_strict_document(differ):
     found = differ(softmax(), softmax().edited("weight", cleared))
-    document = json.loads(DIFFERENCE_REPORTERS["json"].render(found, View(100)))
-    assert document["routers"][0]["changes"][0]["word"] == "rows scaled"
-    assert document["figures"] is None
-    assert document["verdict"].startswith("no router is identical")
+    told = json.loads(shown(found, "json"))
+    assert told["routers"][0]["changes"][0]["word"] == "rows scaled"
+    assert told["figures"] is None
+    assert told["verdict"].startswith("no router is identical")
 
 
 def test_markdown_escapes_what_it_is_given(differ):
     found = dataclasses.replace(differ(softmax(), softmax()), notes=("<b>|`x`",))
-    text = DIFFERENCE_REPORTERS["md"].render(found, View(100))
+    text = shown(found, "md")
     assert "&lt;b&gt;&#124;\\`x\\`" in text
+
+
+def test_a_screen_shows_the_routers_that_moved_most_and_a_page_all(differ):
+    found = differ(softmax(), softmax().edited("weight", noisy(0.01)))
+    (first, *_), (moved, *_) = found.routers, found.routers[0].changes
+    routers = [
+        dataclasses.replace(
+            first, router=f"text/{n}", changes=(dataclasses.replace(moved, size=0.01 + n),)
+        )
+        for n in range(14)
+    ]
+    found = dataclasses.replace(found, routers=routers)
+    some, every = (
+        re.findall(r"^layer (\d+) ", shown(found, "table", width=100, all_layers=all_layers), re.M)
+        for all_layers in (False, True)
+    )
+    assert some == [str(n) for n in range(13, 1, -1)]
+    assert every == [str(n) for n in range(14)]
+    assert "and 2 more that moved less: --all-layers" in shown(found, "table")
+    for page in ("md", "html"):
+        text = shown(found, page)
+        assert all(f"text/{n}" in text for n in range(14))
+        assert "--all-layers" not in text
+
+
+@pytest.mark.parametrize(("width", "has_both"), [(80, False), (100, True)])
+def test_a_narrow_screen_shows_the_change_of_a_figure_without_both_values(differ, width, has_both):
+    name = "a_figure_with_a_name_of_a_length"
+    figure = FigureChange("text/0", name, "", 0.75, 0.25, 0.01, 1e-4, True, 0.1)
+    figures = Figures([figure], 0.05, (4096, 4096))
+    found = dataclasses.replace(differ(softmax(), softmax()), figures=figures)
+    heading, row = shown(found, "table", width=width).split("figure  ")[1].splitlines()[:2]
+    assert ("0.75" in row, "0.25" in row) == (has_both, has_both)
+    assert (" A " in heading, " B " in heading) == (has_both, has_both)
+    assert "-0.5 +- 0.01" in row
+    assert "| 0.75 | 0.25 | -0.5 | 0.01 |" in shown(found, "md", width=width)
 
 
 # ------------------------------------------------------------------------- noise is not a rotation
@@ -549,7 +592,7 @@ def test_a_rotation_in_bfloat16_is_one(angle):
 
 def test_exchanged_layers_are_told_by_results_too(differ, tmp_path):
     found = differ(softmax(), exchanged(softmax()))
-    text = " ".join(DIFFERENCE_REPORTERS["table"].render(found, View(200)).split())
+    text = " ".join(shown(found, "table", width=200).split())
     assert "layer 0 of B is layer 1 of A" in text
     assert "layer 1 of B is layer 0 of A" in text
     views = [ProjectedRouters(lint(str(tmp_path / side))) for side in "ab"]

@@ -1,9 +1,11 @@
-"""What the screen and Markdown say of an enumeration, sentence by sentence."""
+"""An enumeration as a document: what was read, a paragraph for every router and every answer."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from moegeom.cells.record import (
     Answer,
@@ -14,8 +16,19 @@ from moegeom.cells.record import (
     RouterCells,
     Visited,
 )
-from moegeom.document.header import duration
+from moegeom.document.header import (
+    duration,
+    gate_rule_line,
+    routers_line,
+    rule_line,
+    tokens_line,
+)
+from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Title, View
+from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
+
+#: Routers that a screen shows before the rest is counted.
+_MOST_ROUTERS = 6
 
 #: How the cells were found, by the road that was taken.
 _ROADS = {
@@ -31,20 +44,72 @@ _ROADS = {
 }
 
 
-def summary_of(found: Enumerations) -> Summary | None:
-    """What the header needs; None for a bare matrix."""
-    if found.run is None:
-        return None
-    layers = [{"router": router.router} for router in found.routers]
-    return Summary(found.run, layers, [], [], [])
+def document(found: Enumerations, view: View) -> Document:
+    """What ``moegeom cells`` says."""
+    routers = [[*_router(router)] for router in found.routers]
+    shown = len(routers) if view.all_layers else _MOST_ROUTERS
+    return Document(
+        "cells",
+        found.name,
+        [
+            [*_header(found)],
+            *routers[:shown],
+            *([Excerpt([], router)] for router in routers[shown:]),
+            [*_answers(found)],
+            [*_ending(found, len(routers[shown:]))],
+        ],
+        lambda: _record(found),
+    )
 
 
-def number(value: int) -> str:
+def _header(found: Enumerations) -> Iterator[Block]:
+    run = found.run
+    if run is None:
+        yield Title(found.name, "a bare matrix: logits W x + b, the k largest are chosen.")
+        return
+    summary = Summary(run, [{"router": router.router} for router in found.routers], [], [], [])
+    yield Title(found.name, rule_line(summary))
+    yield Fact("routers", routers_line(summary))
+    yield Fact("rule", gate_rule_line(run))
+    yield Fact("tokens", tokens_line(summary))
+
+
+def _router(router: RouterCells) -> Iterator[Block]:
+    experts = "1 expert" if router.num_experts == 1 else f"{router.num_experts} experts"
+    yield Title(router.router, f"{experts}, top-{router.top_k}")
+    for label, text in _sentences(router):
+        is_open = router.outcome == "unfinished" and label == "cells"
+        yield Fact(label, text, "warning" if is_open else "strong")
+
+
+def _answers(found: Enumerations) -> Iterator[Block]:
+    for answer in found.answers:
+        head, *rest = _answer_sentences(answer)
+        yield Fact("CELL", head, "good") if answer.is_cell else Fact("NO CELL", head, "warning")
+        yield from (Fact("", text) for text in rest)
+
+
+def _ending(found: Enumerations, rest: int) -> Iterator[Block]:
+    if rest:
+        yield Excerpt([Note(f"and {rest} more routers: --all-layers")], [])
+    for router, why in found.left_out:
+        yield Fact("left out", f"{router}: {why}.", "dim")
+    files = ", ".join(found.files)
+    if found.written is not None:
+        yield Fact("written", f"{found.written}: {files}")
+    elif files:
+        yield Fact("written", files)
+
+
+# ---------------------------------------------------------------------------------------- sentences
+
+
+def _number(value: int) -> str:
     """With separators, or a power of ten where that would fill the line."""
     return f"{value:,}" if value < 10**12 else f"{value:.3e}"
 
 
-def sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
+def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
     """Label and sentence of every fact about one router, in order."""
     yield "slice", _slice(router)
     yield "cells", _count(router)
@@ -75,7 +140,7 @@ def _dimensions(dims: int) -> str:
 
 
 def _count(router: RouterCells) -> str:
-    sets = f"C({router.num_experts}, {router.top_k}) = {number(router.num_possible)} sets"
+    sets = f"C({router.num_experts}, {router.top_k}) = {_number(router.num_possible)} sets"
     if router.outcome == "all subsets":
         return (
             f"all {sets}: the rows have rank E - 1 (certified modulo a prime), so every set is a "
@@ -93,7 +158,7 @@ def _count(router: RouterCells) -> str:
     if count == 0:
         return f"{said}: every place is a tie. With --tie-broken the lower number is ahead."
     if router.most_cells is not None and router.most_cells < router.num_possible:
-        said += f", of at most {number(router.most_cells)} in {_dimensions(router.dims)}"
+        said += f", of at most {_number(router.most_cells)} in {_dimensions(router.dims)}"
     if router.cells.num_bounded is not None:
         said += f"; {router.cells.num_bounded:,} bounded"
     return said
@@ -173,7 +238,7 @@ def _visited(visited: Visited) -> str:
     )
 
 
-def answer_sentences(answer: Answer) -> Iterator[str]:
+def _answer_sentences(answer: Answer) -> Iterator[str]:
     """What is said of a set of experts: whether it is a cell, and how that is proved."""
     numbers = ", ".join(map(str, answer.coalition))
     several = len(answer.coalition) > 1
@@ -208,3 +273,17 @@ def _percent(share: float) -> str:
     """Rounded down where rounding would say all of them."""
     text = f"{100.0 * share:.3g} %"
     return f"{math.floor(1e4 * share) / 100:.4g} %" if text == "100 %" and share < 1.0 else text
+
+
+def _record(found: Enumerations) -> Mapping[str, Any]:
+    return {
+        "name": found.name,
+        "routers": [dataclasses.asdict(router) for router in found.routers],
+        "answers": [dataclasses.asdict(answer) for answer in found.answers],
+        "left_out": found.left_out,
+        "seed": found.seed,
+        "written": found.written,
+        "files": found.files,
+        **({} if found.run is None else rule_facts(found.run)),
+        "run": found.run,
+    }

@@ -1,0 +1,273 @@
+"""Balancing as a document: what was read, what the figures mean, a line for each router."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Look,
+    Note,
+    Table,
+    Title,
+    View,
+)
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
+
+#: Routers that a screen shows before the rest is counted.
+_MOST_LINES = 12
+
+#: Columns of ``layer 10`` in front of the experts that its bias moves.
+_ROUTER = 10
+
+_HEADS = (
+    ("", "MaxVio", "", "", "", "", "CV", "", "", "bias change", "", "sets", "weight"),
+    (
+        *("layer", "now", "chance", "these", "others", "chance", "now", "these", "others"),
+        *("largest", "spreads", "changed", "moved"),
+    ),
+)
+
+#: Columns that stay on a narrow screen: without CV.
+_NARROW = (0, 1, 2, 3, 4, 5, 9, 10, 11, 12)
+
+_PAGE_HEADS = (
+    *("router", "MaxVio now", "chance", "these tokens", "other documents", "chance there"),
+    *("CV now", "CV these", "CV others", "largest change", "unit", "in spreads"),
+    *("sets changed", "weight moved", "pushed most"),
+)
+
+
+def document(found: Balance, view: View) -> Document:
+    """What ``moegeom balance`` says."""
+    run, summary = found.run, _summary(found)
+    name = run["checkpoint"]["name"]
+    shown = _shown(found, view)
+    ending = [*_limits(found), *skipped(summary)]
+    if found.written:
+        ending.append(
+            f"Biases written to {found.written}: change and selection_bias of each router."
+        )
+    page = Table([_PAGE_HEADS], [*map(_page_cells, found.routers)], left=(0, 10, 14))
+    return Document(
+        "balance",
+        name,
+        [
+            [
+                Title(name, rule_line(summary)),
+                Fact("routers", routers_line(summary)),
+                Fact("rule", gate_rule_line(run)),
+                Fact("tokens", tokens_line(summary)),
+                Fact("sample", _sample(found)),
+            ],
+            [*_meanings(found)],
+            [Excerpt([_table(found, shown, view)], [page])],
+            [Excerpt([*_pushes(found, shown)], [])],
+            [*map(Note, ending)],
+        ],
+        lambda: _record(found),
+    )
+
+
+def _summary(found: Balance) -> Summary:
+    """What the header needs."""
+    return Summary(found.run, [{"router": router.router} for router in found.routers], [], [], [])
+
+
+def _sample(found: Balance) -> str:
+    """Which tokens the bias is made from, and on which it is tried."""
+    total = found.run["tokens"]["num_tokens"]
+    part = "all of them" if found.num_tokens == total else f"a sample (seed {found.seed})"
+    return (
+        f"{found.num_tokens:,} tokens, {part}. 'others': made on one half of the "
+        f"{_plural(found.unit)}, tried on the other; the worse of both ways."
+    )
+
+
+def _plural(unit: str) -> str:
+    """``runs of 256 tokens``."""
+    first, _, rest = unit.partition(" ")
+    return f"{first}s {rest}".strip()
+
+
+# ------------------------------------------------------------------------------------------ meaning
+
+
+def _meanings(found: Balance) -> Iterator[Block]:
+    """Worst first; green only where nothing is uneven."""
+    is_even = all(router.meaning == "balanced" for router in found.routers)
+    look: Look = "good" if is_even else "warning"
+    label = "MEANS"
+    for places, text in (*_verdicts(found), *_remarks(found)):
+        yield Fact(label, f"{places}: {text}", look)
+        label = ""
+
+
+def _verdicts(found: Balance) -> Iterator[tuple[str, str]]:
+    """Routers and sentence, worst first."""
+    for meaning, sentence in SENTENCES.items():
+        routers = [router.router for router in found.routers if router.meaning == meaning]
+        if routers:
+            yield _summary(found).places(routers), sentence
+
+
+def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
+    """Place and text: experts that cannot be told apart, ties, and where no guarantee is given."""
+    summary = _summary(found)
+    for router in found.routers:
+        for experts, why in router.twins:
+            named = ", ".join(map(str, experts[:8])) + (" ..." if len(experts) > 8 else "")
+            text = f"experts {named} cannot be told apart by any bias ({why})."
+            yield summary.places([router.router]), text
+        if router.meaning == "none" and router.num_tied is not None:
+            text = f"{router.num_tied:,} of {router.num_tokens:,} tokens are ties at the optimum."
+            yield summary.places([router.router]), text
+    grouped = [router.router for router in found.routers if router.is_grouped]
+    if grouped:
+        yield summary.places(grouped), f"{NO_GUARANTEE}."
+    for name, reason in found.left_out:
+        yield summary.place(name), f"not looked at: {reason}."
+
+
+# ------------------------------------------------------------------------------------------ routers
+
+
+def _shown(found: Balance, view: View) -> list[RouterBalance]:
+    """The routers that get a line on a screen, in the order of the checkpoint."""
+    routers = list(found.routers)
+    if view.all_layers or len(routers) <= _MOST_LINES:
+        return routers
+    worst = sorted(routers, key=lambda r: -r.before.max_vio)[:_MOST_LINES]
+    return [router for router in routers if router in worst]
+
+
+def _table(found: Balance, shown: Sequence[RouterBalance], view: View) -> Table:
+    """A line for each; the three columns of CV stay or go together."""
+    summary = _summary(found)
+    heads = _HEADS
+    rows = [(summary.place(router.router), *_cells(router)) for router in shown]
+    single = ("",) * 11 + heads[0][-2:]  # headings above one column alone
+    columns = zip(single, heads[1], *rows, strict=True)
+    if sum(max(map(len, column)) + 2 for column in columns) - 2 > view.width:
+        heads, rows = ([[row[c] for c in _NARROW] for row in part] for part in (heads, rows))
+    rest = len(found.routers) - len(shown)
+    more = f"and {rest} more that were more even: --all-layers" if rest else ""
+    return Table(heads, rows, rest=more)
+
+
+def _cells(router: RouterBalance) -> tuple[str, ...]:
+    worst = router.worst
+    ratio = router.largest_change / router.spread if router.spread else float("nan")
+    others = ("-", "-") if worst is None else (_figure(worst.after.max_vio), _figure(worst.limit))
+    return (
+        _figure(router.before.max_vio),
+        _figure(router.limit),
+        _figure(router.after.max_vio),
+        *others,
+        _figure(router.before.cv),
+        _figure(router.after.cv),
+        "-" if worst is None else _figure(worst.after.cv),
+        f"{router.largest_change:.2g}",
+        _figure(ratio),
+        _percent(router.changed_share),
+        _percent(router.displaced_weight),
+    )
+
+
+def _page_cells(router: RouterBalance) -> tuple[str, ...]:
+    *loads, _, ratio, changed, moved = _cells(router)
+    change = (f"{router.largest_change:.3g}", router.score_unit, ratio)
+    return (router.router, *loads, *change, changed, moved, _pushed(router))
+
+
+def _pushes(found: Balance, shown: Sequence[RouterBalance]) -> Iterator[Block]:
+    """Which experts the bias pushes most, where loads are uneven; a page has a column of them."""
+    uneven = [router for router in shown if router.meaning != "balanced"]
+    if uneven:
+        yield Note("experts that the bias moves most")
+    for router in uneven:
+        place = _summary(found).places([router.router])
+        yield Fact(place, f"{_pushed(router)}  ({router.score_unit})", "plain", indent=_ROUTER)
+
+
+def _pushed(router: RouterBalance) -> str:
+    """The experts with the largest changes; ``up 3 +0.21, 7 +0.18; down 12 -0.4``."""
+    pushes = router.pushes()
+    up = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c > 0.0)
+    down = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c < 0.0)
+    said = [f"up {up}" if up else "", f"down {down}" if down else ""]
+    return "; ".join(part for part in said if part) or "none"
+
+
+# ------------------------------------------------------------------------------------------- limits
+
+
+def _limits(found: Balance) -> Iterator[str]:
+    """How to read the figures, and what they do not say."""
+    units = sorted({router.num_units for router in found.routers})
+    count = f"{units[-1]} {_plural(found.unit)}"
+    shares = sorted({100.0 * (1.0 - r.top_k / r.num_experts) for r in found.routers})
+    at_random = " to ".join(dict.fromkeys(f"{s:.3g}" for s in (shares[0], shares[-1])))
+    halves = [r.worst for r in found.routers if r.worst is not None]
+    yield (
+        "'chance': MaxVio that even routing stays below in all routers together with "
+        f"probability {1.0 - found.level * len(found.routers):.2f}, from the scatter of "
+        f"{count}; for 'others' it holds the chance of both halves."
+    )
+    if halves:
+        vio, cv = (max(h.max_vio_floor for h in halves), max(h.cv_floor for h in halves))
+        yield (
+            f"The floor of as many independent tokens as in one half: MaxVio {_figure(vio)}, CV "
+            f"{_figure(cv)}; with a bias made on the other half 1.41 times that. Tokens of one "
+            "document are not independent."
+        )
+    yield (
+        "A bias evens out nearly any loads of these tokens. What that costs is the weight it moves "
+        f"off the chosen experts ({at_random} % for a choice at random). This does not say that "
+        "quality is lost, nor that it is kept."
+    )
+
+
+def _figure(value: float) -> str:
+    """Three digits at most, without the zero in front; ``-`` for what is not known."""
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "any"
+    return f"{value:.2f}" if value < 99.5 else f"{value:.0f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.1f} %"
+
+
+def _record(found: Balance) -> Mapping[str, Any]:
+    routers = [
+        {
+            **dataclasses.asdict(router),
+            "largest_change": router.largest_change,
+            "pushes": router.pushes(),
+            "sentence": SENTENCES[router.meaning],
+        }
+        for router in found.routers
+    ]
+    return {
+        "routers": routers,
+        "left_out": found.left_out,
+        "num_tokens": found.num_tokens,
+        "unit": found.unit,
+        "level": found.level,
+        "seed": found.seed,
+        "written": found.written,
+        **rule_facts(found.run),
+        "run": found.run,
+    }

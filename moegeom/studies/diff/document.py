@@ -1,0 +1,376 @@
+"""A difference as a document: both sides, the verdict, what happened to routers and figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moegeom.document.header import size
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Look,
+    Note,
+    Table,
+    Title,
+    View,
+)
+from moegeom.document.verdict_text import places
+from moegeom.studies.diff.record import (
+    Change,
+    Difference,
+    FigureChange,
+    Figures,
+    RouterChange,
+    Side,
+    percent,
+)
+
+#: Routers, and figures, that a screen shows before the rest is counted.
+_MOST_LINES = 12
+
+#: Columns of ``layer 10`` in front of what happened to it.
+_ROUTER = 10
+
+_HEADS = ("figure", "routers", "worst in", "A", "B", "change +- error", "p")
+
+#: Columns that stay on a narrow screen: without the values of A and B.
+_NARROW = (0, 1, 2, 5, 6)
+
+_PAGE_HEADS = ("figure", "routers", "worst in", "A", "B", "change", "error", "p")
+
+#: Columns named when it is told what could have been found, the best known first.
+_WELL_KNOWN = (
+    "load_cv_ddof0",
+    "max_vio_global",
+    "margin_p50",
+    "routing_entropy_normalised",
+    "load_cv_squared_debiased",
+    "bf16_switch_share_isotropic",
+)
+_MOST_NAMED = 4
+
+_ALL = {1: "the router is", 2: "both routers are"}
+
+#: Told beside nearly every router, so not worth a line where nothing changed.
+_USUAL = "gain equal"
+
+
+def document(found: Difference, view: View) -> Document:
+    """What ``moegeom diff`` says."""
+    first, second = found.sides
+    ending = [*found.notes]
+    if found.not_looked_at:
+        ending.append(f"Not looked at: {'; '.join(found.not_looked_at)}.")
+    return Document(
+        "diff",
+        f"{first.name} and {second.name}",
+        [
+            [*_side("A", first), *_side("B", second)],
+            [
+                *(Fact("UNLIKE", text, "error") for text in _unlike(found)),
+                Fact("VERDICT", verdict_sentence(found), _mood(found)),
+            ],
+            [Excerpt([*_routers(found, view)], [*_routers_whole(found)])],
+            [Fact("means", f"{word}: {text}", "dim") for word, text in _meanings(found).items()],
+            [] if found.figures is None else [*_figures(found, found.figures, view)],
+            [*map(Note, ending)],
+        ],
+        lambda: _record(found),
+    )
+
+
+# --------------------------------------------------------------------------------- what is compared
+
+
+def _side(name: str, side: Side) -> Sequence[Block]:
+    read = "results"
+    if side.bytes_total:
+        part = side.bytes_read < side.bytes_total
+        read = f"read {size(side.bytes_read)}" + (f" of {size(side.bytes_total)}" if part else "")
+    tokens = f" Tokens: {side.tokens}." if side.tokens else ""
+    plural = "" if side.num_routers == 1 else "s"
+    title = Title(f"{name}  {side.name}", f"{side.rule}.")
+    return title, Fact("", f"{side.num_routers} router{plural}, {read}.{tokens}")
+
+
+def _unlike(found: Difference) -> Iterator[str]:
+    """What must be read before the verdict: other kinds, routers without a partner."""
+    yield from found.unlike
+    for names, here, there in (
+        (found.only_first, "A", "B"),
+        (found.only_second, "B", "A"),
+    ):
+        if names:
+            more = " ..." if len(names) > 4 else ""
+            what = f"{len(names)} router{'s' if len(names) > 1 else ''} of {here} not in {there}"
+            yield f"{what}: {', '.join(names[:4])}{more}"
+
+
+def _where(routers: Sequence[str], found: Difference) -> str:
+    """``layers 3-7,9``, or whole names where layers of several stacks could be meant."""
+    return places(routers, {"routers": [{"name": router.router} for router in found.routers]})
+
+
+# ------------------------------------------------------------------------------------------ verdict
+
+
+def verdict_sentence(found: Difference) -> str:
+    """How many routers are identical, what happened to the others, how many figures changed."""
+    routers = found.routers
+    same = sum(router.is_identical for router in routers)
+    changes = "; ".join(f"{_where(names, found)} {what}" for what, names in _groups(found))
+    if not routers:
+        said = "the two have no router in common"
+    elif same == len(routers):
+        said = f"{_ALL.get(same, f'all {same} routers are')} identical"
+        absent = [("A", len(found.only_first)), ("B", len(found.only_second))]
+        said += "".join(f"; {number} more only in {side}" for side, number in absent if number)
+    elif same:
+        said = (
+            f"{same} of {len(routers)} routers identical; {len(routers) - same} changed: {changes}"
+        )
+    else:
+        said = f"no router is identical: {changes}"
+    figures = found.figures
+    if figures is None:
+        return f"{said}."
+    changed = f"{len(figures.significant)} of {len(figures.tests)}"
+    return f"{said}. Figures: {changed} changed by more than chance."
+
+
+def _mood(found: Difference) -> Look:
+    """How the verdict looks: good when nothing differs."""
+    is_same = all(router.is_identical for router in found.routers)
+    is_whole = bool(found.routers) and not found.unlike
+    lonely = found.only_first or found.only_second
+    moved = found.figures is not None and found.figures.significant
+    return "good" if is_same and is_whole and not lonely and not moved else "warning"
+
+
+def _groups(found: Difference) -> list[tuple[str, list[str]]]:
+    """Changed routers to which the same happened: what, and which; the largest group first."""
+    alike: dict[tuple[str, ...], list[RouterChange]] = {}
+    for router in _changed(found):
+        alike.setdefault(router.phrases, []).append(router)
+    listed = []
+    for routers in sorted(alike.values(), key=len, reverse=True):
+        columns = zip(*(router.changes for router in routers), strict=True)
+        what = " and ".join(_described(first, rest) for first, *rest in columns)
+        listed.append((what, [router.router for router in routers]))
+    return listed
+
+
+# ------------------------------------------------------------------------------------------ routers
+
+
+def _routers(found: Difference, view: View) -> Iterator[Block]:
+    """A paragraph for each changed router, on a screen for those that moved most."""
+    changed = _changed(found)
+    shown = changed
+    if len(changed) > _MOST_LINES and not view.all_layers:
+        shown = sorted(changed, key=_largest, reverse=True)[:_MOST_LINES]
+    for router in shown:
+        yield from _router(router, found)
+    for said, routers in _unchanged_beside(found).items():
+        yield Fact(f"{_where(routers, found)}  ", said, "dim", indent=0)
+    if rest := len(changed) - len(shown):
+        yield Note(f"and {rest} more that moved less: --all-layers")
+
+
+def _router(router: RouterChange, found: Difference) -> Iterator[Block]:
+    """A line for each thing that happened, and what is told beside them."""
+    said = [
+        f"{_described(change)}: {change.detail}." if change.detail else f"{_described(change)}."
+        for change in router.changes
+    ]
+    if router.beside:
+        said[-1] += f" ({', '.join(router.beside)})"
+    name = f"{_where((router.router,), found)}  "
+    for label, text in zip([name, *("" for _ in said[1:])], said, strict=True):
+        yield Fact(label, text, "warning", indent=max(_ROUTER, len(name)))
+
+
+def _routers_whole(found: Difference) -> Iterator[Block]:
+    """A table of all that changed, for a page."""
+    rows = []
+    for router in _changed(found):
+        happened = " and ".join(map(_described, router.changes))
+        evidence = [change.detail for change in router.changes if change.detail]
+        rows.append((router.router, happened, "; ".join([*evidence, *router.beside])))
+    if rows:
+        yield Table([("router", "what happened", "evidence")], rows, left=(0, 1, 2))
+    for said, routers in _unchanged_beside(found).items():
+        yield Note(f"{_where(routers, found)}: {said}")
+
+
+def _changed(found: Difference) -> list[RouterChange]:
+    return [router for router in found.routers if not router.is_identical]
+
+
+def _largest(router: RouterChange) -> float:
+    """Changes without a size (other experts, another order) come first."""
+    return max(float("inf") if change.size is None else change.size for change in router.changes)
+
+
+def _described(change: Change, others: Sequence[Change] = ()) -> str:
+    """The phrase of a change with its size, or with the range over ``others`` as well."""
+    sizes = [c.size for c in (change, *others) if c.size is not None]
+    if not sizes:
+        return change.phrase
+    low, high = percent(min(sizes)), percent(max(sizes))
+    text = low if low == high else f"{low.removesuffix(' %')} to {high}"
+    return change.phrase.replace("{size}", text)
+
+
+def _meanings(found: Difference) -> dict[str, str]:
+    """Each word that was used, with what it means; once each."""
+    meanings: dict[str, str] = {}
+    for router in found.routers:
+        for change in router.changes:
+            meanings.setdefault(change.word, change.meaning)
+    return meanings
+
+
+def _unchanged_beside(found: Difference) -> dict[str, list[str]]:
+    """What is worth telling of identical routers: sentence -> routers."""
+    beside: dict[str, list[str]] = {}
+    for router in found.routers:
+        said = "; ".join(text for text in router.beside if text != _USUAL)
+        if router.is_identical and said:
+            beside.setdefault(said, []).append(router.router)
+    return beside
+
+
+# ------------------------------------------------------------------------------------------ figures
+
+
+def _figures(found: Difference, figures: Figures, view: View) -> Iterator[Block]:
+    yield Fact("figures", _figures_sentence(figures))
+    if figures.significant:
+        rows = [_page_cells(test, f"{n} of {of}", found) for test, n, of in _by_column(figures)]
+        page = Table([_PAGE_HEADS], rows)
+        yield Excerpt([_table(found, figures, view)], [page])
+    if said := _detectable(figures):
+        yield Note(said)
+    yield from map(Note, _left_out(figures))
+
+
+def _figures_sentence(figures: Figures) -> str:
+    """How many comparisons, on how many tokens, and how many are significant."""
+    first, second = figures.num_tokens
+    tokens = f"{first:,} tokens each" if first == second else f"{first:,} and {second:,} tokens"
+    columns = {test.column for test in figures.tests}
+    routers = {test.router for test in figures.tests}
+    return (
+        f"{tokens}. {len(figures.tests)} comparisons ({len(columns)} figures, {len(routers)} "
+        f"routers), by blocks of documents, together wrong in {percent(figures.level)} of runs "
+        f"(Holm): {len(figures.significant)} changed."
+    )
+
+
+def _table(found: Difference, figures: Figures, view: View) -> Table:
+    """One line for each figure, at its worst router; all of them with ``all_layers``."""
+    if view.all_layers:
+        chosen = [(test, "") for test in figures.significant]
+        shown = chosen
+    else:
+        chosen = [(test, f"{n} of {of}") for test, n, of in _by_column(figures)]
+        shown = chosen[:_MOST_LINES]
+    rows = [_HEADS, *(_cells(test, count, found) for test, count in shown)]
+    # A and B go together: one of them without the other would only puzzle
+    if sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True)) - 2 > view.width:
+        rows = [[row[column] for column in _NARROW] for row in rows]
+    rest = len(chosen) - len(shown)
+    return Table(rows[:1], rows[1:], rest=f"and {rest} more figures: --all-layers" if rest else "")
+
+
+def _cells(test: FigureChange, count: str, found: Difference) -> tuple[str, ...]:
+    p_value = "<1e-9" if test.p_value < 1e-9 else f"{test.p_value:.0e}"
+    return (
+        test.column,
+        count,
+        _where((test.router,), found),
+        f"{test.before:.3g}",
+        f"{test.after:.3g}",
+        f"{test.change:+.2g} +- {test.error:.1g}",
+        p_value,
+    )
+
+
+def _page_cells(test: FigureChange, count: str, found: Difference) -> tuple[str, ...]:
+    numbers = (test.before, test.after, test.change, test.error, test.p_value)
+    return (test.column, count, _where((test.router,), found), *(f"{n:.3g}" for n in numbers))
+
+
+def _by_column(figures: Figures) -> list[tuple[FigureChange, int, int]]:
+    """The worst significant change of each figure, in how many routers of how many."""
+    found = []
+    for worst in figures.significant:
+        if worst.column not in [test.column for test, _, _ in found]:
+            alike = [test for test in figures.tests if test.column == worst.column]
+            found.append((worst, sum(test.is_significant for test in alike), len(alike)))
+    return found
+
+
+def _detectable(figures: Figures) -> str:
+    """What would have been found nine times in ten, for the best known figures."""
+    by_name: dict[str, list[float]] = {}
+    for test in figures.tests:
+        by_name.setdefault(test.column, []).append(test.detectable)
+    named = [name for name in _WELL_KNOWN if name in by_name][:_MOST_NAMED]
+    if not named:
+        return ""
+    middle = {name: sorted(by_name[name])[len(by_name[name]) // 2] for name in named}
+    listed = ", ".join(f"{name} by {value:.2g}" for name, value in middle.items())
+    return f"Would have been found 9 times in 10 (median router): {listed}."
+
+
+def _left_out(figures: Figures) -> Iterator[str]:
+    """Why some figures were not compared, with the first of them."""
+    for reason, columns in figures.left_out.items():
+        if columns:
+            more = " ..." if len(columns) > 3 else ""
+            number = f"{len(columns)} figure{'s' if len(columns) > 1 else ''}"
+            yield f"Not compared, {reason}: {number}, {', '.join(columns[:3])}{more}."
+
+
+# ------------------------------------------------------------------------------------------- record
+
+
+def _record(found: Difference) -> Mapping[str, Any]:
+    return {
+        "verdict": verdict_sentence(found),
+        **{name: dataclasses.asdict(side) for name, side in zip("ab", found.sides, strict=True)},
+        "unlike": found.unlike,
+        "only_in_a": found.only_first,
+        "only_in_b": found.only_second,
+        "routers": [
+            {
+                "router": router.router,
+                "is_identical": router.is_identical,
+                "changes": [
+                    {**dataclasses.asdict(change), "phrase": _described(change)}
+                    for change in router.changes
+                ],
+                "beside": router.beside,
+            }
+            for router in found.routers
+        ],
+        "figures": None if found.figures is None else _figures_record(found.figures),
+        "notes": found.notes,
+        "not_looked_at": found.not_looked_at,
+    }
+
+
+def _figures_record(figures: Figures) -> Mapping[str, Any]:
+    return {
+        "level": figures.level,
+        "num_tokens": figures.num_tokens,
+        "num_significant": len(figures.significant),
+        "left_out": figures.left_out,
+        "tests": [{**dataclasses.asdict(test), "change": test.change} for test in figures.tests],
+    }

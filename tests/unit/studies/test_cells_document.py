@@ -1,0 +1,81 @@
+"""What `cells` found is told whole on a page, and in part on a screen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moegeom.cells.document import document
+from moegeom.cells.record import Answer, Cells, Enumerations, RouterCells
+from moegeom.document.model import View
+from moegeom.document.render import render
+
+
+def router(name: str, **changes) -> RouterCells:
+    facts = {
+        "num_experts": 9,
+        "top_k": 3,
+        "subspace": "the whole input space",
+        "domain": "",
+        "dims": 2,
+        "outcome": "cells",
+        "cells": Cells(17, "walk", num_vertices=19),
+        "num_possible": 84,
+        "most_cells": None,
+        "expected_vertices": 948.0,
+        "seconds": 1.0,
+    }
+    return RouterCells(name, **(facts | changes))
+
+
+def enumerations(*routers: RouterCells, **changes) -> Enumerations:
+    facts = {"run": None, "answers": (), "left_out": (), "seed": 0}
+    return Enumerations("router.npz", routers=routers, **(facts | changes))
+
+
+def shown(found: Enumerations, form: str, **view) -> str:
+    return render(document(found, View(**view)), form, View(**view))
+
+
+def test_a_screen_shows_six_routers_and_a_page_all():
+    found = enumerations(*(router(f"text/{n}") for n in range(8)))
+    some = shown(found, "table").splitlines()
+    assert [line for line in some if line.startswith("text/")] == [
+        f"text/{n}  9 experts, top-3" for n in range(6)
+    ]
+    assert some[-2:] == ["", "and 2 more routers: --all-layers"]
+    every = shown(found, "table", all_layers=True)
+    for text in (every, shown(found, "md"), shown(found, "html")):
+        assert all(f"text/{n}" in text for n in range(8))
+        assert "--all-layers" not in text
+
+
+def test_every_router_is_told_in_a_paragraph_of_its_own():
+    text = shown(enumerations(router("text/0"), router("text/1")), "table")
+    heads = [part.split("\n")[0] for part in text.split("\n\n")]
+    assert [head.split()[0] for head in heads] == ["router.npz", "text/0", "text/1"]
+
+
+def test_what_was_not_finished_is_no_number_of_cells():
+    found = enumerations(router("text/0", outcome="unfinished", cells=None))
+    (said,) = (s for s in shown(found, "table").splitlines() if s.startswith("cells"))
+    assert said.startswith("cells    not listed: more vertices than --vertices allows")
+    assert "948" in said
+
+
+@pytest.mark.parametrize("form", ["table", "md", "html"])
+def test_a_set_that_is_no_cell_is_told_with_its_proof(form):
+    weights = (((0, 0.5), (1, 0.5)), ((2, 1.0),))
+    answer = Answer("text/0", (0, 1), "all", False, None, weights, {}, True, 1.0)
+    text = " ".join(shown(enumerations(answers=(answer,)), form).split())
+    assert "NO CELL" in text
+    assert "experts 0, 1 are chosen together nowhere on all. Checked again" in text
+    assert "proof: 0.5 x 0 + 0.5 x 1 of the set mixes to the same row as 1 x 2" in text
+
+
+def test_json_is_the_record():
+    told = json.loads(shown(enumerations(router("text/0"), files=("a.svg",)), "json"))
+    assert told["routers"][0]["cells"]["num_cells"] == 17
+    assert told["files"] == ["a.svg"]
+    assert told["run"] is None
