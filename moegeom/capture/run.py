@@ -23,9 +23,9 @@ from moegeom.capture.text import (
 )
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, UsageError
+from moegeom.core.files import refuse_existing
 from moegeom.core.router import RouterSet
 from moegeom.pipeline import Watch
-from moegeom.results.writer import refuse_existing
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 
