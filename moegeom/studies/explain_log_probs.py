@@ -139,7 +139,8 @@ def _too_large(path: Path, found: str, most: int) -> RecordingError:
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if not {*_COLUMNS} <= {*names}:
         raise RecordingError(
-            f"{path.name}: has columns {', '.join(names[:8]):.200}; expected {', '.join(_COLUMNS)}.",
+            f"{path.name}: has columns {', '.join(names[:8]):.200}; "
+            f"expected {', '.join(_COLUMNS)}.",
             "logprob is that of A (the recording), other_logprob that of B.",
         )
 
