@@ -117,7 +117,7 @@ def plan_capture(request: CaptureRequest) -> CapturePlan:
         raise UsageError(
             f"{request.out}: {plan.num_bytes / 1e9:.3g} GB are to be written; the disk has "
             f"{free / 1e9:.3g} GB left.",
-            "Fewer --tokens, --keep top-logits, or another --out.",
+            "Fewer --num-tokens, --keep top-logits, or another --out.",
         )
     return plan
 
