@@ -17,6 +17,7 @@ from moegeom.capture.live_source import LiveSource
 from moegeom.capture.shard import InputRows, Shard
 from moegeom.capture.taps import Place
 from moegeom.core.errors import RecordingError
+from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.kernels.table import load_kernels
@@ -29,7 +30,6 @@ from moegeom.metrics import (
     plan_passes,
 )
 from moegeom.pipeline import ScanRequest, write_folded
-from moegeom.results.writer import refuse_existing
 from moegeom.scan.fold import Fold
 from moegeom.scan.plan import num_workers
 from moegeom.scan.prepared import prepare

@@ -41,6 +41,10 @@ def _plan_lines(plan: CapturePlan, request: CaptureRequest, width: int) -> Itera
         f"{size(plan.bytes_per_token)} a token",
         width,
     )
+    if plan.keep.stage != "router_input":
+        yield from labelled(
+            "note", "boundary-report and explain need what each router reads: --keep hidden", width
+        )
     yield from labelled(
         "size",
         f"{size(plan.num_bytes)} for {tokens} ({size(plan.free_bytes)} free) in {request.out}",

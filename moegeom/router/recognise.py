@@ -169,8 +169,9 @@ def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = (
         return RouterError(
             f"{store.label}: the {len(listed)} routers of family {family.name} "
             f"('{listed[0].tensor}' ...) cannot be measured: {listed[0].reason}.",
-            "What the model chose can be counted: moegeom scan CKPT --tokens REC, a recording or "
-            "trace of expert ids (docs/families.md, Listed).",
+            "What the model chose can be counted: moegeom scan CKPT --tokens REC, a trace of "
+            "an engine (docs/capture/engines.md) or ids that RecordingWriter wrote in a loop of "
+            "your own (docs/recordings.md); moegeom capture does not record it.",
         )
     patterns = ", ".join(f"'{p.name}'" for stack in family.stacks for p in stack.weight)
     return RouterError(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import InternalError
-from moegeom.core.files import move_folder, new_folder, writing
+from moegeom.core.files import move_folder, new_folder, refuse_existing, writing
 from moegeom.geometry.cells.certificate_check import CellPoint
 from moegeom.geometry.cells.exchange import exchanged
 from moegeom.geometry.cells.inradius import inradii
@@ -20,7 +20,7 @@ from moegeom.geometry.cells.wall_graph import is_one_swap
 from moegeom.geometry.cells.witness import check_witness
 from moegeom.kernels.cpu.ball_cells import filter_ball
 from moegeom.results.cell_tables import CELL_TABLES, cell_table
-from moegeom.results.writer import refuse_existing, slug
+from moegeom.results.writer import slug
 from moegeom.studies.cells_found import FoundCells, Scaled
 from moegeom.studies.cells_request import CellsRequest
 from moegeom.studies.cells_router import Looked
@@ -43,7 +43,8 @@ class CellFiles:
     def __init__(self, request: CellsRequest) -> None:
         assert request.out is not None
         self._out, self._request = request.out, request
-        refuse_existing(self._out, request.overwrite, _are_cells)
+        hint = "Choose another --out, or --overwrite."
+        refuse_existing(self._out, hint, _are_cells if request.overwrite else None)
         self._work = new_folder(self._out)
         self._partial = self._work / "whole"  # with the rights of a folder that is made now
         self._partial.mkdir()

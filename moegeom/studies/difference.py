@@ -15,6 +15,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
+from moegeom.core.files import refuse_existing
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router, RouterSet, Rule
@@ -24,7 +25,6 @@ from moegeom.report.asked_layers import layers_without_router
 from moegeom.report.differences import Difference, Figures, RouterChange, Side
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
-from moegeom.results.writer import refuse_existing
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.scan.plan import num_workers
 from moegeom.studies.difference_sides import Opened, describe, open_side
@@ -122,7 +122,7 @@ def _refuse_unmeant(request: DifferenceRequest) -> None:
         parse_layers(request.layers)
     if request.out is not None:
         for letter in _LETTERS:
-            refuse_existing(_kept(request.out, letter), overwrite=True)
+            refuse_existing(_kept(request.out, letter), may_replace=is_results)
 
 
 def _routers(

@@ -32,7 +32,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"{len(always)} of {len(rows)} experts are chosen for every input: expert "
                 f"{listed(always)}.",
                 "They beat so many others wherever the input lies that they cannot lose.",
-                measured.see(router),
             )
         if not row.get("num_unreachable"):
             continue
@@ -45,7 +44,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"Certificate: {first['num_beaten_by']} experts beat expert {first['expert']} for "
             f"every input ({listed(first['beaten_by'])}). Proved reachable: "
             f"{row['num_reachable']}, open: {row['num_reach_open']}.",
-            measured.see(router),
         )
 
 

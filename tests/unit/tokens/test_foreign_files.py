@@ -319,3 +319,24 @@ def test_knowing_every_source_loads_no_heavy_library():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled", "interleaved"])
+def test_positions_count_from_the_first_token_of_each_document(tmp_path, order):
+    """Across pieces and blocks of any size; -1 where documents do not stand in one piece."""
+    generator = np.random.default_rng(5)
+    lengths = generator.integers(1, 9000, 60)
+    names = np.arange(60) if order == "sorted" else generator.permutation(60) - 7
+    document = np.repeat(names, lengths)
+    position = np.concatenate([np.arange(length) for length in lengths])
+    if order == "interleaved":
+        document[-1], position = document[0], np.full(len(document), -1)
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.zeros((len(document), 1), np.int32), document=document)
+    source = open_tokens(path, "ids", routers=("a",))
+    assert source.facts.num_documents == len(np.unique(document))
+    for start in [0, 1, 4095, 4096, 65_535, 65_536, *generator.integers(0, len(document), 40)]:
+        stop = min(int(start + generator.integers(1, 9000)), len(document))
+        found = source.read_columns(int(start), stop)
+        np.testing.assert_array_equal(found.document, document[start:stop])
+        np.testing.assert_array_equal(found.position, position[start:stop])
