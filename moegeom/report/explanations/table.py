@@ -89,7 +89,7 @@ def _hypotheses(explanation: Explanation, view: View) -> list[Text]:
         star = " *" if is_held_back(explanation, name) else ""
         rows.append((f"{arrow} {tried.text}{star}", *shares, equal(mean_share(explanation, name))))
     lines = hanging("why?     ", whose_inputs(explanation), view.width, "bold")
-    lines += _styled(rows, "      ", 1)
+    lines += _styled(_narrowed(rows, view.width - 6), "      ", 1)
     rest = explanation.num_tried + 1 - len(names)
     if rest:
         no_better = f"{rest} others reproduce no more in all layers: --all-layers"
@@ -128,6 +128,18 @@ def _cells(layer: LayerEvidence, explanation: Explanation) -> tuple[str, ...]:
         f"{layer.num_clean:,}",
         *noisy,
     )
+
+
+def _narrowed(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """The rows with names folded so that a table of them has at most ``width`` columns."""
+    figures = list(zip(*rows, strict=True))[1:]
+    room = width - sum(2 + max(map(len, column)) for column in figures)
+    found: list[tuple[str, ...]] = []
+    for name, *cells in rows:
+        parts = wrapped(name, room, "     ") or [""]
+        found.append((parts[0], *cells))
+        found += [(part, *("" for _ in cells)) for part in parts[1:]]
+    return found
 
 
 def _styled(rows: Sequence[Sequence[str]], indent: str, num_heads: int) -> list[Text]:
