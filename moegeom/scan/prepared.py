@@ -249,5 +249,15 @@ def check_width(router: Router, stage: Stage, width: int, source: str) -> None:
         raise RecordingError(
             f"{source}: {stage.replace('_', ' ')} of router {router.name} has {width} values a "
             f"token; the checkpoint expects {expected}.",
-            "Is the recording of another model, or of another stage (`--stage`)?",
+            other_number_hint(width)
+            if stage == "ids"
+            else "Is the recording of another model, or of another stage (`--stage`)?",
         )
+
+
+def other_number_hint(recorded: int) -> str:
+    """What to do where another number of experts is recorded than the rule chooses."""
+    return (
+        f"If the recorded model chose {recorded}, write that into config.json (of a copy), or into "
+        "--top-k where --router-pattern is given; else it is a recording of another model."
+    )

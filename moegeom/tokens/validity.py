@@ -85,6 +85,11 @@ class RmsTest:
         return is_known and is_one and self.p99 - self.p01 <= _NO_SPREAD
 
     @property
+    def is_of_the_norm(self) -> bool:
+        """True when sizes vary from token to token, as those of inputs of the norm do."""
+        return self.p99 - self.p01 > 2 * TOLERANCE * self.median
+
+    @property
     def _guess(self) -> str:
         if np.isnan(self.median):
             return "No token could be tested: no finite row, or no gain other than 0."
@@ -92,7 +97,7 @@ class RmsTest:
             return f"{self.num_zero_tokens} tokens are all zero: padding was recorded."
         if self.worst_mean > TOLERANCE:
             return f"The mean reaches {self.worst_mean:.4g}; a layer norm leaves 0."
-        if self.p99 - self.p01 > 2 * TOLERANCE * self.median:
+        if self.is_of_the_norm:
             return (
                 "The norm varies from token to token: this looks like the residual stream "
                 "(stage pre_norm) or another layer."
