@@ -82,6 +82,17 @@ def test_the_sentence_counts_every_check_once(failed):
     )
 
 
+def test_what_lacks_in_a_baseline_that_was_given_is_counted_as_that():
+    lacking = [
+        Outcome(code, "load", "warning", "needs tokens in the baseline", "made without tokens")
+        for code in ("MGB401", "MGB402")
+    ]
+    assert "; 0 checks passed, 2 need a baseline made with tokens." in verdict_sentence(
+        Verdict(tuple(lacking))
+    )
+    assert "1 needs a baseline made with tokens." in verdict_sentence(Verdict((lacking[0],)))
+
+
 def test_the_sentence_says_when_warnings_fail(strict):
     assert verdict_sentence(strict).endswith(" Warnings fail.")
 
