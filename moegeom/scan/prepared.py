@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.metric import RULE_HAS_NO
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary import RowDistances, row_distances
 from moegeom.geometry.curved_rows import CurvedRows, curved_rows
@@ -247,7 +248,8 @@ def check_width(router: Router, stage: Stage, width: int, source: str) -> None:
     }.get(stage)
     if expected is not None and width != expected:
         raise RecordingError(
-            f"{source}: {stage.replace('_', ' ')} of router {router.name} has {width} values a "
+            f"{source}: {stage.replace('_', ' ')} of router {router.name} has "
+            f"{number_of(width, 'value')} a "
             f"token; the checkpoint expects {expected}.",
             other_number_hint(width)
             if stage == "ids"

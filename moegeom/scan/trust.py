@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.kernels.reduction import Kernels
 from moegeom.scan.labels import Populations
@@ -119,7 +120,8 @@ def examine(
             top_k, recorded = router.router.rule.top_k, _num_recorded(router.router, source)
             if share < _LEAST_REPRODUCED and recorded != top_k:
                 fail(
-                    f"{facts.name}, router {router.router.name}: {recorded} experts are recorded "
+                    f"{facts.name}, router {router.router.name}: "
+                    f"{number_of(recorded, 'expert is', 'experts are')} recorded "
                     f"for each token, and the rule chooses {top_k}.",
                     other_number_hint(recorded),
                     "unverified",

@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError
 from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.report.explanations import LogProbs
 
@@ -53,7 +54,8 @@ def log_probs(
     is_known = row >= 0
     if not is_known.any():
         raise RecordingError(
-            f"{path.name}: none of its {len(row):,} rows is of a token that both sides routed.",
+            f"{path.name}: none of its {number_of(len(row), 'row')} is of a token that both "
+            "sides routed.",
             "Its documents and positions must be those of the recording.",
         )
     change, switched = change[is_known], num_switched[row[is_known]]
@@ -147,7 +149,8 @@ def _numbers(path: Path, table: pa.Table, name: str) -> np.ndarray:
     if not fits or column.null_count:
         what = "integers" if is_count else "numbers"
         raise RecordingError(
-            f"{path.name}: column {name} holds {kind} with {column.null_count} missing values; "
+            f"{path.name}: column {name} holds {kind} with "
+            f"{number_of(column.null_count, 'missing value')}; "
             f"expected {what} without gaps."
         )
     return column.to_numpy().astype(np.int64 if is_count else np.float64)

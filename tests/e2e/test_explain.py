@@ -178,7 +178,7 @@ def test_what_cannot_be_explained_is_one_sentence(moegeom, place, arguments, cod
         ("document,position,logprob,other_logprob\n0,1.5,-1,-1\n", "integers"),
         ("document,position,logprob,other_logprob\n0,1,x,-1\n", "numbers"),
         ("document,position,logprob,other_logprob\n0,1,,-1\n", "gaps"),
-        ("document,position,logprob,other_logprob\n999999,1,-1,-1\n", "none of its 1 rows"),
+        ("document,position,logprob,other_logprob\n999999,1,-1,-1\n", "none of its 1 row is"),
     ],
 )
 def test_a_file_of_log_probs_is_refused_with_the_reason(moegeom, place, tmp_path, text, said):

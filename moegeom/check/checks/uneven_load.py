@@ -17,6 +17,7 @@ from moegeom.check._check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.check._measured import Measured
 from moegeom.check._statistics import p_above
 from moegeom.core.intervals import range_text
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
@@ -33,7 +34,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         finding = CHECK.finding(
             router,
             f"load entropy {value:.2f} of 1: {row['effective_experts']:.1f} of "
-            f"{len(measured.experts[router])} experts do the work.",
+            f"{number_of(len(measured.experts[router]), 'expert does', 'experts do')} the work.",
             f"Limit {limit:g}, uncalibrated; 95 % range over documents {told}.",
             measured.measure_again(router),
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from moegeom.core.text import number_of
 from moegeom.report._reporter import Reporter, View
 from moegeom.report.explanations._explanation import Explanation, LayerEvidence
 from moegeom.report.explanations._wording import (
@@ -108,7 +109,7 @@ def _layers(explanation: Explanation, view: View) -> list[Text]:
     lines = hanging("left     ", told, view.width, "bold") if told else []
     lines += _styled(rows, "  ", len(_LAYER_HEADS))
     if rest := len(explanation.layers) - len(shown):
-        lines.append(Text(f"  and {rest} more layers: --all-layers", style="dim"))
+        lines.append(Text(f"  and {number_of(rest, 'more layer')}: --all-layers", style="dim"))
     return lines
 
 
