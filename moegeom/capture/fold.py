@@ -19,6 +19,7 @@ from moegeom.capture.taps import Place
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import (
@@ -114,7 +115,8 @@ class FoldSink:
         num_tokens = self._num_folded + len(rows)
         if num_tokens > self._source.facts.num_tokens:
             raise RecordingError(
-                f"{num_tokens} tokens have come; num_tokens said {self._source.facts.num_tokens}.",
+                f"{number_of(num_tokens, 'token has', 'tokens have')} come; num_tokens said "
+                f"{self._source.facts.num_tokens}.",
                 "Say how many tokens the passes hold, padding left out.",
             )
         whole = len(rows) // TILE * TILE

@@ -19,6 +19,7 @@ from moegeom.capture.staging import Staged, Staging
 from moegeom.capture.steps import Step, make_step
 from moegeom.capture.taps import Place, Tap
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.text import number_of
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 
 #: Bytes of a shard: what is held before it is written.
@@ -200,7 +201,8 @@ class RouterRecorder:
             return
         if len(inputs) != self._step.num_rows:
             raise RecordingError(
-                f"router {router} saw {len(inputs)} tokens; {self._step.num_rows} were announced.",
+                f"router {router} saw {number_of(len(inputs), 'token')}; {self._step.num_rows} "
+                "were announced.",
                 "Announce what this process runs: tokens() takes the chunk of this rank, padding "
                 "and all.",
             )

@@ -15,6 +15,7 @@ from moegeom.capture.parts import merge_when_complete, part_path
 from moegeom.capture.shard import Shard
 from moegeom.capture.taps import Place
 from moegeom.core.errors import UsageError
+from moegeom.core.text import number_of
 from moegeom.tokens.journal import recorded_tokens
 from moegeom.tokens.writer import RecordingWriter
 
@@ -54,7 +55,8 @@ def refuse_unfoldable(facts: SinkFacts, keep: Keep) -> None:
         )
     if facts.num_ranks > 1:
         raise UsageError(
-            f"fold=True on {facts.num_ranks} ranks: results of several processes are not joined.",
+            f"fold=True on {number_of(facts.num_ranks, 'rank')}: results of several processes "
+            "are not joined.",
             "Record (keep='top-logits') and scan the merged recording.",
         )
     if keep.stage != "router_input":

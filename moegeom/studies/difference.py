@@ -19,6 +19,7 @@ from moegeom.core.files import refuse_existing
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router, RouterSet, Rule
+from moegeom.core.text import number_of
 from moegeom.geometry.projection import projected
 from moegeom.pipeline import ScanRequest, Terms, Watch, scan
 from moegeom.report.asked_layers import layers_without_router
@@ -319,7 +320,8 @@ def _notes(
     if figures.num_tokens[0] != figures.num_tokens[1]:
         first, second = figures.num_tokens
         yield (
-            f"A has {first:,} tokens and B {second:,}: load and all that depends on the number of "
+            f"A has {number_of(first, 'token')} and B {second:,}: load and all that depends on "
+            "the number of "
             "tokens is not comparable (scan equal numbers)."
         )
 

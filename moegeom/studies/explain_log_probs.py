@@ -15,6 +15,7 @@ from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular
 from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.report.explanations import LogProbs
 
@@ -63,7 +64,8 @@ def log_probs(
     is_known = row >= 0
     if not is_known.any():
         raise RecordingError(
-            f"{path.name}: none of its {len(row):,} rows is of a token that both sides routed.",
+            f"{path.name}: none of its {number_of(len(row), 'row')} is of a token that both "
+            "sides routed.",
             "Its documents and positions must be those of the recording.",
         )
     change, switched = change[is_known], num_switched[row[is_known]]
@@ -198,7 +200,8 @@ def _numbers(path: Path, table: pa.Table | pa.RecordBatch, name: str) -> np.ndar
     if not fits or column.null_count:
         what = "integers" if is_count else "numbers"
         raise RecordingError(
-            f"{path.name}: column {name} holds {kind} with {column.null_count} missing values; "
+            f"{path.name}: column {name} holds {kind} with "
+            f"{number_of(column.null_count, 'missing value')}; "
             f"expected {what} without gaps."
         )
     return column.to_numpy().astype(np.int64 if is_count else np.float64)

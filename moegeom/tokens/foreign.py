@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
 from moegeom.tokens.columns import DTYPES, ColumnSource, UnknownColumns, unknown_columns
 from moegeom.tokens.recording import router_slug
@@ -105,7 +106,8 @@ def assign_layers(
     if len(layers) != len(request.routers):
         shape = (len(layers), layers[0].num_rows, *layers[0].row_shape)
         raise RecordingError(
-            f"{path.name}: {key} has shape {shape}, {len(layers)} layers; expected one for each "
+            f"{path.name}: {key} has shape {shape}, {number_of(len(layers), 'layer')}; expected "
+            "one for each "
             f"router that is looked at: {_listed(request.routers)}.",
             "Choose the routers that it holds with --layers, or save one array for each "
             "router: np.savez(file, **{'text.3': array, ...}).",
@@ -167,7 +169,8 @@ def foreign_source(
     for name, found in {**rows, **columns}.items():
         if found.num_rows != num_tokens:
             raise RecordingError(
-                f"{path.name}: {name} has {found.num_rows} tokens; {first} has {num_tokens}."
+                f"{path.name}: {name} has {number_of(found.num_rows, 'token')}; {first} has "
+                f"{num_tokens}."
             )
     documents = document_runs(columns["document"]) if "document" in columns else None
     facts = SourceFacts(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float64
 
+from moegeom.core.text import number_of
 from moegeom.report.slice_pictures._caption import count_text, percent_text
 from moegeom.report.slice_pictures._colours import (
     ACCENT,
@@ -111,7 +112,7 @@ def region_text(region: Region, expert: int) -> str:
         return f"expert {expert} serves in no cell of the frame"
     shape = "a convex region" if region.is_convex else "not a convex region"
     if region.pieces > 1:
-        shape += f", in {region.pieces} pieces"
+        shape += f", in {number_of(region.pieces, 'piece')}"
     cells = int(region.is_served.sum())
     return (
         f"expert {expert} serves in {count_text(cells)} {'cell' if cells == 1 else 'cells'}, "

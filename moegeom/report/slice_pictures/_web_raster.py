@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moegeom.core.text import number_of
 from moegeom.report.slice_pictures._colours import (
     INK,
 )
@@ -74,7 +75,7 @@ def _add_open(figure: Figure, picture: RasterCells) -> None:
         mode="markers",
         marker={"symbol": "x-thin", "size": 4, "line": {"color": INK, "width": 0.7}},
         hoverinfo="skip",
-        name=f"not decided ({len(rows)} pixels)",
+        name=f"not decided ({number_of(len(rows), 'pixel')})",
     )
 
 

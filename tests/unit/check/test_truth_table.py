@@ -86,7 +86,7 @@ def test_a_baseline_without_tokens_cannot_judge_load(outcomes, tmp_path) -> None
     case = Case(tokens=2048, request={"baseline": file})
     outcome = outcomes(case)["MGB401"]
     assert (outcome.state, outcome.reason) == (
-        "needs a baseline",
+        "needs tokens in the baseline",
         "the baseline was made without tokens",
     )
 
