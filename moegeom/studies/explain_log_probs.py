@@ -84,12 +84,15 @@ def _rows(
     columns: TokenColumns, document: Int64[np.ndarray, "rows"], position: Int64[np.ndarray, "rows"]
 ) -> Int64[np.ndarray, "rows"]:
     """The matched token of each row; -1 for none."""
-    keys = columns.document << 32 | columns.position.astype(np.int64)
+    known = np.unique(columns.document)  # a document may have any number: its rank fits 31 bits
+    rank = np.minimum(np.searchsorted(known, document), len(known) - 1)
+    keys = np.searchsorted(known, columns.document) << 32 | columns.position.astype(np.int64)
     order = np.argsort(keys, kind="stable")
-    wanted = document << 32 | position
+    wanted = rank << 32 | position
     at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
     found = order[at]
-    return np.where((keys[found] == wanted) & (position >= 0), found, -1)
+    is_there = (known[rank] == document) & (keys[found] == wanted) & (position >= 0)
+    return np.where(is_there, found, -1)
 
 
 def _correlation(
