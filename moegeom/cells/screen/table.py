@@ -6,6 +6,7 @@ from rich.text import Text
 
 from moegeom.cells.screen._enumeration import Enumerations, RouterCells
 from moegeom.cells.screen._wording import answer_sentences, sentences, summary_of
+from moegeom.core.text import number_of
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
 from moegeom.document.screen import STYLES, labelled, titled, to_text
@@ -65,7 +66,7 @@ def _answers(found: Enumerations, width: int) -> list[Text]:
 def _ending(found: Enumerations, rest: int, width: int) -> list[Text]:
     lines: list[Text] = []
     if rest:
-        lines.append(Text(f"and {rest} more routers: --all-layers", style="dim"))
+        lines.append(Text(f"and {number_of(rest, 'more router')}: --all-layers", style="dim"))
     for router, why in found.left_out:
         lines += labelled("left out", f"{router}: {why}.", width, "dim")
     if found.written is not None:

@@ -35,6 +35,7 @@ _ELEMENTS = {
     "inconclusive": "error",
     "needs tokens": "skipped",
     "needs a baseline": "skipped",
+    "needs tokens in the baseline": "skipped",
     "does not apply": "skipped",
     "ignored": "skipped",
 }

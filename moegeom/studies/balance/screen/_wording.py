@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from moegeom.core.text import number_of
 from moegeom.document.summary import Summary
 from moegeom.studies.balance.screen._balance import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
 
@@ -36,7 +37,7 @@ def sample_line(balance: Balance) -> str:
     total = balance.run["tokens"]["num_tokens"]
     part = "all of them" if balance.num_tokens == total else f"a sample (seed {balance.seed})"
     return (
-        f"{balance.num_tokens:,} tokens, {part}. 'others': made on one half of the "
+        f"{number_of(balance.num_tokens, 'token')}, {part}. 'others': made on one half of the "
         f"{plural(balance.unit)}, tried on the other; the worse of both ways."
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from moegeom.core.text import number_of
 from moegeom.core.variant_names import AGAINST, OTHER
 from moegeom.studies.boundary.screen._exposure import Exposure, VariantExposure
 from moegeom.studies.boundary.screen._shares import percent
@@ -21,7 +22,7 @@ def _other_lines(exposure: Exposure) -> list[tuple[str, str]]:
         return []
     tokens = exposure.summary.run["tokens"]["num_tokens"]
     engine = f", {other['engine']}" if other["engine"] else ""
-    lines = [("B", f"{other['name']}{engine}: {other['num_tokens']:,} tokens")]
+    lines = [("B", f"{other['name']}{engine}: {number_of(other['num_tokens'], 'token')}")]
     matched = f"{other['num_matched']:,} of {tokens:,} tokens"
     return [*lines, ("aligned", "; ".join([matched, *other["notes"]]) + ".")]
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from moegeom.core.text import number_of
 from moegeom.core.variant_names import SIDES
 from moegeom.studies.boundary.screen._exposure import Exposure, VariantExposure
 from moegeom.studies.boundary.screen._shares import certain, percent
@@ -63,9 +64,9 @@ def _ties(exposure: Exposure) -> list[str]:
     if not all(ends) or any(math.isinf(_median(end)) for end in ends):
         return []
     three, four = map(_median, ends)
-    tokens = _median(exposure.share_column("num_order_distance_tokens"))
+    sample = _median(exposure.share_column("num_order_distance_tokens"))
     said = (
-        f"Half of a sample ({tokens:.0f} tokens of a router) are within {three:.3g} of a tie of "
+        f"Half of a sample ({sample:.0f} tokens of a router) are within {three:.3g} of a tie of "
         f"three experts at the border, and within {four:.3g} of a tie of four."
     )
     return [said]
@@ -163,8 +164,9 @@ def remarks(exposure: Exposure) -> list[str]:
         wrong = sum(row["num_disproved"] or 0 for row in variant.rows)
         if wrong:
             said.append(
-                f"{variant.name}: {wrong} tokens switched that were proved to stay: a mistake of "
-                "moegeom, please report it."
+                f"{variant.name}: "
+                f"{number_of(wrong, 'token switched that was', 'tokens switched that were')} "
+                "proved to stay: a mistake of moegeom, please report it."
             )
     copied = [
         v

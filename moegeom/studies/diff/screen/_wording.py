@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from moegeom.core.text import number_of
 from moegeom.document.verdict_text import places
 from moegeom.studies.diff.screen._difference import (
     Change,
@@ -136,12 +137,17 @@ def unchanged_beside(difference: Difference) -> dict[str, list[str]]:
 def figures_sentence(figures: Figures) -> str:
     """How many comparisons, on how many tokens, and how many are significant."""
     first, second = figures.num_tokens
-    tokens = f"{first:,} tokens each" if first == second else f"{first:,} and {second:,} tokens"
+    tokens = (
+        f"{number_of(first, 'token')} each"
+        if first == second
+        else f"{first:,} and {number_of(second, 'token')}"
+    )
     columns = {test.column for test in figures.tests}
     routers = {test.router for test in figures.tests}
     return (
-        f"{tokens}. {len(figures.tests)} comparisons ({len(columns)} figures, {len(routers)} "
-        f"routers), by blocks of documents, together wrong in {percent(figures.level)} of runs "
+        f"{tokens}. {number_of(len(figures.tests), 'comparison')} "
+        f"({number_of(len(columns), 'figure')}, {number_of(len(routers), 'router')}), by blocks "
+        f"of documents, together wrong in {percent(figures.level)} of runs "
         f"(Holm): {len(figures.significant)} changed."
     )
 

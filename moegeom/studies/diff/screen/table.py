@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from moegeom.core.text import number_of
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import size
 from moegeom.document.screen import STYLES, aligned, hanging, labelled, titled, to_text, wrapped
@@ -144,7 +145,7 @@ def _table(difference: Difference, figures: Figures, view: View) -> list[Text]:
     styles = ["dim", *("" for _ in shown)]
     found = [Text(line, style=style) for line, style in zip(lines, styles, strict=True)]
     if rest := len(chosen) - len(shown):
-        found.append(Text(f"and {rest} more figures: --all-layers", style="dim"))
+        found.append(Text(f"and {number_of(rest, 'more figure')}: --all-layers", style="dim"))
     return found
 
 

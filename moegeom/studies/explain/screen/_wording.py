@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from moegeom.core.text import number_of
 from moegeom.document.summary import Summary
 from moegeom.studies.explain.screen._explanation import Explanation, LayerEvidence, Tried
 
@@ -212,10 +213,12 @@ def _log_probs(explanation: Explanation) -> Iterator[str]:
     joined = explanation.log_probs
     if joined is None:
         return
-    said = f"log-probs: {joined.num_tokens:,} tokens differ by {joined.mean:.2g} nats in the mean"
+    tokens = number_of(joined.num_tokens, "token differs", "tokens differ")
+    said = f"log-probs: {tokens} by {joined.mean:.2g} nats in the mean"
     if joined.unswitched is not None:
         said += (
-            f"; {joined.unswitched:.2g} where no expert switched ({joined.num_unswitched:,} tokens)"
+            f"; {joined.unswitched:.2g} where no expert switched "
+            f"({number_of(joined.num_unswitched, 'token')})"
         )
     if joined.switched is not None:
         said += f", {joined.switched:.2g} where one did"

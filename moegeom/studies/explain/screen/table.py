@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from moegeom.core.text import number_of
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
 from moegeom.document.screen import STYLES, aligned, hanging, labelled, titled, to_text, wrapped
@@ -89,7 +90,7 @@ def _hypotheses(explanation: Explanation, view: View) -> list[Text]:
         star = " *" if is_held_back(explanation, name) else ""
         rows.append((f"{arrow} {tried.text}{star}", *shares, equal(mean_share(explanation, name))))
     lines = hanging("why?     ", whose_inputs(explanation), view.width, "bold")
-    lines += _styled(rows, "      ", 1)
+    lines += _styled(_narrowed(rows, view.width - 6), "      ", 1)
     rest = explanation.num_tried + 1 - len(names)
     if rest:
         no_better = f"{rest} others reproduce no more in all layers: --all-layers"
@@ -108,7 +109,7 @@ def _layers(explanation: Explanation, view: View) -> list[Text]:
     lines = hanging("left     ", told, view.width, "bold") if told else []
     lines += _styled(rows, "  ", len(_LAYER_HEADS))
     if rest := len(explanation.layers) - len(shown):
-        lines.append(Text(f"  and {rest} more layers: --all-layers", style="dim"))
+        lines.append(Text(f"  and {number_of(rest, 'more layer')}: --all-layers", style="dim"))
     return lines
 
 
@@ -128,6 +129,18 @@ def _cells(layer: LayerEvidence, explanation: Explanation) -> tuple[str, ...]:
         f"{layer.num_clean:,}",
         *noisy,
     )
+
+
+def _narrowed(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """The rows with names folded so that a table of them has at most ``width`` columns."""
+    figures = list(zip(*rows, strict=True))[1:]
+    room = width - sum(2 + max(map(len, column)) for column in figures)
+    found: list[tuple[str, ...]] = []
+    for name, *cells in rows:
+        parts = wrapped(name, room, "     ") or [""]
+        found.append((parts[0], *cells))
+        found += [(part, *("" for _ in cells)) for part in parts[1:]]
+    return found
 
 
 def _styled(rows: Sequence[Sequence[str]], indent: str, num_heads: int) -> list[Text]:
