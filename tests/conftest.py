@@ -1,8 +1,10 @@
 """Shapes and types are executed in tests, and Hypothesis is repeatable.
 
-Every module of moegeom that does not import Numba is imported through jaxtyping's hook, so a shape
-annotation that lies fails the test that calls it. Compiled functions cannot be wrapped; their
-shapes are held by the parity tests against the reference, which is wrapped.
+Every module of moegeom that names a shape and does not import Numba is imported through jaxtyping's
+hook, so a shape annotation that lies fails the test that calls it. Compiled functions cannot be
+wrapped; their shapes are held by the parity tests against the reference, which is wrapped. The
+other annotations are pyright's: to execute them takes as long as the tests themselves, so that the
+modules without shapes are hooked at night alone.
 """
 
 from __future__ import annotations
@@ -32,13 +34,18 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 
 def imports_numba(source: str) -> bool:
     """True when a module imports Numba anywhere, also inside a function."""
+    return imports(source, "numba")
+
+
+def imports(source: str, package: str) -> bool:
+    """True when a module imports something of a package anywhere, also inside a function."""
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
-        if any(name.split(".")[0] == "numba" for name in names):
+        if any(name.split(".")[0] == package for name in names):
             return True
     return False
 
@@ -51,6 +58,8 @@ def checked_modules(package: Path) -> list[str]:
     compiled = {file for file in package.rglob("*.py") if imports_numba(file.read_text("utf-8"))}
     names = []
     for file in sorted(package.rglob("*.py")):
+        if PROFILE != "nightly" and not imports(file.read_text("utf-8"), "jaxtyping"):
+            continue
         parts = file.relative_to(package.parent).with_suffix("").parts
         if file.name == "__init__.py":
             if any(file.parent in other.parents for other in compiled):

@@ -153,7 +153,8 @@ class ProgressBar:
             self._progress.update(self._task, rate=f"{speed:,.0f} {self._unit}/s")
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False)
+        lines = folded(text, error_width(), "  ")
+        self._progress.console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self._progress.stop()
@@ -173,7 +174,7 @@ class Silence:
 
     def say(self, text: str) -> None:
         if not self._quiet:
-            print(text, file=sys.stderr)
+            print(folded(text, error_width(), "  "), file=sys.stderr)
 
     def close(self) -> None: ...
 

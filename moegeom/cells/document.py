@@ -16,6 +16,7 @@ from moegeom.cells.record import (
     RouterCells,
     Visited,
 )
+from moegeom.core.text import number_of
 from moegeom.document.header import (
     duration,
     gate_rule_line,
@@ -91,7 +92,7 @@ def _answers(found: Enumerations) -> Iterator[Block]:
 
 def _ending(found: Enumerations, rest: int) -> Iterator[Block]:
     if rest:
-        yield Excerpt([Note(f"and {rest} more routers: --all-layers")], [])
+        yield Excerpt([Note(f"and {number_of(rest, 'more router')}: --all-layers")], [])
     for router, why in found.left_out:
         yield Fact("left out", f"{router}: {why}.", "dim")
     files = ", ".join(found.files)
@@ -180,10 +181,10 @@ def _walls(found: Cells) -> str:
         said += f"; a cell has {least} to {most}, {mean:.1f} on average"
     if found.diameter is not None:
         at_least = "" if found.is_diameter_exact else "at least "
-        walls = "1 wall" if found.diameter == 1 else f"{found.diameter} walls"
+        walls = number_of(found.diameter, "wall")
         said += f"; the farthest cells are {at_least}{walls} apart"
     if found.num_components is not None and found.num_components > 1:
-        said += f"; {found.num_components} pieces that share no wall"
+        said += f"; {number_of(found.num_components, 'piece')} that share no wall"
     return said
 
 
@@ -195,8 +196,9 @@ def _proof(router: RouterCells, found: Cells) -> str:
         said += f", all proved in float64 (safe by a factor of {found.gap:.1e} or more)"
     if found.proved_share is not None and found.num_open is not None:
         said += (
-            f"; one set is proved for {_percent(found.proved_share)} of the area, {found.num_open} "
-            "pixels are undecided, the rest is proved to be crossed by walls"
+            f"; one set is proved for {_percent(found.proved_share)} of the area, "
+            f"{number_of(found.num_open, 'pixel is', 'pixels are')} undecided, the rest "
+            "is proved to be crossed by walls"
         )
     elif found.proved_share is not None:
         said += f"; {_percent(found.proved_share)} of the arcs proved"
@@ -214,7 +216,8 @@ def _tokens(router: RouterCells) -> str:
         "chooses at the place where they are drawn"
     )
     if router.num_cells_with_tokens is not None:
-        said += f"; {router.num_cells_with_tokens:,} cells hold a drawn token"
+        holding = number_of(router.num_cells_with_tokens, "cell holds", "cells hold")
+        said += f"; {holding} a drawn token"
     if router.left_out:
         said += f"; {router.left_out:,} are not finite and left out"
     return said
@@ -229,11 +232,12 @@ def _between(between: Between) -> str:
 
 
 def _visited(visited: Visited) -> str:
-    pieces = "1 piece" if visited.num_components == 1 else f"{visited.num_components:,} pieces"
+    pieces = number_of(visited.num_components, "piece")
     part = "" if visited.is_whole else " (of the most visited ones)"
     return (
-        f"{visited.num_coalitions:,} sets of experts by these tokens; {visited.num_edges:,} pairs "
-        f"differ in one expert, which leaves {pieces}{part}; the largest holds "
+        f"{visited.num_coalitions:,} sets of experts by these tokens; "
+        f"{number_of(visited.num_edges, 'pair differs', 'pairs differ')} in one expert, which "
+        f"leaves {pieces}{part}; the largest holds "
         f"{_percent(visited.largest_share)} of the tokens"
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from moegeom.checkpoint import limits
 from moegeom.checkpoint.collection import no_collection
+from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import CheckpointError
 
 #: Most bytes of Python objects that each of these characters can begin: a dict, a list, a key
@@ -26,18 +26,14 @@ _MANY_DIGITS = re.compile(rb"[0-9]{40}")
 _MOST_DIGITS = 40
 
 
-class _Refused(ValueError):
-    """JSON that Python reads and that no checkpoint may contain."""
-
-
 def _refuse_constant(token: str) -> NoReturn:
-    raise _Refused(f"holds the token {token}, which is not JSON")
+    raise DocumentError(f"holds the token {token}, which is not JSON")
 
 
 def _short_integer(digits: str) -> int:
     """An integer; thousands of digits make sentences long, and overflow what is computed."""
     if len(digits) > _MOST_DIGITS:
-        raise _Refused(f"holds an integer of {len(digits)} digits")
+        raise DocumentError(f"holds an integer of {len(digits)} digits")
     return int(digits)
 
 
@@ -47,7 +43,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         seen: set[str] = set()
         twice = next(k for k, _ in pairs if k in seen or seen.add(k))
-        raise _Refused(f"holds the key {twice[:100]!r} twice")
+        raise DocumentError(f"holds the key {twice[:100]!r} twice")
     return table
 
 
@@ -105,22 +101,15 @@ def parse_object(
     integer = _short_integer if _MANY_DIGITS.search(raw) else None
     try:
         with no_collection():
-            text = str(raw, "utf-8")
-            found = json.loads(text, parse_constant=constant, parse_int=integer)
+            found = json_value(raw, parse_constant=constant, parse_int=integer)
             # A hook doubles the time: only a text of which a string got lost is parsed with it.
             if pairs_hook is not None and 2 * _num_strings(found) != num_quotes(raw):
                 del found
-                found = json.loads(
-                    text, object_pairs_hook=pairs_hook, parse_constant=constant, parse_int=integer
+                found = json_value(
+                    raw, object_pairs_hook=pairs_hook, parse_constant=constant, parse_int=integer
                 )
-    except _Refused as error:
+    except DocumentError as error:
         raise CheckpointError(f"{where}: {error}.") from None
-    except RecursionError:
-        raise CheckpointError(f"{where}: is nested too deeply.") from None
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{where}: is not UTF-8 at byte {error.start}.") from None
-    except ValueError as error:
-        raise CheckpointError(f"{where}: is not JSON ({error}).") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{where}: holds a {type(found).__name__}, expected an object.")
     return found

@@ -80,8 +80,8 @@ def _not_recognised(location: Location) -> tuple[str, str]:
             return f"{location.label}: holds {kind} ({file}); only {known} are read for now.", (
                 "Convert the checkpoint to safetensors, or pass a folder that holds it."
             )
-    found = ", ".join(files[:5]) or "nothing"
-    return f"{location.label}: found {found}, expected a checkpoint of {known}.", (
+    found = f"found {', '.join(files[:5])}" if files else "no file in it"
+    return f"{location.label}: {found}; expected a checkpoint of {known}.", (
         (inner_hint(location.folder) if location.file is None else "")
         or "Pass the folder with config.json and *.safetensors."
     )

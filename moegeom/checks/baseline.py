@@ -198,6 +198,11 @@ def read_baseline(path: str | Path) -> Baseline:
             "`moegeom check CKPT --update-baseline --baseline FILE` writes one.",
         ) from error
     version = document.get("moegeom_baseline") if isinstance(document, dict) else None
+    if version is None:
+        raise ResultsError(
+            f"{file}: no baseline of moegeom; expected an object with the key 'moegeom_baseline'.",
+            "`moegeom check CKPT --update-baseline --baseline FILE` writes one.",
+        )
     if version != BASELINE_VERSION:
         raise ResultsError(
             f"{file}: baseline version {str(version)[:20]!r}; this moegeom reads "

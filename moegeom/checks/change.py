@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from moegeom.checks.check import Check, Limits, Tested, Unknown
+from moegeom.checks.check import NO_ERROR, Check, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured, Row
 from moegeom.checks.statistics import p_above, welch_freedom
 
@@ -47,7 +47,7 @@ def _one(
         return None
     old, old_error = before.columns[column]
     if error is None or old_error is None:
-        return Unknown(router, "fewer than two blocks of documents give no standard error")
+        return Unknown(router, f"{NO_ERROR}, here and in the baseline")
     blocks = (row["num_blocks"] - 1, before.columns.get("num_blocks", (1.0, None))[0] - 1)
     freedom = welch_freedom((error, old_error), blocks)
     both = math.hypot(error, old_error)

@@ -17,6 +17,14 @@ from moegeom.core.registry import Registry
 Basis = Literal["definition", "uncalibrated", "null"]
 
 
+#: Why a figure of tokens cannot be judged, and what is needed.
+NO_ERROR = (
+    "one block of documents gives no standard error; needed: tokens of 2 documents at least, "
+    "better of 16"
+)
+NOTHING_FOUND = "too few documents to find anything; needed: tokens of more documents"
+
+
 @dataclass(frozen=True)
 class Limit:
     """A number that a profile may change: ``[limits.<code>] <name> = ...``."""

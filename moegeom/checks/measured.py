@@ -65,10 +65,6 @@ class Measured:
         listed = self.run.get("routers", ())
         return next((facts for facts in listed if facts["name"] == router), {})
 
-    def see(self, router: str) -> str:
-        """The command that shows a router's tensors."""
-        return f"moegeom routers {self.checkpoint} --layers {layer_of(router)}"
-
     def measure_again(self, router: str, extra: str = "") -> str:
         """The command that measures one layer on the same tokens; empty where they have no name."""
         if self.tokens == NO_NAME:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from moegeom.checks.measured import Measured, Row
+from moegeom.core.text import number_of
 
 
 def recentre(measured: Measured, row: Row) -> str:
@@ -25,7 +26,8 @@ def recentre(measured: Measured, row: Row) -> str:
         )
     groups = ", masked groups are -inf" if fill is not None else ""
     return (
-        f"subtract {row['bias_middle']:.6g} from every bias of the layer: {after} values survive. "
+        f"subtract {row['bias_middle']:.6g} from every bias of the layer: "
+        f"{number_of(after, 'value survives', 'values survive')}. "
         "Proof that no choice changes: scores are compared with scores, sums of two with sums of "
         f"two{groups}; a common shift cancels. "
     )

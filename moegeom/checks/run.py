@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from moegeom.checks.check import CHECKS, Check, Claim, Limits, Tested, Unknown
+from moegeom.checks.check import CHECKS, NOTHING_FOUND, Check, Claim, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured, MissingColumnError, layer_of, place_of
 from moegeom.checks.pages import page_of
 from moegeom.checks.profile import DEFAULT, Profile
@@ -112,7 +112,7 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
         if measured.baseline is None:
             return "needs a baseline", "there is no baseline (--baseline)"
         if "tokens" in check.inputs and not measured.baseline.num_tokens:
-            return "needs a baseline", "the baseline was made without tokens"
+            return "needs tokens in the baseline", "the baseline was made without tokens"
         changed = measured.baseline.changed_versions(measured.run, check.needs)
         if changed:
             return "inconclusive", f"the baseline holds another version of {', '.join(changed)}"
@@ -135,6 +135,11 @@ def _limits(check: Check, profile: Profile) -> Limits:
     return limit
 
 
+def _by_number(router: str) -> list[tuple[int, str]]:
+    """To sort ``text/10`` behind ``text/9``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in router.split("/")]
+
+
 def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile) -> Outcome:
     check = entry.check
     severity = profile.severity.get(check.code, check.severity)
@@ -150,7 +155,7 @@ def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile)
     kept, accepted = _split(found, profile)
     unknown = [claim for claim in entry.claims if isinstance(claim, Unknown)]
     unknown += [
-        Unknown(claim.router, "too few documents to find anything")
+        Unknown(claim.router, NOTHING_FOUND)
         for claim in entry.claims
         if isinstance(claim, Tested) and id(claim) in blind
     ]
@@ -158,8 +163,9 @@ def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile)
     state: State = "passed"
     reason = ""
     if unknown:
-        where = ", ".join(claim.router for claim in unknown[:3])
-        reason = f"{where}{' ...' if len(unknown) > 3 else ''}: {unknown[0].reason}"
+        where = sorted({claim.router for claim in unknown}, key=_by_number)
+        more = " ..." if len(where) > 3 else ""
+        reason = f"{', '.join(where[:3])}{more}: {unknown[0].reason}"
     if kept:
         state = "failed"
         severity = min(kept, key=lambda finding: SEVERITY_ORDER[finding.severity]).severity

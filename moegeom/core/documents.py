@@ -90,8 +90,19 @@ def parse_json(raw: bytes, most: int = MOST_JSON) -> Any:
         raise DocumentError(f"has {len(raw)} bytes, more than {most}")
     if sum(map(raw.count, _ENTRIES)) > _MOST_JSON_ENTRIES:
         raise DocumentError(f"holds more than {_MOST_JSON_ENTRIES} values")
+    return json_value(raw, parse_int=_integer)
+
+
+def json_value(raw: bytes, **hooks: Any) -> Any:
+    """What a JSON text spells whose size its reader has bounded already; ``hooks`` are Python's.
+
+    Raises
+    ------
+    DocumentError
+        When it is no JSON in UTF-8, or nested too deeply; and what a hook raises.
+    """
     try:
-        return json.loads(raw.decode("utf-8"), parse_int=_integer)
+        return json.loads(str(raw, "utf-8"), **hooks)
     except DocumentError:
         raise
     except UnicodeDecodeError as error:

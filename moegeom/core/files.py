@@ -172,6 +172,25 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def refuse_existing(
+    path: Path,
+    hint: str = "Choose another output.",
+    may_replace: Callable[[Path], bool] | None = None,
+) -> None:
+    """Raises UsageError when ``path`` may not be written, before anything is read or computed.
+
+    What ``may_replace`` says yes to may be replaced, and nothing else.
+    """
+    if not is_there(path):
+        pass
+    elif may_replace is None:
+        raise UsageError(f"{path} exists already.", hint)
+    elif path.is_symlink() or not may_replace(path):
+        raise UsageError(f"{path} is no folder of results; it is not replaced.", "Move it away.")
+    if not path.name:
+        raise UsageError(f"--out {path} names no directory.")
+
+
 def move_folder(folder: Path, path: Path, replaced: Path | None = None) -> None:
     """Gives a folder its name, in one step; OutputError where that is taken or cannot be had.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import first_line
-from moegeom.core.parquet_footer import Chunk, RowGroup, read_row_groups
+from moegeom.core.files import open_regular
+from moegeom.core.parquet_footer import Chunk, RowGroup, most_inflated, read_row_groups
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +51,12 @@ class ParquetFacts:
             for number in wanted
             for chunk in self._chunks(names, number)
         )
+
+    def inflated_by_pages(self, names: Collection[str], groups: Sequence[int] | None = None) -> int:
+        """The same by what each page says of itself; DocumentError where one says nothing."""
+        wanted = range(len(self.groups)) if groups is None else groups
+        with open_regular(self.path, follows=True) as file:
+            return most_inflated(file, (c for n in wanted for c in self._chunks(names, n)))
 
     def num_values(self, name: str, group: int) -> int:
         """Numbers of a column in a row group, whatever lists they stand in."""
@@ -118,10 +125,11 @@ def read_columns(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = facts.inflated(names, groups)
     most = FREE_BYTES + 64 * facts.path.stat().st_size
-    if found > most:
-        raise DocumentError(f"would take {found:,} bytes of memory, more than {most:,}")
+    # what the footer says is cheap to know; what the pages say is what Arrow goes by
+    for found in (facts.inflated(names, groups), facts.inflated_by_pages(names, groups)):
+        if found > most:
+            raise DocumentError(f"would take {found:,} bytes of memory, more than {most:,}")
     texts = [name for name in names if _is_text(_leaf(facts.schema.field(name)))]
     wanted = list(range(len(facts.groups)) if groups is None else groups)
     try:

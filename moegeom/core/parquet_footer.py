@@ -1,16 +1,17 @@
-"""What the footer of a Parquet file says of its row groups, read without Arrow.
+"""What the footer of a Parquet file says of its row groups, and pages of theirs, without Arrow.
 
 Arrow's own objects for a column of a row group end the process where a footer contradicts itself:
-nothing in Python can catch that. This reads the few facts that are needed of the footer's Thrift
-(compact protocol), and passes over the rest.
+nothing in Python can catch that. And it makes room for whatever the header of a page asks, without
+a look at the footer. This reads the few facts that are needed of their Thrift (compact protocol),
+and passes over the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.files import open_regular
@@ -21,6 +22,20 @@ _MOST_CHUNKS = 100_000
 #: Structs in structs; a footer has six.
 _DEEPEST = 30
 
+#: Bytes of the header of a page; one with statistics has some hundred.
+_LONGEST_HEADER = 1 << 14
+
+#: Bytes behind a column that writers of old did not count, and that Arrow reads.
+_PADDING = 100
+
+#: Pages of all columns that are read at once; each is looked at before any is decoded.
+_MOST_PAGES = 100_000
+
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+
+#: Texts as what they have in common with the one before: a page of a megabyte can mean any size.
+_DELTA_BYTE_ARRAY = 7
+
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
 
 #: Integers of 16, 32 and 64 bits, all written in the same way.
@@ -29,11 +44,16 @@ _INTEGERS = (4, 5, 6)
 
 @dataclass(frozen=True)
 class Chunk:
-    """A column of a row group: its path with dots, its numbers, and the bytes they inflate to."""
+    """A column of a row group: its path with dots, its numbers, and the bytes they inflate to.
+
+    Its pages lie in the ``num_bytes`` of the file from ``start`` on.
+    """
 
     path: str
     num_values: int
     inflated_bytes: int
+    num_bytes: int
+    start: int
 
 
 @dataclass(frozen=True)
@@ -63,21 +83,72 @@ def read_row_groups(path: Path) -> tuple[RowGroup, ...]:
         file.seek(end - 8 - size)
         raw = file.read(size)
     try:
-        found = _Footer(raw).struct({4: _groups})
+        found = _Thrift(raw).struct({4: _groups})
         return found.get(4, ())
     except (LookupError, TypeError, UnicodeDecodeError):
         raise DocumentError("has a damaged footer") from None
 
 
-class _Footer:
-    """A cursor in the bytes of a footer. What ends early is an IndexError."""
+def most_inflated(file: IO[bytes], chunks: Iterable[Chunk]) -> int:
+    """Bytes that the pages of some columns of row groups take decoded, by what each page says.
+
+    The footer may say less.
+
+    Raises
+    ------
+    DocumentError
+        When a page has no header, or numbers whose size no header tells.
+    """
+    found, left = 0, _MOST_PAGES
+    for chunk in chunks:
+        seen, at, end = 0, chunk.start, chunk.start + chunk.num_bytes + _PADDING
+        while seen < chunk.num_values and at < end:  # as Arrow reads them
+            left -= 1
+            if left < 0:
+                raise DocumentError(f"has more than {_MOST_PAGES:,} pages to be read at once")
+            kind, inflated, numbers, size = _page(file, at)
+            found += inflated + 8 * numbers
+            seen += numbers if kind != _DICTIONARY_PAGE else 0
+            at += size
+    return found
+
+
+def _page(file: IO[bytes], at: int) -> tuple[int, int, int, int]:
+    """Kind of a page, bytes that it inflates to, its numbers, and its bytes with the header."""
+    file.seek(at)
+    header = _Thrift(file.read(_LONGEST_HEADER))
+    try:
+        page = header.struct(_OF_PAGE)
+        kind, inflated, stored = page[1], page[2], page[3]
+        numbers, encoding = _numbers_of(page)
+    except (LookupError, TypeError, UnicodeDecodeError):
+        raise DocumentError("has a damaged header of a page") from None
+    if min(inflated, stored, numbers) < 0:
+        raise DocumentError("has pages of less than no bytes")
+    if encoding == _DELTA_BYTE_ARRAY:
+        raise DocumentError("has texts that are stored as differences; they are not read")
+    return kind, inflated, numbers, header.at + stored
+
+
+def _numbers_of(page: Mapping[int, Any]) -> tuple[int, int]:
+    """Numbers of a page, null ones among them, and their encoding; 0 of an index."""
+    if page[1] == _DATA_PAGE_2:
+        return page[8][1], page[8][4]
+    if page[1] in (_DATA_PAGE, _DICTIONARY_PAGE):
+        inner = page[5 if page[1] == _DATA_PAGE else 7]
+        return inner[1], inner[2]
+    return 0, 0
+
+
+class _Thrift:
+    """A cursor in the bytes of a footer or a header. What is damaged is a LookupError."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self.at = 0
         self.left = _MOST_CHUNKS
 
-    def struct(self, wanted: Mapping[int, Callable[[_Footer, int], Any]], depth: int = 0) -> Any:
+    def struct(self, wanted: Mapping[int, Callable[[_Thrift, int], Any]], depth: int = 0) -> Any:
         """The fields ``wanted`` of a struct, by their numbers."""
         found: dict[int, Any] = {}
         number = 0
@@ -117,7 +188,7 @@ class _Footer:
         elif kind == _STRUCT:
             self.struct({}, depth + 1)
         else:
-            raise DocumentError("has a damaged footer")
+            raise LookupError
 
     def byte(self) -> int:
         found = self.raw[self.at]
@@ -133,7 +204,7 @@ class _Footer:
                 return found
             shift += 7
             if shift > 63:
-                raise DocumentError("has a damaged footer")
+                raise LookupError
 
     def integer(self) -> int:
         found = self.varint()
@@ -163,32 +234,34 @@ class _Footer:
         yield from [None] * count
 
 
-def _number(footer: _Footer, kind: int) -> int:
+def _number(footer: _Thrift, kind: int) -> int:
     if kind not in _INTEGERS:
         raise TypeError
     return footer.integer()
 
 
-def _path(footer: _Footer, kind: int) -> str:
+def _path(footer: _Thrift, kind: int) -> str:
     inner, count = footer.list_head()
     if kind != _LIST or inner != _BINARY:
         raise TypeError
     return ".".join([footer.text().decode() for _ in range(count)])
 
 
-_OF_CHUNK = {3: _path, 5: _number, 6: _number}
+_OF_CHUNK = {3: _path, 5: _number, 6: _number, 7: _number, 9: _number, 11: _number}
 
 
-def _facts(footer: _Footer, kind: int) -> Chunk:
+def _facts(footer: _Thrift, kind: int) -> Chunk:
     if kind != _STRUCT:
         raise TypeError
     found = footer.struct(_OF_CHUNK)
-    if min(found[5], found[6]) < 0:
+    if min(found[5], found[6], found[7], found[9]) < 0:
         raise DocumentError("has columns of less than no bytes")
-    return Chunk(found[3], found[5], found[6])
+    dictionary = found.get(11, 0)
+    start = dictionary if 0 < dictionary < found[9] else found[9]
+    return Chunk(found[3], found[5], found[6], found[7], start)
 
 
-def _chunks(footer: _Footer, kind: int) -> tuple[Chunk, ...]:
+def _chunks(footer: _Thrift, kind: int) -> tuple[Chunk, ...]:
     found = []
     for _ in footer.structs(kind):
         footer.left -= 1
@@ -198,9 +271,25 @@ def _chunks(footer: _Footer, kind: int) -> tuple[Chunk, ...]:
     return tuple(found)
 
 
-def _groups(footer: _Footer, kind: int) -> tuple[RowGroup, ...]:
+def _groups(footer: _Thrift, kind: int) -> tuple[RowGroup, ...]:
     found = []
     for _ in footer.structs(kind):
         group = footer.struct({1: _chunks, 3: _number})
         found.append(RowGroup(group[3], group[1]))
     return tuple(found)
+
+
+def _inner(footer: _Thrift, kind: int) -> dict[int, int]:
+    """Numbers and encoding of a page, in a struct of its kind."""
+    if kind != _STRUCT:
+        raise TypeError
+    return footer.struct({1: _number, 2: _number})
+
+
+def _inner_2(footer: _Thrift, kind: int) -> dict[int, int]:
+    if kind != _STRUCT:
+        raise TypeError
+    return footer.struct({1: _number, 4: _number})
+
+
+_OF_PAGE = {1: _number, 2: _number, 3: _number, 5: _inner, 7: _inner, 8: _inner_2}

@@ -14,6 +14,7 @@ State = Literal[
     "inconclusive",
     "needs tokens",
     "needs a baseline",
+    "needs tokens in the baseline",
     "does not apply",
     "ignored",
 ]

@@ -5,6 +5,8 @@ from moegeom.document._verdict_reporter import VERDICT_REPORTERS, VerdictReporte
 
 __all__ = [
     "REPORTERS",
+    "SERIES_EXPORTS",
+    "SERIES_REPORTERS",
     "VERDICT_REPORTERS",
     "Reporter",
     "VerdictReporter",

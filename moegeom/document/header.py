@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.router import RECORDED
+from moegeom.core.text import number_of
 from moegeom.document.asked_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import is_verified_here, rule_status, rule_trust
@@ -115,12 +116,13 @@ def _left_out(summary: Summary) -> str:
     """What was left out on request, and outlier tokens, which are in every figure."""
     first, said = summary.run.get("exclude_first") or 0, ""
     if first:
-        counted = f"{first} tokens" if first > 1 else "token"
+        counted = number_of(first, "token") if first > 1 else "token"
         said += f". Without the first {counted} of each document"
     if summary.num_outliers:
         layers = len({row["router"] for row in summary.layers})
         said += (
-            f". {summary.num_outliers:,} outlier tokens in {layers} layers (attention sinks?): "
+            f". {number_of(summary.num_outliers, 'outlier token')} in "
+            f"{number_of(layers, 'layer')} (attention sinks?): "
             "population outliers, --exclude-first 1"
         )
     return said
@@ -153,7 +155,7 @@ def skipped(summary: Summary) -> list[str]:
     if not left_out:
         return []
     first = left_out[0]
-    counted = f"{len(left_out)} tensors, first" if len(left_out) > 1 else "1 tensor,"
+    counted = f"{number_of(len(left_out), 'tensor')}{', first' if len(left_out) > 1 else ','}"
     return [f"Skipped {counted} {first['tensor']}: {first['reason']}"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.intervals import half_width
+from moegeom.core.text import number_of
 from moegeom.document.summary import Summary
 
 Row = Mapping[str, Any]
@@ -117,7 +118,7 @@ def layer_table(summary: Summary, all_layers: bool) -> LayerTable:
     if len(summary.layers) > 1:
         lines.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), ""])
         lines.append(["p5-p95", *(_quantile(c, summary.layers, (5, 95)) for c in columns), ""])
-        lines[-2][-1] = f"{len(summary.layers)} layers"
+        lines[-2][-1] = number_of(len(summary.layers), "layer")
         lines[-1][-1] = "" if is_short else "--all-layers"
         kinds += ["summary", "summary"]
     if summary.null:

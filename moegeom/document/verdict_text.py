@@ -18,6 +18,10 @@ _COUNTED: dict[State, tuple[str, str]] = {
     "inconclusive": ("inconclusive", "inconclusive"),
     "needs tokens": ("needs tokens", "need tokens"),
     "needs a baseline": ("needs a baseline", "need a baseline"),
+    "needs tokens in the baseline": (
+        "needs a baseline made with tokens",
+        "need a baseline made with tokens",
+    ),
     "does not apply": ("does not apply", "do not apply"),
     "ignored": ("ignored", "ignored"),
 }

@@ -12,6 +12,7 @@ import numpy as np
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError, RouterRuleError, UsageError
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.prepared import refuse_non_finite_rows
 from moegeom.engine.request import ScanRequest
@@ -108,7 +109,8 @@ def _of_that_name(mine: Router, theirs: Mapping[str, Router], where: str) -> Rou
     """The router of the second checkpoint that stands where ``mine`` does."""
     if mine.name not in theirs:
         raise RouterError(
-            f"{where}: has no router {mine.name}; its {len(theirs)} routers are "
+            f"{where}: has no router {mine.name}; its "
+            f"{number_of(len(theirs), 'router is', 'routers are')} "
             f"{_listed(list(theirs))}.",
             _OTHER_LAYERS,
         )

@@ -12,6 +12,7 @@ from xxhash import xxh3_64_hexdigest
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import is_there
+from moegeom.core.text import number_of
 from moegeom.engine.request import ScanRequest
 from moegeom.results.reader import is_results, open_results
 from moegeom.results.writer import differing_parts
@@ -69,6 +70,7 @@ def refuse_skipped(
     for router, facts in parts.items():
         if not request.skip_non_finite and (skipped := facts.get("num_non_finite")):
             raise UsageError(
-                f"{what} skipped {skipped} tokens of router {router} that are not finite.",
+                f"{what} skipped {number_of(skipped, 'token')} of router {router} that are not "
+                "finite.",
                 f"Go on with --non-finite skip, or {instead}.",
             )

@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.metric import RULE_HAS_NO
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary.curved_rows import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
@@ -247,7 +248,18 @@ def check_width(router: Router, stage: Stage, width: int, source: str) -> None:
     }.get(stage)
     if expected is not None and width != expected:
         raise RecordingError(
-            f"{source}: {stage.replace('_', ' ')} of router {router.name} has {width} values a "
+            f"{source}: {stage.replace('_', ' ')} of router {router.name} has "
+            f"{number_of(width, 'value')} a "
             f"token; the checkpoint expects {expected}.",
-            "Is the recording of another model, or of another stage (`--stage`)?",
+            other_number_hint(width)
+            if stage == "ids"
+            else "Is the recording of another model, or of another stage (`--stage`)?",
         )
+
+
+def other_number_hint(recorded: int) -> str:
+    """What to do where another number of experts is recorded than the rule chooses."""
+    return (
+        f"If the recorded model chose {recorded}, write that into config.json (of a copy), or into "
+        "--top-k where --router-pattern is given; else it is a recording of another model."
+    )

@@ -9,6 +9,7 @@ from jaxtyping import Float, Float64, Int32
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns, TokenSource, TopLogits
 from moegeom.engine.prepared import PreparedRouter, check_width
 from moegeom.engine.products import tile_logits
@@ -117,7 +118,8 @@ def _check_size(router: Router, tokens: int, source: str) -> None:
     size = 4 * tokens * router.num_experts * router.hidden_size
     if size > LARGEST_OUTPUTS:
         raise RecordingError(
-            f"{source}: the outputs of {router.num_experts} experts at {tokens} tokens take "
+            f"{source}: the outputs of {router.num_experts} experts at "
+            f"{number_of(tokens, 'token')} take "
             f"{size / 2**30:.1f} GiB; at most {LARGEST_OUTPUTS >> 30} GiB are held at a time.",
             "Record outputs of fewer tokens (a recording of 128 tokens is one range).",
         )

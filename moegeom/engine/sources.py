@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import ScanRequest
@@ -146,7 +147,8 @@ def refuse_nothing_left(request: ScanRequest, source: TokenSource | None) -> Non
         if columns.is_behind(request.exclude_first).any():
             return
     raise UsageError(
-        f"--exclude-first {request.exclude_first} leaves none of the {total:,} tokens of "
+        f"--exclude-first {request.exclude_first} leaves none of the {number_of(total, 'token')} "
+        "of "
         f"{source.facts.name}.",
         "Documents are shorter than that: leave out fewer.",
     )

@@ -10,9 +10,10 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.labels import Populations
-from moegeom.engine.prepared import PreparedRouter, check_width
+from moegeom.engine.prepared import PreparedRouter, check_width, other_number_hint
 from moegeom.engine.task import Task
 from moegeom.engine.tile import measure
 from moegeom.kernels.reduction import Kernels
@@ -27,6 +28,18 @@ _LEAST_REPRODUCED = 0.8
 
 #: From this share on the recorded choices say that the inputs are those of the router.
 _MOST_REPRODUCED = 0.99
+
+#: Probabilities in bfloat16 add up to 1 within half a step of it.
+_SUM_TOLERANCE = 2.0**-8
+
+#: So many numbers, with this much of the range from 0 to 1, are no logits of a narrow router.
+_LEAST_SCORES = 4096
+_LEAST_RANGE = 0.5
+
+_LOGITS_HINT = (
+    "Save the logits, which the score is taken of; of probabilities p of a softmax np.log(p) gives "
+    "the same choices and weights, of scores s of a sigmoid np.log(s / (1 - s))."
+)
 
 
 @dataclass(frozen=True)
@@ -89,24 +102,28 @@ def examine(
             if not rms.passed and not (is_small and (share or 0.0) >= _MOST_REPRODUCED):
                 fail(
                     f"{facts.name}, router {router.router.name}: {rms.sentence}",
-                    "Record what the router reads, or give --stage pre_norm.",
+                    "Record what the router reads"
+                    + (", or give a foreign file --stage pre_norm." if rms.is_of_the_norm else "."),
                     "unverified",
                 )
         if _is_behind_norm(router.router, source):
             fail(
                 f"{facts.name}, router {router.router.name}: given as stage pre_norm, but the rms "
                 "over the gain of the norm is 1 for every token: the norm was applied already.",
-                "Give --stage router_input.",
+                "Give a foreign file --stage router_input; record anything else at that stage.",
                 "unverified",
             )
+        if said := _probabilities(router.router, source):
+            fail(f"{facts.name}, router {router.router.name}: {said}", _LOGITS_HINT, "unverified")
         if share is not None:
             shares.append(share)
             top_k, recorded = router.router.rule.top_k, _num_recorded(router.router, source)
             if share < _LEAST_REPRODUCED and recorded != top_k:
                 fail(
-                    f"{facts.name}, router {router.router.name}: {recorded} experts are recorded "
+                    f"{facts.name}, router {router.router.name}: "
+                    f"{number_of(recorded, 'expert is', 'experts are')} recorded "
                     f"for each token, and the rule chooses {top_k}.",
-                    "Is the number in config.json, or --top-k, that of the recorded model?",
+                    other_number_hint(recorded),
                     "unverified",
                 )
             elif share < _LEAST_REPRODUCED:
@@ -142,6 +159,33 @@ def _is_behind_norm(router: Router, source: TokenSource) -> bool:
     if values.shape[1] != router.hidden_size:
         return False  # the scan says so
     return rms_test(values, router.gain, router.norm, router.norm_bias).is_constant
+
+
+def _probabilities(router: Router, source: TokenSource) -> str:
+    """What speaks for scores where logits should be; empty when nothing does.
+
+    Logits of all tokens in [0, 1] with sums of 1 are probabilities. Sigmoids have no sum: there it
+    takes many numbers, and more of their range than the logits of a narrow router would fill.
+    """
+    if source.facts.stage != "logits" or router.num_experts < 2:
+        return ""
+    values = source.read_values(router.name, 0, min(FIRST_TOKENS, source.facts.num_tokens))
+    values = values[np.isfinite(values).all(axis=1) & values.any(axis=1)].astype(np.float64)
+    if not values.size or values.min() < 0.0 or values.max() > 1.0:
+        return ""
+    if np.abs(values.sum(axis=1) - 1.0).max() <= _SUM_TOLERANCE:
+        return (
+            f"given as stage logits, but these are probabilities: all {len(values):,} tokens that "
+            "were looked at have numbers from 0 to 1 with sum 1."
+        )
+    is_certain = values.size >= _LEAST_SCORES and np.ptp(values) > _LEAST_RANGE
+    if router.rule.score == "sigmoid" and is_certain:
+        return (
+            f"given as stage logits, but these are scores behind the sigmoid: all {values.size:,} "
+            f"numbers that were looked at lie in 0 to 1, from {values.min():.3g} to "
+            f"{values.max():.3g}."
+        )
+    return ""
 
 
 def _num_recorded(router: Router, source: TokenSource) -> int:

@@ -13,7 +13,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.fold import Fold
 from moegeom.engine.plan import num_workers
@@ -33,7 +35,6 @@ from moegeom.recorder.identity import Identity
 from moegeom.recorder.live_source import LiveSource
 from moegeom.recorder.shard import InputRows, Shard
 from moegeom.recorder.taps import Place
-from moegeom.results.writer import refuse_existing
 
 _BACKEND = "cpu"
 
@@ -114,7 +115,8 @@ class FoldSink:
         num_tokens = self._num_folded + len(rows)
         if num_tokens > self._source.facts.num_tokens:
             raise RecordingError(
-                f"{num_tokens} tokens have come; num_tokens said {self._source.facts.num_tokens}.",
+                f"{number_of(num_tokens, 'token has', 'tokens have')} come; num_tokens said "
+                f"{self._source.facts.num_tokens}.",
                 "Say how many tokens the passes hold, padding left out.",
             )
         whole = len(rows) // TILE * TILE

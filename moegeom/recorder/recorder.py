@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.text import number_of
 from moegeom.recorder.identity import Identity, identify
 from moegeom.recorder.keep import Keep, parse_keep
 from moegeom.recorder.reading import Kept, KeptParts
@@ -200,7 +201,8 @@ class RouterRecorder:
             return
         if len(inputs) != self._step.num_rows:
             raise RecordingError(
-                f"router {router} saw {len(inputs)} tokens; {self._step.num_rows} were announced.",
+                f"router {router} saw {number_of(len(inputs), 'token')}; {self._step.num_rows} "
+                "were announced.",
                 "Announce what this process runs: tokens() takes the chunk of this rank, padding "
                 "and all.",
             )

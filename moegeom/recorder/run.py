@@ -13,6 +13,7 @@ import torch
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, UsageError
+from moegeom.core.files import refuse_existing
 from moegeom.core.router import RouterSet
 from moegeom.pipeline import Watch
 from moegeom.recorder.keep import Keep, parse_keep
@@ -25,7 +26,6 @@ from moegeom.recorder.text import (
     read_documents,
     tokenizer_of,
 )
-from moegeom.results.writer import refuse_existing
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
 
@@ -117,7 +117,7 @@ def plan_capture(request: CaptureRequest) -> CapturePlan:
         raise UsageError(
             f"{request.out}: {plan.num_bytes / 1e9:.3g} GB are to be written; the disk has "
             f"{free / 1e9:.3g} GB left.",
-            "Fewer --tokens, --keep top-logits, or another --out.",
+            "Fewer --num-tokens, --keep top-logits, or another --out.",
         )
     return plan
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from moegeom.core.text import number_of
 from moegeom.document import View
 from moegeom.document.header import size
 from moegeom.document.rule_brief import rule_brief
@@ -30,7 +31,7 @@ def _plan_lines(plan: CapturePlan, request: CaptureRequest, width: int) -> Itera
     routers = plan.routers
     brief = rule_brief(routers.family_text, [router_facts(r) for r in routers.routers])
     yield from titled(routers.checkpoint, f"{routers.family}: {brief}.", width)
-    tokens = f"at most {plan.num_tokens:,} tokens, {plan.length:,} at a time"
+    tokens = f"at most {number_of(plan.num_tokens, 'token')}, {plan.length:,} at a time"
     if request.fold:
         yield from labelled("keeps", f"nothing: {tokens} are measured as they come", width)
         return
@@ -41,6 +42,10 @@ def _plan_lines(plan: CapturePlan, request: CaptureRequest, width: int) -> Itera
         f"{size(plan.bytes_per_token)} a token",
         width,
     )
+    if plan.keep.stage != "router_input":
+        yield from labelled(
+            "note", "boundary-report and explain need what each router reads: --keep hidden", width
+        )
     yield from labelled(
         "size",
         f"{size(plan.num_bytes)} for {tokens} ({size(plan.free_bytes)} free) in {request.out}",
@@ -57,7 +62,7 @@ def _captured_lines(found: Captured, request: CaptureRequest, width: int) -> Ite
     resumed = f" ({found.num_resumed:,} of them by the run before)" if found.num_resumed else ""
     yield from labelled(
         "wrote",
-        f"{found.num_tokens:,} tokens{resumed} in {found.num_documents:,} "
+        f"{number_of(found.num_tokens, 'token')}{resumed} in {found.num_documents:,} "
         f"{'document' if found.num_documents == 1 else 'documents'}, "
         f"{size(found.num_bytes)}: {found.out}",
         width,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from moegeom.core.errors import UsageError
+from moegeom.core.text import number_of
 from moegeom.recorder.fold import FoldSink
 from moegeom.recorder.identity import Identity
 from moegeom.recorder.keep import Keep
@@ -54,7 +55,8 @@ def refuse_unfoldable(facts: SinkFacts, keep: Keep) -> None:
         )
     if facts.num_ranks > 1:
         raise UsageError(
-            f"fold=True on {facts.num_ranks} ranks: results of several processes are not joined.",
+            f"fold=True on {number_of(facts.num_ranks, 'rank')}: results of several processes "
+            "are not joined.",
             "Record (keep='top-logits') and scan the merged recording.",
         )
     if keep.stage != "router_input":

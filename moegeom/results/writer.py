@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +26,7 @@ from moegeom.core.files import (
     move_folder,
     open_regular,
     read_regular,
+    refuse_existing,
     remove,
     write_whole,
     writing,
@@ -89,10 +90,10 @@ class ResultsWriter:
         return self._plan
 
     def __enter__(self) -> ResultsWriter:
-        refuse_existing(self._out, self._overwrite)
+        self._refuse_existing()
         self._work.take()
         try:  # another process may have finished while we took the lock
-            refuse_existing(self._out, self._overwrite)
+            self._refuse_existing()
             self._agree_on_plan()
             with writing(self._partial):
                 for folder in ("parts", "snapshots"):
@@ -221,6 +222,10 @@ class ResultsWriter:
         self._work.release(is_last=True)
         return self._out
 
+    def _refuse_existing(self) -> None:
+        may_replace = is_results if self._overwrite else None
+        refuse_existing(self._out, "Choose another --out, or --overwrite.", may_replace)
+
     def _agree_on_plan(self) -> None:
         """Goes on with what is there, or begins: what is no plan has nothing to go on with."""
         before = None if self._restart else _plan_in(self._work.plan)
@@ -287,26 +292,6 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
-
-
-def refuse_existing(
-    out: Path,
-    overwrite: bool = False,
-    is_ours: Callable[[Path], bool] = is_results,
-    hint: str = "Choose another --out, or --overwrite.",
-) -> None:
-    """Raises UsageError when ``out`` may not be written, before anything is read or computed.
-
-    With ``overwrite`` what ``is_ours`` may be replaced, and nothing else.
-    """
-    if not is_there(out):
-        pass
-    elif not overwrite:
-        raise UsageError(f"{out} exists already.", hint)
-    elif out.is_symlink() or not is_ours(out):
-        raise UsageError(f"{out} is no folder of results; it is not replaced.", "Move it away.")
-    if not out.name:
-        raise UsageError(f"--out {out} names no directory.")
 
 
 def _sync(folder: Path) -> None:

@@ -12,6 +12,7 @@ from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Norm, Rule
+from moegeom.core.text import number_of
 from moegeom.router.integrity import CONFIG_CONTRADICTED
 from moegeom.router.match import Found, Match
 from moegeom.router.rule import build_norm, build_rule
@@ -224,7 +225,7 @@ def _rows_and_width(
     if has_count and claimed + num_shared != rows:
         shared = f" and {num_shared} that always run" if num_shared else ""
         raise RouterError(
-            f"{info.file}: {shape}; config.json says {claimed} experts{shared}.",
+            f"{info.file}: {shape}; config.json says {number_of(claimed, 'expert')}{shared}.",
             _ON_ITS_SIDE if hidden == claimed + num_shared else _AGAIN,
             code=CONFIG_CONTRADICTED,
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
+from moegeom.core.text import number_of
 from moegeom.router.choice_bias import (
     has_one_number_for_each,
     name_regex,
@@ -307,11 +308,11 @@ def _evidence(
     if _SOUNDS_LIKE.search(pattern):
         yield "its name"
     if few in experts:
-        yield f"{few} experts in the config"
+        yield f"{number_of(few, 'expert')} in the config"
     if many in widths:
         yield f"hidden size {many} in the config"
     if len(names) > 1:
-        yield f"the same in {len(names)} layers"
+        yield f"the same in {number_of(len(names), 'layer')}"
     if any(_is_beside(names[0], owner) for owner in owners):
         yield "experts beside it"
 

@@ -10,6 +10,7 @@ from typing import Any
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Skipped
+from moegeom.core.text import number_of
 from moegeom.router.family import Family
 from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.proposal import describe_candidates, suggest
@@ -167,10 +168,11 @@ def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = (
     """
     if listed:
         return RouterError(
-            f"{store.label}: the {len(listed)} routers of family {family.name} "
+            f"{store.label}: the {number_of(len(listed), 'router')} of family {family.name} "
             f"('{listed[0].tensor}' ...) cannot be measured: {listed[0].reason}.",
-            "What the model chose can be counted: moegeom scan CKPT --tokens REC, a recording or "
-            "trace of expert ids (docs/families.md, Listed).",
+            "What the model chose can be counted: moegeom scan CKPT --tokens REC, a trace of "
+            "an engine (docs/capture/engines.md) or ids that RecordingWriter wrote in a loop of "
+            "your own (docs/recordings.md); moegeom capture does not record it.",
         )
     patterns = ", ".join(f"'{p.name}'" for stack in family.stacks for p in stack.weight)
     return RouterError(

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 from moegeom.core.router import Norm
+from moegeom.core.text import number_of
 
 #: An RMS within this of 1 counts as right. Rounding moves it far less: independent errors of
 #: 2^-9 per element (bf16) average out over the hidden size, and a norm computed in bf16
@@ -73,7 +74,7 @@ class RmsTest:
         text = (
             f"{measured} has median {self.median:.4g} and 1 % to 99 % range {self.p01:.4g} to "
             f"{self.p99:.4g}{skipped}; expected 1, {self.share_within_2_percent:.1%} of "
-            f"{self.num_tokens} tokens are within 2 %."
+            f"{number_of(self.num_tokens, 'token is', 'tokens are')} within 2 %."
         )
         return text if self.passed else f"{text} {self._guess}"
 
@@ -85,14 +86,20 @@ class RmsTest:
         return is_known and is_one and self.p99 - self.p01 <= _NO_SPREAD
 
     @property
+    def is_of_the_norm(self) -> bool:
+        """True when sizes vary from token to token, as those of inputs of the norm do."""
+        return self.p99 - self.p01 > 2 * TOLERANCE * self.median
+
+    @property
     def _guess(self) -> str:
         if np.isnan(self.median):
             return "No token could be tested: no finite row, or no gain other than 0."
         if self.num_zero_tokens > (1 - MIN_SHARE) * self.num_tokens:
-            return f"{self.num_zero_tokens} tokens are all zero: padding was recorded."
+            are_zero = number_of(self.num_zero_tokens, "token is", "tokens are")
+            return f"{are_zero} all zero: padding was recorded."
         if self.worst_mean > TOLERANCE:
             return f"The mean reaches {self.worst_mean:.4g}; a layer norm leaves 0."
-        if self.p99 - self.p01 > 2 * TOLERANCE * self.median:
+        if self.is_of_the_norm:
             return (
                 "The norm varies from token to token: this looks like the residual stream "
                 "(stage pre_norm) or another layer."

@@ -84,8 +84,6 @@ MAY_OPEN = {
 #: What parses JSON of others within bounds.
 MAY_PARSE_JSON = {
     "moegeom/core/documents.py": "documents",
-    "moegeom/checkpoint/json_text.py": "headers and configs of checkpoints, by the memory they take",
-    "moegeom/tokens/traces/dialects/_json_records.py": "records of traces, by their values",
 }
 
 #: Functions that open a file by its name.

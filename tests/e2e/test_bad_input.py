@@ -238,7 +238,7 @@ def test_nan_token(refused, moegeom, damaged):
     results = open_results(damaged / "out")
     assert results.run["parts"]["text/0"]["first_non_finite"] == [137]
     # the same without the option is another request, whatever lies there
-    refused(damaged, SCAN, "skipped 1 tokens of router text/0", "--overwrite", code=2)
+    refused(damaged, SCAN, "skipped 1 token of router text/0", "--overwrite", code=2)
     counted = {
         row["router"]: row["num_tokens"]
         for row in results.rows("layers")

@@ -47,7 +47,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_ends_every_command_that_scans(
     asked = ("--tokens", "rec", "--out", "out", "--device", device)
     ran = moegeom_cold(folder, *command, *asked)
     assert ran.code == 3
-    assert ran.err.startswith("error: CuPy finds no GPU: ")
+    assert ran.err.startswith("error: No GPU was found; CuPy says: ")
     assert "Traceback" not in ran.err
     assert not list(folder.glob("out*/*"))
 

@@ -245,6 +245,7 @@ WAYS = [
     *(Way("recording", stage) for stage in STAGE_TENSORS),
     *(Way("npy", stage, documents=False) for stage in PLAIN),
     *(Way("npz", stage, documents=False) for stage in PLAIN),
+    *(Way(kind, "router_input", documents=False) for kind in ("safetensors", "parquet", "pt")),
     *(
         Way(kind, stage)
         for kind, stage in itertools.product(("npz", "safetensors", "parquet", "pt"), PLAIN)

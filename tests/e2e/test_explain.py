@@ -72,6 +72,15 @@ def test_the_screen_fits_and_names_the_cause(moegeom, place, columns):
     assert "explains 3 of 3 layers" in text
 
 
+def test_every_hypothesis_fits_a_narrow_screen_and_keeps_its_words(moegeom, place):
+    asked = (place, "explain", CKPT, "--tokens", REC, "--other", "int4", "--quiet", "--all-layers")
+    narrow, wide = (moegeom(*asked, COLUMNS=columns) for columns in ("80", "120"))
+    assert (narrow.code, narrow.err) == (0, "")
+    assert max(map(len, narrow.out.splitlines())) <= 80
+    words = [sorted(re.sub(r"[\d.]+ m?s\b", "", ran.out).split()) for ran in (narrow, wide)]
+    assert words[0] == words[1]
+
+
 def test_every_format_says_the_same(moegeom, place):
     asked = (place, "explain", CKPT, "--tokens", REC, "--other", "noisy", "--quiet")
     found = json.loads(moegeom(*asked, "--format", "json").out)
@@ -193,7 +202,7 @@ def test_what_cannot_be_explained_is_one_sentence(moegeom, place, arguments, cod
         ("document,position,logprob,other_logprob\n0,1.5,-1,-1\n", "integers"),
         ("document,position,logprob,other_logprob\n0,1,x,-1\n", "numbers"),
         ("document,position,logprob,other_logprob\n0,1,,-1\n", "gaps"),
-        ("document,position,logprob,other_logprob\n999999,1,-1,-1\n", "none of its 1 rows"),
+        ("document,position,logprob,other_logprob\n999999,1,-1,-1\n", "none of its 1 row is"),
     ],
 )
 def test_a_file_of_log_probs_is_refused_with_the_reason(moegeom, place, tmp_path, text, said):

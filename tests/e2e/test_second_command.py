@@ -24,6 +24,14 @@ def test_the_same_command_prints_the_results_that_are_there(moegeom, place):
     assert [path.name for path in (place / "runs").iterdir()] == [out.removeprefix("runs/")]
 
 
+def test_that_results_were_there_is_folded_on_a_screen(moegeom, place):
+    asked = (place, "scan", "model", "--tokens", "rec", "--out", f"{'long-' * 9}name.moegeom")
+    moegeom(*asked)
+    again = moegeom(*asked, COLUMNS="80")
+    assert max(map(len, again.err.splitlines())) <= 80
+    assert " ".join(again.err.split()).endswith("very request; --overwrite measures again.")
+
+
 def test_overwrite_measures_again_and_leaves_nothing_else(moegeom, place):
     first = moegeom(place, "scan", "model", "--tokens", "rec", "--out", "out")
     before = (place / "out/run.json").stat().st_ino

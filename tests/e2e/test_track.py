@@ -124,6 +124,26 @@ def test_an_unfinished_checkpoint_is_skipped_with_its_reason(moegeom, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("nothing_*", "The current folder holds a, b, other.txt."),
+        ("none/step_*", "There is no folder none."),
+        ("a/step_*", "a holds step."),
+        ("*/nothing_*", "The current folder holds a, b, other.txt."),
+        ("nothing_1", "The current folder holds a, b, other.txt."),
+    ],
+)
+def test_a_pattern_without_a_match_is_answered_with_what_is_there(moegeom, tmp_path, pattern, said):
+    (tmp_path / "a/step").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "other.txt").write_text("")
+    ran = moegeom(tmp_path, "track", pattern)
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {pattern}: no checkpoint matches.\n  hint: {said}")
+    assert "uote" not in ran.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (("nowhere_*",), 2, "no checkpoint matches"),

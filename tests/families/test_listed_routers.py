@@ -12,11 +12,14 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.tokens import Stage, TokenColumns
 from moegeom.pipeline import ScanRequest, scan
+from moegeom.recorder.run import CaptureRequest, plan_capture
+from moegeom.recorder.text import TextFile
 from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.families.observed import Observed, observe
 from tests.families.test_families_against_transformers import model_of
+from tests.unit.tokens.dialects.written import Written, write_vllm
 
 #: Product keys, a state across layers, a table of experts by token, experts drawn by lot.
 NAMES = ["doge", "zaya", "deepseek_v4", "nllb_moe"]
@@ -75,6 +78,31 @@ def test_loads_and_pairs_of_listed_routers_are_those_that_were_recorded(
         if name != "deepseek_v4":
             assert row.get("margin_p50") is None
             assert row.get("gram_score_raw") is None
+
+
+@pytest.mark.parametrize("name", ["doge", "zaya"])
+def test_what_capture_refuses_is_counted_from_what_its_refusal_proposes(
+    name: str, tmp_path: Path
+) -> None:
+    """A trace of an engine, which lacks the last token; ids of one's own loop are tested above."""
+    seen = _checkpoint(name, tmp_path / "model")
+    (tmp_path / "a.txt").write_text("ab")
+    asked = CaptureRequest(tmp_path / "model", (TextFile(tmp_path / "a.txt"),), tmp_path / "rec")
+    with pytest.raises(RouterError, match="cannot be measured: it") as caught:
+        plan_capture(asked)
+    for way in ("--tokens REC, a trace of an engine", "RecordingWriter", "capture does not record"):
+        assert way in caught.value.hint
+    ids = np.stack([router.chosen[:LENGTH] for router in seen], axis=1)
+    tokens = np.arange(LENGTH, dtype=np.int64)
+    write_vllm(tmp_path / "trace.jsonl", [Written("a", ids[:-1], tokens, 5)])
+    trace = str(tmp_path / "trace.jsonl")
+    out = scan(ScanRequest(str(tmp_path / "model"), tmp_path / "out", tokens=trace))
+    experts = open_results(out).rows("experts")
+    for number, router in enumerate(seen):
+        own = [r for r in experts if r["router"] == f"{router.stack}/{router.layer}"]
+        slots = [r["num_slots"] for r in sorted(own, key=lambda r: r["expert"])]
+        expected = np.bincount(ids[:-1, number].ravel(), minlength=len(own))
+        np.testing.assert_array_equal(slots, expected)
 
 
 def test_a_listed_router_is_measured_beside_loaded_ones(tmp_path: Path) -> None:

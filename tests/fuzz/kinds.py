@@ -39,6 +39,7 @@ from moegeom.results.writer import ResultsWriter
 from moegeom.router.asked_family import read_family_file
 from moegeom.router.load import load_routers
 from moegeom.studies.check.study import GateRequest, gate
+from moegeom.studies.explain.log_probs import log_probs
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.journal import recorded_tokens
@@ -429,6 +430,36 @@ def read_source(source: Any) -> None:
                 source.read_chosen(router, start, stop)
 
 
+def _log_probs(suffix: str) -> Build:
+    def build(folder: Path) -> None:
+        import pyarrow as pa
+        from pyarrow import csv, parquet
+
+        token = np.arange(40)
+        scored = {"document": token // 10, "position": token % 10, "text": ["a,b"] * 40}
+        table = pa.table(scored | {"logprob": -token / 7, "other_logprob": -token / 8})
+        path = folder / f"scored.{suffix}"
+        if suffix == "jsonl":
+            path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+        else:
+            write = {"csv": csv.write_csv, "parquet": parquet.write_table}[suffix]
+            write(table, path)
+
+    return build
+
+
+def use_log_probs(folder: Path, draw: random.Random) -> None:
+    """The only file of the folder as log-probabilities of recorded tokens."""
+    token = np.arange(40)
+    columns = TokenColumns(
+        document=token // 10,
+        position=(token % 10).astype(np.int32),
+        token_id=token.astype(np.int32),
+        domain=np.zeros(40, np.int16),
+    )
+    log_probs(next(folder.iterdir(), folder / "gone.csv"), columns, token % 3)
+
+
 def _trace(name: str) -> Build:
     return lambda folder: WRITERS[name].write(folder / WRITERS[name].file, truth().written)
 
@@ -631,6 +662,9 @@ _ALL = [
         Kind(f"counts of {n}", _counts(n), _target(file), use_trace(_COUNTS[n]))
         for n, (file, _, _) in test_counts.WRITERS.items()
     ),
+    Kind("log-probs in csv", _log_probs("csv"), {"*": "text"}, use_log_probs),
+    Kind("log-probs in jsonl", _log_probs("jsonl"), {"*": "jsonl"}, use_log_probs),
+    Kind("log-probs in parquet", _log_probs("parquet"), {"*": "parquet"}, use_log_probs),
     Kind("profile", _profile, {"*.toml": "toml"}, use_profile),
     Kind("family file", _families, {"*.toml": "toml"}, use_families),
     Kind("baseline", _baseline, {"baseline.json": "json"}, use_baseline),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import resource
 import struct
@@ -34,8 +35,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import CheckpointError, MoeGeomError, UsageError
+from moegeom.core.errors import CheckpointError, MoeGeomError, RecordingError, UsageError
+from moegeom.core.tokens import TokenColumns
 from moegeom.router.asked_family import read_family_file
+from moegeom.studies.explain.log_probs import log_probs
 from moegeom.tokens.open import open_tokens
 from tests.unit.tokens.dialects.written import known
 
@@ -404,6 +407,45 @@ HOSTILE = {
     "many empty lists": ("a.json", wide_json),
     "a record without end": ("a.jsonl", one_line),
 }
+
+
+def a_key_for_each_line(path: Path) -> None:
+    scored = '"document": 0, "position": 9, "logprob": 0, "other_logprob": 0'
+    path.write_text("".join(f'{{{scored}, "{i}": 0}}\n' for i in range(20_000)))
+
+
+def a_file_that_ends_nowhere(path: Path) -> None:
+    path.write_text("document,position,logprob,other_logprob\n")
+    os.truncate(path, (1 << 30) + 1)
+
+
+def rows_without_end(path: Path) -> None:
+    path.write_text("document,position,logprob,other_logprob\n" + "0,1,0,0\n" * (2**22 + 1))
+
+
+def one_line_of_text(path: Path) -> None:
+    path.write_text('{"text": "' + "x" * 60_000_000 + '"}\n')
+
+
+LOG_PROBS = {
+    "a column for each row": ("a.jsonl", a_key_for_each_line, "none of its 20,000 rows"),
+    "bytes": ("a.csv", a_file_that_ends_nowhere, "1,073,741,825 bytes, more than the 1,073,"),
+    "rows": ("a.csv", rows_without_end, "rows or more, more than the 4,194,304"),
+    "a line": ("a.jsonl", one_line_of_text, "more than 1,048,576 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", LOG_PROBS)
+def test_log_probs_of_any_size_are_read_in_bounded_memory(name, tmp_path):
+    file, write, said = LOG_PROBS[name]
+    write(tmp_path / file)
+    one = np.zeros(1, np.int64)
+    columns = TokenColumns(one, one.astype(np.int32), one.astype(np.int32), one.astype(np.int16))
+    before, started = peak_megabytes(), time.process_time()
+    with pytest.raises(RecordingError, match=said):
+        log_probs(tmp_path / file, columns, one)
+    assert time.process_time() - started < _SECONDS
+    assert peak_megabytes() - before < _MEGABYTES
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -91,11 +91,12 @@ def engine(emulated, values: np.ndarray, random: np.random.Generator) -> np.ndar
     return dataclasses.replace(emulated, router=router, arithmetic=kept).compared(z)
 
 
-def proved_tokens(router: Router, values: np.ndarray, name: str, output: str | None):
+def proved_tokens(
+    router: Router, values: np.ndarray, name: str, output: str | None, score: str | None = None
+):
     """Which tokens are proved, the reference choice and the engine."""
-    how = (
-        arithmetic(name) if output is None else dataclasses.replace(arithmetic(name), output=output)
-    )
+    told = {"output": output, "score": score}
+    how = dataclasses.replace(arithmetic(name), **{key: v for key, v in told.items() if v})
     emulated = emulate(router, how)
     logits = values.astype(np.float64) @ router.weight.T.astype(np.float64)
     if router.logit_bias is not None:
@@ -140,6 +141,23 @@ def test_a_proved_token_never_flips(rule, seed, size, bias, name, logit_map, out
         seed, made, 2.0**size, 2.0 ** (size + bias) if size < 60 else 1.0
     )
     proved, before, emulated = proved_tokens(router, values, name, output)
+    with np.errstate(all="ignore"):
+        keeps(proved, before, emulated, values, random)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rule", RULES)
+@given(
+    seed=SEEDS,
+    size=st.integers(-6, 3),
+    logit_map=st.sampled_from(MAPS),
+    score=st.sampled_from(("float16", "bfloat16")),
+)
+def test_a_token_proved_behind_a_coarse_map_never_flips(rule, seed, size, logit_map, score):
+    """The product is in float32, so that the rounding of the map is all that a token can lose."""
+    made = dataclasses.replace(RULES[rule], logit_map=logit_map)
+    router, values, random = drawn(seed, made, 2.0**size, 2.0**size)
+    proved, before, emulated = proved_tokens(router, values, "float32-sequential", None, score)
     with np.errstate(all="ignore"):
         keeps(proved, before, emulated, values, random)
 

@@ -57,7 +57,7 @@ def run(
     is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
 ) -> None:
     """Follow a training run: load, entropy, margins, drift and overlap, step by step."""
-    from moegeom.studies.track.reporter import SERIES_EXPORTS, SERIES_REPORTERS
+    from moegeom.document import SERIES_EXPORTS, SERIES_REPORTERS
     from moegeom.studies.track.study import TrackRequest, track
 
     exports = [_export(entry) for entry in export or ()]
@@ -87,7 +87,7 @@ def _export(entry: str) -> tuple[str, Path]:
     """``csv:FILE`` as a name and a path; UsageError for anything else."""
     from moegeom.core.errors import UsageError
     from moegeom.core.registry import unknown_name
-    from moegeom.studies.track.reporter import SERIES_EXPORTS
+    from moegeom.document import SERIES_EXPORTS
 
     name, sign, path = entry.partition(":")
     known = [known for known in SERIES_EXPORTS.names() if known != "picture"]

@@ -43,6 +43,7 @@ from moegeom.cells.pictures._polygons import (
     room,
 )
 from moegeom.cells.pictures._wall_names import wall_names
+from moegeom.core.text import number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +112,7 @@ def region_text(region: Region, expert: int) -> str:
         return f"expert {expert} serves in no cell of the frame"
     shape = "a convex region" if region.is_convex else "not a convex region"
     if region.pieces > 1:
-        shape += f", in {region.pieces} pieces"
+        shape += f", in {number_of(region.pieces, 'piece')}"
     cells = int(region.is_served.sum())
     return (
         f"expert {expert} serves in {count_text(cells)} {'cell' if cells == 1 else 'cells'}, "

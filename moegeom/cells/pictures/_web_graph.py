@@ -22,6 +22,7 @@ from moegeom.cells.pictures._space_view import (
     space_title,
 )
 from moegeom.cells.pictures._web import broken_lines, hover_text, space_axes, web_page
+from moegeom.core.text import number_of
 
 
 def space_page(picture: SpaceCells, options: PictureOptions) -> bytes:
@@ -41,7 +42,11 @@ def space_page(picture: SpaceCells, options: PictureOptions) -> bytes:
         )
     walls = degrees(picture).tolist()
     inside = picture.tokens_inside
-    tokens = [""] * len(place) if inside is None else [f", {n} tokens" for n in inside.tolist()]
+    tokens = (
+        [""] * len(place)
+        if inside is None
+        else [f", {number_of(n, 'token')}" for n in inside.tolist()]
+    )
     told = zip(hover_text(picture.coalitions), walls, tokens, strict=True)
     figure.add_scatter3d(
         **dict(zip("xyz", place.T, strict=True)),
@@ -52,7 +57,7 @@ def space_page(picture: SpaceCells, options: PictureOptions) -> bytes:
             "line": {"color": INK, "width": 0.5},
             "opacity": 1.0,
         },
-        text=[f"{text}<br>{degree} walls{count}" for text, degree, count in told],
+        text=[f"{text}<br>{number_of(degree, 'wall')}{count}" for text, degree, count in told],
         hovertemplate="%{text}<extra></extra>",
         name="cells",
     )

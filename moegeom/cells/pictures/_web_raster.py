@@ -18,6 +18,7 @@ from moegeom.cells.pictures._web import (
     web_page,
 )
 from moegeom.cells.pictures._web_layers import add_tokens
+from moegeom.core.text import number_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -74,7 +75,7 @@ def _add_open(figure: Figure, picture: RasterCells) -> None:
         mode="markers",
         marker={"symbol": "x-thin", "size": 4, "line": {"color": INK, "width": 0.7}},
         hoverinfo="skip",
-        name=f"not decided ({len(rows)} pixels)",
+        name=f"not decided ({number_of(len(rows), 'pixel')})",
     )
 
 

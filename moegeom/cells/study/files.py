@@ -22,8 +22,8 @@ from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.study.router import Looked
 from moegeom.cells.study.tables import CELL_TABLES, cell_table
 from moegeom.core.errors import InternalError
-from moegeom.core.files import move_folder, new_folder, writing
-from moegeom.results.writer import refuse_existing, slug
+from moegeom.core.files import move_folder, new_folder, refuse_existing, writing
+from moegeom.results.writer import slug
 
 #: Numbers of witnesses in input coordinates that are written per router; beyond they are null,
 #: and follow from the slice.
@@ -43,7 +43,8 @@ class CellFiles:
     def __init__(self, request: CellsRequest) -> None:
         assert request.out is not None
         self._out, self._request = request.out, request
-        refuse_existing(self._out, request.overwrite, _are_cells)
+        hint = "Choose another --out, or --overwrite."
+        refuse_existing(self._out, hint, _are_cells if request.overwrite else None)
         self._work = new_folder(self._out)
         self._partial = self._work / "whole"  # with the rights of a folder that is made now
         self._partial.mkdir()

@@ -22,6 +22,7 @@ from moegeom.cells.graph.exchange import exchanged
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 from moegeom.core.errors import InternalError, UsageError
+from moegeom.core.text import number_of
 
 Watch = Callable[[int, int], None]
 
@@ -64,8 +65,12 @@ def domain_text(request: CellsRequest) -> str:
     if request.box is not None:
         return f"within {request.box:g} of its centre along every direction"
     if request.hops is not None:
-        walls = "1 wall" if request.hops == 1 else f"{request.hops} walls"
-        whose = "token" if len(request.at) == 1 else f"{len(request.at)} tokens, one by one"
+        walls = number_of(request.hops, "wall")
+        whose = (
+            "token"
+            if len(request.at) == 1
+            else f"{number_of(len(request.at), 'token')}, one by one"
+        )
         return f"at most {walls} from the cell of {'a ' if len(request.at) == 1 else ''}{whose}"
     return ""
 

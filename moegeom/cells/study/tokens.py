@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.labels import Populations
 from moegeom.engine.plan import sample_tiles
@@ -40,7 +41,8 @@ class TokenSample:
         for number in numbers:
             if number not in row_of:
                 raise UsageError(
-                    f"{source}: token {number} is not among the {len(self.token):,} tokens that "
+                    f"{source}: token {number} is not among the "
+                    f"{number_of(len(self.token), 'token')} that "
                     "are looked at.",
                     f"Tokens {self.token[0]} to {self.token[-1]} are, in whole tiles of {TILE}.",
                 )

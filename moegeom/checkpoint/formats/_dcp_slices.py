@@ -19,6 +19,7 @@ from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.shards import Shard, ShardedStore
 from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
 from moegeom.core.errors import CheckpointError
+from moegeom.core.text import number_of
 
 #: How ``HuggingFaceStorageWriter(save_distributed=True)`` of torch 2.13 begins its file names.
 _PREFIX = "shard-"
@@ -83,7 +84,8 @@ def check_complete(file: str, folder: Folder) -> None:
     others = [n for n in folder.files() if n.startswith(_PREFIX) and n != file]
     if others:
         raise CheckpointError(
-            f"{file}: holds row slices of tensors; {len(others)} more files lie beside it.",
+            f"{file}: holds row slices of tensors; "
+            f"{number_of(len(others), 'more file lies', 'more files lie')} beside it.",
             "Pass the folder.",
         )
 

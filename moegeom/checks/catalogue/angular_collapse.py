@@ -1,4 +1,4 @@
-"""MGG301: router inputs do not all point the same way.
+"""MGG301: router inputs point different ways.
 
 Looked for: the mean resultant length of the router inputs, that is the length of the mean of their
 unit vectors: 0 when directions are spread, 1 when all are one.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
+from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured
 from moegeom.checks.statistics import p_above
 from moegeom.core.intervals import range_text
@@ -27,7 +27,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         if value is None:
             continue
         if error is None:
-            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            yield Unknown(router, NO_ERROR)
             continue
         limit, freedom = limits("length", router), row["num_blocks"] - 1
         told = range_text(value, error, row["num_blocks"], 3)

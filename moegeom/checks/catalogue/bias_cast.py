@@ -18,6 +18,7 @@ from moegeom.checks.check import Check, Limit, Limits
 from moegeom.checks.measured import Measured, Row
 from moegeom.checks.repairs import either, keep_in_float32, recentre
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
@@ -31,8 +32,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             continue
         shut = row.get("num_unreachable_bf16") or 0
         sure = row.get("num_certain_bf16") or 0
-        lost = f" {shut} experts could no longer be chosen at all." if shut else ""
-        lost += f" {sure} experts could no longer lose." if sure else ""
+        lost = f" {number_of(shut, 'expert')} could no longer be chosen at all." if shut else ""
+        lost += f" {number_of(sure, 'expert')} could no longer lose." if sure else ""
         yield CHECK.finding(
             router,
             "the selection bias does not survive a cast to bfloat16.",

@@ -19,6 +19,7 @@ from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured
 from moegeom.checks.refused import refused
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
@@ -29,7 +30,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         found, expected = checkpoint.get("num_routers"), checkpoint.get("num_expected")
         yield CHECK.finding(
             (),
-            f"{found} routers were found where {expected} are expected.",
+            f"{number_of(found, 'router was', 'routers were')} found where {expected} are "
+            "expected.",
             f"{'; '.join(surprises)}.",
         )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
+from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured, listed
 from moegeom.checks.statistics import p_above
 
@@ -33,7 +33,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             yield Tested(router, None, 1.0)
             continue
         if row["num_blocks"] < 2:
-            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            yield Unknown(router, NO_ERROR)
             continue
         dead = sum(e["num_slots"] == 0 for e in low)
         counted = [f"{dead} dead"] * bool(dead) + [f"{len(low) - dead} starved"] * (len(low) > dead)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
+from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.drift import places_in_baseline
 from moegeom.checks.measured import Measured
 from moegeom.checks.statistics import p_above, welch_freedom
@@ -28,7 +28,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         if before is None or before.load is None or row.get("load_cv_ddof0") is None:
             continue
         if before.load_error is None or any(e["load_se"] is None for e in rows):
-            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            yield Unknown(router, NO_ERROR)
             continue
         if len(rows) != len(before.load):
             continue  # MGI124 says so

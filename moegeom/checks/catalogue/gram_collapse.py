@@ -37,7 +37,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"Best possible {row['gram_score_best']:.3f}{sigmas} "
                 f"(limit {limits('fall', router):g} below, uncalibrated). "
                 f"As stored, not centred: {stored}.",
-                measured.see(router),
             )
 
 

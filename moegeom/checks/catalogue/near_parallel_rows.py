@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limit, Limits
 from moegeom.checks.measured import Measured, Row
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
@@ -36,7 +37,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         yield CHECK.finding(
             router,
             f"experts {shown} have nearly the same direction"
-            + (f" ({len(pairs)} such pairs)." if len(pairs) > 3 else "."),
+            + (f" ({number_of(len(pairs), 'such pair')})." if len(pairs) > 3 else "."),
             f"Largest cosine {_below_one(worst)} (limit {limit:g}, uncalibrated), rows centred and "
             "the gain of the norm folded in.",
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
+from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured, Row
 from moegeom.checks.statistics import p_above
 
@@ -35,7 +35,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             continue
         own, chance = row.get(f"{COLUMN}_se"), null.get(f"{COLUMN}_se")
         if own is None or chance is None:
-            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            yield Unknown(router, NO_ERROR)
             continue
         factor, freedom = limits("times_null", router), row["num_blocks"] - 1
         error = math.hypot(own, factor * chance)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
+from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured, Row
 from moegeom.checks.statistics import p_above
 from moegeom.core.intervals import range_text
@@ -38,7 +38,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             continue
         load, error, limit = 1.0 + vio, row.get("max_vio_global_se"), limits("fair_shares", router)
         if error is None:
-            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            yield Unknown(router, NO_ERROR)
             continue
         expert = row["busiest_expert"]
         slots = {e["expert"]: e["num_slots"] for e in measured.experts[router]}[expert]

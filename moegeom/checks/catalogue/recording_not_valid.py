@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limit, Limits
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
@@ -32,7 +33,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 row["router"],
                 f"{100 * share:.1f} % of the recorded choices do not follow from the recorded "
                 "inputs.",
-                f"{lost:,} choices differ by more than rounding can. Another rule, a shifted "
+                f"{number_of(lost, 'choice differs', 'choices differ')} by more than rounding "
+                "can. Another rule, a shifted "
                 "recording, or an engine in lower precision.",
                 measured.measure_again(row["router"], extra="--per-token"),
             )

@@ -23,6 +23,7 @@ from moegeom.checks.check import Check, Limits, Unknown
 from moegeom.checks.drift import Drift, drifts
 from moegeom.checks.measured import Measured, listed
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 #: Pairs that a repair lists.
 _MOST_PAIRS = 4
@@ -48,7 +49,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
         swaps = ", ".join(f"{e} was {drift.place[e]}" for e in experts[:4])
         yield CHECK.finding(
             router,
-            f"{len(experts)} rows are those of other experts in the baseline: {swaps}"
+            f"{number_of(len(experts), 'row is', 'rows are')} those of other experts in the "
+            f"baseline: {swaps}"
             f"{' ...' if len(experts) > 4 else ''}.",
             f"{why} Rows that changed places: {listed(experts)}.",
             repair=_exchange(drift.place, _tensors(measured, router, drift.place)),
@@ -69,7 +71,8 @@ def _experts_alone(measured: Measured, router: str) -> Iterator[Finding]:
     swaps = ", ".join(f"{e} was {place[e]}" for e in experts[:4])
     yield CHECK.finding(
         router,
-        f"{len(experts)} experts are those of other rows in the baseline: {swaps}"
+        f"{number_of(len(experts), 'expert is', 'experts are')} those of other rows in the "
+        f"baseline: {swaps}"
         f"{' ...' if len(experts) > 4 else ''}.",
         f"The rows are where they were: they did not move along. Experts that changed places: "
         f"{listed(experts)}.",

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limits, Unknown
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 from moegeom.core.token_table import EXACT_IN_BFLOAT16, TokenTable
 
 _INTEGERS = ("I", "U")
@@ -50,7 +51,8 @@ def _faults(table: TokenTable, top_k: int | None) -> Iterator[str]:
         )
     if table.num_outside:
         yield (
-            f"{table.num_outside:,} ids are no expert (largest {table.largest:g}, experts 0 to "
+            f"{number_of(table.num_outside, 'id is', 'ids are')} no expert (largest "
+            f"{table.largest:g}, experts 0 to "
             f"{table.num_experts - 1})"
         )
     if table.num_repeated:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
@@ -25,10 +26,12 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         router = row["router"]
         twins = [e for e in measured.experts[router] if e["twin_of"] not in (None, -1)]
         pairs = ", ".join(f"{e['twin_of']} and {e['expert']}" for e in twins[:3])
-        more = f" and {len(twins) - 3} more pairs" if len(twins) > 3 else ""
+        more = f" and {number_of(len(twins) - 3, 'more pair')}" if len(twins) > 3 else ""
         slots = [e["num_slots"] for e in twins if e.get("num_slots") is not None]
         on_tokens = (
-            f" Chosen {sum(slots):,} times for {row['num_tokens']:,} tokens." if slots else ""
+            f" Chosen {sum(slots):,} times for {number_of(row['num_tokens'], 'token')}."
+            if slots
+            else ""
         )
         yield CHECK.finding(
             router,

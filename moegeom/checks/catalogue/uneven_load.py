@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
+from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured
 from moegeom.checks.statistics import p_above
 from moegeom.core.intervals import range_text
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
@@ -26,14 +27,14 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         if value is None:
             continue
         if error is None:
-            yield Unknown(router, "fewer than two blocks of documents give no standard error")
+            yield Unknown(router, NO_ERROR)
             continue
         limit, freedom = limits("entropy", router), row["num_blocks"] - 1
         told = range_text(value, error, row["num_blocks"], 2)
         finding = CHECK.finding(
             router,
             f"load entropy {value:.2f} of 1: {row['effective_experts']:.1f} of "
-            f"{len(measured.experts[router])} experts do the work.",
+            f"{number_of(len(measured.experts[router]), 'expert does', 'experts do')} the work.",
             f"Limit {limit:g}, uncalibrated; 95 % range over documents {told}.",
             measured.measure_again(router),
         )

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured, listed
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
@@ -32,7 +33,6 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"{len(always)} of {len(rows)} experts are chosen for every input: expert "
                 f"{listed(always)}.",
                 "They beat so many others wherever the input lies that they cannot lose.",
-                measured.see(router),
             )
         if not row.get("num_unreachable"):
             continue
@@ -42,10 +42,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             router,
             f"{len(shut)} of {len(rows)} experts can never be chosen: expert "
             f"{listed([e['expert'] for e in shut])}.",
-            f"Certificate: {first['num_beaten_by']} experts beat expert {first['expert']} for "
-            f"every input ({listed(first['beaten_by'])}). Proved reachable: "
-            f"{row['num_reachable']}, open: {row['num_reach_open']}.",
-            measured.see(router),
+            f"Certificate: {number_of(first['num_beaten_by'], 'expert beats', 'experts beat')} "
+            f"expert {first['expert']} for every input ({listed(first['beaten_by'])}). "
+            f"Proved reachable: {row['num_reachable']}, open: {row['num_reach_open']}.",
         )
 
 

@@ -34,6 +34,7 @@ _ELEMENTS = {
     "inconclusive": "error",
     "needs tokens": "skipped",
     "needs a baseline": "skipped",
+    "needs tokens in the baseline": "skipped",
     "does not apply": "skipped",
     "ignored": "skipped",
 }

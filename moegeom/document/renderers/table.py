@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import textwrap
 from collections.abc import Sequence
@@ -150,13 +151,32 @@ def _table(table: Table, width: int) -> list[Text]:
             for line in _hanging(f"{label:<14}", text, width, "strong")
         ]
     else:
-        looks = [table.heads_look] * len(table.heads)
+        if max(map(len, lines)) > width:
+            table = _folded(table, columns, width)
+            lines = _aligned(table, columns, 2)
+        looks: list[Look] = [table.heads_look] * len(table.heads)
         looks += table.looks or ["plain"] * len(table.rows)
         found = [
             Text(line, style=_STYLES[look]) for line, look in zip(lines, looks, strict=True) if line
         ]
     rest = _block(Note(table.rest, indent=table.indent), width) if table.rest else []
     return [*found, *rest]
+
+
+def _folded(table: Table, columns: Sequence[int], width: int) -> Table:
+    """The table with its first column folded so that all of it has ``width`` columns at most."""
+    first, *others = columns
+    lines = (*table.heads, *table.rows)
+    taken = sum(2 + max(len(row[column]) for row in lines) for column in others)
+    rows, looks = [], []
+    for row, look in zip(table.rows, table.looks or ["plain"] * len(table.rows), strict=True):
+        parts = _wrapped(row[first], width - table.indent - taken, later="     ") or [""]
+        for number, part in enumerate(parts):
+            cells = [*row] if number == 0 else [""] * len(row)
+            cells[first] = part
+            rows.append(cells)
+            looks.append(look)
+    return dataclasses.replace(table, rows=rows, looks=looks)
 
 
 def _aligned(table: Table, columns: Sequence[int], gap: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.header import (
     gate_rule_line,
@@ -126,7 +127,7 @@ def _limits(summary: Summary) -> list[str]:
     if documents is None:
         held = f"these {run['tokens']['num_tokens']:,} tokens"
     else:
-        held = "this document" if documents == 1 else f"these {documents:,} documents"
+        held = "this document" if documents == 1 else f"these {number_of(documents, 'document')}"
     return [
         f"This does not say that quality is lost: switching is exposure; load holds for {held}."
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.errors import UsageError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.devices.device_router import DEVICE_STAGES
 from moegeom.kernels.cuda.cupy_device import count_devices, open_device
@@ -118,8 +119,8 @@ def _against(source: SourceFacts | None, num_routers: int) -> str:
 
 
 def _work(source: SourceFacts, num_routers: int) -> str:
-    routers = "1 router" if num_routers == 1 else f"{num_routers} routers"
-    return f"{source.num_tokens:,} tokens at {routers}"
+    routers = number_of(num_routers, "router")
+    return f"{number_of(source.num_tokens, 'token')} at {routers}"
 
 
 def refuse_unknown_device(asked: str) -> None:

@@ -48,16 +48,22 @@ def count_devices() -> int:
         With the reason, when there is no CuPy or no driver.
     """
     if importlib.util.find_spec("cupy") is None:
-        raise DeviceError("CuPy is not installed, which a GPU is driven through.", INSTALL)
+        raise DeviceError("No GPU can be used: CuPy is not installed.", INSTALL)
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError(f"CuPy cannot be imported: {first_line(error)}.", INSTALL) from None
+        # CuPy frames what Python said with a page of its own
+        reason = first_line(error.__cause__ or error).rstrip(".")
+        raise DeviceError(
+            f"No GPU can be used: CuPy cannot be imported: {reason}.", INSTALL
+        ) from None
     try:
         return cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise DeviceError(
-            f"CuPy finds no GPU: {error}.", "`nvidia-smi` tells what is there."
+            f"No GPU was found; CuPy says: {str(error).rstrip('.')}.",
+            "`nvidia-smi` tells which GPU and driver are there; the driver must be able to run the "
+            "CUDA of CuPy (moegeom[cuda12] or [cuda13]).",
         ) from None
 
 
@@ -110,8 +116,11 @@ def need_libraries() -> None:
         _cublas()
         nvrtc().getVersion()
     except (ImportError, RuntimeError) as error:
-        what = first_line(error)
-        raise DeviceError(f"CuPy misses a library of CUDA: {what}.", _LIBRARIES) from None
+        reason = first_line(error).rstrip(".")
+        raise DeviceError(
+            f"No GPU can be used: cuBLAS or NVRTC, libraries of CUDA, cannot be loaded ({reason}).",
+            _LIBRARIES,
+        ) from None
 
 
 class _CupyDevice:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float32, Int
 
+from moegeom.core.text import number_of
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Scheme, Stored, stored
 from moegeom.router.storages._config import flag, integer, look_up, not_decoded, word
@@ -111,7 +112,8 @@ def _bits_and_hidden(tensors: RouterTensors) -> tuple[int, int]:
             raise refuse(qweight, f"holds integers of {bits} bits; config.json says {claimed}.")
     if hidden * bits != rows * 32:
         raise refuse(
-            qweight, f"has {rows} rows, which hold no whole number of {bits}-bit integers."
+            qweight,
+            f"has {number_of(rows, 'row')}, which hold no whole number of {bits}-bit integers.",
         )
     return bits, hidden
 

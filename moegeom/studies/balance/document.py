@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from moegeom.core.text import number_of
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
 from moegeom.document.model import (
     Block,
@@ -88,7 +89,7 @@ def _sample(found: Balance) -> str:
     total = found.run["tokens"]["num_tokens"]
     part = "all of them" if found.num_tokens == total else f"a sample (seed {found.seed})"
     return (
-        f"{found.num_tokens:,} tokens, {part}. 'others': made on one half of the "
+        f"{number_of(found.num_tokens, 'token')}, {part}. 'others': made on one half of the "
         f"{_plural(found.unit)}, tried on the other; the worse of both ways."
     )
 

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import NonFiniteError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.labels import Populations
 from moegeom.engine.plan import sample_tiles
@@ -85,7 +86,8 @@ def read_sample(
             measured = [measure(task, start, stop) for task in tasks]
             if measured[0].non_finite:
                 raise NonFiniteError(
-                    f"{source.facts.name}: {len(measured[0].non_finite)} tokens at router "
+                    f"{source.facts.name}: {number_of(len(measured[0].non_finite), 'token')} at "
+                    "router "
                     f"{router.name} are not finite (first: token {measured[0].non_finite[0]}).",
                     "Record again in float32; a bias cannot be made from scores that overflow.",
                 )

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from moegeom.core.text import number_of
 from moegeom.core.variant_names import AGAINST, OTHER, SIDES
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Note, Table, Title, View
@@ -81,7 +82,7 @@ def _other(found: Exposure) -> Iterator[Fact]:
         return
     tokens = found.summary.run["tokens"]["num_tokens"]
     engine = f", {other['engine']}" if other["engine"] else ""
-    yield Fact("B", f"{other['name']}{engine}: {other['num_tokens']:,} tokens")
+    yield Fact("B", f"{other['name']}{engine}: {number_of(other['num_tokens'], 'token')}")
     matched = f"{other['num_matched']:,} of {tokens:,} tokens"
     yield Fact("aligned", "; ".join([matched, *other["notes"]]) + ".")
 
@@ -395,7 +396,8 @@ def _remarks(found: Exposure) -> list[str]:
             f"{variant.name}: exact ties leave {_percent(least)} to {_percent(most)}; {anyhow}."
         )
     said += [
-        f"{variant.name}: {wrong} tokens switched that were proved to stay: a mistake of moegeom, "
+        f"{variant.name}: {number_of(wrong, 'token switched that was', 'tokens switched that were')} "
+        "proved to stay: a mistake of moegeom, "
         "please report it."
         for variant in found.variants
         if (wrong := variant.num_disproved)

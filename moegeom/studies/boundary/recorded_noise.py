@@ -8,6 +8,7 @@ import numpy as np
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.input_noise import InputNoise
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.geometry.noise.calibration import noise_between
 from moegeom.tokens.stages import INPUT_STAGES
@@ -50,7 +51,8 @@ def _same_tokens(first: TokenSource, second: TokenSource) -> int:
     numbers = (first.facts.num_tokens, second.facts.num_tokens)
     if numbers[0] != numbers[1]:
         raise RecordingError(
-            f"{first.facts.name} holds {numbers[0]:,} tokens, {second.facts.name} {numbers[1]:,}; "
+            f"{first.facts.name} holds {number_of(numbers[0], 'token')}, {second.facts.name} "
+            f"{numbers[1]:,}; "
             "expected the same tokens in the same order.",
             "Record both runs on the same text.",
         )

@@ -17,7 +17,7 @@ from moegeom.geometry.rows.row_change import (
     row_changes,
     size,
 )
-from moegeom.geometry.rows.row_matching import matched_places
+from moegeom.geometry.rows.row_matching import AWAY, matched_places
 from moegeom.studies.changes.row_pair import RowPair, stored_bits
 from moegeom.studies.changes.words import change
 from moegeom.studies.diff.record import Change, percent
@@ -52,6 +52,9 @@ _OTHER_LENGTH = 0.1
 #: the rows would: noise is noise, however small.
 _GRAM_SHARE = 0.125
 
+#: Rows this close, beside their length, are equal: effective rows and projections carry float64.
+_EQUAL = 1e-12
+
 #: With fewer rows a factor for each row is the common one.
 _LEAST_ROWS_FOR_ROWS = 3
 
@@ -68,7 +71,8 @@ def effective_changes(
     distance = size(rows.b - rows.a)
     if _is_other_gain(a, b):
         if np.array_equal(a.weight[place], b.weight):
-            return [_not_compensated(rows, rule)]
+            uniform = _uniform_gain(rows, rule)
+            return [_not_compensated(rows, rule) if uniform is None else uniform]
         alike = min(_distance_without_fold(a, b, place), size(rows.a), size(rows.b))
         if distance <= EXPLAINS * alike:
             left = _share(distance, size(rows.a))
@@ -97,9 +101,11 @@ def explained(
     is not called noise when it is within rounding and something else is named (``is_named`` before
     this, or here).
     """
+    rows, copied = _copied_rows(rows, rule)
+    is_named = is_named or bool(copied)
     factor, found = _factor(rows, rule)
     if not found and not is_projected and (rotated := _rotated(rows, rule)) is not None:
-        return [rotated]
+        return [*copied, rotated]
     if not found:
         rows, found = _scaled_rows(rows, rule)
     columns = np.ones(rows.a.shape[1])
@@ -116,7 +122,7 @@ def explained(
         if noise is not None and noise.word == UNRELATED:
             return [noise]  # of another router nothing else is worth telling
         found += [] if noise is None else [noise]
-    return found
+    return copied + found
 
 
 def _steps(rows: RowPair, factor: float) -> Float64[np.ndarray, "experts dimension"]:
@@ -147,6 +153,17 @@ def _not_compensated(rows: RowPair, rule: Rule) -> Change:
         rms_change=left,
         largest_change=float(moved.max()),
     )
+
+
+def _uniform_gain(rows: RowPair, rule: Rule) -> Change | None:
+    """A gain that was multiplied by one positive number: a factor of the rows, nothing else."""
+    factor = common_factor(rows.a, rows.b)
+    rest = RowPair(factor * rows.a, rows.b, factor * rows.mean_a, rows.mean_b, _steps(rows, factor))
+    if factor <= 0.0 or not _is_rounding(rest) or _shift(rest, rule):
+        return None
+    kind = f"by {factor:.3g}"
+    detail = "by the gain; the weight is bit for bit the same"
+    return change("scaled", rule, kind=kind, detail=detail, factor=factor)
 
 
 def _distance_without_fold(a: Router, b: Router, place: Int64[np.ndarray, "experts"]) -> float:
@@ -214,6 +231,38 @@ def _scaled_rows(rows: RowPair, rule: Rule) -> tuple[RowPair, list[Change]]:
     scaled = {int(expert): float(factors[expert]) for expert in np.flatnonzero(is_scaled)}
     told = change("rows scaled", rule, kind=_told_factors(scaled, experts), factors=scaled)
     return RowPair(raw - mean, rows.b, mean, rows.mean_b, half_step), [told]
+
+
+def _copied_rows(rows: RowPair, rule: Rule) -> tuple[RowPair, list[Change]]:
+    """Rows that became equal to another row, and the pair in which they were equal before.
+
+    Of rows that are equal in B and were not in A the one nearest to its former self is the source.
+    """
+    raw_a, raw_b = rows.a + rows.mean_a, rows.b + rows.mean_b
+    sources: dict[int, int] = {}
+    own = own_cosines(raw_a, raw_b)
+    lengths = np.linalg.norm(raw_b, axis=1)
+    for first in np.argsort(-np.nan_to_num(own, nan=-1.0), kind="stable").tolist():
+        if first in sources or lengths[first] == 0.0:
+            continue
+        apart = np.linalg.norm(raw_b - raw_b[first], axis=1)
+        was_apart = np.linalg.norm(raw_a - raw_a[first], axis=1)
+        is_copy = (apart <= _EQUAL * lengths[first]) & (was_apart > AWAY * lengths[first])
+        for copy in np.flatnonzero(is_copy).tolist():
+            sources.setdefault(copy, first)
+    if not sources or 2 * len(sources) > len(raw_a):
+        return rows, []
+    raw = raw_a.copy()
+    raw[list(sources)] = raw_a[list(sources.values())]
+    mean = raw.mean(axis=0)
+    listed = ", ".join(
+        f"row {copy} is now a copy of row {source}"
+        for copy, source in sorted(sources.items())[:_MOST_MOVED]
+    )
+    rest = len(sources) - _MOST_MOVED
+    more = f" and {rest} more" if rest > 0 else ""
+    told = change("rows copied", rule, kind=f"{listed}{more}", sources=sources)
+    return RowPair(raw - mean, rows.b, mean, rows.mean_b, rows.half_step), [told]
 
 
 def _told_factors(factors: Mapping[int, float], experts: int) -> str:

@@ -113,6 +113,13 @@ WORDS: dict[str, Word] = {
         "{kind}",
         _always("tokens that point their way choose these experts more, or less, than before."),
     ),
+    "rows copied": Word(
+        "{kind}",
+        _always(
+            "logits of equal rows are equal for every token: a copy is chosen where the other row "
+            "is, and ties decide between them; what the row chose before is lost."
+        ),
+    ),
     "negated": Word("negated {kind}", _always("every preference is turned round.")),
     "common shift": Word("common shift of {size}", _shifted_logits),
     "noise": Word(

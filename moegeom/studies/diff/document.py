@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from moegeom.core.text import number_of
 from moegeom.document.header import size
 from moegeom.document.model import (
     Block,
@@ -262,12 +263,17 @@ def _figures(found: Difference, figures: Figures, view: View) -> Iterator[Block]
 def _figures_sentence(figures: Figures) -> str:
     """How many comparisons, on how many tokens, and how many are significant."""
     first, second = figures.num_tokens
-    tokens = f"{first:,} tokens each" if first == second else f"{first:,} and {second:,} tokens"
+    tokens = (
+        f"{number_of(first, 'token')} each"
+        if first == second
+        else f"{first:,} and {number_of(second, 'token')}"
+    )
     columns = {test.column for test in figures.tests}
     routers = {test.router for test in figures.tests}
     return (
-        f"{tokens}. {len(figures.tests)} comparisons ({len(columns)} figures, {len(routers)} "
-        f"routers), by blocks of documents, together wrong in {percent(figures.level)} of runs "
+        f"{tokens}. {number_of(len(figures.tests), 'comparison')} "
+        f"({number_of(len(columns), 'figure')}, {number_of(len(routers), 'router')}), by blocks "
+        f"of documents, together wrong in {percent(figures.level)} of runs "
         f"(Holm): {len(figures.significant)} changed."
     )
 
@@ -285,7 +291,11 @@ def _table(found: Difference, figures: Figures, view: View) -> Table:
     if sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True)) - 2 > view.width:
         rows = [[row[column] for column in _NARROW] for row in rows]
     rest = len(chosen) - len(shown)
-    return Table(rows[:1], rows[1:], rest=f"and {rest} more figures: --all-layers" if rest else "")
+    return Table(
+        rows[:1],
+        rows[1:],
+        rest=f"and {number_of(rest, 'more figure')}: --all-layers" if rest else "",
+    )
 
 
 def _cells(test: FigureChange, count: str, found: Difference) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import about
 from moegeom.core.router import RouterSet
+from moegeom.core.text import number_of
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import assumed, rule_status, rule_trust
 from moegeom.engine.run_facts import router_facts
@@ -88,7 +89,8 @@ def _tokens(run: Mapping[str, Any]) -> str:
     tokens = run.get("tokens")
     if tokens is None:
         return ""
-    documents = f" in {tokens['num_documents']:,} documents" if tokens["num_documents"] else ""
+    known = tokens["num_documents"]
+    documents = f" in {number_of(known, 'document')}" if known else ""
     stale = (run.get("trust") or {}).get("fingerprint") == "differs"
     of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
     return f"{tokens['num_tokens']:,}{documents} ({tokens['name']}){of}"

@@ -15,16 +15,17 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
+from moegeom.core.files import refuse_existing
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router, RouterSet, Rule
+from moegeom.core.text import number_of
 from moegeom.document.asked_layers import layers_without_router
 from moegeom.engine.plan import num_workers
 from moegeom.geometry.rows.projection import projected
 from moegeom.pipeline import ScanRequest, Terms, Watch, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
-from moegeom.results.writer import refuse_existing
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.studies.changes.effective import UNRELATED
 from moegeom.studies.changes.exchanged_layers import with_exchanged_layers
@@ -122,7 +123,7 @@ def _refuse_unmeant(request: DifferenceRequest) -> None:
         parse_layers(request.layers)
     if request.out is not None:
         for letter in _LETTERS:
-            refuse_existing(_kept(request.out, letter), overwrite=True)
+            refuse_existing(_kept(request.out, letter), may_replace=is_results)
 
 
 def _routers(
@@ -319,7 +320,8 @@ def _notes(
     if figures.num_tokens[0] != figures.num_tokens[1]:
         first, second = figures.num_tokens
         yield (
-            f"A has {first:,} tokens and B {second:,}: load and all that depends on the number of "
+            f"A has {number_of(first, 'token')} and B {second:,}: load and all that depends on "
+            "the number of "
             "tokens is not comparable (scan equal numbers)."
         )
 

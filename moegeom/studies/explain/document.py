@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moegeom.core.text import number_of
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
 from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
@@ -208,7 +209,7 @@ def _layers(found: Explanation, all_of_them: bool, is_page: bool = False) -> lis
         heads=[heads[columns] for heads in _LAYER_HEADS],
         rows=[(summary.place(layer.router), *_figures(layer))[columns] for layer in shown],
         indent=2,
-        rest=f"and {rest} more layers: --all-layers" if rest else "",
+        rest=f"and {number_of(rest, 'more layer')}: --all-layers" if rest else "",
     )
     hypothesis = found.verdict.hypothesis
     if not hypothesis:
@@ -310,10 +311,12 @@ def _log_probs(found: Explanation) -> Iterator[str]:
     joined = found.log_probs
     if joined is None:
         return
-    said = f"log-probs: {joined.num_tokens:,} tokens differ by {joined.mean:.2g} nats in the mean"
+    tokens = number_of(joined.num_tokens, "token differs", "tokens differ")
+    said = f"log-probs: {tokens} by {joined.mean:.2g} nats in the mean"
     if joined.unswitched is not None:
         said += (
-            f"; {joined.unswitched:.2g} where no expert switched ({joined.num_unswitched:,} tokens)"
+            f"; {joined.unswitched:.2g} where no expert switched "
+            f"({number_of(joined.num_unswitched, 'token')})"
         )
     if joined.switched is not None:
         said += f", {joined.switched:.2g} where one did"

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from moegeom.core.documents import DocumentError
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.files import open_regular
 from moegeom.core.parquet import parquet_facts, read_columns
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.studies.explain.record import LogProbs
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Bytes of a file that is held in memory.
-_LARGEST = 1 << 30
+#: Bytes of a file, most of which may be columns that nobody asked for.
+_MOST_BYTES = 1 << 30
+
+#: Rows of a file: 32 bytes each are held, and as much again while they are joined.
+_MOST_ROWS = 1 << 22
+
+#: Bytes of text that are parsed at once.
+_PIECE = 1 << 20
 
 #: What a file must say of each token.
 _COLUMNS = ("document", "position", "logprob", "other_logprob")
@@ -53,7 +64,8 @@ def log_probs(
     is_known = row >= 0
     if not is_known.any():
         raise RecordingError(
-            f"{path.name}: none of its {len(row):,} rows is of a token that both sides routed.",
+            f"{path.name}: none of its {number_of(len(row), 'row')} is of a token that both "
+            "sides routed.",
             "Its documents and positions must be those of the recording.",
         )
     change, switched = change[is_known], num_switched[row[is_known]]
@@ -72,12 +84,15 @@ def _rows(
     columns: TokenColumns, document: Int64[np.ndarray, "rows"], position: Int64[np.ndarray, "rows"]
 ) -> Int64[np.ndarray, "rows"]:
     """The matched token of each row; -1 for none."""
-    keys = columns.document << 32 | columns.position.astype(np.int64)
+    known = np.unique(columns.document)  # a document may have any number: its rank fits 31 bits
+    rank = np.minimum(np.searchsorted(known, document), len(known) - 1)
+    keys = np.searchsorted(known, columns.document) << 32 | columns.position.astype(np.int64)
     order = np.argsort(keys, kind="stable")
-    wanted = document << 32 | position
+    wanted = rank << 32 | position
     at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
     found = order[at]
-    return np.where((keys[found] == wanted) & (position >= 0), found, -1)
+    is_there = (known[rank] == document) & (keys[found] == wanted) & (position >= 0)
+    return np.where(is_there, found, -1)
 
 
 def _correlation(
@@ -91,54 +106,95 @@ def _correlation(
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise RecordingError(f"{path.name}: larger than {_LARGEST >> 30} GiB.")
-        table = _table(path)
-    except OSError as error:
-        raise RecordingError(f"{path.name}: cannot be read ({error}).") from None
-    lacking = [name for name in _COLUMNS if name not in table.column_names]
-    if lacking:
-        raise RecordingError(
-            f"{path.name}: has columns {', '.join(table.column_names[:8])}; "
-            f"expected {', '.join(_COLUMNS)}.",
-            "logprob is that of A (the recording), other_logprob that of B.",
-        )
-    if not table.num_rows:
-        raise RecordingError(f"{path.name}: no rows.")
-    return {name: _numbers(path, table, name) for name in _COLUMNS}
-
-
-def _table(path: Path) -> pa.Table:
     import pyarrow as pa
-    from pyarrow import csv, json
 
-    readers: dict[str, Any] = {
-        ".parquet": _parquet,
-        ".csv": csv.read_csv,
-        ".jsonl": json.read_json,
-    }
+    readers = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}
     if path.suffix not in readers:
         raise RecordingError(
             f"{path.name}: expected a file whose name ends in {', '.join(readers)}."
         )
+    parts, num_rows = [], 0
     try:
-        return readers[path.suffix](path)
-    except pa.ArrowException as error:
-        raise RecordingError(f"{path.name}: cannot be read ({error}).") from None
+        with open_regular(path, follows=True) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MOST_BYTES:
+                raise _too_large(path, f"{size:,} bytes", _MOST_BYTES)
+            for part in readers[path.suffix](path, file):
+                num_rows += part.num_rows
+                if num_rows > _MOST_ROWS:
+                    raise _too_large(path, f"{num_rows:,} rows or more", _MOST_ROWS)
+                parts.append([_numbers(path, part, name) for name in _COLUMNS])
+    except (OSError, DocumentError, pa.ArrowException) as error:
+        raise RecordingError(
+            f"{path.name}: cannot be read ({first_line(error)[:200]}).",
+            "document and position are integers, logprob and other_logprob numbers.",
+        ) from None
+    if not num_rows:
+        raise RecordingError(f"{path.name}: no rows.")
+    return {name: np.concatenate(found) for name, *found in zip(_COLUMNS, *parts, strict=True)}
 
 
-def _parquet(path: Path) -> pa.Table:
-    try:
-        facts = parquet_facts(path)
-        if not {*_COLUMNS} <= {*facts.names}:
-            return facts.schema.empty_table()
-        return read_columns(facts, _COLUMNS)
-    except DocumentError as error:
-        raise RecordingError(f"{path.name}: {error}.") from None
+def _too_large(path: Path, found: str, most: int) -> RecordingError:
+    return RecordingError(
+        f"{path.name}: has {found}, more than the {most:,} that are read.",
+        "Keep the rows of the tokens that both sides routed.",
+    )
 
 
-def _numbers(path: Path, table: pa.Table, name: str) -> np.ndarray:
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if not {*_COLUMNS} <= {*names}:
+        raise RecordingError(
+            f"{path.name}: has columns {', '.join(names[:8]):.200}; "
+            f"expected {', '.join(_COLUMNS)}.",
+            "logprob is that of A (the recording), other_logprob that of B.",
+        )
+
+
+def _parquet(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
+    facts = parquet_facts(path)
+    _check_names(path, facts.names)
+    if sum(facts.sizes) > _MOST_ROWS:
+        raise _too_large(path, f"{sum(facts.sizes):,} rows", _MOST_ROWS)
+    yield read_columns(facts, _COLUMNS)
+
+
+def _csv(path: Path, file: BufferedReader) -> Iterator[pa.RecordBatch]:
+    """Piece by piece; other columns are passed over."""
+    from pyarrow import csv
+
+    heads = file.readline(_PIECE).decode("utf-8-sig", "replace").split(",")
+    _check_names(path, [head.strip().strip('"') for head in heads])
+    file.seek(0)
+    wanted = csv.ConvertOptions(column_types=_kinds(), include_columns=_COLUMNS)
+    yield from csv.open_csv(file, convert_options=wanted)
+
+
+def _jsonl(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
+    """Piece by piece, at ends of lines; other keys are passed over."""
+    from pyarrow import json
+
+    wanted = json.ParseOptions(explicit_schema=_kinds(), unexpected_field_behavior="ignore")
+    rest = b""
+    while piece := file.read(_PIECE):
+        lines, end, rest = (rest + piece).rpartition(b"\n")
+        if len(rest) > _PIECE:
+            raise DocumentError(f"has a line of more than {_PIECE:,} bytes")
+        if lines.strip():
+            yield json.read_json(BytesIO(lines + end), parse_options=wanted)
+    if rest.strip():
+        yield json.read_json(BytesIO(rest), parse_options=wanted)
+
+
+def _kinds() -> pa.Schema:
+    """What the columns of texts are read as."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [(name, pa.int64() if name in _COLUMNS[:2] else pa.float64()) for name in _COLUMNS]
+    )
+
+
+def _numbers(path: Path, table: pa.Table | pa.RecordBatch, name: str) -> np.ndarray:
     import pyarrow as pa
 
     column, is_count = table.column(name), name in _COLUMNS[:2]
@@ -147,7 +203,8 @@ def _numbers(path: Path, table: pa.Table, name: str) -> np.ndarray:
     if not fits or column.null_count:
         what = "integers" if is_count else "numbers"
         raise RecordingError(
-            f"{path.name}: column {name} holds {kind} with {column.null_count} missing values; "
+            f"{path.name}: column {name} holds {kind} with "
+            f"{number_of(column.null_count, 'missing value')}; "
             f"expected {what} without gaps."
         )
     return column.to_numpy().astype(np.int64 if is_count else np.float64)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moegeom.core.text import number_of
 from moegeom.studies.explain.record import (
     Cause,
     LayerEvidence,
@@ -100,7 +101,7 @@ def _no_disagreement(found: Evidence) -> Verdict | None:
     if any(layer.agreement < 1.0 for layer in found.layers):
         return None
     if found.num_matched < _ENOUGH:
-        matched = f"The {found.num_matched} tokens that are matched agree"
+        matched = f"The {number_of(found.num_matched, 'token')} that are matched agree"
         few = f"{matched}; fewer than {_ENOUGH} say little."
         return Verdict("inconclusive", few)
     return _wrong_weights(found) or _elsewhere(found, "") or Verdict("no disagreement", "")
@@ -228,7 +229,8 @@ def _beyond_noise(found: Evidence) -> Verdict | None:
         noise = layer.noise
         if noise is not None and _is_beyond(layer):
             detail = (
-                f"{_share(found)} In {found.names(layer.router)} {noise.num_beyond:,} tokens that "
+                f"{_share(found)} In {found.names(layer.router)} "
+                f"{number_of(noise.num_beyond, 'token')} that "
                 f"agreed before switch further from a wall than noise of {_percent(noise.scale)} "
                 f"of the input, which fits the others, can carry. {_unexplained(found)}"
             )
@@ -265,8 +267,9 @@ def _only_noise(found: Evidence, said: str) -> Verdict:
         if layer.nothing is not None
     )
     if missing < _LEAST:
-        few = f"{missing:.0f} disagreements are too few for a hypothesis to stand out from chance."
-        return Verdict("inconclusive", f"{said} {few[:1].upper()}{few[1:]}")
+        few = number_of(round(missing), "disagreement is", "disagreements are")
+        few += " too few for a hypothesis to stand out from chance."
+        return Verdict("inconclusive", f"{said} {few}")
     return Verdict("arithmetic noise only", f"{said} {_unexplained(found)}")
 
 

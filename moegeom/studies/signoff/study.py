@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenSource
 from moegeom.document.asked_layers import layers_without_router
 from moegeom.engine.plan import num_workers
@@ -89,7 +90,9 @@ class _Recorded:
     def told(self) -> str:
         """What the header says of it."""
         facts = self.source.facts
-        documents = f" in {facts.num_documents:,} documents" if facts.num_documents else ""
+        documents = (
+            f" in {number_of(facts.num_documents, 'document')}" if facts.num_documents else ""
+        )
         stale = self.trust.fingerprint == "differs"
         of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
         failed = len(self.trust.overridden) > int(stale)
@@ -254,10 +257,14 @@ def _unseen(
         if left := len(side.whole.routers) - len(side.routers):
             yield f"{left} of {len(side.whole.routers)} routers of {letter} (--layers)"
         if side.whole.skipped:
-            yield f"{len(side.whole.skipped)} tensors of {letter} that look like routers"
+            yield number_of(
+                len(side.whole.skipped),
+                f"tensor of {letter} that looks like a router",
+                f"tensors of {letter} that look like routers",
+            )
     only_b = len({r.name for r in b.routers} - {r.name for r in a.routers})
     if only_b:
-        yield f"{only_b} routers that only B has"
+        yield f"{number_of(only_b, 'router')} that only B has"
     paths = {"of A": request.tokens[:1], "of B": request.tokens[1:], "--null": (request.null,)}
     named = [(name, path) for name, given in paths.items() for path in given if path is not None]
     for (one, first), (other, second) in itertools.combinations(named, 2):

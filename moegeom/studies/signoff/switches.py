@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64, Shaped
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.kernels.reference.same_set import same_set
 from moegeom.studies.signoff.record import Switches
@@ -45,7 +46,7 @@ def switches(
     num_matched = int(matched.sum())
     if num_matched < _LEAST_MATCHED * num_tokens:
         raise RecordingError(
-            f"{other.facts.name} has {num_matched:,} of the {num_tokens:,} tokens of "
+            f"{other.facts.name} has {num_matched:,} of the {number_of(num_tokens, 'token')} of "
             f"{reference.facts.name}; expected recordings of the same text.",
             "Record both on the same --text with the same --tokens and --length.",
         )

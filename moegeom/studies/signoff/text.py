@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from moegeom.core.footprint import bytes_per_token
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.document.header import size
 from moegeom.document.verdict_text import places
 from moegeom.studies.signoff.record import Line, LineState, Switches
@@ -89,7 +90,7 @@ def measured_line(
 def _measured(between: Switches, names: Sequence[str]) -> str:
     error = ""
     if between.error is not None:
-        over = f"{between.num_documents:,} documents"
+        over = number_of(between.num_documents, "document")
         error = f" (standard error {_percent(between.error)}, over {over})"
     told = (
         f"A and B choose differently in {_percent(between.share)} of layer-tokens{error}; "

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from moegeom.core.files import write_whole
 from moegeom.core.series import Series
-from moegeom.document import View
-from moegeom.studies.track.reporter import SERIES_REPORTERS
+from moegeom.document import SERIES_REPORTERS, View
 
 
 def write_series(folder: Path, series: Series) -> None:

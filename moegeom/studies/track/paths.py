@@ -24,6 +24,9 @@ _WEIGHTS = (
     ".safetensors .safetensors.index.json .gguf .bin .pt .pth .ckpt .distcp .npz .h5 .msgpack"
 ).split()
 
+#: Names that are listed where none matches.
+_MOST_BESIDE = 6
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -73,10 +76,7 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tup
         for path in paths:
             found.setdefault(Path(path), _matched(pattern, path))
     if not found:
-        raise UsageError(
-            f"{' '.join(patterns)}: no checkpoint matches.",
-            "Quote the pattern, for example 'checkpoints/step_*'.",
-        )
+        raise UsageError(f"{' '.join(patterns)}: no checkpoint matches.", _beside(patterns[0]))
     candidates, skipped = [], []
     for path, text in found.items():
         reason = unfinished(path)
@@ -98,6 +98,20 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[tup
                 "Narrow the pattern.",
             )
     return candidates, sorted(skipped)
+
+
+def _beside(pattern: str) -> str:
+    """What lies where a pattern looked: the folder that is missing, or names that do not match."""
+    whole = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parent.parts)
+    folder = Path(*whole)
+    if not folder.is_dir():
+        return f"There is no folder {folder}."
+    names = sorted(child.name for child in folder.iterdir() if not child.name.startswith("."))
+    listed = f"{', '.join(names[:_MOST_BESIDE])}{' ...' if len(names) > _MOST_BESIDE else ''}"
+    where = "The current folder" if folder == Path() else str(folder)
+    return (
+        f"{where} holds {listed or 'nothing'}. A pattern is relative to it: 'checkpoints/step_*'."
+    )
 
 
 def recording_path(template: str, candidate: Candidate) -> str:

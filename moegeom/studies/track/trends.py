@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moegeom.core.series import Curve
+from moegeom.core.text import number_of
 from moegeom.geometry.trend import LEAST_STEPS, departures, onset, slope
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.studies.track.curves import CHANCE, number
@@ -68,7 +69,8 @@ def trend_notes(num_steps: int) -> list[str]:
     if num_steps < 3:
         return ["Fewer than three steps: no scatter about a line, and no onset."]
     if num_steps < LEAST_STEPS:
-        return [f"{num_steps} steps: a slope, but no onset, which takes at least {LEAST_STEPS}."]
+        steps = number_of(num_steps, "step")
+        return [f"{steps}: a slope, but no onset, which takes at least {LEAST_STEPS}."]
     return []
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, ColumnSource, UnknownColumns, unknown_columns
 from moegeom.tokens.recording.facts import router_slug
@@ -23,8 +24,14 @@ from moegeom.tokens.stored import StoredSource
 #: Keys with these names are facts about tokens, one integer each, and no routers.
 COLUMN_KEYS = ("document", "position", "token_id")
 
-#: Tokens whose columns are read at once.
-_PIECE = 2**20
+#: Tokens whose documents are read at once when they are counted; whole blocks.
+_PIECE = 2**16
+
+#: Tokens of a block: a number is kept for each, and to its first token a read goes back.
+_BLOCK = 2**12
+
+#: Different documents that are counted where they come in no order: sorted, 32 bytes for each.
+_MOST_UNSORTED = 2**22
 
 COLUMN_DTYPES = tuple(EXPERT_DTYPES.values())
 
@@ -99,7 +106,8 @@ def assign_layers(
     if len(layers) != len(request.routers):
         shape = (len(layers), layers[0].num_rows, *layers[0].row_shape)
         raise RecordingError(
-            f"{path.name}: {key} has shape {shape}, {len(layers)} layers; expected one for each "
+            f"{path.name}: {key} has shape {shape}, {number_of(len(layers), 'layer')}; expected "
+            "one for each "
             f"router that is looked at: {_listed(request.routers)}.",
             "Choose the routers that it holds with --layers, or save one array for each "
             "router: np.savez(file, **{'text.3': array, ...}).",
@@ -161,7 +169,8 @@ def foreign_source(
     for name, found in {**rows, **columns}.items():
         if found.num_rows != num_tokens:
             raise RecordingError(
-                f"{path.name}: {name} has {found.num_rows} tokens; {first} has {num_tokens}."
+                f"{path.name}: {name} has {number_of(found.num_rows, 'token')}; {first} has "
+                f"{num_tokens}."
             )
     documents = document_runs(columns["document"]) if "document" in columns else None
     facts = SourceFacts(
@@ -182,33 +191,68 @@ def foreign_source(
 
 @dataclass(frozen=True)
 class DocumentRuns:
-    """Where the document changes, token 0 among them, and how many documents there are."""
+    """How many documents there are, and where those begin that a block of tokens begins in.
 
-    starts: Int64[np.ndarray, " runs"]
-    num_documents: int
+    ``num_documents`` is None where more than are counted come in no order. ``begun`` has for every
+    block of ``_BLOCK`` tokens the first token of the run that its first token is in.
+    """
 
-    def positions(self, start: int, stop: int) -> Int64[np.ndarray, " tokens"] | None:
-        """Positions in documents that stand in one piece each; None where one comes twice."""
-        if len(self.starts) != self.num_documents:
-            return None
-        token = np.arange(start, stop)
-        return token - self.starts[np.searchsorted(self.starts, token, side="right") - 1]
+    num_documents: int | None
+    is_in_pieces: bool
+    begun: Int64[np.ndarray, " blocks"]
+
+    def columns(self, rows: Rows, start: int, stop: int) -> Int64[np.ndarray, "2 tokens"]:
+        """Documents, and positions in them; -1 where some document does not stand in one piece."""
+        first = start // _BLOCK * _BLOCK if self.is_in_pieces else start
+        document = _documents(rows, first, stop)
+        position = np.full(stop - start, -1)
+        if self.is_in_pieces and start < stop:
+            token = np.arange(first, stop)
+            begun = np.where(_is_new(document, document[0]), token, self.begun[first // _BLOCK])
+            position = (token - np.maximum.accumulate(begun))[start - first :]
+        return np.stack([document[start - first :], position])
 
 
 def document_runs(rows: Rows) -> DocumentRuns:
     """The runs of the column ``document``, which is read a piece at a time."""
-    starts, found = [], set[int]()
-    last = None
+    begun = np.zeros(-(-rows.num_rows // _BLOCK), np.int64)
+    num_runs, is_sorted, last, run = 0, True, 0, 0
     for start in range(0, rows.num_rows, _PIECE):
-        piece = np.empty((min(_PIECE, rows.num_rows - start), 1), DTYPES["document"])
-        rows.read_into(start, piece)
-        document = piece[:, 0]
-        is_new = np.diff(document, prepend=document[:1]) != 0
-        is_new[:1] = start == 0 or document[0] != last
-        starts.append(np.flatnonzero(is_new) + start)
-        found.update(document[is_new].tolist())
-        last = document[-1]
-    return DocumentRuns(np.concatenate(starts or [np.zeros(0, np.int64)]), len(found))
+        document = _documents(rows, start, min(start + _PIECE, rows.num_rows))
+        is_new = _is_new(document, last)
+        is_new[0] |= start == 0
+        is_sorted &= bool((np.diff(document) >= 0).all() and (start == 0 or document[0] >= last))
+        num_runs += int(is_new.sum())
+        token = np.arange(start, start + len(document))
+        runs = np.maximum.accumulate(np.where(is_new, token, run))
+        begun[start // _BLOCK : -(-(start + len(document)) // _BLOCK)] = runs[::_BLOCK]
+        last, run = int(document[-1]), int(runs[-1])
+    num_documents = num_runs if is_sorted else _num_distinct(rows)
+    return DocumentRuns(num_documents, num_documents == num_runs, begun)
+
+
+def _documents(rows: Rows, start: int, stop: int) -> Int64[np.ndarray, " tokens"]:
+    found = np.empty((stop - start, 1), DTYPES["document"])
+    rows.read_into(start, found)
+    return found[:, 0]
+
+
+def _is_new(
+    document: Int64[np.ndarray, " tokens"], before: int | np.integer
+) -> Bool[np.ndarray, " tokens"]:
+    """Where a token is of another document than the one in front."""
+    return np.diff(document, prepend=np.int64(before)) != 0
+
+
+def _num_distinct(rows: Rows) -> int | None:
+    """Documents that come in any order; None beyond ``_MOST_UNSORTED``."""
+    found = np.zeros(0, np.int64)
+    for start in range(0, rows.num_rows, _PIECE):
+        piece = _documents(rows, start, min(start + _PIECE, rows.num_rows))
+        found = np.union1d(found, piece)
+        if len(found) > _MOST_UNSORTED:
+            return None
+    return len(found)
 
 
 class RowColumns(ColumnSource):
@@ -224,14 +268,14 @@ class RowColumns(ColumnSource):
     def read(self, start: int, stop: int) -> TokenColumns:
         """Columns of tokens ``[start, stop)``."""
         found = dict(vars(unknown_columns(stop - start)))
-        for name, rows in self._rows.items():
+        known = dict(self._rows)
+        if self._documents is not None and "position" not in known:
+            documents = self._documents.columns(known.pop("document"), start, stop)
+            found["document"], found["position"] = documents[0], documents[1].astype(np.int32)
+        for name, rows in known.items():
             column = np.empty((stop - start, 1), DTYPES[name])
             rows.read_into(start, column)
             found[name] = column[:, 0]
-        if self._documents is not None and "position" not in self._rows:
-            positions = self._documents.positions(start, stop)
-            if positions is not None:
-                found["position"] = positions.astype(DTYPES["position"])
         return TokenColumns(**found)
 
 

@@ -76,6 +76,19 @@ def raw_npy_header(stream: BufferedIOBase, where: str) -> tuple[tuple[int, ...],
     return shape, is_fortran, dtype
 
 
+def flattening(name: str, dimensions: int, is_column: bool = False, may_stack: bool = False) -> str:
+    """How an array of batches gets one row per token: with ``may_stack`` layers come first."""
+    if dimensions < 2 or (dimensions == 2 and not is_column):
+        return ""
+    if is_column:
+        return f"Bring it to one number per token: {name}.reshape(-1)."
+    flat = f"{name}.reshape(-1, {name}.shape[-1])"
+    if not may_stack:
+        return f"Bring it to one row per token: {flat}."
+    stacked = f"{name}.reshape({name}.shape[0], -1, {name}.shape[-1])"
+    return f"Bring it to one row per token: {stacked} where layers come first, else {flat}."
+
+
 def read_npy_header(
     stream: BufferedIOBase,
     size: int,
@@ -96,7 +109,10 @@ def read_npy_header(
     if len(shape) != 2 - is_column + is_stack or not all(n > 0 for n in shape):
         expected = "(tokens,)" if is_column else "(tokens, width)"
         expected += " or (layers, tokens, width)" if may_stack else ""
-        raise RecordingError(f"{where}: the array has shape {shape}; expected {expected}.")
+        raise RecordingError(
+            f"{where}: the array has shape {shape}; expected {expected}.",
+            flattening("array", len(shape), is_column, may_stack),
+        )
     if is_fortran:
         raise RecordingError(
             f"{where}: the array is stored column by column, so a range of tokens lies nowhere "

@@ -13,6 +13,7 @@ from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.tokens.foreign.npy import flattening
 from moegeom.tokens.rows import FileRows
 
 
@@ -52,7 +53,8 @@ class TensorFile:
         if len(info.shape) != 1 + len(row) or 0 in info.shape:
             raise RecordingError(
                 f"{self.path.name}: tensor '{name}' has shape {info.shape}; "
-                f"expected ({', '.join(('tokens', *row))})."
+                f"expected ({', '.join(('tokens', *row))}).",
+                flattening("array", len(info.shape)) if row == ("width",) else "",
             )
         num_rows, *row_shape = info.shape
         return FileRows(self.path, info.offset, stored.numpy, num_rows, tuple(row_shape or (1,)))

@@ -14,6 +14,7 @@ import numpy as np
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.parquet import ParquetFacts, parquet_facts, read_columns
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.recording.columns import DTYPES
@@ -66,8 +67,10 @@ class ParquetColumns:
         rows = facts.sizes
         if sum(rows) != expected or max(rows, default=0) > MAX_ROW_GROUP_TOKENS:
             raise RecordingError(
-                f"{path.name}: {sum(rows)} tokens in row groups of up to {max(rows, default=0)}; "
-                f"expected {expected} tokens in row groups of up to {MAX_ROW_GROUP_TOKENS}."
+                f"{path.name}: {number_of(sum(rows), 'token')} in row groups of up to "
+                f"{max(rows, default=0)}; "
+                f"expected {number_of(expected, 'token')} in row groups of up to "
+                f"{MAX_ROW_GROUP_TOKENS}."
             )
         starts = tuple(accumulate(rows, initial=self._starts[-1]))
         self._groups += [_RowGroup(facts, n, first) for n, first in enumerate(starts[:-1])]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from moegeom.core.errors import UsageError
-from moegeom.core.files import WorkFolder, is_there, move_folder, remove, writing
+from moegeom.core.files import WorkFolder, move_folder, refuse_existing, remove, writing
 from moegeom.tokens.recording.journal import (
     FILES_FOLDER,
     JOURNAL_FILE,
@@ -149,12 +149,6 @@ class JournalledDraft:
     def _release(self, is_last: bool = False) -> None:
         self._journal.close()
         self._work.release(is_last)
-
-
-def refuse_existing(path: Path) -> None:
-    """Raises UsageError when the recording is there already."""
-    if is_there(path):
-        raise UsageError(f"{path.name} exists already.", "Choose another output.")
 
 
 def _sync(file: Path) -> None:

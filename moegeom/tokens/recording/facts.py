@@ -11,7 +11,7 @@ from typing import get_args
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular
-from moegeom.core.text import quoted
+from moegeom.core.text import number_of, quoted
 from moegeom.core.tokens import OUTPUT_KINDS, Stage
 from moegeom.tokens.recording.fields import Fields
 from moegeom.tokens.stages import FLOAT_DTYPES, has_floats
@@ -162,7 +162,8 @@ def check_facts(facts: RecordingFacts, where: str) -> None:
         expected += shard.num_tokens
     if expected != facts.num_tokens or not facts.shards:
         raise RecordingError(
-            f"{where}: the shards hold {expected} tokens; num_tokens says {facts.num_tokens}."
+            f"{where}: the shards hold {number_of(expected, 'token')}; num_tokens says "
+            f"{facts.num_tokens}."
         )
     if (facts.dtype is None) == has_floats(facts.stage, facts.outputs):
         raise RecordingError(

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.recording.merge_parts import (
     Part,
@@ -58,7 +59,9 @@ def merge_recordings(parts: Sequence[Path], out: Path, shard_tokens: int = 65_53
         different rows for a token.
     """
     if not parts or shard_tokens < 1:
-        raise UsageError(f"{len(parts)} parts, {shard_tokens} tokens a shard; expected 1 or more.")
+        raise UsageError(
+            f"{len(parts)} parts, {number_of(shard_tokens, 'token')} a shard; expected 1 or more."
+        )
     opened = [open_part(Path(path)) for path in parts]
     check_agreement(opened)
     rows = part_rows(opened)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts
 from moegeom.tokens.foreign.tensor_file import TensorFile, open_tensor_file
 from moegeom.tokens.recording.column_reader import ParquetColumns
@@ -84,8 +85,8 @@ def _tensor_rows(
     rows = file.rows(tensor.name, allowed, tensor.row)
     if rows.num_rows != num_tokens:
         raise RecordingError(
-            f"{file.path.name}: tensor '{tensor.name}' has {rows.num_rows} rows; "
-            f"recording.json says {num_tokens} tokens."
+            f"{file.path.name}: tensor '{tensor.name}' has {number_of(rows.num_rows, 'row')}; "
+            f"recording.json says {number_of(num_tokens, 'token')}."
         )
     return rows
 

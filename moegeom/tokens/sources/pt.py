@@ -28,6 +28,7 @@ from moegeom.tokens.foreign.arrays import (
     foreign_source,
     foreign_tensor,
 )
+from moegeom.tokens.foreign.npy import flattening
 from moegeom.tokens.rows import ArrayRows, FileRows, Rows
 from moegeom.tokens.source import Request, Source
 
@@ -99,13 +100,14 @@ class _Tensors:
     def column(self, value: Any, key: str) -> Rows:
         view, dtype = self._view(value, key, COLUMN_DTYPES)
         if len(view.shape) != 1 or 0 in view.shape:
-            raise self._refusal(key, view, "(tokens,)")
+            raise self._refusal(key, view, "(tokens,)", is_column=True)
         return self._placed(view, dtype, key, 1)[0]
 
     def layers(self, value: Any, key: str, dtypes: Collection[np.dtype]) -> list[Rows]:
         view, dtype = self._view(value, key, dtypes)
         if len(view.shape) not in (2, 3) or 0 in view.shape:
-            raise self._refusal(key, view, "(tokens, width) or (layers, tokens, width)")
+            expected = "(tokens, width) or (layers, tokens, width)"
+            raise self._refusal(key, view, expected, may_stack=True)
         return self._placed(view, dtype, key, view.shape[0] if len(view.shape) == 3 else 1)
 
     def _view(self, value: Any, key: str, dtypes: Collection[np.dtype]) -> tuple[View, np.dtype]:
@@ -119,10 +121,17 @@ class _Tensors:
             raise RecordingError(f"{where} is {view.dtype}; expected {expected}.")
         return view, stored.numpy
 
-    def _refusal(self, key: str, view: View, expected: str) -> RecordingError:
+    def _refusal(
+        self,
+        key: str,
+        view: View,
+        expected: str,
+        is_column: bool = False,
+        may_stack: bool = False,
+    ) -> RecordingError:
         return RecordingError(
             f"{self.path.name}: {key} has shape {view.shape}; expected {expected}.",
-            "Bring it to one row per token: tensor.reshape(-1, tensor.shape[-1]).",
+            flattening("tensor", len(view.shape), is_column, may_stack),
         )
 
     def _placed(self, view: View, dtype: np.dtype, key: str, num_layers: int) -> list[Rows]:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32, Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.traces.source import CleanTrace
 
@@ -98,7 +99,7 @@ def align(reference: Reference, trace: CleanTrace, must_fit: bool = True) -> Ali
     if not num_matched:
         raise RecordingError(
             f"{reference.name} and the trace have no token in common: {len(trace.names):,} "
-            f"requests, {len(documents):,} documents.",
+            f"requests, {number_of(len(documents), 'document')}.",
             "They are of different texts, or of different orders without token ids.",
         )
     _check_token_ids(reference, trace, token)
@@ -208,8 +209,8 @@ def _match_by_order(
     lengths = np.array([len(part) for part in documents])
     if len(rows) != len(lengths):
         raise RecordingError(
-            f"{reference.name} has {len(lengths):,} documents and the trace {len(rows):,} "
-            "requests, and token ids are not known on both sides.",
+            f"{reference.name} has {number_of(len(lengths), 'document')} and the trace "
+            f"{number_of(len(rows), 'request')}, and token ids are not known on both sides.",
             "Store the token ids in the trace (vLLM: return_token_ids).",
         )
     behind = np.zeros(len(rows), np.int64)
@@ -218,8 +219,8 @@ def _match_by_order(
     if not fits.all():
         bad = int(np.argmin(fits))
         raise RecordingError(
-            f"{reference.name}: document {bad} has {lengths[bad]} tokens and request "
-            f"{trace.names[bad]} {behind[bad]} rows; expected as many or one less "
+            f"{reference.name}: document {bad} has {number_of(lengths[bad], 'token')} and request "
+            f"{trace.names[bad]} {number_of(behind[bad], 'row')}; expected as many or one less "
             f"({int((~fits).sum())} of {len(fits)} do not fit).",
             "Another order of the requests, or another text.",
         )
@@ -327,7 +328,8 @@ def _judged(fits: Sequence[Fit], name: str) -> str:
     if here.share >= _SAME_EVERYWHERE:
         return f"choices hardly change from token to token and prove no alignment: {measured}"
     raise RecordingError(
-        f"Trace not aligned: {measured}; no place stands out among {len(fits)} shifts.",
+        f"Trace not aligned: {measured}; no place stands out among "
+        f"{number_of(len(fits), 'shift')}.",
         "Another text, another checkpoint, or too few tokens to tell.",
     )
 

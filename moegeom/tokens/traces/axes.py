@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.text import number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.trace import RequestTrace, Trace
 
@@ -41,7 +42,8 @@ def main_stack(known: Sequence[KnownRouter], where: str) -> tuple[KnownRouter, .
     layers = [router.layer for router in routers]
     if len(set(layers)) < len(layers):
         raise RecordingError(
-            f"{where}: the checkpoint has {len(layers)} routers in {len(set(layers))} layers; a "
+            f"{where}: the checkpoint has {number_of(len(layers), 'router')} in "
+            f"{number_of(len(set(layers)), 'layer')}; a "
             "trace does not say which router of a layer it means.",
             "Record with moegeom capture.",
         )
@@ -162,7 +164,8 @@ def _cut_slots(
     inside = [int(value) for value in values if 0 <= value < num_experts]
     if not foreign or len(foreign) > found - top_k or inside not in ([], [0]):
         raise RecordingError(
-            f"{trace.where}: {found} experts a token and layer; the routers of the checkpoint "
+            f"{trace.where}: {number_of(found, 'expert')} a token and layer; the routers of the "
+            "checkpoint "
             f"choose {top_k}.",
             _ENGINE_HINT,
         )
@@ -193,7 +196,8 @@ def _layer_axis(
         columns, notes = tuple(router.layer for router in routers), ()
     else:
         raise RecordingError(
-            f"{trace.where}: {length} layers; the checkpoint has {len(routers)} routers in layers "
+            f"{trace.where}: {number_of(length, 'layer')}; the checkpoint has "
+            f"{number_of(len(routers), 'router')} in layers "
             f"{routers[0].layer} to {routers[-1].layer}.",
             _ENGINE_HINT,
         )

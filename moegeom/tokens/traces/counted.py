@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from moegeom.core.errors import InternalError, RecordingError
+from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, TokenColumns
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import main_stack, named_layers
@@ -93,7 +94,9 @@ def counted_source(
     if any(total % top_k for total in totals.values()):
         said.append(f"totals are no multiples of k = {top_k}: slots were dropped, or k was another")
     if low < high:
-        said.append(f"layers count {low:,} to {high:,} slots: some saw or kept fewer tokens")
+        said.append(
+            f"layers count {low:,} to {number_of(high, 'slot')}: some saw or kept fewer tokens"
+        )
     facts = SourceFacts(
         name=path.resolve().name,
         stage="counts",
@@ -123,8 +126,9 @@ def _columns(
     filled = np.flatnonzero(trace.counts.any(axis=(0, 2))).tolist()
     if columns[-1] >= length or not set(filled) <= set(columns):
         raise RecordingError(
-            f"{trace.where}: {length} layers, of which {len(filled)} have counts; the checkpoint "
-            f"has {len(routers)} routers in layers {columns[0]} to {columns[-1]}.",
+            f"{trace.where}: {number_of(length, 'layer')}, of which {len(filled)} have counts; "
+            "the checkpoint "
+            f"has {number_of(len(routers), 'router')} in layers {columns[0]} to {columns[-1]}.",
             "Is the log of another model?",
         )
     return columns, (f"layers without router, which count nothing: {length - len(routers)}",)

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Integer
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.text import number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import unset_value
 from moegeom.tokens.traces.trace import RequestTrace
@@ -107,7 +108,8 @@ def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[s
     if request.mask is not None:
         if len(request.mask) != len(ids) or (token_ids is not None and len(token_ids) != len(ids)):
             raise RecordingError(
-                f"{where} has {len(ids)} rows and a mask of {len(request.mask)}; expected as many."
+                f"{where} has {number_of(len(ids), 'row')} and a mask of {len(request.mask)}; "
+                "expected as many."
             )
         cut["masked"] += int((~request.mask).sum())
         row, ids = row[request.mask], ids[request.mask]
@@ -117,7 +119,8 @@ def _unmasked(request: RequestTrace, ids: np.ndarray, where: str, cut: Counter[s
     if token_ids is not None:
         if num_tokens not in (None, len(token_ids)):
             raise RecordingError(
-                f"{where} lists {len(token_ids)} token ids and counts {num_tokens} tokens.",
+                f"{where} lists {number_of(len(token_ids), 'token id')} and counts "
+                f"{number_of(num_tokens, 'token')}.",
                 "The ids are of another text, or of another request.",
             )
         num_tokens = len(token_ids)
@@ -156,9 +159,11 @@ def _range(
             return 0, num_rows, missing
     prompt = "" if request.num_prompt is None else f" ({request.num_prompt} of the prompt)"
     raise RecordingError(
-        f"{rows.where} has {num_rows} rows for {num_tokens} tokens{prompt}; expected {expected}, "
+        f"{rows.where} has {number_of(num_rows, 'row')} for "
+        f"{number_of(num_tokens, 'token')}{prompt}; expected {expected}, "
         f"since an engine never routes the last token{f', from {start} on' if start else ''}.",
-        f"{missing} rows are missing and nothing in the file says which: have the engine tell how "
+        f"{number_of(missing, 'row is', 'rows are')} missing and nothing in the file says which: "
+        "have the engine tell how "
         "many it took from its cache, or switch omission of cached prefixes off.",
     )
 
@@ -186,7 +191,7 @@ def _without_surplus(
         cut["surplus"] += num_rows - expected
         return expected
     raise RecordingError(
-        f"{rows.where} has {num_rows} rows for {rows.num_tokens} tokens"
+        f"{rows.where} has {number_of(num_rows, 'row')} for {number_of(rows.num_tokens, 'token')}"
         f"{f' from {start} on' if start else ''}; expected {expected - 1}, and the "
         f"{num_rows - expected + 1} at the end look like choices.",
         "An engine never routes the last token that it sampled: the rows are of another request, "
@@ -228,7 +233,8 @@ def _check_choices(
         at, layer, slot = np.argwhere(ids < 0)[0]
         raise RecordingError(
             f"{where}, row {row[at]}, layer {routers[layer].layer}: id {ids[at, layer, slot]} "
-            f"beside others ({ids[at, layer].tolist()}); {int((ids < 0).sum())} ids are negative.",
+            f"beside others ({ids[at, layer].tolist()}); "
+            f"{number_of(int((ids < 0).sum()), 'id is', 'ids are')} negative.",
             "A narrower integer has wrapped, or the row is damaged: -1 stands for a whole row.",
         )
     if above.any():
@@ -236,7 +242,7 @@ def _check_choices(
         raise RecordingError(
             f"{where}, row {row[at]}, layer {routers[layer].layer}: expert "
             f"{ids[at, layer, slot]}; the checkpoint has {routers[layer].num_experts}, and "
-            f"{int(above.sum())} ids name none of them.",
+            f"{number_of(int(above.sum()), 'id names', 'ids name')} none of them.",
             "Physical ids of expert load balancing? Record with it off, or with an engine that "
             "captures logical ids (vLLM from 0.16, SGLang from 0.5.10).",
         )
@@ -246,7 +252,8 @@ def _check_choices(
         at, layer = np.argwhere(twice)[0]
         raise RecordingError(
             f"{where}, row {row[at]}, layer {routers[layer].layer}: an expert stands twice in "
-            f"{ids[at, layer].tolist()}; so it is in {int(twice.any(axis=1).sum())} rows of "
+            f"{ids[at, layer].tolist()}; so it is in "
+            f"{number_of(int(twice.any(axis=1).sum()), 'row')} of "
             f"{len(ids)}.",
             "Damaged or wrapped ids, or a wrong shape of the array.",
         )
@@ -275,9 +282,9 @@ def _refuse_padding(ids: np.ndarray, routers: Sequence[KnownRouter], where: str)
     )
     if run and run * one_row < _LOG10_ACCIDENT:
         raise RecordingError(
-            f"{where}: {run} rows at an end hold experts that count up by one in all "
-            f"{ids.shape[1]} layers, such as {ids[0 if pattern[0] else -1, 0].tolist()}: padding "
-            "written as experts.",
+            f"{where}: {number_of(run, 'row at an end holds', 'rows at an end hold')} experts that "
+            f"count up by one in all {ids.shape[1]} layers, such as "
+            f"{ids[0 if pattern[0] else -1, 0].tolist()}: padding written as experts.",
             "Store the token ids or a mask beside the ids; with them such rows are cut.",
         )
 

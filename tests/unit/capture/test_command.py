@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
+from moegeom.document import View
 from moegeom.recorder.run import CaptureRequest, capture, plan_capture
+from moegeom.recorder.screen import render_plan
 from moegeom.recorder.text import TextFile, cut, parse_text_file, read_documents
 from moegeom.tokens.open import open_tokens
 from tests.unit.capture.conftest import Sample
@@ -66,6 +68,16 @@ def test_the_size_that_is_said_is_the_size_that_is_written(
         out = run(request)
         written = sum(file.stat().st_size for file in out.glob("*.safetensors"))
         assert plan.num_bytes <= written <= plan.num_bytes + 4000
+
+
+def test_a_plan_says_once_what_other_commands_need_and_nothing_where_it_is_kept(
+    balanced: Sample, text: Path, tmp_path: Path
+) -> None:
+    for keep, times in ((None, 1), ("logits", 1), ("ids", 1), ("hidden", 0)):
+        request = request_of(balanced, text, tmp_path / "rec", keep=keep)
+        said = render_plan(plan_capture(request), request, View(80, False, False))
+        assert said.count("boundary-report and explain need") == times
+        assert said.count("--keep hidden") == times
 
 
 def test_tokens_of_text_are_those_of_its_pieces(balanced: Sample, tmp_path: Path) -> None:

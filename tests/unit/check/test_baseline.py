@@ -88,6 +88,14 @@ def test_a_file_that_is_no_baseline_is_an_error(tmp_path, content) -> None:
         read_baseline(tmp_path / "b.json")
 
 
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"moegeom_baseline": null}'])
+def test_no_version_is_told_of_a_file_that_has_none(tmp_path, content) -> None:
+    (tmp_path / "b.json").write_text(content)
+    with pytest.raises(ResultsError, match="no baseline of moegeom") as refused:
+        read_baseline(tmp_path / "b.json")
+    assert "None" not in str(refused.value)
+
+
 def test_there_is_no_baseline_of_made_up_tokens(model, tmp_path) -> None:
     out = scan(ScanRequest(str(model), tmp_path / "out", prior="isotropic-rms"))
     with pytest.raises(UsageError, match="synthetic"):

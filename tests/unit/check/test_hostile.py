@@ -123,6 +123,18 @@ def test_a_test_that_could_find_nothing_is_inconclusive(outcomes):
     found = outcomes(Case(tokens=200, layers=1))
     assert found["MGB203"].state == "inconclusive"
     assert "too few documents" in found["MGB203"].reason
+    assert found["MGB203"].reason.endswith("needed: tokens of more documents")
+
+
+def test_what_one_document_leaves_open_says_what_is_needed_layer_by_layer(outcomes):
+    found = outcomes(Case(tokens=100, layers=3))
+    for code in ("MGB202", "MGB203", "MGG301", "MGN301"):
+        assert found[code].state == "inconclusive"
+        assert found[code].reason == (
+            "text/0, text/1, text/2: one block of documents gives no standard error; needed: "
+            "tokens of 2 documents at least, better of 16"
+        )
+        assert " not " not in f" {found[code].statement} "
 
 
 def test_accepted_layers_are_not_inconclusive(outcomes, tmp_path):

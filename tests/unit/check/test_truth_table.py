@@ -37,6 +37,12 @@ def test_a_check_fails_on_its_defect(outcomes, code) -> None:
         assert finding.next_command.startswith("moegeom ") or not finding.next_command
 
 
+@pytest.mark.parametrize("code", sorted(WEIGHTS))
+def test_a_finding_in_the_weights_leads_to_the_page_of_its_check(outcomes, code) -> None:
+    found = {finding.next_command for finding in outcomes(WEIGHTS[code])[code].findings}
+    assert found == {f"moegeom check --explain {code}"}
+
+
 #: Every healthy twin: the checkpoint of a defect before it is spoilt, with the codes it judges.
 TWINS: dict[Case, list[str]] = {}
 for _code, _defect in DEFECTS.items():
@@ -80,7 +86,7 @@ def test_a_baseline_without_tokens_cannot_judge_load(outcomes, tmp_path) -> None
     case = Case(tokens=2048, request={"baseline": file})
     outcome = outcomes(case)["MGB401"]
     assert (outcome.state, outcome.reason) == (
-        "needs a baseline",
+        "needs tokens in the baseline",
         "the baseline was made without tokens",
     )
 

@@ -55,7 +55,7 @@ def test_another_format_is_called_by_its_name(file: str, kind: str, tmp_path: Pa
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     assert _refusal(tmp_path).message == (
-        f"{tmp_path.name}: found nothing, expected a checkpoint of dcp, gguf, pytorch, safetensors."
+        f"{tmp_path.name}: no file in it; expected a checkpoint of dcp, gguf, pytorch, safetensors."
     )
 
 

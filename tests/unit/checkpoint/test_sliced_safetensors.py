@@ -97,7 +97,7 @@ def test_the_slices_of_two_saves_overlap(tmp_path: Path) -> None:
 def test_one_file_of_several_is_not_taken_for_the_checkpoint(saved: Path) -> None:
     file = "shard-00001-model-00001-of-00001.safetensors"
     assert _refusal(saved / "slices" / file) == (
-        f"{file}: holds row slices of tensors; 1 more files lie beside it."
+        f"{file}: holds row slices of tensors; 1 more file lies beside it."
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -119,3 +120,113 @@ def test_what_has_no_footer_is_refused(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(raw)
     with pytest.raises(DocumentError, match="footer"):
         read_row_groups(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_pages_of_a_sound_file_inflate_to_what_its_footer_says(case: str, tmp_path: Path) -> None:
+    """Up to their headers, and to the numbers of dictionaries, which no footer counts."""
+    options = dict(WRITTEN[case])
+    path = tmp_path / "a.parquet"
+    rows = options.pop("rows", 50)
+    pq.write_table(table(rows), path, **options)
+    facts = parquet_facts(path)
+    for name in facts.names:
+        said, found = facts.inflated([name]), facts.inflated_by_pages([name])
+        num_pages = 4 * len(facts.groups)
+        assert said - 200 * num_pages <= found <= said + 8 * 5 * rows
+
+
+def thrift(fields: dict[int, tuple[str, Any]]) -> bytes:
+    """A struct in the compact protocol."""
+    kinds = {"i32": 5, "i64": 6, "text": 8, "list": 9, "struct": 12}
+    out, before = b"", 0
+    for number, (kind, value) in fields.items():
+        out += bytes([(number - before) << 4 | kinds[kind]]) + _value(kind, value)
+        before = number
+    return out + b"\0"
+
+
+def _value(kind: str, value: Any) -> bytes:
+    if kind == "struct":
+        return thrift(value)
+    if kind == "text":
+        return _varint(len(value)) + value
+    if kind == "list":
+        inner, items = value
+        head = len(items) << 4 | {"i32": 5, "text": 8, "struct": 12}[inner]
+        return bytes([head]) + b"".join(_value(inner, item) for item in items)
+    return _varint(2 * value)
+
+
+def _varint(number: int) -> bytes:
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+def write_contradiction(path: Path, page_bytes: int, page_values: int) -> None:
+    """A column of four numbers of 8 bytes, as its footer says; its only page says otherwise."""
+    stored = pa.Codec("zstd").compress(bytes(page_bytes), asbytes=True)
+    header = thrift(
+        {
+            1: ("i32", 0),
+            2: ("i32", page_bytes),
+            3: ("i32", len(stored)),
+            5: ("struct", {n: ("i32", v) for n, v in ((1, page_values), (2, 0), (3, 3), (4, 3))}),
+        }
+    )
+    column = {
+        1: ("i32", 2), 2: ("list", ("i32", [0])), 3: ("list", ("text", [b"a"])), 4: ("i32", 6),
+        5: ("i64", 4), 6: ("i64", 32), 7: ("i64", len(header + stored)), 9: ("i64", 4),
+    }  # fmt: skip
+    group = {
+        1: ("list", ("struct", [{2: ("i64", 4), 3: ("struct", column)}])),
+        2: ("i64", 32),
+        3: ("i64", 4),
+    }
+    root = {4: ("text", b"schema"), 5: ("i32", 1)}
+    leaf = {1: ("i32", 2), 3: ("i32", 0), 4: ("text", b"a")}
+    footer = thrift(
+        {
+            1: ("i32", 1),
+            2: ("list", ("struct", [root, leaf])),
+            3: ("i64", 4),
+            4: ("list", ("struct", [group])),
+        }
+    )
+    path.write_bytes(
+        b"PAR1" + header + stored + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    )
+
+
+def test_the_file_that_is_made_here_is_one_that_arrow_reads(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_contradiction(path, 32, 4)
+    assert read_columns(parquet_facts(path), ["a"]).column("a").to_pylist() == [0] * 4
+    assert pq.read_table(path).column("a").to_pylist() == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "page_values"), [(1 << 30, 4), (32, 2**31 - 1)], ids=["bytes", "numbers"]
+)
+def test_what_a_page_asks_for_is_bounded_whatever_its_footer_says(
+    page_bytes: int, page_values: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    write_contradiction(path, page_bytes, page_values)
+    facts = parquet_facts(path)
+    assert facts.inflated(["a"]) == 64
+    with pytest.raises(DocumentError, match=r"would take [0-9,]{13,} bytes of memory, more than"):
+        read_columns(facts, ["a"])
+
+
+def test_texts_that_are_stored_as_differences_are_refused(tmp_path: Path) -> None:
+    """Half a megabyte in common with the text before, a thousand times: no header says so."""
+    path = tmp_path / "a.parquet"
+    long = "x" * 500_000
+    words = pa.table({"a": [f"{long}{i}" for i in range(20)]})
+    pq.write_table(words, path, use_dictionary=False, column_encoding={"a": "DELTA_BYTE_ARRAY"})
+    with pytest.raises(DocumentError, match="stored as differences"):
+        read_columns(parquet_facts(path), ["a"])

@@ -82,6 +82,17 @@ def test_the_sentence_counts_every_check_once(failed):
     )
 
 
+def test_what_lacks_in_a_baseline_that_was_given_is_counted_as_that():
+    lacking = [
+        Outcome(code, "load", "warning", "needs tokens in the baseline", "made without tokens")
+        for code in ("MGB401", "MGB402")
+    ]
+    assert "; 0 checks passed, 2 need a baseline made with tokens." in verdict_sentence(
+        Verdict(tuple(lacking))
+    )
+    assert "1 needs a baseline made with tokens." in verdict_sentence(Verdict((lacking[0],)))
+
+
 def test_the_sentence_says_when_warnings_fail(strict):
     assert verdict_sentence(strict).endswith(" Warnings fail.")
 
@@ -222,7 +233,8 @@ def test_json_is_strict_and_holds_every_check(failed, run):
     text = rendered("json", failed, facts)
     document = json.loads(text, parse_constant=lambda name: pytest.fail(f"not strict: {name}"))
     assert document["exit_code"] == 1
-    assert document["checks"] == dict.fromkeys(STATES, 1) | {"passed": 2, "failed": 3}
+    expected = {"passed": 2, "failed": 3, "needs tokens in the baseline": 0}
+    assert document["checks"] == dict.fromkeys(STATES, 1) | expected
     assert document["findings"] == {"error": 1, "warning": 1, "note": 1}
     failing = [entry["code"] for entry in document["outcomes"] if entry["is_failing"]]
     assert failing == ["MGI104"]

@@ -100,7 +100,7 @@ def test_a_second_checkpoint_that_does_not_fit_is_refused_before_anything_is_wri
     shallow = SyntheticModel(**{**vars(MODEL), "layers": 1})
     wide = SyntheticModel(**{**vars(MODEL), "experts": 12})
     for name, model, said in (
-        ("shallow", shallow, "shallow: has no router text/1; its 1 routers are text/0"),
+        ("shallow", shallow, "shallow: has no router text/1; its 1 router is text/0"),
         ("wide", wide, "wide: router text/0 has 12 experts; that of the first checkpoint has 8"),
     ):
         path = write_checkpoint(tmp_path / name, model)

@@ -177,7 +177,7 @@ def behind_a_layer_norm(router: Router) -> Router:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (elsewhere, r"second: has no router text/0; its 1 routers are text/5"),
+        (elsewhere, r"second: has no router text/0; its 1 router is text/5"),
         (of_fewer_experts, r"second: router text/0 has 11 experts; that of the first .* has 12"),
         (narrower, r"has 7 coordinates of the input; that of the first checkpoint has 8"),
         (of_another_top_k, r"has 2 chosen experts; that of the first checkpoint has 3"),

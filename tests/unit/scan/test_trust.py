@@ -119,6 +119,53 @@ def test_inputs_behind_the_norm_are_not_taken_for_those_in_front_of_it(made, rou
         examined(router, made.source("pre_norm", made.columns(TOKENS), coarse))
 
 
+def test_only_inputs_that_vary_in_size_are_taken_for_those_of_the_norm(router, source):
+    behind = source.values
+    for factor, is_guessed in (
+        (np.float32(3.0), False),
+        (np.linspace(0.5, 4.0, TOKENS, dtype=np.float32)[:, None], True),
+    ):
+        source.values = behind * factor
+        with pytest.raises(RecordingError, match="expected 1") as caught:
+            examined(router, source)
+        assert ("--stage pre_norm" in caught.value.hint) == is_guessed
+        assert ("stage pre_norm" in str(caught.value)) == is_guessed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_scores_are_not_taken_for_logits(made, kind, dtype):
+    import ml_dtypes
+    from scipy.special import expit, softmax
+
+    router = made.router(kind)
+    logits = made.inputs(TOKENS) @ router.weight.T
+    stored = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
+    said = {
+        "softmax": (softmax(logits, axis=1), "these are probabilities"),
+        "sigmoid": (expit(logits), "these are scores behind the sigmoid"),
+    }
+    scores, sentence = said[kind]
+    padded = scores.astype(stored).astype(np.float32)
+    padded[3] = 0.0
+    wrong = made.source("logits", made.columns(TOKENS), padded)
+    with pytest.raises(RecordingError, match=sentence) as caught:
+        examined(router, wrong)
+    assert "np.log" in caught.value.hint
+    assert len(examined(router, wrong, STRICT | {"unverified": True}).overridden) == 1
+
+
+def test_logits_that_lie_between_0_and_1_are_believed(made):
+    random = np.random.default_rng(2)
+    for kind in ("softmax", "sigmoid"):
+        router = made.router(kind)
+        narrow = random.uniform(0.3, 0.7, (TOKENS, router.num_experts)).astype(np.float32)
+        few = random.uniform(0.0, 1.0, (64, router.num_experts)).astype(np.float32)
+        for values in (narrow, few):
+            source = made.source("logits", made.columns(len(values)), values)
+            assert examined(router, source).overridden == ()
+
+
 def test_inputs_in_front_of_the_norm_are_believed(made, router):
     residual = made.inputs(TOKENS) * np.linspace(0.5, 4.0, TOKENS, dtype=np.float32)[:, None]
     found = examined(router, made.source("pre_norm", made.columns(TOKENS), residual))
@@ -139,4 +186,7 @@ def test_another_number_of_recorded_experts_is_said_as_that(made, router, source
         match=f"{top_k + 2} experts are recorded for each token, and the rule chooses {top_k}",
     ) as caught:
         examined(router, many)
-    assert "config.json" in caught.value.hint
+    assert f"If the recorded model chose {top_k + 2}, write that into config.json" in (
+        caught.value.hint
+    )
+    assert "--top-k where --router-pattern is given" in caught.value.hint

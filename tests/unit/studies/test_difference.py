@@ -100,6 +100,17 @@ def times(factor: float, expert: int) -> np.ndarray:
     return np.where(np.arange(32) == expert, factor, 1.0)[:, None]
 
 
+def copied(sources: dict[int, int]):
+    """Row ``copy`` becomes row ``source``."""
+
+    def change_rows(w, layer):
+        w = w.copy()
+        w[list(sources)] = w[list(sources.values())]
+        return w
+
+    return change_rows
+
+
 def one_noisy(w, layer):
     w = w.copy()
     w[3] += noise(0.3 * np.sqrt((w**2).mean()), layer, w[3].shape)
@@ -142,6 +153,9 @@ CASES = {
     "folded and noise behind small gains": (with_small_gains, lambda m: smoothed(m, 3.0, True).edited("weight", noisy(0.05)), [("gain folded", ""), ("noise", "")]),
     "gain alone": (softmax, lambda m: smoothed(m, 1.2, False), [("gain not compensated", "")]),
     "router alone": (softmax, lambda m: m.edited("weight", flat), [("columns scaled", "")]),
+    "gain times 1.3": (softmax, lambda m: m.edited("gain", lambda g, _: 1.3 * g), [("scaled", "by 1.3")]),
+    "gain times 1.3 in float32": (single, lambda m: m.edited("gain", lambda g, _: 1.3 * g), [("scaled", "by 1.3")]),
+    "gain times -1": (softmax, lambda m: m.edited("gain", lambda g, _: -g), [("gain not compensated", "")]),
     "rotated": (softmax, rotated, [("rotated", "")]),
     "rotated in float32": (single, rotated, [("rotated", "")]),
     "permuted": (softmax, lambda m: permuted(m, SORTED, ("weight",)), [("permuted", "30 of 32 rows")]),
@@ -164,6 +178,10 @@ CASES = {
     "a row times 3 and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(w * times(3.0, 5), layer)), [("rows scaled", "expert 5 scaled by 3.0"), ("noise", "rows changed by")]),
     "every row scaled": (softmax, lambda m: m.edited("weight", lambda w, _: w * np.linspace(0.5, 2.0, len(w))[:, None]), [("rows scaled", "32 of 32 experts scaled, each by its own factor, 0.5 to 2.0")]),
     "a row of noise": (softmax, lambda m: m.edited("weight", one_noisy), [("noise", "1 of 32 rows changed by")]),
+    "a row copied": (softmax, lambda m: m.edited("weight", copied({5: 6})), [("rows copied", "row 5 is now a copy of row 6")]),
+    "two rows copied": (softmax, lambda m: m.edited("weight", copied({5: 6, 9: 6})), [("rows copied", "row 5 is now a copy of row 6, row 9 is now a copy of row 6")]),
+    "a row copied and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: copied({5: 6})(noisy(0.02)(w, layer), layer)), [("rows copied", "row 5 is now a copy of row 6"), ("noise", "")]),
+    "a row copied and all scaled": (softmax, lambda m: m.edited("weight", lambda w, layer: copied({5: 6})(1.5 * w, layer)), [("rows copied", "row 5 is now a copy of row 6"), ("scaled", "by 1.5")]),
     "layers exchanged": (softmax, exchanged, [("another layer", "of B is layer ")]),
     "unrelated": (softmax, lambda m: m.edited("weight", fresh), [("unrelated", "")]),
     "bias rounded": (sigmoid, lambda m: m.edited("bias", lambda c, _: c, dtype=BF16), [("rounded", "selection bias rounded to bf16")]),

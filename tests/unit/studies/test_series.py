@@ -14,10 +14,9 @@ from scipy import stats
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.series import Curve, Series, SeriesStep
-from moegeom.document import View
+from moegeom.document import SERIES_REPORTERS, View
 from moegeom.studies.track.choices import Choices, agreement
 from moegeom.studies.track.paths import find_checkpoints, recording_path, unfinished
-from moegeom.studies.track.reporter import SERIES_REPORTERS
 from moegeom.studies.track.study import TrackRequest, track
 from moegeom.studies.track.trends import with_trends
 

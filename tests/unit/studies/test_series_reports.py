@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moegeom.document import View
+from moegeom.document import SERIES_EXPORTS, SERIES_REPORTERS, View
 from moegeom.document.sparkline import sparkline
-from moegeom.studies.track.reporter import SERIES_EXPORTS, SERIES_REPORTERS
 from moegeom.studies.track.study import TrackRequest, track
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import numpy as np
@@ -41,9 +42,9 @@ def test_an_exception_removes_what_was_written(tmp_path, content):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_path_is_a_usage_error(recording):
+def test_an_existing_path_is_a_usage_error_that_names_the_whole_path(recording):
     with (
-        pytest.raises(UsageError, match="exists already"),
+        pytest.raises(UsageError, match=f"{re.escape(str(recording[0]))} exists already"),
         RecordingWriter(recording[0], "ids", ("a",)),
     ):
         pass

@@ -207,6 +207,45 @@ def test_an_array_that_is_no_rows_of_numbers_is_refused(tmp_path, refused, array
         assert words in message
 
 
+@pytest.mark.parametrize(
+    "kind", ["npy", "npz", "pt", "several in npz", "several in pt", "several in safetensors"]
+)
+def test_the_hint_for_batches_keeps_layers_apart(tmp_path, kind):
+    """What the hint says is run: afterwards the file opens, and holds the rows of each layer."""
+    torch = pytest.importorskip("torch")
+    batches = np.arange(2 * 3 * 5 * 4, dtype=np.float32).reshape(2, 3, 5, 4)
+    path = tmp_path / f"a.{kind.rpartition(' ')[2]}"
+
+    def write(array):
+        several = {
+            router.replace("/", "."): part for router, part in zip(ROUTERS, array, strict=True)
+        }
+        if path.suffix == ".pt":
+            tensors = {k: torch.from_numpy(v.copy()) for k, v in several.items()}
+            torch.save(tensors if "several" in kind else torch.from_numpy(array), path)
+        elif path.suffix == ".safetensors":
+            save_file({k: v.copy() for k, v in several.items()}, path)
+        elif path.suffix == ".npy":
+            np.save(path, array)
+        else:
+            np.savez(path, **(several if "several" in kind else {"x": array}))
+
+    write(batches)
+    with pytest.raises(RecordingError, match="expected") as caught:
+        open_tokens(path, "logits", routers=ROUTERS)
+    said = caught.value.hint.removeprefix("Bring it to one row per token: ")
+    first = said.removesuffix(".").partition(" where layers come first")[0]
+    name = "tensor" if path.suffix == ".pt" else "array"
+    if "several" in kind:
+        flat = np.stack([eval(first, {name: part}) for part in batches])
+    else:
+        flat = eval(first, {name: batches})
+    write(flat)
+    opened = open_tokens(path, "logits", routers=ROUTERS)
+    for router, part in zip(ROUTERS, batches, strict=True):
+        np.testing.assert_array_equal(opened.read_values(router, 0, 15), part.reshape(15, 4))
+
+
 @pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors", "parquet"])
 def test_any_damage_ends_in_a_value_or_our_error(tmp_path, content, suffix):
     values = content(30).values["text/0"]
@@ -319,3 +358,24 @@ def test_knowing_every_source_loads_no_heavy_library():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled", "interleaved"])
+def test_positions_count_from_the_first_token_of_each_document(tmp_path, order):
+    """Across pieces and blocks of any size; -1 where documents do not stand in one piece."""
+    generator = np.random.default_rng(5)
+    lengths = generator.integers(1, 9000, 60)
+    names = np.arange(60) if order == "sorted" else generator.permutation(60) - 7
+    document = np.repeat(names, lengths)
+    position = np.concatenate([np.arange(length) for length in lengths])
+    if order == "interleaved":
+        document[-1], position = document[0], np.full(len(document), -1)
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.zeros((len(document), 1), np.int32), document=document)
+    source = open_tokens(path, "ids", routers=("a",))
+    assert source.facts.num_documents == len(np.unique(document))
+    for start in [0, 1, 4095, 4096, 65_535, 65_536, *generator.integers(0, len(document), 40)]:
+        stop = min(int(start + generator.integers(1, 9000)), len(document))
+        found = source.read_columns(int(start), stop)
+        np.testing.assert_array_equal(found.document, document[start:stop])
+        np.testing.assert_array_equal(found.position, position[start:stop])

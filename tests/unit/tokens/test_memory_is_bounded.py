@@ -93,3 +93,21 @@ def test_reading_outputs_of_experts_does_not_load_the_shard(tmp_path, dtype):
     batch = 64 * 16 * WIDTH * 4
     # Two batches, the one before still being held, and the scratch.
     assert peak_of(read) < 2 * batch + (2 << 20) < np.prod(shape) * 4 / 6
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_counting_documents_takes_no_memory_that_their_number_multiplies(tmp_path, step):
+    """As many documents as tokens: in order next to nothing is held, else a number of each."""
+
+    def peak(num_tokens):
+        document = np.arange(num_tokens)[::step]
+        path = tmp_path / f"{num_tokens}.npz"
+        np.savez(path, a=np.zeros((num_tokens, 1), np.int32), document=document)
+        opened = []
+        peak = peak_of(lambda: opened.append(open_tokens(path, "ids", routers=("a",))))
+        assert opened[0].facts.num_documents == num_tokens
+        np.testing.assert_array_equal(opened[0].read_columns(70, 90).document, document[70:90])
+        return peak
+
+    growth = peak(2**20) - peak(2**18)
+    assert growth < (2**20 - 2**18) * (0.01 if step == 1 else 40)

@@ -1,4 +1,4 @@
-"""What stands between a token and another choice, compiled.
+"""What stands between a token and another choice, compiled; see :mod:`moegeom.geometry.boundary.barriers`.
 
 Barriers are not kept: the two least of their bounds are, and the way through the nearest.
 """
@@ -261,7 +261,6 @@ def _add_rival(walls, groups, work, scratch, square, tally, tops, rivals, always
 
 @njit(**INNER)
 def tops_of(q, start, stop):
-    """The largest and the second largest of a range of experts, -1 where there is none."""
     first = start
     for expert in range(start, stop):
         if q[expert] > q[first]:

@@ -1,4 +1,4 @@
-"""How far along a line a choice changes, compiled."""
+"""How far along a line a choice changes, compiled; see :mod:`moegeom.geometry.boundary.first_change`."""
 
 from __future__ import annotations
 

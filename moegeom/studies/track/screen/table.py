@@ -8,6 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
+from moegeom.core.text import number_of
 from moegeom.document._reporter import Reporter, View
 from moegeom.document.place import place
 from moegeom.document.screen import STYLES, labelled, titled, to_text, wrapped
@@ -53,7 +54,7 @@ def render(series: Series, view: View) -> str:
 def _header(lines: list[Text], series: Series, width: int) -> None:
     steps = series.steps
     span = " to ".join(f"{step:g}" for step in sorted({steps[0].step, steps[-1].step}))
-    lines += titled(series.name, f"{len(steps)} checkpoints, steps {span}", width)
+    lines += titled(series.name, f"{number_of(len(steps), 'checkpoint')}, steps {span}", width)
     if series.rule:
         lines += labelled("rule", f"{series.rule}.", width)
     reused = sum(step.is_reused for step in steps)
@@ -146,7 +147,9 @@ def _limits(series: Series, width: int) -> list[str]:
         )
     ]
     if len(series.steps) > _size(series, width):
-        said.append(f"{len(series.steps)} steps: each mark is the mean of several of them.")
+        said.append(
+            f"{number_of(len(series.steps), 'step')}: each mark is the mean of several of them."
+        )
     if any(step.num_tokens for step in series.steps):
         said.append("This does not say why: a load that drifts may follow the data or the router.")
     return said

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
 from moegeom.tokens.traces.trace import TRACE_BYTES
@@ -112,12 +113,6 @@ def _parse(raw: bytes, where: str) -> Any:
             "Write one response per line; newer engines write ids as base64.",
         )
     try:
-        return json.loads(raw)
-    except RecursionError:
-        raise RecordingError(f"{where}: is nested too deeply.") from None
-    except UnicodeDecodeError as error:
-        raise RecordingError(f"{where}: is not UTF-8 at byte {error.start}.") from None
-    except ValueError as error:  # malformed, or an integer of thousands of digits
-        raise RecordingError(
-            f"{where}: is not JSON ({str(error)[:80]}).", "Is it truncated? Copy it again."
-        ) from None
+        return json_value(raw.removeprefix(BOM_UTF8))
+    except DocumentError as error:
+        raise RecordingError(f"{where}: {error!s:.120}.", "Is it whole? Copy it again.") from None

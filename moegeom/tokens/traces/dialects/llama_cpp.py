@@ -18,6 +18,7 @@ from jaxtyping import Int32
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
+from moegeom.core.text import number_of
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.trace import TRACE_BYTES, RequestTrace, Trace
 
@@ -66,7 +67,8 @@ def read(path: Path) -> Trace:
         found = tuple(printed.layer for printed in batch)
         if found != layers:
             raise RecordingError(
-                f"{batch[0].where}: a batch has {len(found)} layers with choices, the one before "
+                f"{batch[0].where}: a batch has {number_of(len(found), 'layer')} with choices, "
+                "the one before "
                 f"it {len(layers)}.",
                 "The log was cut off, or lines are missing.",
             )
@@ -96,7 +98,8 @@ def read(path: Path) -> Trace:
             raise RecordingError(f"{path.name}: more than {TRACE_BYTES:,} bytes of ids.")
     if not parts:
         raise RecordingError(
-            f"{path.name}: elided: {gaps} batches, each of more than {_SHOWN} tokens, of which the "
+            f"{path.name}: elided: {number_of(gaps, 'batch', 'batches')}, each of more than "
+            f"{_SHOWN} tokens, of which the "
             f'log shows the first 3 and the last 3 ("...").',
             "Generate token by token, record with moegeom capture, or count with llama-imatrix.",
         )
@@ -174,7 +177,8 @@ def _parse(
     total = _NUMBER.search(last.partition(b"sum = ")[2])
     if len(rows) != num_tokens or any(len(row) != top_k for row in rows) or total is None:
         raise RecordingError(
-            f"{where}: {len(rows)} rows of {sorted({len(row) for row in rows})} numbers and "
+            f"{where}: {number_of(len(rows), 'row')} of {sorted({len(row) for row in rows})} "
+            "numbers and "
             f"{'a' if total else 'no'} sum; expected {num_tokens} of {top_k}.",
             "The log was cut off.",
         )

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.text import quoted
+from moegeom.core.text import number_of, quoted
 from moegeom.tokens.traces.dialect import Dialect
 from moegeom.tokens.traces.dialects._encodings import nested_ids
 from moegeom.tokens.traces.dialects._json_records import json_records, whole_number
@@ -44,7 +44,8 @@ def read(path: Path) -> Trace:
     size = sum(file.stat().st_size for file in files)
     if not files or len(files) > _MOST_FILES or size > TRACE_BYTES:
         raise RecordingError(
-            f"{path.name}: {len(files)} files of {size:,} bytes; expected 1 to {_MOST_FILES} files "
+            f"{path.name}: {number_of(len(files), 'file')} of {size:,} bytes; expected 1 to "
+            f"{_MOST_FILES} files "
             f"of at most {TRACE_BYTES:,} bytes together.",
             "Trace fewer steps.",
         )

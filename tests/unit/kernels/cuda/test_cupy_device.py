@@ -25,7 +25,10 @@ def test_a_missing_library_of_cuda_is_named_with_what_brings_it(monkeypatch, kin
     monkeypatch.setattr(cupy_device, "_cublas", load)
     with pytest.raises(DeviceError) as refused:
         cupy_device.need_libraries()
-    assert refused.value.message == "CuPy misses a library of CUDA: libcublas.so.13 is nowhere."
+    assert refused.value.message == (
+        "No GPU can be used: cuBLAS or NVRTC, libraries of CUDA, cannot be loaded "
+        "(libcublas.so.13 is nowhere)."
+    )
     assert "cupy-cuda13x[ctk]" in refused.value.hint
 
 
@@ -114,6 +117,24 @@ def test_tensors_that_are_not_on_the_device_are_refused_with_where_they_are():
     with pytest.raises(UsageError, match="on cuda:1; expected one on cuda:0"):
         cupy_device._refuse_foreign(Elsewhere(), 0)
     cupy_device._refuse_foreign(Elsewhere(), 1)
+
+
+def test_a_cupy_that_cannot_be_loaded_is_quoted_behind_our_own_sentence(monkeypatch, tmp_path):
+    """CuPy answers a missing library with a framed page whose first line is empty."""
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy/__init__.py").write_text(
+        "try:\n    raise ImportError('libcuda.so.1: cannot open shared object file')\n"
+        "except ImportError as error:\n    raise ImportError('\\n====\\nFailed.') from error\n"
+    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DeviceError) as refused:
+        cupy_device.count_devices()
+    assert refused.value.message == (
+        "No GPU can be used: CuPy cannot be imported: libcuda.so.1: cannot open shared object file."
+    )
+    assert "moegeom[cuda13]" in refused.value.hint
 
 
 def test_without_cupy_it_is_named(monkeypatch):

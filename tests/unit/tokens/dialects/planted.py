@@ -164,7 +164,7 @@ PLANTED = (
             # with neither tokens nor mask it may be text: aligned, it has too many rows
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("misplaced", "expected as many or one less"),
-            "llama_cpp": ("misplaced", "has 3 documents and the trace 1 requests"),
+            "llama_cpp": ("misplaced", "has 3 documents and the trace 1 request"),
         },
         num_tokens=65,
     ),
@@ -175,7 +175,7 @@ PLANTED = (
         {
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("misplaced", "expected as many or one less"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
         },
     ),
     Planted(
@@ -186,7 +186,7 @@ PLANTED = (
             "padded": ("misplaced", "no place stands out"),
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("misplaced", "expected as many or one less"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
         },
     ),
     Planted(
@@ -198,7 +198,7 @@ PLANTED = (
             "padded": ("misplaced", "no place stands out"),
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("misplaced", "expected as many or one less"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
         },
         num_tokens=47,
     ),
@@ -220,7 +220,7 @@ PLANTED = (
         "rows are shifted by one token",
         _each(_shift_rows),
         ("misplaced", "shifted by +1 token"),
-        {"llama_cpp": ("misplaced", "3 documents and the trace 1 requests")},
+        {"llama_cpp": ("misplaced", "3 documents and the trace 1 request")},
     ),
     Planted(
         "layers are shifted by one",
@@ -238,7 +238,7 @@ PLANTED = (
         "routers are in another order",
         _each(_turn_layers),
         ("misplaced", "shifted by -1 layer"),
-        {"llama_cpp": ("misplaced", "3 documents and the trace 1 requests")},
+        {"llama_cpp": ("misplaced", "3 documents and the trace 1 request")},
     ),
     Planted(
         "an expert stands twice", _first(_name_an_expert_twice), ("refused", "stands twice in")
@@ -280,7 +280,7 @@ PLANTED = (
             "numbered": ("cleaned", "equal to another in every token and choice, kept: 1"),
             "vllm arrays": ("cleaned", "no token ids"),
             "megatron": ("cleaned", "equal to another in every token and choice, kept: 1"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
         },
     ),
     Planted(
@@ -291,7 +291,7 @@ PLANTED = (
             "numbered": ("cleaned", "equal to another in every token and choice, kept: 1"),
             "vllm arrays": ("misplaced", "expected as many or one less"),
             "megatron": ("cleaned", "equal to another in every token and choice, kept: 1"),
-            "llama_cpp": ("misplaced", "3 documents and the trace 1 requests"),
+            "llama_cpp": ("misplaced", "3 documents and the trace 1 request"),
         },
     ),
     Planted(

@@ -257,7 +257,7 @@ def test_batches_with_gaps_are_left_out_and_counted(tmp_path):
     assert source.facts.num_tokens == 1
     assert any("the log shows with gaps, left out: 1" in note for note in source.facts.notes)
     (tmp_path / "e.log").write_text(long)
-    with pytest.raises(RecordingError, match="elided: 1 batches, each of more than 6 tokens"):
+    with pytest.raises(RecordingError, match="elided: 1 batch, each of more than 6 tokens"):
         opened(tmp_path / "e.log")
 
 
