@@ -20,8 +20,8 @@ from moegeom.studies.check.study import GateRequest, gate
 def moegeom_gate() -> Callable[..., Verdict]:
     """``moegeom_gate(checkpoint, tokens=..., baseline=...)``: the verdict, or a failed test.
 
-    Takes what :class:`moegeom.studies.check.study.GateRequest` takes. An inconclusive verdict fails the
-    test too: a gate that could not judge must not look like one that passed.
+    Takes what :class:`moegeom.studies.check.study.GateRequest` takes. An inconclusive verdict fails
+    the test too: a gate that could not judge must not look like one that passed.
     """
 
     def check(target: str | Path, **asked: Any) -> Verdict:

@@ -45,7 +45,7 @@ def _section(blocks: Sequence[Block]) -> Iterator[str]:
 def _block(block: Block) -> Iterator[str]:
     match block:
         case Title(name, text):
-            yield from (f"**{_escaped(name)}** {_escaped(text)}".rstrip(), "")
+            yield from ("", f"**{_escaped(name)}** {_escaped(text)}".rstrip(), "")
         case Fact(label, text, _, right):
             said = f"{_escaped(text)}{f' ({_escaped(right)})' if right else ''}"
             yield f"- **{_escaped(label)}** {said}" if label else f"- {said}"
@@ -60,7 +60,7 @@ def _block(block: Block) -> Iterator[str]:
         case Table():
             yield from _table(block)
         case Note(text):
-            yield from (_escaped(text), "")
+            yield from ("", _escaped(text), "")
         case Command(label, text):
             yield f"- {_escaped(label.strip().rstrip(':'))}: {_code(text)}"
         case Excerpt(_, page, summary):

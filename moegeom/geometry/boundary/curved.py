@@ -64,10 +64,11 @@ def curved_boundary(
         d_{ij} = \min \{|y' - y| : f(z_i') + c_i = f(z_j') + c_j\}
 
     Exact for every increasing f, because the way to another choice crosses some such wall; each
-    d_ij is certified (:mod:`moegeom.geometry.boundary.curved_wall`): ``lower >= (1 - 1e-6) upper``, up to
-    the rounding of logits and scores. In units of the router input. 0 on a wall and on a permanent
-    tie (equal rows, biases and selection biases); inf when every expert is chosen, or no pair can
-    ever tie. Pairs with equal selection biases have straight walls, those of docs/theory.md A3.
+    d_ij is certified (:mod:`moegeom.geometry.boundary.curved_wall`): ``lower >= (1 - 1e-6) upper``,
+    up to the rounding of logits and scores. In units of the router input. 0 on a wall and on a
+    permanent tie (equal rows, biases and selection biases); inf when every expert is chosen, or no
+    pair can ever tie. Pairs with equal selection biases have straight walls, those of
+    docs/theory.md A3.
 
     The input is free to go anywhere: behind a norm it stays on an ellipsoid, and the distance along
     that is no less (docs/theory.md E3).

@@ -1,7 +1,8 @@
 """Bounds of the distance to another choice, for group-limited rules and for softmax with a bias.
 
-Every change passes a :class:`~moegeom.geometry.boundary.barriers.Barrier`, so that the least of their lower
-bounds is one for the distance; the upper bound is a step after which the rule chose another set.
+Every change passes a :class:`~moegeom.geometry.boundary.barriers.Barrier`, so that the least of
+their lower bounds is one for the distance; the upper bound is a step after which the rule chose
+another set.
 """
 
 from __future__ import annotations

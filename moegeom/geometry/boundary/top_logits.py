@@ -50,10 +50,10 @@ def distance_bracket(
     as large as that, u when none is near. A permanent tie of a chosen expert with one outside T
     counts in both, its distance 0 does not depend on a logit. In units of the router input.
 
-    Where l = u, this is what :func:`~moegeom.geometry.boundary.linear.boundary_distance` gives from all
-    logits, bit for bit: differences and products are rounded in order. Logits of another engine,
-    within e of these, move a distance by no more than 2 e over the row distance, exact or not.
-    With every logit known l = u; u is inf when k = m < E.
+    Where l = u, this is what :func:`~moegeom.geometry.boundary.linear.boundary_distance` gives from
+    all logits, bit for bit: differences and products are rounded in order. Logits of another
+    engine, within e of these, move a distance by no more than 2 e over the row distance, exact or
+    not. With every logit known l = u; u is inf when k = m < E.
 
     Source: docs/theory.md A3. Oracle in tests: the distance from all logits, also by scipy.
     """

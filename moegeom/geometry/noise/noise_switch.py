@@ -39,12 +39,12 @@ def switch_bounds(
 
     .. math:: \Phi(-r_{\min} / s) \le P(\text{differs}) \le \min(1, \sum_{ij} \Phi(-r_{ij} / s))
 
-    with r of :func:`~moegeom.geometry.noise.wall_sigmas.wall_sigmas`. For isotropic noise ``distances``
-    are the plain row distances and ``scale`` is its standard deviation per coordinate, in units of
-    the router input; for any other noise they are
-    :func:`~moegeom.geometry.noise.wall_sigmas.noisy_distances` and the scale multiplies it (1 for all).
-    One of two runs is noisy and the other is the reference; when both are, with noise of equal
-    size, pass root 2 times the scale.
+    with r of :func:`~moegeom.geometry.noise.wall_sigmas.wall_sigmas`. For isotropic noise
+    ``distances`` are the plain row distances and ``scale`` is its standard deviation per
+    coordinate, in units of the router input; for any other noise they are
+    :func:`~moegeom.geometry.noise.wall_sigmas.noisy_distances` and the scale multiplies it (1 for
+    all). One of two runs is noisy and the other is the reference; when both are, with noise of
+    equal size, pass root 2 times the scale.
 
     The estimate is that of :func:`~moegeom.geometry.noise.independent.independent_switch`, kept
     between the bounds, and the upper bound where that is below 1e-6. All 0 for k = E, and for scale

@@ -40,7 +40,8 @@ def simulate_exit(
 ) -> ExitCurve:
     r"""The exit curve of one input at increasing ``times`` > 0, from ``paths`` >= 2 paths.
 
-    ``rows`` are those of :func:`~moegeom.geometry.noise.wall_sigmas.noisy_rows` and ``distances`` theirs.
+    ``rows`` are those of :func:`~moegeom.geometry.noise.wall_sigmas.noisy_rows` and ``distances``
+    theirs.
     Logits are simulated at the times alone. Between two of them, given both ends, the path crosses
     a wall with probability :math:`e^{-2 a_0 a_1 / h}`, a the gap over its standard deviation, or 1
     when an end is beyond; the chance to stay within all walls is between 1 - sum and 1 - max of

@@ -1,7 +1,8 @@
 r"""When a diffusing router input first leaves its cell: bounds, and quantiles.
 
 The input moves as :math:`dx = F\,dB` from where it is. Time has the unit in which :math:`F F^T` is
-the covariance per unit of time, so that r of :mod:`moegeom.geometry.noise.wall_sigmas` is in its root.
+the covariance per unit of time, so that r of :mod:`moegeom.geometry.noise.wall_sigmas` is in its
+root.
 The mean exit time through one wall is infinite and is not given.
 """
 

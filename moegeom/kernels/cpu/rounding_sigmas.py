@@ -55,7 +55,7 @@ def _nearest(values, logits, chosen, weight, row_distance, unit, out):
 def rounding_sigmas(
     values: np.ndarray, logits: np.ndarray, chosen: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
-    """As :func:`moegeom.geometry.arithmetic.rounding.rounding_sigmas`; skips pairs that a bound rules out."""
+    """As :mod:`moegeom.geometry.arithmetic.rounding`; skips pairs that a bound rules out."""
     rows = weight.astype(np.float64)
     squares = (rows**2).sum(axis=1)
     squared = squares[:, None] + squares[None, :] - 2.0 * (rows @ rows.T)

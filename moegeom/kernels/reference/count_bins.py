@@ -14,5 +14,5 @@ def count_bins(
     population: Int32[np.ndarray, "tokens"],
     block: Int32[np.ndarray, "tokens"],
 ) -> None:
-    """Adds 1 at (population, block, bin of the value); see :mod:`moegeom.geometry.arithmetic.float_bits`."""
+    """Adds 1 at (population, block, bin of the value) (geometry.arithmetic.float_bits)."""
     np.add.at(histogram, (population, block, bin_index(values)), 1)

@@ -1,4 +1,4 @@
-"""Which figures may be compared: the lists behind :mod:`moegeom.studies.changes.figures`, as data."""
+"""Which figures may be compared: the lists behind ``figures``, as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between a token and another choice, compiled; see :mod:`moegeom.geometry.boundary.barriers`.
+"""What stands between a token and another choice, compiled.
 
 Barriers are not kept: the two least of their bounds are, and the way through the nearest.
 """
@@ -261,6 +261,7 @@ def _add_rival(walls, groups, work, scratch, square, tally, tops, rivals, always
 
 @njit(**INNER)
 def tops_of(q, start, stop):
+    """The largest and the second largest of a range of experts, -1 where there is none."""
     first = start
     for expert in range(start, stop):
         if q[expert] > q[first]:

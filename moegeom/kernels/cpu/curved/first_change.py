@@ -1,4 +1,4 @@
-"""How far along a line a choice changes, compiled; see :mod:`moegeom.geometry.boundary.first_change`."""
+"""How far along a line a choice changes, compiled."""
 
 from __future__ import annotations
 

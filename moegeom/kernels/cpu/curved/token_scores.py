@@ -1,4 +1,4 @@
-"""Scores of one token and bounds of them, compiled; see :mod:`moegeom.geometry.boundary.token_scores`.
+"""Scores of one token and bounds of them, compiled.
 
 A constraint is up to four experts with their signs; what a direction does to logits is given by
 coefficients of their rows and, last, one of the mean row.

@@ -86,6 +86,7 @@ def load_token(walls, logits, work):
 
 @njit(**INNER)
 def pair_wall(walls, work, i, j, limit):
+    """Bounds of the distance at which j catches up with i, and both logits there."""
     u = work.z[i]
     v = work.z[j]
     delta = walls.bias[i] - walls.bias[j]
