@@ -55,9 +55,9 @@ class Table:
 
     ``heads`` are one line of headings or more. In all but the last, a heading runs on over the
     empty cells to its right; where its own neighbour is not empty, it is that of one column.
-    Columns ``left`` are set flush left. Where the screen is too narrow, columns go in the order of
-    ``drops``, the highest first; those with 0 stay, as all do where ``drops`` is empty. If that
-    is not enough, ``paragraphs``, label and sentence for each row, stand for the table. ``rest``
+    Columns ``left`` are set flush left, ``gap`` apart where there is room and else 2. Where the
+    screen is too narrow, columns go in the order of ``drops``, the highest first and equal ones
+    together; those with 0 stay, as all do where ``drops`` is empty. If that is not enough, ``paragraphs``, label and sentence for each row, stand for the table. ``rest``
     is a line below it.
     """
 
@@ -66,6 +66,7 @@ class Table:
     looks: Sequence[Look] = ()
     left: Sequence[int] = (0,)
     drops: Sequence[int] = ()
+    gap: int = 2
     indent: int = 0
     heads_look: Look = "dim"
     paragraphs: Sequence[tuple[str, str]] = ()

@@ -135,14 +135,14 @@ def _problem(problem: Problem, width: int) -> list[Text]:
 
 def _table(table: Table, width: int) -> list[Text]:
     columns = list(range(len(table.heads[-1])))
-    lines = _aligned(table, columns, 3 if table.drops else 2)
+    lines = _aligned(table, columns, table.gap)
     if max(map(len, lines)) > width:
         lines = _aligned(table, columns, 2)
     while max(map(len, lines)) > width and table.drops:
-        last = max(columns, key=lambda column: table.drops[column])
-        if table.drops[last] == 0:
+        highest = max(table.drops[column] for column in columns)
+        if highest == 0:
             break
-        columns.remove(last)
+        columns = [column for column in columns if table.drops[column] < highest]
         lines = _aligned(table, columns, 2)
     if max(map(len, lines)) > width and table.paragraphs:
         found = [

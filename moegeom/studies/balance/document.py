@@ -38,8 +38,8 @@ _HEADS = (
     ),
 )
 
-#: Columns that stay on a narrow screen: without CV.
-_NARROW = (0, 1, 2, 3, 4, 5, 9, 10, 11, 12)
+#: A narrow screen does without CV.
+_DROPS = (0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0)
 
 _PAGE_HEADS = (
     *("router", "MaxVio now", "chance", "these tokens", "other documents", "chance there"),
@@ -156,13 +156,9 @@ def _table(found: Balance, shown: Sequence[RouterBalance], view: View) -> Table:
     summary = _summary(found)
     heads = _HEADS
     rows = [(summary.place(router.router), *_cells(router)) for router in shown]
-    single = ("",) * 11 + heads[0][-2:]  # headings above one column alone
-    columns = zip(single, heads[1], *rows, strict=True)
-    if sum(max(map(len, column)) + 2 for column in columns) - 2 > view.width:
-        heads, rows = ([[row[c] for c in _NARROW] for row in part] for part in (heads, rows))
     rest = len(found.routers) - len(shown)
     more = f"and {rest} more that were more even: --all-layers" if rest else ""
-    return Table(heads, rows, rest=more)
+    return Table(heads, rows, drops=_DROPS, rest=more)
 
 
 def _cells(router: RouterBalance) -> tuple[str, ...]:

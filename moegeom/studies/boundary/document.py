@@ -396,9 +396,9 @@ def _remarks(found: Exposure) -> list[str]:
             f"{variant.name}: exact ties leave {_percent(least)} to {_percent(most)}; {anyhow}."
         )
     said += [
-        f"{variant.name}: {number_of(wrong, 'token switched that was', 'tokens switched that were')} "
-        "proved to stay: a mistake of moegeom, "
-        "please report it."
+        f"{variant.name}: "
+        f"{number_of(wrong, 'token switched that was', 'tokens switched that were')} "
+        "proved to stay: a mistake of moegeom, please report it."
         for variant in found.variants
         if (wrong := variant.num_disproved)
     ]

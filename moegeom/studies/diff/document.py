@@ -38,8 +38,8 @@ _ROUTER = 10
 
 _HEADS = ("figure", "routers", "worst in", "A", "B", "change +- error", "p")
 
-#: Columns that stay on a narrow screen: without the values of A and B.
-_NARROW = (0, 1, 2, 5, 6)
+#: A and B go together: one of them without the other would only puzzle.
+_DROPS = (0, 0, 0, 1, 1, 0, 0)
 
 _PAGE_HEADS = ("figure", "routers", "worst in", "A", "B", "change", "error", "p")
 
@@ -287,13 +287,11 @@ def _table(found: Difference, figures: Figures, view: View) -> Table:
         chosen = [(test, f"{n} of {of}") for test, n, of in _by_column(figures)]
         shown = chosen[:_MOST_LINES]
     rows = [_HEADS, *(_cells(test, count, found) for test, count in shown)]
-    # A and B go together: one of them without the other would only puzzle
-    if sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True)) - 2 > view.width:
-        rows = [[row[column] for column in _NARROW] for row in rows]
     rest = len(chosen) - len(shown)
     return Table(
         rows[:1],
         rows[1:],
+        drops=_DROPS,
         rest=f"and {number_of(rest, 'more figure')}: --all-layers" if rest else "",
     )
 
