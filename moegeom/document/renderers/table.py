@@ -10,20 +10,20 @@ from rich.console import Console
 from rich.text import Text
 
 from moegeom.document.model import (
+    LABEL,
     Block,
     Command,
     Document,
     Excerpt,
     Fact,
+    Look,
     Note,
     Problem,
     Table,
     Title,
     View,
 )
-from moegeom.document.model import LABEL, Look
 from moegeom.document.render import Renderer
-from moegeom.document.sparkline import ASCII, BLOCKS
 
 #: Columns that text is never narrower than, beside a name that fills the screen.
 _LEAST = 20
@@ -50,8 +50,7 @@ def render(document: Document, view: View) -> str:
     for section in document.sections:
         part = [line for block in section for line in _block(block, view.width)]
         lines += [Text(), *part] if lines and part else part
-    shown = _printed(lines, view)
-    return shown.translate(str.maketrans(BLOCKS, ASCII)) if view.is_ascii else shown
+    return _printed(lines, view)
 
 
 def _printed(lines: Sequence[Text], view: View) -> str:
@@ -122,9 +121,7 @@ def _problem(problem: Problem, width: int) -> list[Text]:
     """Severity, code, where, and the sentence that is read first; the rest below it."""
     finding = problem.finding
     word, look = _SEVERITIES[finding.severity]
-    lines = _hanging(
-        f"{word} {finding.code}  ", f"{problem.places}: {finding.title}", width, look
-    )
+    lines = _hanging(f"{word} {finding.code}  ", f"{problem.places}: {finding.title}", width, look)
     lines += map(Text, _wrapped(finding.detail, width, "   "))
     if finding.repair:
         lines += _hanging("   repair  ", finding.repair, width, "dim")
