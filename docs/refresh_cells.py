@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moegeom.cells.record import RouterCells
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.study.study import cells
-from moegeom.document.markdown import table_row
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_ckpts"
@@ -38,6 +37,11 @@ HEAD = (
     "the bound for any router of this size (theory.md B4); *own cell* is the share of the tokens "
     "that choose what the slice chooses at the place where they are drawn.\n"
 )
+
+
+def table_row(cells: Sequence[str]) -> str:
+    """One line of a table; a bar in a cell does not end it."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def main() -> None:

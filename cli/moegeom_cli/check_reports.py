@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from moegeom_cli.streams import Format
 
 if TYPE_CHECKING:
-    from moegeom.core.verdict import Verdict
+    from moegeom.document.model import Document, View
+    from moegeom.studies.check.record import Gate
 
 #: Columns of a table that goes to a file.
 _FILE_WIDTH = 100
@@ -29,13 +30,13 @@ def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path 
     from moegeom.core.errors import UsageError
     from moegeom.core.files import refuse_unwritable
     from moegeom.core.registry import unknown_name
-    from moegeom.document import VERDICT_REPORTERS
+    from moegeom.document.render import RENDERERS
 
     reports = []
     for entry in asked:
         name, _, file = entry.partition("=")
-        if name not in VERDICT_REPORTERS.names():
-            raise unknown_name("report", name, VERDICT_REPORTERS.names())
+        if name not in RENDERERS.names():
+            raise unknown_name("report", name, RENDERERS.names())
         if not file and format is not Format.table:
             raise UsageError(
                 f"--report {name} would be printed into the {format.value} document.",
@@ -48,14 +49,18 @@ def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path 
 
 
 def write_reports(
-    reports: Sequence[tuple[str, Path | None]], verdict: Verdict, run: Mapping[str, Any]
+    reports: Sequence[tuple[str, Path | None]],
+    document: Callable[[Gate, View], Document],
+    found: Gate,
 ) -> None:
     """Writes each report to its file, or to stdout."""
     from moegeom.core.files import write_whole, writing
-    from moegeom.document import VERDICT_REPORTERS, View
+    from moegeom.document.model import View
+    from moegeom.document.render import render
 
+    view = View(_FILE_WIDTH)
     for name, file in reports:
-        text = VERDICT_REPORTERS[name].render(verdict, run, View(_FILE_WIDTH))
+        text = render(document(found, view), name, view)
         if file is None:
             typer.echo(text, nl=False)
             continue

@@ -10,6 +10,7 @@ import numpy as np
 
 from moegeom.core.intervals import half_width
 from moegeom.core.text import number_of
+from moegeom.document.model import Look, Table
 from moegeom.document.summary import Summary
 
 Row = Mapping[str, Any]
@@ -82,18 +83,15 @@ WEIGHT_COLUMNS = (
 TWINS = LayerColumn(("twin", "rows"), _column("num_twin_rows"), lambda v: f"{v:.0f}")
 
 
-@dataclass(frozen=True)
-class LayerTable:
-    """Headings and lines, all text; ``kinds`` says how each line should look."""
-
-    headings: tuple[tuple[str, str], ...]
-    drops: tuple[int, ...]
-    lines: Sequence[Sequence[str]]
-    kinds: Sequence[str]
+#: How a layer looks that has a finding.
+_LOOKS: dict[str, Look] = {"error": "error", "warning": "warning"}
 
 
-def layer_table(summary: Summary, all_layers: bool) -> LayerTable:
-    """The lines worth showing: layers with findings first, then the rest or their quantiles."""
+def layer_table(summary: Summary, all_layers: bool, has_bars: bool = True) -> Table:
+    """The lines worth showing: layers with findings first, then the rest or their quantiles.
+
+    With ``has_bars`` a bar stands beside the load of the busiest expert.
+    """
     has_tokens = any(row.get("load_cv_ddof0") is not None for row in summary.layers)
     has_margins = any(row.get("margin_p50") is not None for row in summary.layers)
     columns = (*(TOKEN_COLUMNS if has_tokens or has_margins else WEIGHT_COLUMNS), TWINS)
@@ -103,8 +101,9 @@ def layer_table(summary: Summary, all_layers: bool) -> LayerTable:
     plain = [row for row in summary.layers if row["router"] not in worst]
     is_short = all_layers or len(summary.layers) <= SHORT
     shown = [*marked, *plain] if is_short else marked[:MOST_LINES]
-    largest = max((_load(row) or 0.0 for row in shown), default=0.0)
-    lines, kinds = [], []
+    largest = max((_load(row) or 0.0 for row in shown), default=0.0) if has_bars else 0.0
+    lines: list[list[str]] = []
+    looks: list[Look] = []
     for row in shown:
         finding = worst.get(row["router"])
         lines.append(
@@ -114,18 +113,26 @@ def layer_table(summary: Summary, all_layers: bool) -> LayerTable:
                 {"error": "ERROR", "warning": "warn"}.get(finding.severity, "") if finding else "",
             ]
         )
-        kinds.append(finding.severity if finding else "plain")
+        looks.append(_LOOKS.get(finding.severity, "dim") if finding else "plain")
     if len(summary.layers) > 1:
-        lines.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), ""])
-        lines.append(["p5-p95", *(_quantile(c, summary.layers, (5, 95)) for c in columns), ""])
-        lines[-2][-1] = number_of(len(summary.layers), "layer")
-        lines[-1][-1] = "" if is_short else "--all-layers"
-        kinds += ["summary", "summary"]
+        number = number_of(len(summary.layers), "layer")
+        more = "" if is_short else "--all-layers"
+        lines.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), number])
+        lines.append(["p5-p95", *(_quantile(c, summary.layers, (5, 95)) for c in columns), more])
+        looks.extend(("dim", "dim"))
     if summary.null:
         lines.append(["null", *(_quantile(c, summary.null, (50,)) for c in columns), "random"])
-        kinds.append("summary")
+        looks.append("dim")
     headings = (("layer", ""), *(column.heading for column in columns), ("verdict", ""))
-    return LayerTable(headings, (0, *(column.drop for column in columns), 0), lines, kinds)
+    return Table(
+        [list(line) for line in zip(*headings, strict=True)],
+        lines,
+        looks,
+        left=(0, len(headings) - 1),
+        drops=(0, *(column.drop for column in columns), 0),
+        gap=3,
+        heads_look="strong",
+    )
 
 
 def _cell(column: LayerColumn, row: Row, largest: float) -> str:

@@ -57,8 +57,8 @@ class Table:
     empty cells to its right; where its own neighbour is not empty, it is that of one column.
     Columns ``left`` are set flush left, ``gap`` apart where there is room and else 2. Where the
     screen is too narrow, columns go in the order of ``drops``, the highest first and equal ones
-    together; those with 0 stay, as all do where ``drops`` is empty. If that is not enough, ``paragraphs``, label and sentence for each row, stand for the table. ``rest``
-    is a line below it.
+    together; those with 0 stay, as all do where ``drops`` is empty. If that is not enough,
+    ``paragraphs``, label and sentence for each row, stand for the table. ``rest`` is a line below.
     """
 
     heads: Sequence[Sequence[str]]

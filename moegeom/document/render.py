@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from moegeom.core.errors import InternalError
 from moegeom.core.registry import Registry
 from moegeom.document.model import Document, View
+from moegeom.document.sparkline import ASCII, BLOCKS
 from moegeom.document.untrusted import printable
 
 
@@ -48,4 +49,6 @@ def render(document: Document, name: str, view: View | None = None) -> str:
         sections=printable(document.sections),
         judged=printable(document.judged),
     )
-    return renderer.render(shown, view or View())
+    view = view or View()
+    text = renderer.render(shown, view)
+    return text.translate(str.maketrans(BLOCKS, ASCII)) if view.is_ascii else text

@@ -56,39 +56,9 @@ def verdict_word(verdict: Verdict) -> str:
     return {EXIT_OK: "PASSED", EXIT_FAILED: "FAILED"}.get(verdict.exit_code, "INCONCLUSIVE")
 
 
-def mood(verdict: Verdict) -> str:
-    """How the verdict looks: only a gate that judged something and found nothing looks good."""
-    if verdict.exit_code == 1:
-        return "error"
-    is_clean = verdict.exit_code == 0 and not verdict.findings and verdict.in_state("passed")
-    return "good" if is_clean else "warning"
-
-
-def refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:
-    """Why no router could be read, or the finding that says so."""
-    refused = run["refused"]
-    if any(finding.code == refused["code"] for finding in verdict.findings):
-        return f"none could be read: {refused['code']} says why."
-    return f"none could be read. {refused['message']} {refused['hint']}".rstrip()
-
-
 def profile_line(verdict: Verdict) -> str:
     """By which profile was judged and what it changes; empty where moegeom judges by itself."""
     return f"{'; '.join(verdict.profile)}." if verdict.profile else ""
-
-
-def detectable(verdict: Verdict) -> str:
-    """What the statistical checks could have found; empty when none was judged."""
-    if not verdict.detectable:
-        return ""
-    return f"Could have been found 9 times in 10: {'; '.join(verdict.detectable)}."
-
-
-def not_looked_at(verdict: Verdict) -> str:
-    """What no check looked at; empty when there is nothing to say."""
-    if not verdict.not_looked_at:
-        return ""
-    return f"Not looked at: {'; '.join(verdict.not_looked_at)}."
 
 
 def places(routers: Sequence[str], run: Mapping[str, Any]) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from moegeom.core.verdict import Verdict
-from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.document import View
+from moegeom.document.render import render
+from moegeom.studies.check.document import document
 from moegeom.studies.check.study import GateRequest, gate
 
 
@@ -30,8 +32,7 @@ def moegeom_gate() -> Callable[..., Verdict]:
                 asked[name] = Path(asked[name])
         found = gate(GateRequest(target=str(target), **asked))
         if found.verdict.exit_code:
-            screen = VERDICT_REPORTERS["table"].render(found.verdict, found.run, View())
-            pytest.fail(screen, pytrace=False)
+            pytest.fail(render(document(found, View()), "table"), pytrace=False)
         return found.verdict
 
     return check

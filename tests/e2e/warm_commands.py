@@ -15,7 +15,8 @@ import sys
 
 from moegeom.checks import CHECKS
 from moegeom.core.input_noise import InputNoise
-from moegeom.document import REPORTERS, VERDICT_REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
 from moegeom.engine.labels import Populations
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
@@ -52,7 +53,7 @@ def warm_up() -> None:
     for reduction in REDUCTIONS.all():
         reduction.start(extent).fold(found, kernels)
     assert METRICS.all()
-    assert REPORTERS.all() + VERDICT_REPORTERS.all()
+    assert RENDERERS.all()
     assert CHECKS.all()
 
 
@@ -60,11 +61,14 @@ def warm_up() -> None:
 WIDTHS = (80, 140)
 
 
-def show_everything(screen, reporters, *found, is_ascii: bool = False) -> None:
+def show_everything(screen, document, found, is_ascii: bool = False) -> None:
     """In place of one screen: all formats that there are, at all widths, as one JSON document."""
+    views = [View(width, is_ascii=is_ascii) for width in WIDTHS]
+    told = {view: document(found, view) for view in views}
     shown = {
-        name: {w: reporters[name].render(*found, View(w, is_ascii=is_ascii)) for w in WIDTHS}
-        for name in reporters.names()
+        renderer.name: {view.width: render(told[view], renderer.name, view) for view in views}
+        for renderer in RENDERERS.all()
+        if told[views[0]].judged is not None or not renderer.of_verdicts
     }
     sys.stdout.write(json.dumps(shown))
 

@@ -30,7 +30,9 @@ from moegeom.checks.measured import measured_results
 from moegeom.checks.profile_file import find_profile, read_profile
 from moegeom.core.errors import MoeGeomError
 from moegeom.core.tokens import TokenColumns
-from moegeom.document import REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
+from moegeom.document.results import results_document
 from moegeom.engine.snapshot import read_snapshot
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, lint, scan
@@ -579,8 +581,9 @@ def use_results(folder: Path, draw: random.Random) -> None:
     if kind < 0.2:
         gate(GateRequest(str(folder / "out")))
     else:
-        reporter = "table" if kind < 0.8 else draw.choice(REPORTERS.names())
-        REPORTERS[reporter].render(open_results(folder / "out"), view)
+        names = [renderer.name for renderer in RENDERERS.all() if not renderer.of_verdicts]
+        form = "table" if kind < 0.8 else draw.choice(names)
+        render(results_document(open_results(folder / "out"), view), form, view)
 
 
 def _metrics() -> list[Any]:

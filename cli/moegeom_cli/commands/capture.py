@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.options import FamilyFile, Quiet, Restart
-from moegeom_cli.streams import has_colours, watching, width
+from moegeom_cli.options import FamilyFile, PrintFormat, Quiet, Restart
+from moegeom_cli.streams import Format, has_colours, watching, width
 
 COMMAND = Command(Group.measure, 2, "moegeom capture CKPT --text FILE.txt --out REC")
 
@@ -63,14 +63,15 @@ def run(
     ] = False,
     restart: Restart = False,
     family: FamilyFile = None,
+    format: PrintFormat = Format.table,
     quiet: Quiet = False,
 ) -> None:
     """Run a local model over text and record what its routers read and choose."""
     from moegeom.core.errors import UsageError
 
     try:
+        from moegeom.recorder.document import captured_document, plan_document
         from moegeom.recorder.run import CaptureRequest, capture, plan_capture
-        from moegeom.recorder.screen import render_captured, render_plan
         from moegeom.recorder.text import parse_text_file
     except ModuleNotFoundError as missing:
         if missing.name not in ("torch", "transformers"):
@@ -79,7 +80,8 @@ def run(
             f"capture runs the model, for which {missing.name} is needed.",
             "pip install 'moegeom[capture]'",
         ) from None
-    from moegeom.document import View
+    from moegeom.document.model import View
+    from moegeom.document.render import render
     from moegeom.router.asked_family import AskedFamily
 
     request = CaptureRequest(
@@ -99,10 +101,12 @@ def run(
     )
     view = View(width(), has_colours(), all_layers=False)
     plan = plan_capture(request)
-    if not quiet or plan_only:
-        typer.echo(render_plan(plan, request, view), nl=False, err=not plan_only)
+    planned = plan_document(plan, request, view)
     if plan_only:
+        typer.echo(render(planned, format.value, view), nl=False)
         return
+    if not quiet:
+        typer.echo(render(planned, "table", view), nl=False, err=True)
     with closing(watching(quiet)) as watch:
         found = capture(request, plan, watch)
-    typer.echo(render_captured(found, request, view), nl=False)
+    typer.echo(render(captured_document(found, request, view), format.value, view), nl=False)

@@ -53,7 +53,9 @@ def run(
     ] = None,
     report: Annotated[
         list[str] | None,
-        typer.Option("--report", help="NAME=FILE, repeatable: junit, github, md, json, table."),
+        typer.Option(
+            "--report", help="NAME=FILE, repeatable: junit, github, md, html, json, table."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Keep the results in this directory.")
@@ -81,7 +83,7 @@ def run(
     reports = parse_reports(report or (), screen.format)
     from moegeom.checks.profile_file import fail_on as parse_fail_on
     from moegeom.checks.profile_file import known_code
-    from moegeom.document import VERDICT_REPORTERS
+    from moegeom.studies.check.document import document
     from moegeom.studies.check.study import GateRequest, gate
 
     request = GateRequest(
@@ -102,8 +104,8 @@ def run(
     )
     with screen.watching() as watch:
         found = gate(request, watch, screen.note)
-    screen.show(VERDICT_REPORTERS, found.verdict, found.run)
-    write_reports(reports, found.verdict, found.run)
+    screen.show(document, found)
+    write_reports(reports, document, found)
     if found.written is not None:
         doubt = ", although the gate did not pass" if found.verdict.exit_code else ""
         screen.note(f"baseline written: {found.written}{doubt}")

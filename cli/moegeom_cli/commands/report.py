@@ -19,7 +19,7 @@ def run(
     screen: ScreenOptions,
 ) -> None:
     """Print results that were measured before, on this machine or another."""
-    from moegeom.document import REPORTERS
+    from moegeom.document.results import results_document
     from moegeom.results.reader import open_results
 
-    screen.show(REPORTERS, open_results(results))
+    screen.show(results_document, open_results(results))

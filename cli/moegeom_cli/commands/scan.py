@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Measure every router on recorded tokens; without tokens, what weights alone tell."""
     from moegeom.core.errors import UsageError
-    from moegeom.document import REPORTERS
+    from moegeom.document.results import results_document
     from moegeom.pipeline import ScanRequest, scan
     from moegeom.results.reader import open_results
 
@@ -65,4 +65,4 @@ def run(
     )
     with screen.watching() as watch:
         written = scan(request, watch)
-    screen.show(REPORTERS, open_results(written))
+    screen.show(results_document, open_results(written))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +56,8 @@ def run(
     is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
 ) -> None:
     """Follow a training run: load, entropy, margins, drift and overlap, step by step."""
-    from moegeom.document import SERIES_EXPORTS, SERIES_REPORTERS
+    from moegeom.studies.track.document import document
+    from moegeom.studies.track.export import SERIES_EXPORTS
     from moegeom.studies.track.study import TrackRequest, track
 
     exports = [_export(entry) for entry in export or ()]
@@ -79,15 +79,14 @@ def run(
     for name, path in exports:
         SERIES_EXPORTS[name].write(series, path)
         screen.note(f"written: {path}")
-    plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
-    screen.show(SERIES_REPORTERS, series, is_ascii=plain)
+    screen.show(document, series, is_ascii)
 
 
 def _export(entry: str) -> tuple[str, Path]:
     """``csv:FILE`` as a name and a path; UsageError for anything else."""
     from moegeom.core.errors import UsageError
     from moegeom.core.registry import unknown_name
-    from moegeom.document import SERIES_EXPORTS
+    from moegeom.studies.track.export import SERIES_EXPORTS
 
     name, sign, path = entry.partition(":")
     known = [known for known in SERIES_EXPORTS.names() if known != "picture"]

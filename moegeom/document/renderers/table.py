@@ -25,7 +25,6 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.document.render import Renderer
-from moegeom.document.sparkline import ASCII, BLOCKS
 
 #: Columns that text is never narrower than, beside a name that fills the screen.
 _LEAST = 20
@@ -52,8 +51,7 @@ def render(document: Document, view: View) -> str:
     for section in document.sections:
         part = [line for block in section for line in _block(block, view.width)]
         lines += [Text(), *part] if lines and part else part
-    shown = _printed(lines, view)
-    return shown.translate(str.maketrans(BLOCKS, ASCII)) if view.is_ascii else shown
+    return _printed(lines, view)
 
 
 def _printed(lines: Sequence[Text], view: View) -> str:

@@ -26,6 +26,7 @@ from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
+from moegeom.studies.check.record import Gate
 
 #: Where a baseline is written when neither command line nor profile says.
 DEFAULT_BASELINE = "moegeom-baseline.json"
@@ -49,15 +50,6 @@ class GateRequest(Terms):
     fail_on: Severity | None = None
     out: Path | None = None
     skip_non_finite: bool = False
-
-
-@dataclass(frozen=True)
-class Gate:
-    """The verdict, the facts of the run it is about, and the baseline that was written."""
-
-    verdict: Verdict
-    run: Mapping[str, Any]
-    written: Path | None = None
 
 
 def gate(

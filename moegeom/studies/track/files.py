@@ -6,7 +6,9 @@ from pathlib import Path
 
 from moegeom.core.files import write_whole
 from moegeom.core.series import Series
-from moegeom.document import SERIES_REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import render
+from moegeom.studies.track.document import document
 
 
 def write_series(folder: Path, series: Series) -> None:
@@ -25,4 +27,4 @@ def write_series(folder: Path, series: Series) -> None:
     arrays = [pa.array(column, type=kind) for column, kind in zip(columns, kinds, strict=True)]
     table = pa.Table.from_arrays(arrays, names=list(names))
     write_whole(folder / "series.parquet", lambda file: pq.write_table(table, file))
-    write_whole(folder / "series.json", SERIES_REPORTERS["json"].render(series, View()))
+    write_whole(folder / "series.json", render(document(series, View()), "json"))

@@ -11,9 +11,12 @@ import pytest
 
 from moegeom.checks.repairs import either
 from moegeom.core.token_table import TokenTable
-from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
 from moegeom.document.verdict_text import verdict_sentence
 from moegeom.router.token_tables import looked_up
+from moegeom.studies.check.document import document
+from moegeom.studies.check.record import Gate
 from moegeom.studies.check.study import GateRequest, gate
 from tests.unit.check.conftest import TABLE, Case, keep, with_token_table, write_model
 
@@ -85,10 +88,11 @@ def test_routers_that_are_not_looked_at_are_counted_in_every_verdict_line(tmp_pa
     said = verdict_sentence(found.verdict)
     assert said.startswith("PASSED: ")
     assert "Not looked at: 1 of 3 routers, whether routers were trained." in said
-    for reporter in VERDICT_REPORTERS.all():
-        text = reporter.render(found.verdict, found.run, View(width=200))
-        assert "1 of 3 routers" in text, reporter.name
-        assert "PASSED" in text, reporter.name
+    view = View(width=200)
+    for name in RENDERERS.names():
+        text = render(document(found, view), name, view)
+        assert "1 of 3 routers" in text, name
+        assert "PASSED" in text, name
 
 
 def test_layers_that_were_not_asked_for_are_counted(tmp_path, monkeypatch):
@@ -201,15 +205,12 @@ def test_every_format_says_the_word_of_the_exit_code_and_names_checks_by_what_ho
     compared, spoil, word
 ):
     verdict = compared(spoil)
-    run = gate(GateRequest("now/model")).run
-    for reporter in VERDICT_REPORTERS.all():
-        assert word in reporter.render(verdict, run, View(width=200)), reporter.name
-    names = VERDICT_REPORTERS["junit"].render(verdict, run, View())
-    assert 'name="MGI103 no router row is zero."' in names
-    rows = VERDICT_REPORTERS["md"].render(verdict, run, View())
-    assert "| MGI103 | no router row is zero. | passed |" in rows
-    document = json.loads(VERDICT_REPORTERS["json"].render(verdict, run, View()))
-    assert document["verdict"] == word
+    told = document(Gate(verdict, gate(GateRequest("now/model")).run), View())
+    for name in RENDERERS.names():
+        assert word in render(told, name, View(width=200)), name
+    assert 'name="MGI103 no router row is zero."' in render(told, "junit")
+    assert "| MGI103 | no router row is zero. | passed |" in render(told, "md")
+    assert json.loads(render(told, "json"))["verdict"] == word
 
 
 # ------------------------------------------------------------------------- rows that did not move

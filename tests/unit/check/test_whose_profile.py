@@ -10,7 +10,9 @@ import pytest
 from moegeom.checks import CHECKS
 from moegeom.checks.profile import DEFAULT, Ignore, LayerLimits, LimitSettings, told
 from moegeom.core.errors import OutputError, UsageError
-from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
+from moegeom.studies.check.document import document
 from moegeom.studies.check.study import GateRequest, gate, lies_with, profile_path
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 
@@ -81,12 +83,12 @@ def test_every_report_names_the_profile_and_what_it_changes(place, monkeypatch):
     said = found.verdict.profile
     assert said[0] == str(place / "moegeom.toml")
     assert said[1].startswith("not judged: MGB")
-    for reporter in VERDICT_REPORTERS.all():
-        text = reporter.render(found.verdict, found.run, View(4000))
-        assert str(place / "moegeom.toml") in text.replace("\\", ""), reporter.name
-        assert "not judged" in text, reporter.name
-    document = json.loads(VERDICT_REPORTERS["json"].render(found.verdict, found.run, View()))
-    assert document["profile"] == list(said)
+    view = View(4000)
+    for name in RENDERERS.names():
+        text = render(document(found, view), name, view)
+        assert str(place / "moegeom.toml") in text.replace("\\", ""), name
+        assert "not judged" in text, name
+    assert json.loads(render(document(found, view), "json"))["profile"] == list(said)
 
 
 def test_without_a_profile_nothing_is_said_of_one(place, monkeypatch):

@@ -14,7 +14,9 @@ import pytest
 
 from moegeom.core.errors import MoeGeomError, ResultsError
 from moegeom.core.token_table import TokenTable
-from moegeom.document import REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
+from moegeom.document.results import results_document
 from moegeom.engine.snapshot import read_snapshot
 from moegeom.metrics import METRICS
 from moegeom.results.reader import is_results, open_results
@@ -45,8 +47,8 @@ def edited(results, edit):
 def shown(results):
     """Everything that reads results from elsewhere."""
     found = open_results(results)
-    for reporter in REPORTERS.all():
-        reporter.render(found, View())
+    for name in (one.name for one in RENDERERS.all() if not one.of_verdicts):
+        render(results_document(found, View()), name)
     gate(GateRequest(str(results)))
 
 

@@ -23,7 +23,7 @@ from moegeom.studies.explain.record import (
     Verdict,
 )
 from moegeom.studies.explain.verdict import Evidence, verdict
-from tests.unit.report.records import sample_run
+from tests.unit.document.records import sample_run
 
 
 def tried(name: str, share: float, credit: float | None = None, **facts) -> Tried:

@@ -14,8 +14,10 @@ from scipy import stats
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.series import Curve, Series, SeriesStep
-from moegeom.document import SERIES_REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
 from moegeom.studies.track.choices import Choices, agreement
+from moegeom.studies.track.document import document
 from moegeom.studies.track.paths import find_checkpoints, recording_path, unfinished
 from moegeom.studies.track.study import TrackRequest, track
 from moegeom.studies.track.trends import with_trends
@@ -64,8 +66,12 @@ def test_the_header_says_at_which_steps_the_rule_is_verified(run, tmp_path):
     forget_choices(run / "out/step_1500.moegeom")
     series = track(TrackRequest((pattern,), tmp_path / "assumed"))
     assert series.rule == "olmoe: softmax over 16, keep 4; assumed from config"
-    for name in SERIES_REPORTERS.names():
-        assert "assumed from config" in SERIES_REPORTERS[name].render(series, View(width=80))
+    for name in (one.name for one in RENDERERS.all() if not one.of_verdicts):
+        assert "assumed from config" in rendered(series, name, View(width=80))
+
+
+def rendered(series: Series, name: str, view: View) -> str:
+    return render(document(series, view), name, view)
 
 
 def forget_choices(results: Path) -> None:
@@ -336,10 +342,17 @@ def long_series(number: int, routers: int) -> Series:
 @pytest.mark.parametrize("width", [76, 80, 120])
 @pytest.mark.parametrize("number", [1, 2, 12, 13, 200])
 def test_no_line_is_wider_than_the_screen_and_names_cannot_command_it(width, number):
-    text = SERIES_REPORTERS["table"].render(long_series(number, 30), View(width, is_ascii=True))
+    text = rendered(long_series(number, 30), "table", View(width, is_ascii=True))
     assert max(map(len, text.splitlines())) <= width
     assert "\x1b" not in text
     assert text.isascii()
     assert "and 18 more: --all-layers" in text
-    whole = SERIES_REPORTERS["table"].render(long_series(number, 30), View(width, all_layers=True))
+    whole = rendered(long_series(number, 30), "table", View(width, all_layers=True))
     assert "more: --all-layers" not in whole
+
+
+@pytest.mark.parametrize("name", [one.name for one in RENDERERS.all() if not one.of_verdicts])
+def test_where_no_block_can_be_shown_no_format_holds_one(name):
+    series = dataclasses.replace(long_series(12, 2), name="plain")
+    assert not rendered(series, name, View()).isascii() or name == "json"
+    assert rendered(series, name, View(is_ascii=True)).isascii()

@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moegeom.document import SERIES_EXPORTS, SERIES_REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
 from moegeom.document.sparkline import sparkline
+from moegeom.studies.track.document import document
+from moegeom.studies.track.export import SERIES_EXPORTS
 from moegeom.studies.track.study import TrackRequest, track
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
@@ -75,14 +78,13 @@ def test_experts_that_drive_the_load_are_those_whose_term_changed_most(run):
 
 
 def test_every_report_and_export_holds_every_router(run, tmp_path):
-    series = run[1]
-    for name in SERIES_REPORTERS.names():
-        text = SERIES_REPORTERS[name].render(series, View(width=80))
+    series, view = run[1], View(width=80)
+    for name in (one.name for one in RENDERERS.all() if not one.of_verdicts):
+        text = render(document(series, view), name, view)
         assert text.endswith("\n")
         if name == "table":
             assert max(map(len, text.splitlines())) <= 80
-    document = json.loads(SERIES_REPORTERS["json"].render(series, View()))
-    assert len(document["curves"]) == len(series.curves)
+    assert len(json.loads(render(document(series, view), "json"))["curves"]) == len(series.curves)
     SERIES_EXPORTS["csv"].write(series, tmp_path / "series.csv")
     text = (tmp_path / "series.csv").read_text("utf-8")
     lines = list(csv.DictReader(text.splitlines()))
@@ -116,5 +118,5 @@ def test_tensorboard_reads_what_was_written(run, tmp_path):
 
 def test_a_sparkline_shows_order_and_gaps():
     assert sparkline([0.0, 1.0, None, 0.5]) == "▁█ ▅"
-    assert sparkline([2.0, 2.0], is_ascii=True) == "=="
+    assert sparkline([2.0, 2.0]) == "▄▄"
     assert sparkline([None, None]) == "  "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import shlex
 
 import ml_dtypes
@@ -17,11 +18,13 @@ from moegeom.core.errors import CheckpointError, RecordingError, RouterError, Us
 from moegeom.core.router import GroupMask, LogitMap, Norm, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TokenColumns
 from moegeom.document import View
+from moegeom.document.render import render
 from moegeom.router.load import load_routers
 from moegeom.studies.changes.words import WORDS, change
+from moegeom.studies.signoff.document import document
 from moegeom.studies.signoff.function import rotation_line
 from moegeom.studies.signoff.judgement import JUDGES, Pair, judge
-from moegeom.studies.signoff.record import LINE_NAMES, SIGNOFF_REPORTERS, SignOff
+from moegeom.studies.signoff.record import LINE_NAMES, SignOff
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.checkpoint import BF16, F32, Checkpoint, name_of
@@ -675,7 +678,7 @@ def test_what_cannot_be_meant_is_refused(sign, options, words):
 def test_the_screen_fits_but_for_commands(sign, width, export):
     model, change_it, *_ = EXPORTS[export]
     found = sign(model(), change_it(model()))
-    text = SIGNOFF_REPORTERS["table"].render(found, View(width))
+    text = render(document(found, View(width)), "table", View(width))
     lines = [
         line for line in text.splitlines() if not line.strip().startswith(("next ", "fill in "))
     ]
@@ -688,13 +691,13 @@ def test_the_screen_fits_but_for_commands(sign, width, export):
 
 def test_markdown_has_a_row_for_each_line_and_json_its_numbers(sign):
     found = sign(softmax(), smoothed(softmax(), 1.2, False))
-    text = SIGNOFF_REPORTERS["md"].render(found, View())
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert [row.split(" | ")[1] for row in rows[2:]] == states(found)
-    document = json.loads(SIGNOFF_REPORTERS["json"].render(found, View()))
-    assert document["exit_code"] == 1
-    assert [line["state"] for line in document["lines"]] == states(found)
-    routers = document["lines"][1]["evidence"]["routers"]
+    text = render(document(found, View()), "md", View())
+    rows = re.findall(r"^- \*\*([a-z ]+)\*\* [a-z ]+:", text, re.MULTILINE)
+    assert rows == states(found)
+    told = json.loads(render(document(found, View()), "json", View()))
+    assert told["exit_code"] == 1
+    assert [line["state"] for line in told["lines"]] == states(found)
+    routers = told["lines"][1]["evidence"]["routers"]
     assert routers["text/0"]["changes"][0]["word"] == "gain not compensated"
 
 
@@ -703,7 +706,7 @@ def test_names_of_others_cannot_write_on_the_terminal(sign, name, tmp_path):
     softmax().write(tmp_path / "a\x1b[31m")
     softmax().write(tmp_path / "plain")
     found = sign_off(SignOffRequest("a\x1b[31m", "plain"))
-    assert "\x1b" not in SIGNOFF_REPORTERS[name].render(found, View())
+    assert "\x1b" not in render(document(found, View()), name, View())
 
 
 # ------------------------------------------------------------- no line passes without having to
@@ -715,7 +718,7 @@ def test_half_of_the_tokens_routed_otherwise_are_not_signed_off_without_a_limit(
     found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"))
     assert found.lines[3].evidence["between"]["tokens_share"] > 0.4
     assert (found.exit_code, states(found)[3]) == (4, "not judged")
-    text = SIGNOFF_REPORTERS["table"].render(found, View())
+    text = render(document(found, View()), "table", View())
     assert "not signed off: give --max-switched (or --null)" in text
     assert "passed        routing on text" not in text
 
@@ -754,14 +757,14 @@ def test_only_four_passed_lines_exit_with_zero(sign, state):
         )
         open_one = dataclasses.replace(found, lines=lines)
         assert open_one.exit_code == (1 if state == "failed" else 4)
-        assert "not signed off" in SIGNOFF_REPORTERS["table"].render(open_one, View())
+        assert "not signed off" in render(document(open_one, View()), "table", View())
 
 
 def test_what_was_left_out_is_counted_in_the_verdict(sign):
     whole, part = sign(softmax(), softmax()), sign(softmax(), softmax(), layers="0")
     assert len(part.not_looked_at) == len(whole.not_looked_at) + 2
     assert "1 of 2 routers of A (--layers)" in part.not_looked_at
-    text = SIGNOFF_REPORTERS["table"].render(part, View(width=200))
+    text = render(document(part, View(width=200)), "table", View(width=200))
     assert f"{len(part.not_looked_at)} things not looked at" in text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moegeom.core.files import write_whole
 from moegeom.core.series import Series
-from moegeom.studies.track.reporter import SeriesExport
+from moegeom.studies.track.export import SeriesExport
 
 
 def write(series: Series, path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from moegeom.core.files import write_whole
 from moegeom.core.intervals import half_width
 from moegeom.core.series import SERIES_COLUMNS, Series, SeriesColumn
-from moegeom.studies.track.reporter import SeriesExport
+from moegeom.studies.track.export import SeriesExport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from pathlib import Path
 from moegeom.core.errors import UsageError
 from moegeom.core.files import writing
 from moegeom.core.series import Series
-from moegeom.studies.track.reporter import SeriesExport
+from moegeom.studies.track.export import SeriesExport
 
 
 def write(series: Series, path: Path) -> None:

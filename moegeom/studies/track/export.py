@@ -1,4 +1,4 @@
-"""Reporters of a series of checkpoints, and what an export is."""
+"""What an export of a series is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from moegeom.core.registry import Registry
 from moegeom.core.series import Series
-from moegeom.document._reporter import Reporter
 
 
 @dataclass(frozen=True)
@@ -18,11 +17,6 @@ class SeriesExport:
     name: str
     write: Callable[[Series, Path], None]
 
-
-#: Reporters by file name.
-SERIES_REPORTERS: Registry[Reporter[Series]] = Registry(
-    "format", "moegeom.studies.track.screen", "REPORTER", Reporter
-)
 
 #: Exports by file name.
 SERIES_EXPORTS: Registry[SeriesExport] = Registry(

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
 
 from moegeom.core.verdict import Outcome, Verdict
-from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import render
+from moegeom.studies.check.document import document
+from moegeom.studies.check.record import Gate
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).parents[2] / "data/junit.xsd")
 
 
 def rendered(verdict, run) -> str:
-    text = VERDICT_REPORTERS["junit"].render(verdict, run, View())
+    text = render(document(Gate(verdict, run), View()), "junit")
     SCHEMA.validate(text)
     return text
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from moegeom.document import REPORTERS, View
 from moegeom.document.header import duration, size
+from moegeom.document.model import View
+from moegeom.document.render import render
+from moegeom.document.results import results_document
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
@@ -25,33 +27,37 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return open_results(scan(request))
 
 
+def rendered(results: Results, name: str, view: View) -> str:
+    return render(results_document(results, view), name, view)
+
+
 @pytest.mark.parametrize("width", [76, 80, 100, 120])
 def test_only_commands_and_paths_are_longer_than_the_screen(results: Results, width: int) -> None:
-    text = REPORTERS["table"].render(results, View(width=width))
+    text = rendered(results, "table", View(width=width))
     long = [line for line in text.splitlines() if len(line) > width]
     assert [line for line in long if "next:" not in line and str(results.path) not in line] == []
 
 
 def test_the_screen_names_the_twin_rows_and_their_layer(results: Results) -> None:
-    text = REPORTERS["table"].render(results, View())
+    text = rendered(results, "table", View())
     assert "ERROR MGI104  layer 1: experts 1 and 5 are the same row" in text
     assert "VERDICT  1 error" in text
 
 
 def test_colour_codes_appear_only_when_asked_for(results: Results) -> None:
-    assert "\x1b[" not in REPORTERS["table"].render(results, View())
-    assert "\x1b[" in REPORTERS["table"].render(results, View(colours=True))
+    assert "\x1b[" not in rendered(results, "table", View())
+    assert "\x1b[" in rendered(results, "table", View(colours=True))
 
 
 def test_json_is_one_strict_document_with_every_layer(results: Results) -> None:
-    text = REPORTERS["json"].render(results, View())
+    text = rendered(results, "json", View())
     document = json.loads(text, parse_constant=lambda name: pytest.fail(f"not strict: {name}"))
     stored = [row for row in document["layers"] if row["variant"] == "as_stored"]
     assert len({row["router"] for row in stored}) == MODEL.layers
 
 
 def test_markdown_has_a_line_for_every_layer(results: Results) -> None:
-    text = REPORTERS["md"].render(results, View())
+    text = rendered(results, "md", View())
     assert sum(line.startswith(("| 0 |", "| 1 |", "| 2 |")) for line in text.splitlines()) == 3
 
 

@@ -14,9 +14,12 @@ from markdown_it import MarkdownIt
 
 from moegeom.core.finding import Finding
 from moegeom.core.verdict import STATES, Outcome, Verdict
-from moegeom.document import VERDICT_REPORTERS, View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
 from moegeom.document.untrusted import printable
 from moegeom.document.verdict_text import places, verdict_sentence
+from moegeom.studies.check.document import document
+from moegeom.studies.check.record import Gate
 
 NAMES = ("failed", "warned", "strict")
 WIDTHS = (76, 80, 100, 120)
@@ -33,32 +36,33 @@ ANY_TEXT = st.lists(
 
 
 def rendered(name, verdict, run, **view) -> str:
-    return VERDICT_REPORTERS[name].render(verdict, run, View(**view))
+    shown = View(**view)
+    return render(document(Gate(verdict, run), shown), name, shown)
 
 
 # ----------------------------------------------------------------------------------- in all reports
 
 
-@pytest.mark.parametrize("name", VERDICT_REPORTERS.names())
+@pytest.mark.parametrize("name", RENDERERS.names())
 def test_every_report_ends_with_one_newline_and_a_file_can_hold_it(name, of_others, hostile):
     text = rendered(name, *of_others(hostile))
     assert text.encode("utf-8").endswith(b"\n")
     assert not text.endswith("\n\n")
 
 
-@pytest.mark.parametrize("name", sorted(set(VERDICT_REPORTERS.names()) - {"json"}))
+@pytest.mark.parametrize("name", sorted(set(RENDERERS.names()) - {"json"}))
 def test_no_report_passes_control_characters_on(name, of_others, hostile):
     text = rendered(name, *of_others(hostile))
     assert [c for c in text if not c.isprintable() and c != "\n"] == []
 
 
-@pytest.mark.parametrize("name", VERDICT_REPORTERS.names())
+@pytest.mark.parametrize("name", RENDERERS.names())
 def test_every_report_names_what_nobody_looked_at(name, warned, run):
     text = rendered(name, warned, run)
     assert ("expert weights" in text) == (name != "github")
 
 
-@pytest.mark.parametrize("name", VERDICT_REPORTERS.names())
+@pytest.mark.parametrize("name", RENDERERS.names())
 def test_routers_that_cannot_be_read_are_reported(name, refused_run):
     finding = Finding("error", "MGI106", (), "model: scale of another kind.")
     outcome = Outcome("MGI106", "the storage is not known", "error", "failed", "", (finding,))
@@ -287,13 +291,14 @@ def test_markdown_folds_a_table_of_all_checks_away(failed, run):
 
 def test_markdown_says_the_verdict_first(failed, strict, warned, run):
     firsts = [rendered("md", v, run).splitlines()[2] for v in (failed, strict, warned)]
-    assert [line.split(":")[0] for line in firsts] == ["**FAILED", "**FAILED", "**PASSED"]
-    assert [line[-13:] for line in firsts] == [f"Exit code {code}.".rjust(13) for code in (1, 1, 0)]
+    words = ["FAILED", "FAILED", "PASSED"]
+    assert [line.split(":")[0] for line in firsts] == [f"- **VERDICT** {w}" for w in words]
+    assert [line[-8:] for line in firsts] == [f"(exit {code})" for code in (1, 1, 0)]
 
 
 def test_an_inconclusive_gate_does_not_read_as_passed(failed, run):
     undecided = Verdict(failed.in_state("inconclusive"))
-    assert rendered("md", undecided, run).splitlines()[2].startswith("**INCONCLUSIVE: ")
+    assert rendered("md", undecided, run).splitlines()[2].startswith("- **VERDICT** INCONCLUSIVE: ")
 
 
 @pytest.fixture(scope="module")

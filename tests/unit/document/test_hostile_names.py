@@ -1,20 +1,24 @@
-"""No name of others reaches a terminal, Markdown or a workflow as more than text, in any report.
+"""No name of others reaches a terminal, a page or a workflow as more than text, in any report.
 
-Kinds of reports are the registries below ``moegeom.document``, formats their names: a new kind or
-format is looked at without a line here. Records are made from their types, every string of them
-hostile, but for the words of closed lists.
+Every function that makes a document is shown by every renderer: a new study or format is looked at
+without a line here. Records are made from their types, every string of them hostile, but for the
+words of closed lists.
 """
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import html.parser
 import importlib
+import inspect
 import json
 import pkgutil
 import re
+import sys
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -24,20 +28,23 @@ import pytest
 from markdown_it import MarkdownIt
 from safetensors.numpy import load_file, save_file
 
-import moegeom.document
+import moegeom
+from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import InternalError
-from moegeom.core.registry import Registry
-from moegeom.document import View
-from moegeom.document._reporter import Reporter
-from moegeom.document._verdict_reporter import VerdictReporter
+from moegeom.core.router import RouterSet
+from moegeom.core.verdict import Verdict
+from moegeom.document.model import Document, View
+from moegeom.document.render import RENDERERS, render
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, refuse_disproved, scan
 from moegeom.results.reader import Results, open_results
-from moegeom.studies.boundary.record import Exposure
+from moegeom.router.load import load_routers
 from moegeom.testing.synthetic import write_checkpoint
 from tests.unit.check.conftest import GATE, Case
-from tests.unit.report.conftest import HOSTILE
-from tests.unit.report.records import sample_run
+from tests.unit.document.conftest import HOSTILE, written_by_others
+from tests.unit.document.records import SAMPLE, sample_run
+
+HOUSE = Path(moegeom.__file__).parent
 
 #: Escape sequences, new lines, text that runs backwards, HTML, Markdown, commands of workflows.
 NAME = (
@@ -52,25 +59,34 @@ VOCABULARY = {
 }
 
 
-def kinds() -> dict[str, tuple[Registry[Any], type]]:
-    """Every registry of reporters, with the record that they show."""
+#: Packages with modules that tell records as documents.
+TELLERS = ("moegeom.studies", "moegeom.cells", "moegeom.recorder", "moegeom.document")
+
+
+def documents() -> dict[str, Callable[..., Document]]:
+    """Every function that returns a document, by where it is."""
     found = {}
-    for info in pkgutil.walk_packages(moegeom.document.__path__, "moegeom.document."):
-        module = importlib.import_module(info.name)
-        for name in getattr(module, "__annotations__", {}):
-            value = getattr(module, name, None)
-            if not isinstance(value, Registry):
+    for package in map(importlib.import_module, TELLERS):
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            is_told = info.name.endswith(".document") or package.__name__ == "moegeom.document"
+            if info.ispkg or not is_told:
                 continue
-            (of,) = typing.get_args(typing.get_type_hints(module)[name])
-            if of is VerdictReporter:
-                found[name] = (value, VerdictReporter)
-            elif typing.get_origin(of) is Reporter:
-                found[name] = (value, typing.get_args(of)[0])
+            module = importlib.import_module(info.name)
+            for name, function in inspect.getmembers(module, inspect.isfunction):
+                makes = inspect.get_annotations(function).get("return") == "Document"
+                if makes and function.__module__ == info.name:
+                    found[f"{info.name}.{name}"] = function
     return found
 
 
-KINDS = kinds()
-CASES = [(kind, form) for kind, (registry, _) in KINDS.items() for form in registry.names()]
+DOCUMENTS = documents()
+JUDGES = [name for name in DOCUMENTS if ".check." in name]
+CASES = [
+    (kind, renderer.name)
+    for kind in DOCUMENTS
+    for renderer in RENDERERS.all()
+    if kind in JUDGES or not renderer.of_verdicts
+]
 
 
 #: Fields that hold a word of a closed list although their type does not say so.
@@ -111,7 +127,12 @@ def made(kind: Any, field: str = "") -> Any:
     if kind in (Any, object):
         return NAME
     if kind is Path:
-        return Path("x")
+        return Path(NAME)
+    if kind is Verdict:  # one check in each state
+        return written_by_others(NAME)[0]
+    if kind is RouterSet:  # arrays that fit together
+        routers = load_routers(open_checkpoint(SAMPLE / "step_1500"))
+        return dataclasses.replace(routers, checkpoint=NAME, family=NAME, family_text=NAME)
     if origin is typing.Literal:
         return args[0]
     if origin in (typing.Union, types.UnionType):
@@ -178,28 +199,50 @@ def results(tmp_path_factory) -> Results:
     return open_results(scan(ScanRequest(str(model), out=folder / "out")))
 
 
+@pytest.fixture(scope="module")
+def told(results) -> Callable[..., Document]:
+    """A document of hostile records; each is made once."""
+    kept: dict[str, list[Any]] = {}
+
+    def document(kind: str, view: View) -> Document:
+        function = DOCUMENTS[kind]
+        if kind not in kept:
+            hints = typing.get_type_hints(function)
+            asked = [name for name in inspect.signature(function).parameters if name != "view"]
+            kept[kind] = [
+                results if hints[name] is Results else made(hints[name], name) for name in asked
+            ]
+        return function(*kept[kind], view)
+
+    return document
+
+
 @pytest.fixture
-def shown(results, of_others):
-    """The text of a report of a hostile record."""
+def shown(told):
+    """The text of a document of hostile records."""
 
     def text(kind: str, form: str, **view: Any) -> str:
-        registry, of = KINDS[kind]
-        if of is VerdictReporter:
-            return registry[form].render(*of_others(NAME), View(**view))
-        found = results if of is Results else record(of)
-        return registry[form].render(found, View(**view))
+        return render(told(kind, View(**view)), form, View(**view))
 
     return text
 
 
-def test_all_kinds_of_reports_are_found():
-    """As many as there are folders with plug-ins that render text for a screen."""
-    folders = {
-        path.parent.name
-        for path in Path(moegeom.document.__file__).parent.glob("*/*.py")
-        if "REPORTER = " in path.read_text("utf-8")
-    }
-    assert len(KINDS) == len(folders) >= 9
+def cases(form: str) -> list[str]:
+    """Documents that a renderer shows."""
+    return [kind for kind, name in CASES if name == form]
+
+
+def test_every_function_that_makes_a_document_is_looked_at():
+    """As many as the source has."""
+    written = [
+        f"{'.'.join(('moegeom', *file.relative_to(HOUSE).with_suffix('').parts))}.{name}"
+        for file in HOUSE.rglob("*.py")
+        if "moegeom.document.model import" in (text := file.read_text("utf-8"))
+        for name in re.findall(r"^def (\w+)\([^)]*\) -> Document:", text, re.MULTILINE)
+    ]
+    assert sorted(DOCUMENTS) == sorted(written)
+    assert {kind.rsplit(".", 1)[1] for kind in DOCUMENTS} >= {"document", "results_document"}
+    assert len(JUDGES) == 1
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
@@ -211,9 +254,9 @@ def test_no_control_character_reaches_the_output(shown, kind, form, width):
         assert "pwned" in text.lower(), "the names are not shown: nothing was tested"
 
 
-@pytest.mark.parametrize(("kind", "form"), [case for case in CASES if case[1] == "table"])
-def test_with_colours_nothing_but_colours_is_sent(shown, kind, form):
-    text = shown(kind, form, width=100, colours=True)
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_with_colours_nothing_but_colours_is_sent(shown, kind):
+    text = shown(kind, "table", width=100, colours=True)
     rest = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert [c for c in rest if not c.isprintable() and c != "\n"] == []
 
@@ -233,14 +276,14 @@ def test_no_name_begins_a_command_of_a_workflow(shown, kind, form):
     assert [line for line in text.splitlines() if line.strip().startswith("::")] == []
 
 
-@pytest.mark.parametrize(("kind", "form"), [case for case in CASES if case[1] == "md"])
-def test_markdown_holds_no_markup_of_names(shown, kind, form):
-    text = shown(kind, form, all_layers=True)
+@pytest.mark.parametrize("kind", cases("md"))
+def test_markdown_holds_no_markup_of_names(shown, kind):
+    text = shown(kind, "md", all_layers=True)
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
     inner = [child for token in tokens for child in (token.children or ())]
-    html = [t.content for t in (*tokens, *inner) if t.type in ("html_block", "html_inline")]
-    allowed = r"\s*(</?(details|summary)>|All checks \(\d+\)|\s)*"
-    assert [content for content in html if not re.fullmatch(allowed, content)] == []
+    markup = [t.content for t in (*tokens, *inner) if t.type in ("html_block", "html_inline")]
+    allowed = r"(</?(details|summary)>|[^<>])*"
+    assert [content for content in markup if not re.fullmatch(allowed, content)] == []
     assert not {t.type for t in inner} & {"link_open", "image", "s_open", "em_open"}
     bold, depth = [], 0
     for token in inner:
@@ -249,33 +292,53 @@ def test_markdown_holds_no_markup_of_names(shown, kind, form):
     assert "pwned" not in bold
 
 
-@pytest.mark.parametrize("kind", [kind for kind, form in CASES if form == "json"])
+class Page(html.parser.HTMLParser):
+    """Names of all tags and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+@pytest.mark.parametrize("kind", cases("html"))
+def test_a_page_holds_no_tag_of_names(shown, kind):
+    page = Page()
+    page.feed(shown(kind, "html", all_layers=True))
+    page.close()
+    ours = "html head meta title style body h1 h2 section details summary p b br span code dl dt dd"
+    assert page.tags <= {*ours.split(), *"table thead tbody tr th td".split()}
+    assert page.attributes <= {"lang", "charset", "http-equiv", "content", "name", "class"}
+
+
+@pytest.mark.parametrize("kind", cases("json"))
 def test_json_is_one_document_that_holds_the_names_as_they_are(shown, kind):
     document = json.dumps(json.loads(shown(kind, "json")), ensure_ascii=False)
     assert "pwned" in document
 
 
-def test_junit_is_xml(shown):
-    ET.fromstring(shown("VERDICT_REPORTERS", "junit"))
+@pytest.mark.parametrize("kind", cases("junit"))
+def test_junit_is_xml(shown, kind):
+    ET.fromstring(shown(kind, "junit"))
 
 
-def test_a_name_longer_than_the_screen_is_shown():
-    for kind, (registry, of) in KINDS.items():
-        if of not in (Results, VerdictReporter):
-            assert registry["table"].render(record(of), View(40)), kind
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_name_longer_than_the_screen_is_shown(shown, kind):
+    assert shown(kind, "table", width=40)
 
 
-def test_a_renderer_never_raises():
-    folder = Path(moegeom.document.__file__).parent
-    renderers = [p for p in folder.glob("*/*.py") if "REPORTER = " in p.read_text("utf-8")]
-    renderers += folder.glob("*/_wording.py")
-    assert len(renderers) > 25
-    assert [p.name for p in renderers if re.search(r"^\s+raise ", p.read_text("utf-8"), re.M)] == []
+def test_neither_documents_nor_renderers_raise():
+    files = {Path(sys.modules[one.__module__].__file__) for one in DOCUMENTS.values()}
+    files |= set((HOUSE / "document/renderers").glob("*.py"))
+    assert len(files) > 10
+    assert [p.name for p in files if re.search(r"^\s+raise ", p.read_text("utf-8"), re.M)] == []
 
 
 def test_tokens_that_switched_against_a_proof_end_the_scan_and_not_its_report():
     with pytest.raises(InternalError, match="3 tokens switched that were proved to stay"):
         refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 3}])
     refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 0}, {}])
-    page = KINDS["EXPOSURE_REPORTERS"][0]["md"].render(record(Exposure), View())
-    assert "tokens switched that were proved to stay" in page

@@ -1,1 +1,0 @@
-"""Reporters, one file each."""

@@ -1,1 +1,0 @@
-"""Reporters of a gate's verdict, one file each."""

@@ -1,0 +1,107 @@
+"""What a capture says before and after."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moegeom.core.text import number_of
+from moegeom.document.header import size
+from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Title, View
+from moegeom.document.rule_brief import rule_brief
+from moegeom.engine.run_facts import router_facts
+from moegeom.recorder.run import Captured, CapturePlan, CaptureRequest
+
+_KEPT = {
+    "router_input": "what each router reads",
+    "logits": "all logits",
+    "top_logits": "the {num_logits} largest logits and their experts",
+    "ids": "expert numbers only (loads; no margins, no distances)",
+}
+
+
+def plan_document(plan: CapturePlan, request: CaptureRequest, view: View) -> Document:
+    """Model, what is kept, and how large that becomes."""
+    del view
+    blocks = [*_planned(plan, request)]
+    return Document(
+        "capture", plan.routers.checkpoint, [blocks], lambda: _plan_record(plan, request)
+    )
+
+
+def _planned(plan: CapturePlan, request: CaptureRequest) -> Iterator[Block]:
+    routers = plan.routers
+    brief = rule_brief(routers.family_text, [router_facts(r) for r in routers.routers])
+    yield Title(routers.checkpoint, f"{routers.family}: {brief}.")
+    tokens = f"at most {number_of(plan.num_tokens, 'token')}, {plan.length:,} at a time"
+    if request.fold:
+        yield Fact("keeps", f"nothing: {tokens} are measured as they come")
+        return
+    kept = _KEPT[plan.keep.stage].format(num_logits=plan.keep.num_logits)
+    yield Fact(
+        "keeps",
+        f"{kept}, and the model's own choices, of {len(routers.routers)} routers: "
+        f"{size(plan.bytes_per_token)} a token",
+    )
+    yield Fact(
+        "size",
+        f"{size(plan.num_bytes)} for {tokens} ({size(plan.free_bytes)} free) in {request.out}",
+    )
+    if plan.keep.stage != "router_input":
+        yield Fact("note", "boundary-report and explain need what each router reads: --keep hidden")
+
+
+def _plan_record(plan: CapturePlan, request: CaptureRequest) -> Mapping[str, Any]:
+    return {
+        "checkpoint": plan.routers.checkpoint,
+        "family": plan.routers.family,
+        "num_routers": len(plan.routers.routers),
+        "fold": request.fold,
+        "stage": plan.keep.stage,
+        "num_logits": plan.keep.num_logits,
+        "num_tokens": plan.num_tokens,
+        "length": plan.length,
+        "bytes_per_token": plan.bytes_per_token,
+        "num_bytes": plan.num_bytes,
+        "free_bytes": plan.free_bytes,
+        "out": str(request.out),
+    }
+
+
+def captured_document(found: Captured, request: CaptureRequest, view: View) -> Document:
+    """What was recorded, and what to do with it."""
+    del view
+    blocks = [*_captured(found, request)]
+    return Document("capture", str(found.out), [blocks], lambda: _record(found, request))
+
+
+def _captured(found: Captured, request: CaptureRequest) -> Iterator[Block]:
+    resumed = f" ({found.num_resumed:,} of them by the run before)" if found.num_resumed else ""
+    yield Fact(
+        "wrote",
+        f"{number_of(found.num_tokens, 'token')}{resumed} in {found.num_documents:,} "
+        f"{'document' if found.num_documents == 1 else 'documents'}, "
+        f"{size(found.num_bytes)}: {found.out}",
+    )
+    if not found.has_chosen:
+        yield Fact(
+            "note", "the model does not show what it chose: the rule stays assumed, not verified"
+        )
+    then = _next(found, request)
+    yield Excerpt([Fact("next", then)], [Command("next", then)])
+
+
+def _next(found: Captured, request: CaptureRequest) -> str:
+    if request.fold:
+        return f"moegeom report {found.out}"
+    return f"moegeom scan {request.model} --tokens {found.out}"
+
+
+def _record(found: Captured, request: CaptureRequest) -> Mapping[str, Any]:
+    return {
+        **dataclasses.asdict(found),
+        "out": str(found.out),
+        "fold": request.fold,
+        "next_command": _next(found, request),
+    }

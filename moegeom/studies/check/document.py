@@ -1,0 +1,150 @@
+"""A verdict as a document: what was judged, the verdict, findings, what was not seen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moegeom.core.finding import SEVERITY_ORDER
+from moegeom.core.verdict import STATES, Outcome, Verdict
+from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Judged,
+    Look,
+    Note,
+    Problem,
+    Table,
+    Title,
+    View,
+)
+from moegeom.document.recording_hint import recording_hint
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary, summarise_verdict
+from moegeom.document.verdict_text import (
+    places,
+    profile_line,
+    verdict_sentence,
+    verdict_word,
+    why_not_judged,
+)
+from moegeom.studies.check.record import Gate
+
+
+def document(found: Gate, view: View) -> Document:
+    """What ``moegeom check`` says; a page begins with the verdict, a screen with the checkpoint."""
+    del view
+    verdict, run = found.verdict, found.run
+    summary = summarise_verdict(verdict, run)
+    said = Fact("VERDICT", verdict_sentence(verdict), _look(verdict), f"exit {verdict.exit_code}")
+    return Document(
+        "check",
+        run["checkpoint"]["name"],
+        [
+            [Excerpt([], [said])],
+            [*_header(verdict, summary)],
+            [Excerpt([said], [])],
+            [Problem(finding, places(finding.routers, run)) for finding in verdict.findings],
+            [*_unjudged(verdict, run)],
+            [Excerpt([], [_checks(verdict)], f"All checks ({len(verdict.outcomes)})")],
+            [*_ending(verdict, summary)],
+        ],
+        lambda: _record(verdict, run),
+        Judged(verdict, run),
+    )
+
+
+def _look(verdict: Verdict) -> Look:
+    """Only a gate that judged something and found nothing looks good."""
+    if verdict.exit_code == 1:
+        return "error"
+    is_clean = verdict.exit_code == 0 and not verdict.findings and verdict.in_state("passed")
+    return "good" if is_clean else "warning"
+
+
+def _header(verdict: Verdict, summary: Summary) -> Iterator[Block]:
+    run, name = summary.run, summary.run["checkpoint"]["name"]
+    if "refused" in run:
+        yield Title(name)
+        yield Fact("routers", _refusal(verdict, run))
+    else:
+        yield Title(name, rule_line(summary))
+        yield Fact("routers", routers_line(summary))
+        yield Fact("rule", gate_rule_line(run))
+        tokens = [Fact("tokens", tokens_line(summary))]
+        yield Excerpt(tokens if run["tokens"] is not None else [], tokens)
+    if verdict.profile:
+        yield Fact("profile", profile_line(verdict))
+
+
+def _refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:
+    """Why no router could be read, or the finding that says so."""
+    refused = run["refused"]
+    if any(finding.code == refused["code"] for finding in verdict.findings):
+        return f"none could be read: {refused['code']} says why."
+    return f"none could be read. {refused['message']} {refused['hint']}".rstrip()
+
+
+def _unjudged(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[Block]:
+    """Checks that could not be judged, and those whose findings are accepted; one line each."""
+
+    def line(label: str, text: str, look: Look) -> Fact:
+        return Fact(label, text, look, indent=len(label) + 2)
+
+    for outcome in verdict.open:
+        text = f"not known whether {outcome.statement.removesuffix('.')}: {outcome.reason}"
+        yield line(f"INCONCLUSIVE {outcome.code}", text, "warning")
+    for outcome in verdict.outcomes:
+        for finding, reason in outcome.accepted:
+            text = f"{places(finding.routers, run)}: {outcome.title}: {reason}"
+            yield line(f"ignored {outcome.code}", text, "dim")
+
+
+def _checks(verdict: Verdict) -> Table:
+    rows = [(o.code, o.statement or o.title, _state(o)) for o in verdict.outcomes]
+    return Table([("check", "statement", "state")], rows, left=(0, 1, 2))
+
+
+def _state(outcome: Outcome) -> str:
+    if outcome.state == "failed":
+        return f"failed ({outcome.severity})"
+    return why_not_judged(outcome)
+
+
+def _ending(verdict: Verdict, summary: Summary) -> Iterator[Block]:
+    if verdict.detectable:
+        yield Note(f"Could have been found 9 times in 10: {'; '.join(verdict.detectable)}.")
+    if verdict.not_looked_at:
+        yield Note(f"Not looked at: {'; '.join(verdict.not_looked_at)}.")
+    yield from map(Note, skipped(summary))
+    routers = summary.run["routers"]
+    if routers and summary.run["tokens"] is None:
+        hint, label = recording_hint(routers), "   record"
+        on_screen = Fact(label, hint, "dim", indent=len(label) + 2)
+        yield Excerpt([on_screen], [Fact(label.strip(), hint, "dim")])
+
+
+def _record(verdict: Verdict, run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Exit code, every check with its findings, and the facts of the run."""
+    severities = [finding.severity for finding in verdict.findings]
+    return {
+        "verdict": verdict_word(verdict),
+        "exit_code": verdict.exit_code,
+        "fail_on": verdict.fail_on,
+        "checks": {state: len(verdict.in_state(state)) for state in STATES},
+        "findings": {severity: severities.count(severity) for severity in SEVERITY_ORDER},
+        "outcomes": [
+            {**dataclasses.asdict(outcome), "is_failing": verdict.fails(outcome)}
+            for outcome in verdict.outcomes
+        ],
+        "profile": verdict.profile,
+        "detectable": verdict.detectable,
+        "not_looked_at": verdict.not_looked_at,
+        "unseen": verdict.unseen,
+        **rule_facts(run),
+        "run": run,
+    }

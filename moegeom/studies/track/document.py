@@ -1,0 +1,252 @@
+"""A series as a document: a line per router, worst first, then the other figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moegeom.core.series import SERIES_COLUMNS, Curve, Series
+from moegeom.core.text import number_of
+from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, Title, View
+from moegeom.document.place import place
+from moegeom.document.sparkline import sparkline
+
+#: Routers shown without --all-layers.
+MOST_ROUTERS = 12
+
+#: The figure that the lines of routers show: load with tokens, drift without.
+LEADING = ("max_vio_global", "row_drift_median", "gram_score_centred")
+
+#: Marks of a series: at most so many, and what the rest of the widest line takes.
+MOST_MARKS = 40
+BESIDE_MARKS = 68
+
+#: Headings, as wide as the columns below them usually are: tables under each other stay in line.
+_LAYER = f"{'layer':<7}"
+_MEDIAN = f"{'median over layers':<34}"
+_ENDS = f"{'first -> last':>17}"
+_SLOPE = f"{'per 1000 steps':>21}"
+
+#: Figures beside which the level of chance is shown.
+_BESIDE_CHANCE = ("overlap_with_last", "overlap_with_previous")
+
+_WORDS = {column.name: column.words for column in SERIES_COLUMNS}
+
+
+def document(found: Series, view: View) -> Document:
+    """What ``moegeom track`` says; a page holds every figure of every router, step by step."""
+    size = _size(found, view.width)
+    loads = found.expert_loads
+    shown = [_lines(loads[0].column, loads, found, size, view.all_layers)] if loads else []
+    return Document(
+        "track",
+        found.name,
+        [
+            [*_header(found)],
+            [*_routers(found, size, view.all_layers)],
+            shown,
+            [_medians(found, size)],
+            [Excerpt([], [_whole(found)])],
+            [*map(Note, (*found.notes, *_limits(found, size)))],
+        ],
+        lambda: _record(found),
+    )
+
+
+def _header(series: Series) -> Iterator[Block]:
+    steps = series.steps
+    span = " to ".join(f"{step:g}" for step in sorted({steps[0].step, steps[-1].step}))
+    yield Title(series.name, f"{number_of(len(steps), 'checkpoint')}, steps {span}")
+    if series.rule:
+        yield Fact("rule", f"{series.rule}.")
+    reused = sum(step.is_reused for step in steps)
+    measured = f"{len(steps) - reused} measured now, {reused} before"
+    yield Fact("results", f"{measured}; {steps[-1].results}")
+    yield Fact("tokens", _tokens(series))
+    listed = Fact("steps", ", ".join(f"{step.step:g}" for step in steps))
+    yield Excerpt([], [listed])
+    stale = [step.name for step in steps if step.is_stale]
+    if stale:
+        text = f"{', '.join(stale)}: RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)"
+        yield Fact("stale", text, "warning")
+    for name, reason in series.skipped:
+        yield Fact("skipped", f"{name}: {reason}", "warning")
+
+
+def _tokens(series: Series) -> str:
+    counts = sorted({step.num_tokens or 0 for step in series.steps})
+    if not any(counts):
+        return "none: weights alone"
+    said = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    text = f"{said} at each step, each from its own recording"
+    if len(counts) > 1:
+        text += ". NOT EQUAL: load figures of fewer tokens are higher by chance"
+    return text
+
+
+def _routers(series: Series, size: int, all_layers: bool) -> Iterator[Block]:
+    leading = next((name for name in LEADING if series.of_column(name)), None)
+    if leading is None:
+        return
+    curves = sorted(series.of_column(leading), key=lambda c: -(_last(c) or 0.0))
+    yield _lines(_WORDS[leading], curves, series, size, all_layers)
+    drivers = [d for d in series.drivers if d.kind == "expert"]
+    for curve in curves[:3]:
+        named = [d for d in drivers if d.router == curve.router]
+        if named:
+            parts = [
+                f"expert {d.name} {d.first:.2f}x -> {d.last:.2f}x ({_percent(d.contribution)})"
+                for d in named
+            ]
+            text = f"layer {place(curve.router, series.routers())} driven by {', '.join(parts)}"
+            yield Note(text, "plain", indent=3)
+    domains = [d for d in series.drivers if d.kind == "domain"][:3]
+    if domains:
+        parts = [
+            f"layer {place(d.router, series.routers())} {d.name} {d.first:.2f} -> {d.last:.2f}"
+            for d in domains
+        ]
+        yield Note(f"domains whose MaxVio moved most: {', '.join(parts)}", "plain", indent=3)
+
+
+def _lines(
+    title: str, curves: Sequence[Curve], series: Series, size: int, all_layers: bool
+) -> Excerpt:
+    """A line for each router, on a screen for the first of them."""
+    rows = [
+        [
+            place(curve.router, series.routers()),
+            sparkline(_condensed(curve.values, size)),
+            _ends(curve.values),
+            _slope(curve),
+            _since(curve),
+        ]
+        for curve in curves
+    ]
+    heads = [[_LAYER, " " * size, _ENDS, _SLOPE, "since step"]]
+    rest = len(rows) - MOST_ROUTERS
+    whole = Table(heads, rows, left=(0, 1, 4))
+    shown = whole
+    if rest > 0 and not all_layers:
+        more = f"and {rest} more: --all-layers"
+        shown = dataclasses.replace(whole, rows=rows[:MOST_ROUTERS], rest=more)
+    head = Note(title, "strong")
+    return Excerpt([head, shown], [head, whole])
+
+
+def _medians(series: Series, size: int) -> Table:
+    """Medians over routers of every figure."""
+    chance = _middle(series.of_column("overlap_by_chance"))
+    rows = []
+    for name, middle in _middles(series).items():
+        is_beside = name in _BESIDE_CHANCE and chance
+        beside = f"chance {_figure(chance[-1])}" if is_beside else ""
+        drawn = sparkline(_condensed(middle, size))
+        rows.append([_WORDS[name], drawn, _ends(middle), beside])
+    heads = [[_MEDIAN, " " * size, _ENDS, ""]]
+    return Table(heads, rows, left=(0, 1, 3), heads_look="strong")
+
+
+def _whole(series: Series) -> Table:
+    """Every figure of every router, with its values step by step."""
+    rows = [
+        [
+            curve.router,
+            _WORDS.get(curve.column, curve.column.replace("_", " ")),
+            sparkline(curve.values),
+            " ".join(map(_figure, curve.values)),
+            _slope(curve),
+            _since(curve),
+        ]
+        for curve in (*series.curves, *series.expert_loads)
+    ]
+    heads = [["router", "figure", "", "values", "per 1000 steps", "since step"]]
+    return Table(heads, rows, left=(0, 1, 2, 3))
+
+
+def _limits(series: Series, size: int) -> list[str]:
+    said = [
+        (
+            "Slopes have 95 % intervals: the wider of scatter about the line and what other "
+            "documents could have done. 'since step': from there on every value lies outside the "
+            "range before, at 5 % over all routers (Holm)."
+        )
+    ]
+    if len(series.steps) > size:
+        said.append(
+            f"{number_of(len(series.steps), 'step')}: each mark is the mean of several of them."
+        )
+    if any(step.num_tokens for step in series.steps):
+        said.append("This does not say why: a load that drifts may follow the data or the router.")
+    return said
+
+
+def _middles(series: Series) -> dict[str, list[float | None]]:
+    """Every figure that a router has, as the median over routers."""
+    columns = {column.name: series.of_column(column.name) for column in SERIES_COLUMNS}
+    return {name: _middle(curves) for name, curves in columns.items() if curves}
+
+
+def _middle(curves: Sequence[Curve]) -> list[float | None]:
+    """Median over routers at each step."""
+    return [_median(row) for row in zip(*(curve.values for curve in curves), strict=True)]
+
+
+def _size(series: Series, width: int) -> int:
+    """Columns of a sparkline, so that no line is wider than the screen."""
+    widest = max((len(_ends(middle)) for middle in _middles(series).values()), default=0)
+    beside = BESIDE_MARKS + max(0, widest - len(_ENDS))
+    return max(6, min(len(series.steps), MOST_MARKS, width - beside))
+
+
+def _condensed(values: Sequence[float | None], size: int) -> list[float | None]:
+    """At most ``size`` values, each the mean of the known ones of a stretch of steps."""
+    if len(values) <= size:
+        return list(values)
+    parts = np.array_split(np.arange(len(values)), size)
+    known = [[v for v in (values[i] for i in part) if v is not None] for part in parts]
+    return [float(np.mean(part)) if part else None for part in known]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _last(curve: Curve) -> float | None:
+    return next((value for value in reversed(curve.values) if value is not None), None)
+
+
+def _ends(values: Sequence[float | None]) -> str:
+    """The first and the last known value."""
+    known = [value for value in values if value is not None]
+    return f"{_figure(known[0])} -> {_figure(known[-1])}" if known else "-"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * abs(value):.0f} % of the change"
+
+
+def _slope(curve: Curve) -> str:
+    if curve.slope is None:
+        return "-"
+    width = "" if curve.slope_half_width is None else f" +- {curve.slope_half_width:.2g}"
+    return f"{curve.slope:+.3g}{width}"
+
+
+def _since(curve: Curve) -> str:
+    return "" if curve.onset is None else f"{curve.onset:g}"
+
+
+def _record(series: Series) -> Mapping[str, Any]:
+    """Every field of the series, and the words for its columns."""
+    shown = {curve.column for curve in series.curves}
+    columns = [dataclasses.asdict(column) for column in SERIES_COLUMNS if column.name in shown]
+    return dataclasses.asdict(series) | {"columns": columns}

@@ -1,1 +1,0 @@
-"""Reports and exports of a series of checkpoints, one file each."""
