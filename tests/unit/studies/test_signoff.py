@@ -606,10 +606,10 @@ def written(chosen: dict[str, np.ndarray]) -> list[Written]:
     """The choices as vLLM keeps them: requests that are one row short."""
     ids, columns = np.stack(list(chosen.values()), axis=1), token_columns()
     requests = []
-    for page in range(TOKENS // DOCUMENT):
-        rows = columns.page == document
+    for number in range(TOKENS // DOCUMENT):
+        rows = columns.document == number
         tokens = columns.token_id[rows].astype(np.int64)
-        requests.append(Written(f"r{page}", ids[rows][:-1], tokens, num_prompt=5))
+        requests.append(Written(f"r{number}", ids[rows][:-1], tokens, num_prompt=5))
     return requests
 
 
