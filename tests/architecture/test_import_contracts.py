@@ -32,8 +32,9 @@ def house(tmp_path):
     contracts = (ROOT / "pyproject.toml").read_text("utf-8").partition("[tool.importlinter]")
     (tmp_path / "pyproject.toml").write_text("".join(contracts[1:]), "utf-8")
     floors = """
-        capture check checkpoint core geometry kernels kernels/cpu kernels/cuda metrics report
-        results router scan scan/engines studies testing tokens trainable variants
+        cells checkpoint checks core document engine engine/devices geometry kernels kernels/cpu
+        kernels/cuda measure metrics recorder results router studies testing tokens trainable
+        variants
     """.split()
     for folder in [tmp_path / "cli/moegeom_cli", tmp_path / "moegeom"]:
         folder.mkdir(parents=True)
@@ -58,16 +59,17 @@ def test_an_empty_house_keeps_its_contracts(house):
     [
         ("core/router.py", "moegeom_cli"),
         ("core/router.py", "moegeom.geometry"),
-        ("geometry/cells.py", "moegeom.kernels"),
-        ("geometry/cells.py", "pyarrow"),
-        ("geometry/cells.py", "logging"),
+        ("geometry/gram.py", "moegeom.kernels"),
+        ("geometry/gram.py", "pyarrow"),
+        ("geometry/gram.py", "logging"),
         ("router/load.py", "moegeom.tokens"),
-        ("report/html.py", "moegeom.metrics"),
-        ("report/html.py", "moegeom.geometry"),
-        ("check/gate.py", "moegeom.document"),
-        ("scan/engine.py", "cupy"),
+        ("document/html.py", "moegeom.metrics"),
+        ("document/html.py", "moegeom.geometry"),
+        ("checks/judge.py", "moegeom.document"),
+        ("engine/loop.py", "cupy"),
         ("kernels/cpu/fused.py", "cupy"),
-        ("scan/engine.py", "moegeom.metrics"),
+        ("engine/loop.py", "moegeom.metrics"),
+        ("studies/diff.py", "moegeom.cells"),
         ("pipeline.py", "moegeom.studies"),
         ("helpers.py", "numpy"),
     ],

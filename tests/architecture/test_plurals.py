@@ -13,7 +13,7 @@ from moegeom.core.text import number_of
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Where sentences are made that a person reads.
-FOLDERS = ("report", "check", "studies", "scan", "tokens", "capture", "router")
+FOLDERS = ("document", "checks", "studies", "cells", "engine", "tokens", "recorder", "router")
 
 NOUNS = (
     "rows|experts|tokens|layers|routers|checkpoints|documents|requests|disagreements|figures|pairs|"

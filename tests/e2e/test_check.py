@@ -153,6 +153,7 @@ def test_results_are_judged_without_the_checkpoint(moegeom, folder) -> None:
 
 def test_several_reports_come_from_one_verdict(moegeom, folder) -> None:
     files = {"junit": "j.xml", "md": "s.md", "github": "g.txt", "json": "v.json", "table": "t.txt"}
+    files |= {"html": "v.html"}
     asked = [part for name, file in files.items() for part in ("--report", f"{name}={file}")]
     ran = moegeom(folder, "check", "model", "--quiet", *asked)
     assert (ran.code, ran.err) == (1, "")
@@ -162,6 +163,7 @@ def test_several_reports_come_from_one_verdict(moegeom, folder) -> None:
     assert "::error title=MGI104" in (folder / "g.txt").read_text()
     assert "MGI104" in (folder / "s.md").read_text()
     assert "ERROR MGI104" in (folder / "t.txt").read_text()
+    assert '<b class="error">ERROR MGI104</b>' in (folder / "v.html").read_text()
 
 
 def test_a_checkpoint_passes_its_own_baseline(moegeom, folder) -> None:

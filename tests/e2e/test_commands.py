@@ -24,6 +24,10 @@ RECORDED = f"{SAMPLE}/rec/step_1500"
 CALLS = {
     "routers": ("routers", "model"),
     "scan": ("scan", "model", "--out", "weights_only"),
+    "capture": (
+        *("capture", f"{SAMPLE}/step_1500", "--plan"),
+        *("--text", "model/config.json", "--out", "recorded"),
+    ),
     "report": ("report", "results"),
     "check": ("check", "results"),
     "diff": ("diff", "model", "model"),

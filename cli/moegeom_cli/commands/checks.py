@@ -18,6 +18,8 @@ def run(
 ) -> None:
     """Every check with its severity, what it needs, and the statement it judges."""
     from moegeom.checks.pages import all_pages
+    from moegeom.document.model import Document, Table
+    from moegeom.document.render import render
     from moegeom_cli.listing import render_listing
 
     rows = [
@@ -29,4 +31,12 @@ def run(
         }
         for page in all_pages()
     ]
-    typer.echo(json.dumps(rows) if format is Format.json else render_listing(rows, format))
+    if format is Format.json:
+        typer.echo(json.dumps(rows))
+    elif format is Format.table:
+        typer.echo(render_listing(rows, format))
+    else:
+        heads = list(rows[0])
+        table = Table([heads], [[*row.values()] for row in rows], left=range(len(heads)))
+        page = Document("checks", "what the gate looks for", [[table]], lambda: {"checks": rows})
+        typer.echo(render(page, format.value), nl=False)

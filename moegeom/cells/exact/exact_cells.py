@@ -16,6 +16,7 @@ from moegeom.cells.exact.dictionary import Arrangement, inverse_of
 from moegeom.cells.exact.exact_walk import Coalition, Hull, Point, exact_walk
 from moegeom.cells.exact.rank import independent_columns, rank
 from moegeom.cells.exact.sweep import sweep
+from moegeom.core.text import number_of
 
 #: Coefficients of the coordinate on which the charts of a central router lie: without pattern.
 _MIXTURE = (3, -7, 11, -13, 17, -19, 23, -29, 31, -37, 41)
@@ -217,7 +218,7 @@ def _all_subsets(
     """Rank E - 1: logits take every value but for a common shift, so that every set is a cell."""
     experts = len(rows)
     if comb(experts, k) > MOST_LISTED:
-        raise ValueError(f"{comb(experts, k)} cells, all subsets: counted, not listed")
+        raise ValueError(f"{number_of(comb(experts, k), 'cell')}, all subsets: counted, not listed")
     differences = [
         [value - first for value, first in zip(row, rows[0], strict=True)] for row in rows[1:]
     ]

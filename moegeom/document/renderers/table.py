@@ -71,9 +71,9 @@ def _printed(lines: Sequence[Text], view: View) -> str:
 def _block(block: Block, width: int) -> list[Text]:
     match block:
         case Title(name, text):
-            parts = _wrapped(f"{name}  {text}", width, later=" " * LABEL)
-            first = Text.assemble((name, "bold"), parts[0].removeprefix(name))
-            return [first, *map(Text, parts[1:])]
+            first, *later = map(Text, _wrapped(f"{name}  {text}", width, later=" " * LABEL) or [""])
+            first.stylize("bold", 0, len(name))
+            return [first, *later]
         case Fact():
             return _fact(block, width)
         case Problem():
@@ -153,7 +153,7 @@ def _table(table: Table, width: int) -> list[Text]:
             table = _folded(table, columns, width)
             lines = _aligned(table, columns, 2)
         looks: list[Look] = [table.heads_look] * len(table.heads)
-        looks += table.looks or ["plain"] * len(table.rows)
+        looks.extend(table.looks or ["plain"] * len(table.rows))
         found = [
             Text(line, style=_STYLES[look]) for line, look in zip(lines, looks, strict=True) if line
         ]

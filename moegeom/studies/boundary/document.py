@@ -221,9 +221,9 @@ def _ties(found: Exposure) -> list[str]:
     if not all(ends) or any(math.isinf(_median(end)) for end in ends):
         return []
     three, four = map(_median, ends)
-    tokens = _median(found.share_column("num_order_distance_tokens"))
+    sample = _median(found.share_column("num_order_distance_tokens"))
     said = (
-        f"Half of a sample ({tokens:.0f} tokens of a router) are within {three:.3g} of a tie of "
+        f"Half of a sample ({sample:.0f} tokens of a router) are within {three:.3g} of a tie of "
         f"three experts at the border, and within {four:.3g} of a tie of four."
     )
     return [said]

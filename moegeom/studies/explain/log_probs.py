@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             for part in readers[path.suffix](path, file):
                 num_rows += part.num_rows
                 if num_rows > _MOST_ROWS:
-                    raise _too_large(path, f"{num_rows:,} rows or more", _MOST_ROWS)
+                    raise _too_large(path, f"{number_of(num_rows, 'row')} or more", _MOST_ROWS)
                 parts.append([_numbers(path, part, name) for name in _COLUMNS])
     except (OSError, DocumentError, pa.ArrowException) as error:
         raise RecordingError(
@@ -154,7 +154,7 @@ def _parquet(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
     facts = parquet_facts(path)
     _check_names(path, facts.names)
     if sum(facts.sizes) > _MOST_ROWS:
-        raise _too_large(path, f"{sum(facts.sizes):,} rows", _MOST_ROWS)
+        raise _too_large(path, number_of(sum(facts.sizes), "row"), _MOST_ROWS)
     yield read_columns(facts, _COLUMNS)
 
 

@@ -31,7 +31,7 @@ def document(found: SignOff, view: View) -> Document:
         block for name, side in zip("AB", found.sides, strict=True) for block in _side(name, side)
     ]
     # green only when every line passed
-    look = next(look for state, look in _LOOKS.items() if found.in_state(state))
+    look: Look = next(look for state, look in _LOOKS.items() if found.in_state(state))
     verdict = Fact("VERDICT", verdict_sentence(found), look, f"exit {found.exit_code}")
     ending = [*found.notes]
     if found.not_looked_at:

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
-from moegeom.document import View
+from moegeom.document.model import View
+from moegeom.document.render import RENDERERS, render
+from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import CaptureRequest, capture, plan_capture
-from moegeom.recorder.screen import render_plan
 from moegeom.recorder.text import TextFile, cut, parse_text_file, read_documents
 from moegeom.tokens.open import open_tokens
 from tests.unit.capture.conftest import Sample
@@ -75,9 +76,25 @@ def test_a_plan_says_once_what_other_commands_need_and_nothing_where_it_is_kept(
 ) -> None:
     for keep, times in ((None, 1), ("logits", 1), ("ids", 1), ("hidden", 0)):
         request = request_of(balanced, text, tmp_path / "rec", keep=keep)
-        said = render_plan(plan_capture(request), request, View(80, False, False))
+        said = render(plan_document(plan_capture(request), request, View()), "table", View(80))
         assert said.count("boundary-report and explain need") == times
         assert said.count("--keep hidden") == times
+
+
+def test_a_capture_is_told_in_every_format(balanced: Sample, text: Path, tmp_path: Path) -> None:
+    request = request_of(balanced, text, tmp_path / "rec_1", keep="ids", num_tokens=256)
+    plan, view = plan_capture(request), View()
+    found = capture(request, plan)
+    forms = [one.name for one in RENDERERS.all() if not one.of_verdicts]
+    before = {name: render(plan_document(plan, request, view), name) for name in forms}
+    after = {name: render(captured_document(found, request, view), name) for name in forms}
+    assert json.loads(before["json"])["num_bytes"] == plan.num_bytes
+    assert json.loads(after["json"])["num_tokens"] == 256
+    for name in ("table", "md", "html"):
+        assert "expert numbers only" in before[name]
+        assert f"moegeom scan {request.model} --tokens {request.out}" in " ".join(
+            after[name].split()
+        )
 
 
 def test_tokens_of_text_are_those_of_its_pieces(balanced: Sample, tmp_path: Path) -> None:
