@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -10,6 +11,8 @@ import typer
 
 from moegeom.core.errors import UsageError
 from moegeom.core.registry import nearest_name
+from moegeom.document.model import Document, Table
+from moegeom.document.render import render
 from moegeom_cli.streams import Format, folded, width
 
 #: Columns that the last cell of a line needs; where they are not left, each cell gets a line.
@@ -55,16 +58,19 @@ def render_briefly(rows: Sequence[Mapping[str, object]], indent: str = "") -> st
     return "\n".join(lines)
 
 
-def render_listing(rows: Sequence[Mapping[str, object]], format: Format) -> str:
-    """All rows; the last column is wrapped to the width of the terminal.
+def render_listing(rows: Sequence[Mapping[str, object]], format: Format, kind: str) -> str:
+    """All rows, which are ``kind``; the last column is wrapped to the width of the terminal.
 
     Where the others leave no room for it, each row becomes a paragraph.
     """
     heads = list(rows[0])
     cells = [[str(row[head]) for head in heads] for row in rows]
-    if format is Format.md:
-        lines = [heads, ["---"] * len(heads), *cells]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    if format is Format.json:
+        return json.dumps(rows)
+    if format is not Format.table:
+        table = Table([heads], cells, left=range(len(heads)))
+        page = Document(kind, f"all {len(rows)}", [[table]], lambda: {kind: rows})
+        return render(page, format.value).rstrip("\n")
     widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(heads) - 1)]
     indent = sum(widths) + 2 * len(widths)
     room = width(_UNKNOWN_WIDTH) - indent

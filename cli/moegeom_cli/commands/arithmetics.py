@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from moegeom_cli.command import Command, Group
@@ -19,4 +17,4 @@ def run(words: Words = None, format: PrintFormat = Format.table) -> None:
     from moegeom.variants.describe import describe_arithmetics
 
     rows = matching(describe_arithmetics(), words, "arithmetic")
-    typer.echo(json.dumps(rows) if format is Format.json else render_listing(rows, format))
+    typer.echo(render_listing(rows, format, "arithmetics"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from moegeom_cli.command import Command, Group
@@ -18,8 +16,6 @@ def run(
 ) -> None:
     """Every check with its severity, what it needs, and the statement it judges."""
     from moegeom.checks.pages import all_pages
-    from moegeom.document.model import Document, Table
-    from moegeom.document.render import render
     from moegeom_cli.listing import render_listing
 
     rows = [
@@ -31,12 +27,4 @@ def run(
         }
         for page in all_pages()
     ]
-    if format is Format.json:
-        typer.echo(json.dumps(rows))
-    elif format is Format.table:
-        typer.echo(render_listing(rows, format))
-    else:
-        heads = list(rows[0])
-        table = Table([heads], [[*row.values()] for row in rows], left=range(len(heads)))
-        page = Document("checks", "what the gate looks for", [[table]], lambda: {"checks": rows})
-        typer.echo(render(page, format.value), nl=False)
+    typer.echo(render_listing(rows, format, "checks"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from moegeom_cli.command import Command, Group
@@ -21,4 +19,4 @@ def run(
     from moegeom_cli.listing import render_listing
 
     rows = diagnose()
-    typer.echo(json.dumps(rows) if format is Format.json else render_listing(rows, format))
+    typer.echo(render_listing(rows, format, "doctor"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from moegeom_cli.command import Command, Group
@@ -24,10 +22,8 @@ def run(words: Words = None, format: PrintFormat = Format.table) -> None:
         words,
         "family",
     )
-    if format is Format.json:
-        typer.echo(json.dumps(rows))
-    elif format is Format.md or words:
-        typer.echo(render_listing(rows, format))
+    if format is not Format.table or words:
+        typer.echo(render_listing(rows, format, "families"))
     else:
         typer.echo(render_briefly([{k: row[k] for k in ("family", "rule")} for row in rows]))
         typer.echo("\nmoegeom families WORD prints model types and sources of those with a word.")

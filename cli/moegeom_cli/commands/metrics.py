@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import typer
@@ -35,10 +34,8 @@ def run(words: Words = None, format: PrintFormat = Format.table) -> None:
         words,
         "column",
     )
-    if format is Format.json:
-        typer.echo(json.dumps(rows))
-    elif format is Format.md or words:
-        typer.echo(render_listing(rows, format))
+    if format is not Format.table or words:
+        typer.echo(render_listing(rows, format, "metrics"))
     else:
         typer.echo("\n\n".join(_topic(METRICS[name].text, rows, name) for name in METRICS.names()))
         typer.echo("\nmoegeom metrics WORD prints the columns with a word in full.")

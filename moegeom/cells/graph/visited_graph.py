@@ -9,6 +9,8 @@ from jaxtyping import Bool, Int64, Integer, UInt64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from moegeom.core.text import number_of
+
 #: Coalitions times k that are joined at once: some 100 bytes each.
 MOST_SLOTS = 2**22
 
@@ -108,7 +110,9 @@ def visited_edges(
     node, size = node[order], np.bincount(bucket)
     count = int((size * (size - 1) // 2).sum())
     if count > most:
-        raise ValueError(f"{count} pairs of neighbours, more than {most}: counted, not listed")
+        raise ValueError(
+            f"{number_of(count, 'pair')} of neighbours, more than {most}: counted, not listed"
+        )
     pairs = [np.empty((0, 2), np.int64)]
     ends = np.cumsum(size)
     for start, stop in zip((ends - size)[size > 1], ends[size > 1], strict=True):

@@ -1,0 +1,1 @@
+"""``moegeom routers``: which routers a checkpoint has; measures nothing."""

@@ -1,0 +1,98 @@
+"""The routers of a checkpoint as a document: rule, shape and storage, and what was skipped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from moegeom.core.layer_ranges import format_layers
+from moegeom.core.router import Router, RouterSet
+from moegeom.core.text import number_of
+from moegeom.document.header import size
+from moegeom.document.model import Block, Document, Fact, Note, Table, Title, View
+from moegeom.document.rule_brief import rule_brief
+from moegeom.document.rule_trust import assumed
+from moegeom.engine.run_facts import router_facts
+from moegeom.router.describe import (
+    describe_router,
+    describe_routers,
+    name_patterns,
+    rule_in_words,
+    rule_origin,
+)
+
+#: Facts of a router that are columns; the first says which router it is.
+_COLUMNS = ("router", "experts", "top_k", "hidden", "stored", "walls", "selection")
+
+#: Columns of the label in front of a fact.
+_LABEL = 12
+
+
+def document(found: RouterSet, view: View) -> Document:
+    """What ``moegeom routers`` says."""
+    del view
+    rows = _alike(found.routers)
+    table = Table(
+        [_COLUMNS],
+        rows,
+        left=[_COLUMNS.index(name) for name in ("router", "stored", "walls", "selection")],
+        paragraphs=[(row[0], _sentence(row)) for row in rows],
+    )
+    ending = [f"note: {note}" for note in found.notes]
+    ending += [f"skipped {skipped.tensor}: {skipped.reason}" for skipped in found.skipped]
+    return Document(
+        "routers",
+        found.checkpoint,
+        [[*_header(found)], [table], [Note(text, "plain") for text in ending]],
+        lambda: describe_routers(found),
+    )
+
+
+def _header(found: RouterSet) -> Iterator[Block]:
+    brief = rule_brief(found.family_text, [router_facts(router) for router in found.routers])
+    yield Title(found.checkpoint, f"{found.family}: {brief}.")
+    expected = "" if found.num_expected is None else f" ({found.num_expected} expected)"
+    num_rows = sum(router.num_experts for router in found.routers)
+    yield _fact(
+        "routers",
+        f"{number_of(len(found.routers), 'router')}{expected} with "
+        f"{number_of(num_rows, 'expert')}. Read {size(found.bytes_read)} of "
+        f"{size(found.bytes_total)}.",
+    )
+    yield _fact("fingerprint", found.fingerprint)
+    if found.revision:
+        yield _fact("revision", found.revision)
+    how = "a recording with the model's own choices verifies it"
+    yield _fact("rule", f"{assumed(rule_origin(found.family))}: {how}.")
+    rules = Counter(rule_in_words(router) for router in found.routers)
+    for label, parts in (("named", name_patterns(found)), ("routes", rules)):
+        for part, count in parts.items():
+            of = f" ({count} of {len(found.routers)})" if len(parts) > 1 else ""
+            yield _fact(label, f"{part}{of}")
+
+
+def _fact(label: str, text: str) -> Fact:
+    return Fact(label, text, indent=_LABEL)
+
+
+def _sentence(row: Sequence[str]) -> str:
+    return ", ".join(f"{name} {cell}" for name, cell in zip(_COLUMNS[1:], row[1:], strict=True))
+
+
+def _alike(routers: Sequence[Router]) -> list[tuple[str, ...]]:
+    """A line for all routers of a stack of which the same is to be said: ``text/0-47``."""
+    layers: dict[tuple[tuple[str, ...], tuple[str, ...]], set[int]] = {}
+    for router in routers:
+        stack, layer, *slot = router.name.split("/")
+        layers.setdefault(((stack, *slot), _cells(describe_router(router))), set()).add(int(layer))
+    return [
+        ("/".join([stack, format_layers(those), *slot]), *cells)
+        for ((stack, *slot), cells), those in layers.items()
+    ]
+
+
+def _cells(facts: Mapping[str, object]) -> tuple[str, ...]:
+    shown = dict(facts)
+    if not facts["finite"]:
+        shown["selection"] = f"{facts['selection']}, NOT FINITE"
+    return tuple(str(shown[name]) for name in _COLUMNS[1:])
