@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ import numpy as np
 from moegeom.core.metric import Metric, RouterFacts, Values
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
+from moegeom.geometry.gram.effective_rows import effective_rows
 from moegeom.geometry.jackknife import jackknife_error
 from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, select_counts, selector
 from moegeom.kernels.reductions.token_counts import TOKENS
-from moegeom.measure.weights import weight_quantities
 from moegeom.results.plain import plain_column, plain_value
 
 #: Rows of the results: table -> list of rows, each a mapping column -> value.
@@ -170,3 +170,15 @@ def _join(
             table.append(row)
         else:
             present.update(values)
+
+
+#: By the name that a metric of scope ``weights`` gives in ``needs``.
+WEIGHT_QUANTITIES: Mapping[str, Callable[[Router], Any]] = {
+    "effective_rows": lambda router: effective_rows(router.weight, router.gain),
+}
+
+
+def weight_quantities(router: Router, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Every quantity that a metric of scope ``weights`` needs."""
+    needed = {need for metric in metrics if metric.scope == "weights" for need in metric.needs}
+    return {name: WEIGHT_QUANTITIES[name](router) for name in sorted(needed)}

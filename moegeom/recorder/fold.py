@@ -10,13 +10,14 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+from jaxtyping import Float32, Int32
 from threadpoolctl import threadpool_limits
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TILE, SourceFacts
+from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
 from moegeom.engine.fold import Fold
 from moegeom.engine.plan import num_workers
 from moegeom.engine.prepared import prepare
@@ -32,8 +33,7 @@ from moegeom.metrics import (
 )
 from moegeom.pipeline import ScanRequest, write_folded
 from moegeom.recorder.identity import Identity
-from moegeom.recorder.live_source import LiveSource
-from moegeom.recorder.shard import InputRows, Shard
+from moegeom.recorder.shard import NO_ROWS, InputRows, Shard
 from moegeom.recorder.taps import Place
 
 _BACKEND = "cpu"
@@ -167,3 +167,63 @@ class FoldSink:
         facts = dataclasses.replace(self._source.facts, num_documents=len(self._documents))
         request = ScanRequest(checkpoint=self._identity.checkpoint, out=self._out)
         write_folded(request, self._identity.routers, facts, self._trust, measured, self._started)
+
+
+class LiveSource:
+    """Tokens ``[start, stop)`` of a stream; those before are gone, those after have not come."""
+
+    def __init__(self, facts: SourceFacts) -> None:
+        self._facts = facts
+        self._start, self._rows = 0, NO_ROWS
+
+    @property
+    def facts(self) -> SourceFacts:
+        return self._facts
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The tokens that can be read now."""
+        return self._start, self._start + len(self._rows)
+
+    def show(self, start: int, rows: InputRows) -> None:
+        """Moves the window to tokens that begin at ``start``."""
+        self._start, self._rows = start, rows
+
+    def ends_at(self, num_tokens: int) -> None:
+        """Says that no more tokens will come."""
+        self._facts = dataclasses.replace(self._facts, num_tokens=num_tokens)
+
+    def seen(self) -> LiveSource:
+        """The window alone, as a stream that ends with it."""
+        part = LiveSource(dataclasses.replace(self._facts, num_tokens=self.window[1]))
+        part.show(self._start, self._rows)
+        return part
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        return self._rows.columns.at(self._places(start, stop))
+
+    def read_values(
+        self, router: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens width"]:
+        return self._rows.values[router][self._places(start, stop)].astype(np.float32, copy=False)
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens top_k"] | None:
+        if not self._facts.has_chosen:
+            return None
+        return self._rows.chosen[router][self._places(start, stop)].astype(np.int32, copy=False)
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        return None
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        raise InternalError("a running model gives router inputs")
+
+    def _places(self, start: int, stop: int) -> slice:
+        first, last = self.window
+        if not first <= start <= stop <= last:
+            raise InternalError(f"tokens {start} to {stop} of a window {first} to {last}")
+        return slice(start - first, stop - first)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
+import xxhash
 from jaxtyping import Float, Shaped
 
 from moegeom.checkpoint.dtypes import upcast
@@ -17,22 +18,21 @@ from moegeom.core.layer_ranges import format_layers, parse_layers
 from moegeom.core.router import RECORDED, Projection, Provenance, Router, RouterSet, Rule, Weights
 from moegeom.geometry.rows.projected_rows import composed_rows
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
-from moegeom.router.asked_notes import asked_notes
 from moegeom.router.choice_bias import check_choice_biases
-from moegeom.router.expected import count_expected
-from moegeom.router.fingerprint import router_fingerprint, tensor_digest
-from moegeom.router.match import Listed, match_routers, without_absent_biases
+from moegeom.router.family import Family
+from moegeom.router.match import Listed, Match, match_routers, without_absent_biases
 from moegeom.router.multi_token import with_mtp_modules
-from moegeom.router.notes import assumption_notes, non_finite_notes
-from moegeom.router.plain_names import with_plain_names
+from moegeom.router.notes import assumption_notes, layer_notes, non_finite_notes
+from moegeom.router.plain_names import plain_name, with_plain_names, without_model
 from moegeom.router.plan import RouterPlan, Vector, plan_router
+from moegeom.router.proposal import expert_counts, propose_routers
 from moegeom.router.recognise import (
     no_routers,
     placed_family,
     recognise_family,
     recognition_notes,
 )
-from moegeom.router.rule import check_required, rule_text
+from moegeom.router.rule import check_required, expected_layers, rule_text
 from moegeom.router.settings import Settings
 
 #: e to the power of more is no float64.
@@ -249,3 +249,85 @@ def _floats(vector: Vector | None, values: Values) -> Float[np.ndarray, "size"] 
 def _expert_scale(plan: RouterPlan, values: Values) -> Float[np.ndarray, "experts"] | None:
     found = _floats(plan.expert_scale, values)
     return None if found is None else np.broadcast_to(found, (plan.num_experts,)).copy()
+
+
+def tensor_digest(info: TensorInfo, values: Shaped[np.ndarray, "*shape"]) -> str:
+    """XXH128, in hex, of a tensor's name, dtype, shape and bytes as stored.
+
+    The name counts without wrappers and with one ``model.`` in front, however many it has: that of
+    a model in a dictionary ``{"model": ...}`` is that of the model.
+    Runs at the speed of memory, where SHA-256 would take longer than reading the routers.
+    """
+    name = "model." + without_model(plain_name(info.name))
+    head = f"{name}\0{info.dtype}\0{','.join(map(str, info.shape))}\0"
+    digest = xxhash.xxh3_128(head.encode())
+    digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def router_fingerprint(digests: Iterable[str]) -> str:
+    """``xxh128:`` and the hash of all digests, in any order: routers, biases, scales and gains."""
+    return "xxh128:" + xxhash.xxh3_128("".join(sorted(digests)).encode()).hexdigest()
+
+
+def count_expected(
+    family: Family,
+    matches: Sequence[Match],
+    listed: Set[tuple[str, int]],
+    settings: Settings,
+    wanted: frozenset[int] | None,
+) -> tuple[int | None, list[str]]:
+    """The expected number of routers in the ``wanted`` layers, and a note for each surprise.
+
+    ``listed`` routers are there and not loaded: none is expected in their place.
+    None when the family or the config does not say. Routers of the stack ``mtp`` are often left
+    out on purpose: those that are there count as expected.
+    """
+    total = sum(match.stack != match.spec.name for match in matches)
+    notes: list[str] = []
+    is_known = True
+    for spec in family.stacks:
+        expected = expected_layers(spec.layers, settings.under(spec.config_roots))
+        if expected is None:
+            is_known = False
+            continue
+        expected -= {layer for stack, layer in listed if stack == spec.name}
+        expected = expected if wanted is None else expected & wanted
+        found = {m.layer for m in matches if m.spec is spec and m.stack == spec.name}
+        total += len(expected)
+        notes += layer_notes(spec.name, found, expected)
+    return (total if is_known else None), notes
+
+
+#: Phrases of evidence, a name among them, that make a router likely.
+_MUCH = 3
+
+
+def asked_notes(store: TensorStore, routers: Sequence[Router]) -> list[str]:
+    """Sentences on routers that a pattern loaded: numbers of experts, and what it leaves out."""
+    return [*_counts(store, routers), *_left_out(store, routers)]
+
+
+def _counts(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
+    said = expert_counts(store)
+    odd = [router for router in routers if said and router.num_experts not in said]
+    if odd:
+        first = odd[0]
+        listed = " or ".join(map(str, sorted(said)[:3]))
+        # a matrix that lies on its side has the number of experts as its width
+        on_side = " (stored transposed?)" if first.hidden_size in said else ""
+        yield (
+            f"{first.name}: {first.num_experts} rows count as experts, where config.json says "
+            f"{listed}{on_side}"
+        )
+
+
+def _left_out(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
+    loaded = {name for router in routers for name in router.provenance.tensors}
+    counts = expert_counts(store) | {router.num_experts for router in routers}
+    for candidate in propose_routers(store):
+        left = [name for name in candidate.names if name not in loaded]
+        is_likely = candidate.has_router_name and len(candidate.evidence) >= _MUCH
+        if left and is_likely and min(candidate.shape) in counts:
+            noun = "tensor" if len(left) == 1 else "tensors"
+            yield f"not loaded: {len(left)} {noun} like '{left[0]}', which may be routers too"

@@ -22,8 +22,8 @@ import ml_dtypes
 import numpy as np
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.remote.folder import RangeCache
 from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.checkpoint.remote.range_cache import RangeCache
 from moegeom.checks import run_checks
 from moegeom.checks.baseline import read_baseline
 from moegeom.checks.measured import measured_results

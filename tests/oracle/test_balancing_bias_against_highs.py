@@ -10,10 +10,14 @@ from scipy.sparse import csr_array
 from moegeom.geometry.load.chance import cv_squared_reduction, max_vio_limit, scatter, unit_counts
 from moegeom.geometry.load.statistics import max_vio, max_vio_floor
 from moegeom.geometry.selection.pick import top_k as picked
-from moegeom.studies.balance.program.bias import balancing_bias, score_spread, twin_experts
+from moegeom.studies.balance.program.bias import (
+    balancing_bias,
+    dual_value,
+    score_spread,
+    twin_experts,
+)
 from moegeom.studies.balance.program.dual import contenders, minimise_smoothed
 from moegeom.studies.balance.program.passes import balance_by_updates, chosen_counts, chosen_mask
-from moegeom.studies.balance.program.program import dual_value
 
 SHAPES = [(1, 4, 2), (7, 5, 2), (50, 8, 1), (97, 12, 11), (160, 16, 4), (250, 48, 8)]
 KINDS = ["even", "uneven", "offset", "integers", "saturated", "repeated", "twins"]

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from moegeom.geometry.boundary.least_distance import least_distance
-from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
+from moegeom.geometry.boundary.order_distance import least_distance, order_distance, row_coordinates
 
 
 def splits(experts, k, order):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.plane import raster_proof
+from moegeom.cells.plane import raster as pixels
 from moegeom.cells.plane.raster import plane_raster, raster
 from moegeom.cells.plane.raster_enclosure import Rectangles
 from moegeom.cells.plane.raster_frame import Frame, PixelState
@@ -161,7 +161,7 @@ def test_narrower_rectangles_are_found_out(score, bias, monkeypatch):
     def narrower(router, rectangles):
         return score_ranges(router, Rectangles(rectangles.centre, 0.9 * rectangles.half))
 
-    monkeypatch.setattr(raster_proof, "score_ranges", narrower)
+    monkeypatch.setattr(pixels, "score_ranges", narrower)
     assert wrong_pixels(some.raster((40, 40)), some, (40, 40)) > 0
 
 
@@ -174,7 +174,7 @@ def test_a_bend_that_is_left_out_is_found_out(monkeypatch):
         scores = score_ranges(router, rectangles)
         return dataclasses.replace(scores, rest=np.zeros_like(scores.rest))
 
-    monkeypatch.setattr(raster_proof, "score_ranges", linear)
+    monkeypatch.setattr(pixels, "score_ranges", linear)
     assert wrong_pixels(some.raster(), some) > 0
 
 
@@ -229,7 +229,7 @@ def test_exact_corners_find_narrower_rectangles_out(monkeypatch):
     def narrower(router, rectangles):
         return score_ranges(router, Rectangles(rectangles.centre, 0.9 * rectangles.half))
 
-    monkeypatch.setattr(raster_proof, "score_ranges", narrower)
+    monkeypatch.setattr(pixels, "score_ranges", narrower)
     router, frame, size = affine_plane(0), (-1.7, 2.1, -2.0, 1.3), (40, 40)
     made = plane_raster(router, Frame(*frame, *size))
     corners = exact_corners(router, frame, size)
@@ -380,7 +380,7 @@ def test_a_tie_is_not_halved_without_end(monkeypatch):
         seen.append(len(rectangles.centre))
         return score_ranges(router, rectangles)
 
-    monkeypatch.setattr(raster_proof, "score_ranges", counted)
+    monkeypatch.setattr(pixels, "score_ranges", counted)
     rule = Rule(1, "softmax", Weights("scores"))
     made = plane_raster(
         PlaneRouter(rule, np.ones((2, 2)), np.zeros(2)), Frame(-1, 1, -1, 1, 32, 32), depth=8

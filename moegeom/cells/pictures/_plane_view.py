@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 
 from moegeom.cells.pictures._caption import count_text, percent_text
 from moegeom.cells.pictures._colours import (
@@ -42,7 +43,6 @@ from moegeom.cells.pictures._polygons import (
     region_of,
     room,
 )
-from moegeom.cells.pictures._wall_names import wall_names
 from moegeom.core.text import number_of
 
 if TYPE_CHECKING:
@@ -220,3 +220,125 @@ def _towards(
     ).reshape(-1, 2)
     away = ends.mean(1) - (centres[picture.wall_cells[:, 0]] - origin) * scale
     return np.nan_to_num(away)
+
+
+#: Advance of a digit and of the bar, and the height of digits, in units of the size of type.
+_DIGIT, _BAR, _HEIGHT = 0.636, 0.337, 0.73
+
+#: Where on a wall a name is tried, as shares of its length.
+_PLACES = (0.5, 0.35, 0.65, 0.22, 0.78)
+
+
+@dataclass(frozen=True)
+class WallName:
+    """Text across a wall: the bar lies on the wall, each expert on the side where it serves."""
+
+    text: str
+    x: float
+    y: float
+    angle: float
+
+
+def wall_names(
+    ends: Float64[np.ndarray, "walls 2 2"],
+    towards: Float64[np.ndarray, "walls 2"],
+    out: Int64[np.ndarray, "walls"],
+    into: Int64[np.ndarray, "walls"],
+    edges: Float64[np.ndarray, "edges 2 2"],
+    kept_free: Float64[np.ndarray, "marks 2"],
+    size: float,
+    most: int,
+) -> list[WallName]:
+    """At most so many names, longest walls first, that cross no other wall, name or mark.
+
+    All lengths are in points of the page. ``towards`` points from the side of ``out`` to that of
+    ``into``; a name is turned so that it is not upside down. No name crosses the ``edges`` or
+    covers a point of ``kept_free``.
+    """
+    along = ends[:, 1] - ends[:, 0]
+    length = np.hypot(along[:, 0], along[:, 1])
+    names: list[WallName] = []
+    barriers = np.concatenate([ends, edges])
+    for wall in np.argsort(-length, kind="stable")[: 8 * most].tolist():
+        if len(names) == most or length[wall] < 2 * _HEIGHT * size:
+            break
+        across = np.array([along[wall, 1], -along[wall, 0]]) / length[wall]
+        across = across if across @ towards[wall] >= 0 else -across
+        pair = (str(out[wall]), str(into[wall]))
+        if across[0] < -1e-9 or (abs(across[0]) <= 1e-9 and across[1] < 0):
+            across, pair = -across, pair[::-1]
+        first, second = (_DIGIT * size * len(number) for number in pair)
+        half = np.array([(first + second + _BAR * size) / 2, _HEIGHT * size / 2]) + 0.25 * size
+        is_near = _near(barriers, ends[wall], 2 * float(half.sum()))
+        is_near[wall] = False
+        near = barriers[is_near]
+        for share in _PLACES:
+            middle = ends[wall, 0] + share * along[wall] + across * (second - first) / 2
+            is_beyond = length[wall] * min(share, 1 - share) < half[1]
+            if is_beyond or _meets(near, middle, across, half):
+                continue
+            if _covers(kept_free, middle, across, half):
+                continue
+            angle = float(np.degrees(np.arctan2(across[1], across[0])))
+            names.append(WallName("|".join(pair), float(middle[0]), float(middle[1]), angle))
+            barriers = np.concatenate([barriers, _corners(middle, across, half)])
+            break
+    return names
+
+
+def _near(
+    segments: Float64[np.ndarray, "all 2 2"], wall: Float64[np.ndarray, "2 2"], reach: float
+) -> Bool[np.ndarray, "all"]:
+    """Segments whose box comes within ``reach`` of that of a wall."""
+    low, high = wall.min(0) - reach, wall.max(0) + reach
+    one, other = segments[:, 0], segments[:, 1]
+    return ((np.maximum(one, other) >= low) & (np.minimum(one, other) <= high)).all(1)
+
+
+def _inner(
+    points: Float64[np.ndarray, "*any 2"],
+    middle: Float64[np.ndarray, "2"],
+    across: Float64[np.ndarray, "2"],
+) -> Float64[np.ndarray, "*any 2"]:
+    """Coordinates along and across a text."""
+    x, y = points[..., 0] - middle[0], points[..., 1] - middle[1]
+    return np.stack([across[0] * x + across[1] * y, across[0] * y - across[1] * x], -1)
+
+
+def _corners(
+    middle: Float64[np.ndarray, "2"],
+    across: Float64[np.ndarray, "2"],
+    half: Float64[np.ndarray, "2"],
+) -> Float64[np.ndarray, "4 2 2"]:
+    """The four sides of the box around a text."""
+    other = np.array([-across[1], across[0]])
+    signs = ((1, 1), (-1, 1), (-1, -1), (1, -1))
+    corners = np.array([middle + s * half[0] * across + t * half[1] * other for s, t in signs])
+    return np.stack([corners, np.roll(corners, -1, axis=0)], 1)
+
+
+def _covers(
+    points: Float64[np.ndarray, "marks 2"],
+    middle: Float64[np.ndarray, "2"],
+    across: Float64[np.ndarray, "2"],
+    half: Float64[np.ndarray, "2"],
+) -> bool:
+    return bool((np.abs(_inner(points, middle, across)) <= half).all(-1).any())
+
+
+def _meets(
+    segments: Float64[np.ndarray, "walls 2 2"],
+    middle: Float64[np.ndarray, "2"],
+    across: Float64[np.ndarray, "2"],
+    half: Float64[np.ndarray, "2"],
+) -> bool:
+    """Whether a segment meets the box: the shares of it within both strips overlap."""
+    inner = _inner(segments, middle, across)
+    start, step = inner[:, 0], inner[:, 1] - inner[:, 0]
+    is_level = step == 0
+    safe = np.where(is_level, 1.0, step)
+    one, other = (-half - start) / safe, (half - start) / safe
+    is_outside: Bool[np.ndarray, "walls"] = (is_level & (np.abs(start) > half)).any(1)
+    enter = np.where(is_level, -np.inf, np.minimum(one, other)).max(1)
+    leave = np.where(is_level, np.inf, np.maximum(one, other)).min(1)
+    return bool((~is_outside & (np.maximum(enter, 0) <= np.minimum(leave, 1))).any())

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float32, Shaped
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Folder, Location
-from moegeom.checkpoint.formats._gguf_blocks import decode
-from moegeom.checkpoint.formats._gguf_config import config_of
-from moegeom.checkpoint.formats._gguf_header import Header, read_header
-from moegeom.checkpoint.formats._gguf_split import check_parts, models, parts
-from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
+from moegeom.checkpoint.formats._gguf_header import (
+    ALIGNMENT,
+    DEFAULT_ALIGNMENT,
+    Header,
+    read_header,
+    round_up,
+)
+from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES, GgmlType
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote.lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore
@@ -139,3 +144,216 @@ def _file_by_name(files: Mapping[str, GgufFile]) -> dict[str, str]:
 
 
 FORMAT = Format("gguf", recognises, open_gguf)
+
+
+_GENERAL = "general."
+_ARCHITECTURE = "general.architecture"
+
+
+def config_of(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What the header says about the model.
+
+    Returns
+    -------
+    dict
+        ``model_type`` is ``"gguf"``; ``architecture`` is that of the file, whose settings stand
+        beside it, without their prefix and as nested tables. ``general`` holds the settings of
+        every model and is flat: ``license`` and ``license.name`` are both values.
+
+    Raises
+    ------
+    CheckpointError
+        If the architecture is not given, or a key is both a value and a table.
+    """
+    architecture = settings.get(_ARCHITECTURE)
+    if not isinstance(architecture, str) or not architecture:
+        found = "is not given" if architecture is None else f"is {architecture!r}"
+        raise CheckpointError(f"{where}: {_ARCHITECTURE} {found}, expected a name.")
+    config: dict[str, Any] = {
+        "model_type": "gguf",
+        "architecture": architecture,
+        "general": dict(_below(settings, _GENERAL)),
+    }
+    prefix = f"{architecture}."
+    for key, value in _below(settings, prefix):
+        *path, last = key.split(".")
+        table: Any = config
+        for step in path:
+            table = table.setdefault(step, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict) or last in table or path[:1] == ["general"]:
+            raise CheckpointError(
+                f"{where}: {prefix + key!r} contradicts another key, which is a value where this "
+                "one needs a table, or a table where this one is a value."
+            )
+        table[last] = value
+    return config
+
+
+def _below(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    return (
+        (key.removeprefix(prefix), value)
+        for key, value in settings.items()
+        if key.startswith(prefix)
+    )
+
+
+#: A number takes 28 times its bytes in the file, and the largest router has three million.
+_MOST_NUMBERS = 2**24
+
+
+def decode(
+    raw: bytes, stored: GgmlType, shape: tuple[int, ...], where: str
+) -> Float32[np.ndarray, "*shape"]:
+    """The numbers that the blocks of a tensor stand for, in its shape.
+
+    Raises ``CheckpointError`` when the gguf package is not there, or does not know the type.
+    """
+    gguf = _package(stored, where)
+    row_bytes = shape[-1] // stored.block_size * stored.block_bytes
+    if not raw or not row_bytes:
+        return as_array(b"", np.dtype(np.float32), shape, where)
+    if prod(shape) > _MOST_NUMBERS:
+        raise CheckpointError(
+            f"{where} has {prod(shape)} numbers in blocks of {stored.name}, more than the "
+            f"{_MOST_NUMBERS} that are decoded at once.",
+            "Convert this tensor to F32.",
+        )
+    blocks = np.frombuffer(raw, np.uint8).reshape(-1, row_bytes)
+    try:
+        # a scale may be anything, NaN and infinity included
+        with np.errstate(all="ignore"):
+            rows = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[stored.name])
+    except (KeyError, NotImplementedError):
+        raise CheckpointError(
+            f"{where} is {stored.name}, which the installed gguf package cannot decode.",
+            "Upgrade it (pip install -U gguf), or convert this tensor to F32.",
+        ) from None
+    return rows.reshape(shape)
+
+
+def _package(stored: GgmlType, where: str) -> Any:
+    try:
+        import gguf
+        import gguf.quants
+    except ImportError:
+        raise CheckpointError(
+            f"{where} is {stored.name}, stored in blocks, which needs the gguf package.",
+            "pip install 'moegeom[gguf]'",
+        ) from None
+    return gguf
+
+
+_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+
+_COUNT = "split.count"
+_NUMBER = "split.no"
+_NUM_TENSORS = "split.tensors.count"
+
+#: Public models have at most fifty.
+_MOST_PARTS = 1000
+
+_SAME = "Do all parts come from the same download?"
+
+
+@dataclass(frozen=True)
+class PartName:
+    """What the name of a part says; parts are numbered from 1."""
+
+    stem: str
+    number: int
+    count: int
+
+    def of(self, number: int) -> str:
+        """The file name of another part."""
+        return f"{self.stem}-{number:05d}-of-{self.count:05d}.gguf"
+
+
+def part_name(file: str) -> PartName | None:
+    """The name of a part taken apart; None for the name of a model in one file."""
+    match = _PART.fullmatch(file)
+    return PartName(match[1], int(match[2]), int(match[3])) if match else None
+
+
+def models(files: Sequence[str]) -> dict[str, str]:
+    """One file of every model, by its name without numbers."""
+    first: dict[str, str] = {}
+    for file in files:
+        part = part_name(file)
+        first.setdefault(f"{part.stem} ({part.count} parts)" if part else file, file)
+    return first
+
+
+def parts(file: str, header: Header) -> list[str]:
+    """All files of the model that ``file`` is, or is a part of, in their order.
+
+    The name and the header of the file must agree.
+    """
+    count = _setting(header, _COUNT, default=1)
+    if count <= 1:
+        return [file]
+    if count > _MOST_PARTS:
+        raise CheckpointError(
+            f"{file}: says that there are {count} parts, more than the {_MOST_PARTS} allowed."
+        )
+    number = 1 + _setting(header, _NUMBER)
+    name = part_name(file)
+    if name is None or (name.number, name.count) != (number, count):
+        raise CheckpointError(
+            f"{file}: is part {number} of {count}, expected a name that ends in "
+            f"-{number:05d}-of-{count:05d}.gguf.",
+            "Give every part its original name.",
+        )
+    return [name.of(n) for n in range(1, count + 1)]
+
+
+def check_parts(headers: Sequence[Header]) -> None:
+    """Raise unless the parts, in their order, are those of one model.
+
+    Raises
+    ------
+    CheckpointError
+        If a part says another number or count, if a tensor is missing or comes twice, or if
+        nothing says where the tensors of a part begin.
+    """
+    first, *others = headers
+    count = len(headers)
+    for index, header in enumerate(headers):
+        said = (_setting(header, _NUMBER), _setting(header, _COUNT))
+        if said != (index, count):
+            raise CheckpointError(
+                f"{header.file}: says {_NUMBER} {said[0]} and {_COUNT} {said[1]}, expected "
+                f"{index} and {count}.",
+                _SAME,
+            )
+    for header in others:
+        _check_alignment(first, header)
+    found = sum(len(header.entries) for header in headers)
+    expected = _setting(first, _NUM_TENSORS, default=found)
+    if found != expected:
+        raise CheckpointError(
+            f"{first.file}: says {_NUM_TENSORS} {expected}, and the {count} parts hold {found}.",
+            _SAME,
+        )
+
+
+def _check_alignment(first: Header, part: Header) -> None:
+    """Raise if it is left open on which grid the tensors of a part lie.
+
+    The first part alone holds the settings. Some writers keep its alignment in the other parts,
+    and readers take each part by itself.
+    """
+    if ALIGNMENT not in part.settings and round_up(part.end, first.alignment) != part.data_start:
+        raise CheckpointError(
+            f"{part.file}: does not give {ALIGNMENT}, which is {first.alignment} in {first.file} "
+            f"and {DEFAULT_ALIGNMENT} by default.",
+            "Join the parts (llama-gguf-split --merge), or write them with the default.",
+        )
+
+
+def _setting(header: Header, key: str, default: int | None = None) -> int:
+    """A count of the header; without ``default`` it must be given."""
+    found: Any = header.settings.get(key, default)
+    if type(found) is not int or found < 0:
+        said = "is not given" if found is None else f"is {found!r}"
+        raise CheckpointError(f"{header.file}: {key} {said}, expected a count.", _SAME)
+    return found

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.router import Router
+from moegeom.core.tokens import SourceFacts
 from moegeom.engine.devices.device_router import (
     device_router,
     refuse,
@@ -19,7 +20,6 @@ from moegeom.engine.devices.device_router import (
     start_counters,
     states_of,
 )
-from moegeom.engine.devices.tensors import Tensors
 from moegeom.engine.labels import Populations
 from moegeom.engine.loop import Progress
 from moegeom.engine.prepared import prepare
@@ -149,3 +149,33 @@ def device_fold(router: Router, reductions: Sequence[str], device: Device) -> De
         wanted,
     )
     return DeviceFold(task, reductions, device)
+
+
+class Tensors:
+    """Inputs of one router, any number of them, without documents and domains."""
+
+    def __init__(self, router: str) -> None:
+        self.facts = SourceFacts(
+            name="tensors",
+            stage="router_input",
+            num_tokens=0,
+            routers=(router,),
+            domains=(),
+            has_documents=False,
+            has_chosen=False,
+        )
+
+    def read_columns(self, start: int, stop: int) -> NoReturn:
+        raise InternalError("tensors are handed over, not read")
+
+    def read_values(self, router: str, start: int, stop: int) -> NoReturn:
+        self.read_columns(start, stop)
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> NoReturn:
+        self.read_columns(start, stop)
+
+    def read_chosen(self, router: str, start: int, stop: int) -> NoReturn:
+        self.read_columns(start, stop)
+
+    def read_output(self, router: str, kind: str, start: int, stop: int) -> NoReturn:
+        self.read_columns(start, stop)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
@@ -21,6 +23,7 @@ from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router, RouterSet, Rule
 from moegeom.core.text import number_of
 from moegeom.document.asked_layers import layers_without_router
+from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
 from moegeom.geometry.rows.projection import projected
 from moegeom.pipeline import ScanRequest, Terms, Watch, scan
@@ -28,12 +31,12 @@ from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.studies.changes.effective import UNRELATED
-from moegeom.studies.changes.exchanged_layers import with_exchanged_layers
 from moegeom.studies.changes.figures import figure_changes
 from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
 from moegeom.studies.changes.router import Samples, compare_routers
 from moegeom.studies.changes.row_pair import effective_rows_of
 from moegeom.studies.changes.rule import rule_differences
+from moegeom.studies.changes.words import change
 from moegeom.studies.diff.record import Difference, Figures, RouterChange, Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 
@@ -336,3 +339,55 @@ def _not_looked_at(
     if not request.experts:
         yield "expert weights" + (" (--experts)" if sides[0].store and sides[1].store else "")
     yield "what else changed in the model: routers with equal weights read other hidden states"
+
+
+#: A router is that of another layer when it is nearer to it than this share of its own length: rows
+#: that have nothing to do with each other are 1.4 lengths apart.
+_NEAR = 0.5
+
+#: Projections of the rows of a router, by its name.
+Projections = Mapping[str, Float64[np.ndarray, "experts count"]]
+
+
+def with_exchanged_layers(
+    compared: Sequence[RouterChange],
+    sides: tuple[Projections, Projections],
+    rules: Mapping[str, Rule],
+    compare: Callable[[str, str], RouterChange],
+) -> list[RouterChange]:
+    """The same changes; of an unrelated router that is another one of A, the change from that one.
+
+    ``sides`` hold the projected rows of A and of B, ``compare`` compares a router of A with
+    one of B.
+    """
+    a, b = sides
+    found = []
+    for router in compared:
+        is_unrelated = any(one.word == UNRELATED for one in router.changes)
+        source = _nearest(router.router, a, b) if is_unrelated else None
+        if source is None:
+            found.append(router)
+            continue
+        rest = compare(source, router.router)
+        moved = change(
+            "another layer",
+            rules[router.router],
+            kind=f"of B is {places([source], {'routers': [{'name': name} for name in a]})} of A",
+            source=source,
+        )
+        found.append(dataclasses.replace(rest, changes=(moved, *rest.changes)))
+    return found
+
+
+def _nearest(name: str, a: Projections, b: Projections) -> str | None:
+    """The router of A that is nearest, where it is near and another one."""
+    rows = b.get(name)
+    if rows is None:
+        return None
+    apart = {
+        other: float(np.linalg.norm(values - rows) / length)
+        for other, values in a.items()
+        if values.shape == rows.shape and (length := np.linalg.norm(values)) > 0.0
+    }
+    best = min(apart, key=lambda other: apart[other], default=name)
+    return best if best != name and apart[best] < _NEAR else None

@@ -5,37 +5,45 @@ from __future__ import annotations
 import dataclasses
 import filecmp
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Float32, Int32, Int64, Shaped
 from threadpoolctl import threadpool_limits
 
-from moegeom.core.errors import RouterError, UsageError
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS
+from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.layer_ranges import parse_layers
-from moegeom.core.router import Router, RouterSet
+from moegeom.core.router import Norm, Router, RouterSet
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TokenSource
+from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.document.asked_layers import layers_without_router
+from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
 from moegeom.engine.sources import known_routers
 from moegeom.engine.trust import Trust
+from moegeom.kernels.reference.same_set import same_set
 from moegeom.pipeline import ScanRequest, Terms, examine_tokens, open_source, select_layers
 from moegeom.results.reader import is_results
+from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
+from moegeom.studies.changes.rule import rule_differences
 from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 from moegeom.studies.signoff.function import rotation_line, router_line
 from moegeom.studies.signoff.judgement import JudgedRouter, judge
-from moegeom.studies.signoff.record import LINE_NAMES, Line, LineName, SignOff
-from moegeom.studies.signoff.storage import ABOUT_STORAGE, refused_line, storage_line
-from moegeom.studies.signoff.switches import refuse_without_choices, switches
+from moegeom.studies.signoff.record import LINE_NAMES, Line, LineName, SignOff, Switches
 from moegeom.studies.signoff.text import (
     capture_command,
     incomparable_line,
     measured_line,
     unrecorded_line,
 )
+from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.other_side import other_side
 
 _NOT_LOOKED_AT = (
     "expert weights, and all else that was quantised: it moves what routers read",
@@ -313,3 +321,220 @@ def _notes(
             "The routers of A and B have one fingerprint: which recording is whose rests on the "
             "order of --tokens."
         )
+
+
+#: What the loader refuses because of how routers are stored; everything else ends the command.
+ABOUT_STORAGE = frozenset({STORAGE_UNKNOWN, PART_MISSING})
+
+
+def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
+    """Fails for routers of A that B lacks, and for another shape, rule or norm in front.
+
+    Quantised storage that the loader can decode passes and is named: what it did to the router is
+    the business of the next line. Routers that only B has are told and not compared.
+    """
+    found = {router.name: router for router in b}
+    pairs = [(router, found[router.name]) for router in a if router.name in found]
+    names = [router.name for router in a]
+    wrong = [*_missing(a, found), *_others(pairs, names)]
+    stored = f"stored {stored_as(a)} in A, {stored_as(b)} in B"
+    if stored_as(a) == stored_as(b):
+        stored = f"stored {stored_as(a)} in both"
+    only_b = [name for name in found if name not in names]
+    more = (f"Only in B and not compared: {', '.join(only_b[:4])}.",) if only_b else ()
+    evidence = {"stored": {side: stored_as(routers) for side, routers in (("a", a), ("b", b))}}
+    evidence |= {"only_in_a": [n for n in names if n not in found], "only_in_b": only_b}
+    if wrong:
+        return Line("storage", "failed", f"{'; '.join(wrong)}; {stored}.", more, (), evidence)
+    count = "the router" if len(a) == 1 else f"all {len(a)} routers"
+    are = "is" if len(a) == 1 else "are"
+    sentence = f"{count} of A {are} in B with the same shape and rule; {stored}."
+    return Line("storage", "passed", sentence, more, (), evidence)
+
+
+def refused_line(refusal: RouterError) -> Line:
+    """The line of a side B whose storage the loader refuses, in the loader's words."""
+    details = (refusal.hint,) if refusal.hint else ()
+    evidence = {"code": refusal.code}
+    sentence = f"the routers of B cannot be read: {refusal.message}"
+    return Line("storage", "failed", sentence, details, (), evidence)
+
+
+def stored_as(routers: Sequence[Router]) -> str:
+    """``bf16``, or ``bf16 (46), f8_e4m3 with scales (2)`` where they differ."""
+    counted = Counter(_storage(router.provenance.stored_dtype) for router in routers)
+    if len(counted) < 2:
+        return next(iter(counted), "nothing")
+    return ", ".join(f"{storage} ({count})" for storage, count in counted.most_common())
+
+
+def _storage(dtype: str) -> str:
+    return dtype.lower() if dtype in PLAIN_FLOATS else f"{dtype.lower()} with scales"
+
+
+def _missing(a: Sequence[Router], b: dict[str, Router]) -> Iterator[str]:
+    missing = [router.name for router in a if router.name not in b]
+    if missing:
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        yield f"{len(missing)} of {len(a)} routers missing in B: {', '.join(missing[:4])}{more}"
+
+
+def _others(pairs: Sequence[tuple[Router, Router]], names: Sequence[str]) -> Iterator[str]:
+    """Shapes, rules and norms that differ: the first of each kind, and in how many routers."""
+    kinds = {
+        "shape": [(a.name, f"{_shape(a)} in A, {_shape(b)} in B") for a, b in pairs],
+        "rule": [(a.name, "; ".join(rule_differences(a.rule, b.rule))) for a, b in pairs],
+        "norm": [(a.name, f"{_norm(a.norm)} in A, {_norm(b.norm)} in B") for a, b in pairs],
+    }
+    is_same = {
+        "shape": [a.weight.shape == b.weight.shape for a, b in pairs],
+        "rule": [a.rule == b.rule for a, b in pairs],
+        "norm": [_norm(a.norm) == _norm(b.norm) for a, b in pairs],
+    }
+    run = {"routers": [{"name": name} for name in names]}
+    for kind, told in kinds.items():
+        other = [said for said, same in zip(told, is_same[kind], strict=True) if not same]
+        if other:
+            where = places([name for name, _ in other], run)
+            yield f"another {kind} in {where}: {other[0][1]}"
+
+
+def _shape(router: Router) -> str:
+    return f"{router.num_experts} x {router.hidden_size}"
+
+
+def _norm(norm: Norm | None) -> str:
+    """A gain that is stored with another offset is the same norm."""
+    return "none" if norm is None else f"{norm.kind} norm with epsilon {norm.eps:g}"
+
+
+#: Row i of B was row ``place[i]`` of A, by router; only where rows changed places.
+Places = Mapping[str, Int64[np.ndarray, "experts"]]
+
+#: With fewer tokens in common the two are taken for recordings of different texts.
+_LEAST_MATCHED = 0.5
+
+
+def switches(
+    reference: TokenSource,
+    other: TokenSource,
+    routers: Sequence[KnownRouter],
+    places: Places,
+) -> Switches:
+    """Sets of experts that differ, token by token, at every router that both record.
+
+    Experts of ``other`` are called what ``reference`` calls them, by ``places``.
+
+    Raises
+    ------
+    RecordingError
+        When one of the two holds no choices, or they are of different texts; with counts.
+    """
+    for source in (reference, other):
+        refuse_without_choices(source.facts)
+    side = other_side(reference, _Renumbered(other, places) if places else other, routers)
+    num_tokens = reference.facts.num_tokens
+    matched = side.is_matched(0, num_tokens)
+    num_matched = int(matched.sum())
+    if num_matched < _LEAST_MATCHED * num_tokens:
+        raise RecordingError(
+            f"{other.facts.name} has {num_matched:,} of the {number_of(num_tokens, 'token')} of "
+            f"{reference.facts.name}; expected recordings of the same text.",
+            "Record both on the same --text with the same --tokens and --length.",
+        )
+    switched = np.zeros(num_tokens, np.int64)
+    by_router = {}
+    for router in routers:
+        recorded = (reference.facts.routers, other.facts.routers)
+        if not all(router.name in names for names in recorded):
+            continue
+        differs = np.zeros(num_tokens, np.bool_)
+        for start in range(0, num_tokens, TILE):
+            token = start + np.flatnonzero(matched[start : start + TILE])
+            if not len(token):
+                continue
+            mine = _chosen(reference, router.name, start, min(start + TILE, num_tokens))
+            differs[token] = ~same_set(mine[token - start], side.read_chosen(router.name, token))
+        by_router[router.name] = float(differs[matched].mean())
+        switched += differs
+    document = reference.read_columns(0, num_tokens).document[matched]
+    return Switches(
+        num_recorded=num_tokens,
+        num_tokens=num_matched,
+        num_documents=len(np.unique(document)),
+        share=float(switched[matched].mean()) / len(by_router),
+        error=_error(switched[matched], document, len(by_router)),
+        tokens_share=float((switched[matched] > 0).mean()),
+        by_router=by_router,
+        notes=side.notes,
+    )
+
+
+def refuse_without_choices(facts: SourceFacts) -> None:
+    """Raises RecordingError for a recording that does not say what was chosen, token by token."""
+    if facts.has_chosen and facts.stage != "counts":
+        return
+    held = facts.stage.replace("_", " ")
+    raise RecordingError(
+        f"{facts.name}: holds {held} and not what was chosen; expected recorded choices, because "
+        "what the router would choose is not what the exported model chose.",
+        "moegeom capture records them, --keep ids nothing else; traces of engines hold them.",
+    )
+
+
+def _chosen(
+    source: TokenSource, router: str, start: int, stop: int
+) -> Int32[np.ndarray, "tokens top_k"]:
+    found = source.read_chosen(router, start, stop)
+    if found is None:
+        raise RecordingError(f"{source.facts.name}: holds no choices of router {router}.")
+    return found
+
+
+def _error(
+    switched: Int64[np.ndarray, "tokens"], document: Int64[np.ndarray, "tokens"], routers: int
+) -> float | None:
+    """Standard error of a ratio whose parts are sums over documents."""
+    _, of_token = np.unique(document, return_inverse=True)
+    sums = np.bincount(of_token, weights=switched)
+    sizes = routers * np.bincount(of_token)
+    if len(sizes) < 2:
+        return None
+    left = sums - sums.sum() / sizes.sum() * sizes
+    return float(np.sqrt(len(sizes) / (len(sizes) - 1) * (left**2).sum()) / sizes.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class _Renumbered:
+    """A recording whose experts have the numbers that they had before they changed places."""
+
+    source: TokenSource
+    places: Places
+
+    @property
+    def facts(self) -> SourceFacts:
+        return self.source.facts
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        return self.source.read_columns(start, stop)
+
+    def read_values(self, router: str, start: int, stop: int) -> Shaped[np.ndarray, "tokens width"]:
+        return self.source.read_values(router, start, stop)
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        return self.source.read_top_logits(router, start, stop)
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens top_k"] | None:
+        found = self.source.read_chosen(router, start, stop)
+        place = self.places.get(router)
+        if found is None or place is None:
+            return found
+        # an empty slot is -1 and stays so
+        return np.append(place, -1).astype(np.int32)[found]
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        return self.source.read_output(router, kind, start, stop)

@@ -5,23 +5,37 @@ Read :func:`track`: find the checkpoints, measure what is new, compare neighbour
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from moegeom.core.errors import UsageError
-from moegeom.core.series import Series
+from moegeom.core.files import write_whole
+from moegeom.core.populations import ALL, is_domain
+from moegeom.core.series import Curve, Driver, Series
+from moegeom.core.text import number_of
 from moegeom.document.asked_layers import layers_without_router
+from moegeom.document.model import View
+from moegeom.document.render import render
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import rule_status, rule_trust
+from moegeom.geometry.trend import LEAST_STEPS, departures, onset, slope
+from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.pipeline import Watch
+from moegeom.results.reader import Results
 from moegeom.studies.track.curves import (
+    CHANCE,
     agreement_curves,
     drift_curves,
     load_curves,
+    number,
     stored_curves,
 )
-from moegeom.studies.track.drivers import drivers
-from moegeom.studies.track.files import write_series
+from moegeom.studies.track.document import document
 from moegeom.studies.track.measure import (
     MeasuredStep,
     TrackRequest,
@@ -29,7 +43,6 @@ from moegeom.studies.track.measure import (
     refuse_missing_recordings,
 )
 from moegeom.studies.track.paths import Candidate, find_checkpoints
-from moegeom.studies.track.trends import trend_notes, with_trends
 
 __all__ = ["TrackRequest", "track"]
 
@@ -149,3 +162,161 @@ def _common_name(candidates: Sequence[Candidate]) -> str:
     """Name of the folder that holds the checkpoints, or of the only one."""
     parent = candidates[-1].path.resolve().parent.name
     return parent or candidates[-1].name
+
+
+def write_series(folder: Path, series: Series) -> None:
+    """series.parquet: a row per router, step and column; series.json: what --format json prints."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        (curve.router, step.step, step.name, curve.column, value, error)
+        for curve in (*series.curves, *series.expert_loads)
+        for step, value, error in zip(series.steps, curve.values, curve.errors, strict=True)
+    ]
+    names = ("router", "step", "checkpoint", "column", "value", "value_se")
+    kinds = (pa.string(), pa.float64(), pa.string(), pa.string(), pa.float64(), pa.float64())
+    columns = zip(*rows, strict=True) if rows else ((),) * len(names)
+    arrays = [pa.array(column, type=kind) for column, kind in zip(columns, kinds, strict=True)]
+    table = pa.Table.from_arrays(arrays, names=list(names))
+    write_whole(folder / "series.parquet", lambda file: pq.write_table(table, file))
+    write_whole(folder / "series.json", render(document(series, View()), "json"))
+
+
+#: Slopes are per this many steps.
+PER_STEPS = 1000.0
+
+#: Probability that any router is given an onset by chance, for each figure.
+LEVEL = 0.05
+
+#: Figures of two steps. The overlap with the last grows towards the last by construction, and the
+#: others compare neighbours: none of them has a first value to leave.
+_OF_TWO_STEPS = ("overlap_with_last", "overlap_with_previous", "coalition_churn", CHANCE)
+
+
+def with_trends(curves: Sequence[Curve], steps: Sequence[float]) -> tuple[Curve, ...]:
+    """The curves with slope and onset; onsets by Holm's procedure over the routers of a figure."""
+    axis = np.array(steps, dtype=np.float64)
+    sloped = [_with_slope(curve, axis) for curve in curves]
+    for column in dict.fromkeys(curve.column for curve in curves):
+        if column not in _OF_TWO_STEPS:
+            places = [i for i, curve in enumerate(sloped) if curve.column == column]
+            for place, begin in zip(places, _onsets([sloped[i] for i in places]), strict=True):
+                if begin is not None:
+                    sloped[place] = dataclasses.replace(sloped[place], onset=float(axis[begin]))
+    return tuple(sloped)
+
+
+def _with_slope(curve: Curve, axis: np.ndarray) -> Curve:
+    if curve.column == CHANCE:
+        return curve
+    trend = slope(axis, _array(curve.values), _array(curve.errors))
+    return dataclasses.replace(
+        curve,
+        slope=number(trend.value * PER_STEPS),
+        slope_half_width=number(trend.half_width * PER_STEPS),
+    )
+
+
+def _onsets(curves: Sequence[Curve]) -> list[int | None]:
+    """Onset of each router: the i-th clearest of m is held to LEVEL / (m - i + 1)."""
+    p_values = [
+        departures(_array(curve.values), _array(curve.errors), NUM_BLOCKS - 1.0) for curve in curves
+    ]
+    found: list[int | None] = [None] * len(curves)
+    order = sorted(range(len(curves)), key=lambda i: float(p_values[i].min()))
+    for rank, index in enumerate(order):
+        begin = onset(p_values[index], LEVEL / (len(curves) - rank))
+        if begin is None:
+            break
+        found[index] = begin
+    return found
+
+
+def trend_notes(num_steps: int) -> list[str]:
+    """What so few steps cannot tell."""
+    if num_steps < 3:
+        return ["Fewer than three steps: no scatter about a line, and no onset."]
+    if num_steps < LEAST_STEPS:
+        steps = number_of(num_steps, "step")
+        return [f"{steps}: a slope, but no onset, which takes at least {LEAST_STEPS}."]
+    return []
+
+
+def _array(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+#: Experts named per router.
+NUM_EXPERTS = 3
+
+
+def drivers(first: Results, last: Results) -> Iterator[Driver]:
+    r"""Experts and domains of each router with the largest part in the change of the load.
+
+    The squared CV of the load is the mean of (x_e - 1)^2 over experts, x in fair shares: an expert
+    contributes the change of its term over the sum of all absolute changes. A domain is shown with
+    its own MaxVio at both ends, largest change first; it contributes the change of the squared CV
+    of its own load over the sum of the absolute changes of the router's domains.
+    """
+    before, after = _loads(first), _loads(last)
+    for router, loads in after.items():
+        old = before.get(router)
+        if old is None or len(old) != len(loads):
+            continue
+        change = (loads - 1.0) ** 2 - (old - 1.0) ** 2
+        total = float(np.abs(change).sum())
+        if total > 0.0:
+            for expert in np.argsort(-np.abs(change), kind="stable")[:NUM_EXPERTS].tolist():
+                yield Driver(
+                    router,
+                    "expert",
+                    str(expert),
+                    float(old[expert]),
+                    float(loads[expert]),
+                    float(change[expert]) / total,
+                )
+    yield from _domains(first, last)
+
+
+def _loads(results: Results) -> dict[str, np.ndarray]:
+    """Loads in fair shares by router, in the order of the experts."""
+    found: dict[str, dict[int, float]] = {}
+    for row in results.rows("experts"):
+        if (row["variant"], row["population"]) == ("as_stored", ALL) and row.get(
+            "load"
+        ) is not None:
+            found.setdefault(row["router"], {})[row["expert"]] = row["load"]
+    return {
+        router: np.array([loads[expert] for expert in sorted(loads)])
+        for router, loads in found.items()
+    }
+
+
+def _domains(first: Results, last: Results) -> Iterator[Driver]:
+    old, new = _figures(first), _figures(last)
+    both = [key for key in new if key in old]
+    change = {key: new[key][1] ** 2 - old[key][1] ** 2 for key in both}
+    total: dict[str, float] = {}
+    for router, domain in both:
+        total[router] = total.get(router, 0.0) + abs(change[router, domain])
+    for key in sorted(both, key=lambda key: (-abs(new[key][0] - old[key][0]), key)):
+        router, domain = key
+        share = change[key] / total[router] if total[router] > 0.0 else None
+        yield Driver(router, "domain", domain, old[key][0], new[key][0], share)
+
+
+def _figures(results: Results) -> Mapping[tuple[str, str], tuple[float, float]]:
+    """MaxVio and CV of the load of each domain."""
+    rows: list[dict[str, Any]] = results.rows("layers")
+    return {
+        (row["router"], row["population"].removeprefix("domain=")): (
+            row["max_vio_global"],
+            row["load_cv_ddof0"],
+        )
+        for row in rows
+        if row["variant"] == "as_stored"
+        and is_domain(row["population"])
+        and row.get("max_vio_global") is not None
+        and row.get("load_cv_ddof0") is not None
+    }

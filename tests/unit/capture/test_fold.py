@@ -101,7 +101,7 @@ def test_fewer_tokens_than_announced_are_counted(balanced: Sample, tmp_path: Pat
 
 def test_more_tokens_than_announced_are_refused(balanced: Sample, tmp_path: Path) -> None:
     domains = balanced.recording.facts.domains
-    with pytest.raises(RecordingError, match="1280 tokens have come; num_tokens said 1000"):
+    with pytest.raises(RecordingError, match="1,280 tokens have come; num_tokens said 1000"):
         record(balanced, tmp_path / "out", range(20), fold=True, num_tokens=1000, domains=domains)
     assert not list(tmp_path.iterdir())
 

@@ -15,9 +15,9 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
 from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.checkpoint.formats import _gguf_blocks
+from moegeom.checkpoint.formats import gguf as gguf_format
+from moegeom.checkpoint.formats._gguf_header import Unread
 from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
-from moegeom.checkpoint.formats._gguf_values import Unread
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
 
@@ -650,7 +650,7 @@ def test_a_tensor_without_elements_is_empty(kind: int, tmp_path: Path) -> None:
 def test_blocks_that_are_more_numbers_than_any_router_are_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_gguf_blocks, "_MOST_NUMBERS", 64)
+    monkeypatch.setattr(gguf_format, "_MOST_NUMBERS", 64)
     raw = np.zeros((2, 34), np.uint8)
     assert (
         open_checkpoint(_write(tmp_path / "m.gguf", {"t": raw}, {"t": _T["Q8_0"]})).read("t").size

@@ -19,7 +19,7 @@ from torch._tensor import _rebuild_from_type_v2
 from torch._utils import _rebuild_tensor_v2
 
 from moegeom.checkpoint.folder import Location, local
-from moegeom.checkpoint.formats import _pytorch_archive, _pytorch_names
+from moegeom.checkpoint.formats import _pytorch_archive, pytorch
 from moegeom.checkpoint.formats.pytorch import FORMAT
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.reading import ByteRange
@@ -497,7 +497,7 @@ def _crossed_lists() -> list[Any]:
 def test_names_without_end_are_refused(
     make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pytorch_names, "_WORK", 300_000)
+    monkeypatch.setattr(pytorch, "_WORK", 300_000)
     assert _refusal(_saved(make(), tmp_path)) == (
         f"{_SINGLE}: holds too many tensors, or dicts inside themselves."
     )

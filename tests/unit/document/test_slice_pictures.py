@@ -26,10 +26,10 @@ from moegeom.cells.pictures import (
     write_picture,
 )
 from moegeom.cells.pictures._colours import PALETTE, cell_colours
+from moegeom.cells.pictures._plane_view import wall_names
 from moegeom.cells.pictures._polygons import area, areas, eroded, hull, region_of
 from moegeom.cells.pictures._raster_view import runs
 from moegeom.cells.pictures._space_view import shown_places
-from moegeom.cells.pictures._wall_names import wall_names
 from moegeom.core.errors import UsageError
 
 SUFFIXES = [".svg", ".pdf", ".png", ".html"]

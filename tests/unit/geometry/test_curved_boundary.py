@@ -10,8 +10,7 @@ import pytest
 from moegeom.core.errors import RouterRuleError
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.boundary.curved import curved_boundary
-from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.boundary.group_slopes import group_slopes
+from moegeom.geometry.boundary.curved_rows import curved_rows, group_slopes
 from moegeom.geometry.boundary.grouped import grouped_boundary
 from moegeom.geometry.selection.route import route
 

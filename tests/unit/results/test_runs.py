@@ -126,6 +126,7 @@ OTHER_VALUES = {
     "arithmetics": ("tf32",),
     "reference": "tf32",
     "other": "other",
+    "other_stage": "ids",
     "other_dialect": "vllm",
     "noise": InputNoise(0.25),
 }

@@ -10,10 +10,9 @@ import pytest
 from moegeom.core.router import Rule, Weights
 from moegeom.core.tokens import TILE, TopLogits
 from moegeom.engine.labels import Populations
-from moegeom.engine.order_distances import tokens_of_tile
 from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
+from moegeom.engine.tile import measure, tokens_of_tile
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
 from moegeom.geometry.selection.pick import top_k

@@ -19,15 +19,19 @@ from moegeom.document.render import render
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
 from moegeom.results.memory import MemoryResults
-from moegeom.studies.changes.exchanged_layers import with_exchanged_layers
-from moegeom.studies.changes.figure_columns import FREE_OF_T, SAME_TEST, is_free_of_t
-from moegeom.studies.changes.figures import LEVEL, figure_changes
+from moegeom.studies.changes.figures import (
+    FREE_OF_T,
+    LEVEL,
+    SAME_TEST,
+    figure_changes,
+    is_free_of_t,
+)
 from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
 from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.changes.words import WORDS, change
 from moegeom.studies.diff.document import document
 from moegeom.studies.diff.record import FigureChange, Figures
-from moegeom.studies.diff.study import DifferenceRequest, difference
+from moegeom.studies.diff.study import DifferenceRequest, difference, with_exchanged_layers
 from tests.museum.checkpoint import BF16, F32, Checkpoint
 from tests.museum.exhibit_smoothing import smoothed
 from tests.museum.healthy import in_float32, sigmoid_model, softmax_model, trained, with_experts

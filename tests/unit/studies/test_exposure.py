@@ -14,7 +14,7 @@ from moegeom.document.summary import Summary
 from moegeom.pipeline import refuse_disproved
 from moegeom.studies.boundary.document import document
 from moegeom.studies.boundary.record import Exposure, VariantExposure
-from tests.unit.report.records import sample_run
+from tests.unit.document.records import sample_run
 
 
 def row(number: int, share: float, **facts: Any) -> dict[str, Any]:

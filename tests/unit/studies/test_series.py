@@ -19,8 +19,7 @@ from moegeom.document.render import RENDERERS, render
 from moegeom.studies.track.choices import Choices, agreement
 from moegeom.studies.track.document import document
 from moegeom.studies.track.paths import find_checkpoints, recording_path, unfinished
-from moegeom.studies.track.study import TrackRequest, track
-from moegeom.studies.track.trends import with_trends
+from moegeom.studies.track.study import TrackRequest, track, with_trends
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
 COLLAPSED = SAMPLES / "olmoe-collapsed"

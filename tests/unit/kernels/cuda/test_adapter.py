@@ -13,7 +13,7 @@ import pytest
 from moegeom.core.errors import UsageError
 from moegeom.core.tokens import TILE
 from moegeom.engine.devices.resident import DeviceFold
-from moegeom.kernels.cuda import compilation, cupy_device
+from moegeom.kernels.cuda import cupy_device
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from tests.emulator.cupy_stand_in import NULL_STREAM, CupyStandIn, Tensor
 from tests.unit.scan.engines.scanned import (
@@ -36,9 +36,9 @@ TOKENS = 3 * TILE + 70
 
 @pytest.fixture
 def cupy(monkeypatch) -> CupyStandIn:
-    bindings = compilation.nvrtc()  # the compiler itself is there without a GPU
+    bindings = cupy_device.nvrtc()  # the compiler itself is there without a GPU
     bindings.getVersion()  # which loads it
-    monkeypatch.setattr(compilation, "nvrtc", lambda: bindings)
+    monkeypatch.setattr(cupy_device, "nvrtc", lambda: bindings)
     made = CupyStandIn()
     monkeypatch.setitem(sys.modules, "cupy", made)
     monkeypatch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=np.empty))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask
-from moegeom.kernels.cuda import compilation
-from moegeom.kernels.cuda.compilation import architecture_for, compile_program, nvrtc
+from moegeom.kernels.cuda import cupy_device
 from moegeom.kernels.cuda.counts_program import counts_program
+from moegeom.kernels.cuda.cupy_device import architecture_for, compile_program, nvrtc
 from moegeom.kernels.cuda.device import DeviceError
 from moegeom.kernels.cuda.input_norm import INPUT_KINDS, norm_program
 from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K
@@ -108,7 +108,7 @@ class WithoutMachineCode:
 )
 def test_subnormal_numbers_are_kept(program, monkeypatch):
     """CuPy's own way of compiling flushes them, and so would tie what is not tied."""
-    monkeypatch.setattr(compilation, "nvrtc", WithoutMachineCode)
+    monkeypatch.setattr(cupy_device, "nvrtc", WithoutMachineCode)
     text = compiled(program, "sm_90")[0].decode()
     assert ".f64" in text
     assert ".ftz" not in text
@@ -125,7 +125,7 @@ def knows(*known: int) -> SimpleNamespace:
 
 
 def test_a_gpu_later_than_the_compiler_gets_code_of_its_generation(monkeypatch):
-    monkeypatch.setattr(compilation, "nvrtc", lambda: knows(75, 80, 86, 90, 100))
+    monkeypatch.setattr(cupy_device, "nvrtc", lambda: knows(75, 80, 86, 90, 100))
     assert architecture_for("a GPU", 10, 3) == "sm_100"
     assert architecture_for("a GPU", 8, 7) == "sm_86"
 
@@ -134,7 +134,7 @@ def test_a_gpu_later_than_the_compiler_gets_code_of_its_generation(monkeypatch):
 def test_a_gpu_that_the_compiler_does_not_know_is_refused_by_name_with_what_it_knows(
     major, monkeypatch
 ):
-    monkeypatch.setattr(compilation, "nvrtc", lambda: knows(75, 80, 90))
+    monkeypatch.setattr(cupy_device, "nvrtc", lambda: knows(75, 80, 90))
     with pytest.raises(DeviceError) as refused:
         architecture_for("NVIDIA X", major, 0)
     assert refused.value.message == (

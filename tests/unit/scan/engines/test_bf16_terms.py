@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from moegeom.engine.devices.bf16_terms import bf16_terms
+from moegeom.engine.devices.device_router import bf16_terms
 
 
 def sum_of(terms: list[np.ndarray]) -> np.ndarray:

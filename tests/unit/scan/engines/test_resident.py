@@ -9,8 +9,7 @@ import pytest
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.tokens import TILE
-from moegeom.engine.devices.resident import DeviceFold, device_fold
-from moegeom.engine.devices.tensors import Tensors
+from moegeom.engine.devices.resident import DeviceFold, Tensors, device_fold
 from moegeom.engine.loop import Pace
 from moegeom.kernels.cuda.route import ON_DEVICE
 from tests.unit.scan.engines.scanned import (
