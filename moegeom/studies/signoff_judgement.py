@@ -172,6 +172,7 @@ JUDGES: Mapping[str, Judge] = {
     "experts moved alone": _always("failed"),
     "scaled": _always("failed"),
     "rows scaled": _always("failed"),
+    "rows copied": _always("failed"),
     "negated": _always("failed"),
     "common shift": _shifted_logits,
     "noise": _always("failed"),
