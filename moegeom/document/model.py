@@ -72,6 +72,11 @@ class Table:
     paragraphs: Sequence[tuple[str, str]] = ()
     rest: str = ""
 
+    @property
+    def row_looks(self) -> Sequence[Look]:
+        """One for each row: plain where nothing else is said."""
+        return self.looks or ("plain",) * len(self.rows)
+
 
 @dataclass(frozen=True)
 class Note:

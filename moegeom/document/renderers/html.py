@@ -109,8 +109,9 @@ def _table(table: Table) -> Iterator[str]:
         return f'<tr class="{look}">{said}</tr>'
 
     yield f"<table><thead>{row('th', heads_of(table))}</thead><tbody>"
-    looks = table.looks or ["plain"] * len(table.rows)
-    yield from (row("td", cells, look) for cells, look in zip(table.rows, looks, strict=True))
+    yield from (
+        row("td", cells, look) for cells, look in zip(table.rows, table.row_looks, strict=True)
+    )
     yield "</tbody></table>"
     if table.rest:
         yield f'<p class="dim">{escape(table.rest)}</p>'

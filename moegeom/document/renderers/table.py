@@ -153,7 +153,7 @@ def _table(table: Table, width: int) -> list[Text]:
             table = _folded(table, columns, width)
             lines = _aligned(table, columns, 2)
         looks: list[Look] = [table.heads_look] * len(table.heads)
-        looks.extend(table.looks or ["plain"] * len(table.rows))
+        looks.extend(table.row_looks)
         found = [
             Text(line, style=_STYLES[look]) for line, look in zip(lines, looks, strict=True) if line
         ]
@@ -167,7 +167,7 @@ def _folded(table: Table, columns: Sequence[int], width: int) -> Table:
     lines = (*table.heads, *table.rows)
     taken = sum(2 + max(len(row[column]) for row in lines) for column in others)
     rows, looks = [], []
-    for row, look in zip(table.rows, table.looks or ["plain"] * len(table.rows), strict=True):
+    for row, look in zip(table.rows, table.row_looks, strict=True):
         parts = _wrapped(row[first], width - table.indent - taken, later="     ") or [""]
         for number, part in enumerate(parts):
             cells = [*row] if number == 0 else [""] * len(row)
