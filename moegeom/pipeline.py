@@ -16,8 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import NO_NAME, judge, measured_rows
-from moegeom.core.errors import InternalError, RouterError, UsageError, about
-from moegeom.core.layer_ranges import parse_layers
+from moegeom.core.errors import InternalError, RouterError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, TokenSource
@@ -25,7 +24,6 @@ from moegeom.engine.against import Against, open_against
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
 from moegeom.engine.out import default_out, is_answered, refuse_skipped
 from moegeom.engine.plan import num_workers
-from moegeom.engine.prepared import prepare
 from moegeom.engine.recorded import ChoicesAlone
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.engine.run_facts import (
@@ -41,16 +39,15 @@ from moegeom.engine.run_facts import (
     refused_facts,
     run_facts,
 )
+from moegeom.engine.session import Session, select_layers
 from moegeom.engine.sources import (
-    heard_routers,
     open_other,
-    open_source,
     refuse_no_rows,
     refuse_nothing_left,
     refuse_uncomparable,
     refuse_unknown_positions,
 )
-from moegeom.engine.trust import Trust, examine
+from moegeom.engine.trust import Trust
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import (
     METRICS,
@@ -91,16 +88,11 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     MoeGeomError
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
-    started = time.perf_counter()
-    store = open_checkpoint(request.checkpoint, request.remote)
     has_tokens = request.tokens is not None or request.source is not None
-    routers = load_routers(store, asked=request.asked, with_listed=has_tokens)
-    source = open_source(request, select_layers(routers, request.layers), routers.routers)
-    routers = heard_routers(routers, source)
-    chosen = select_layers(routers, request.layers)
+    opened = Session.open(request, request.prior, with_listed=has_tokens)
+    routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     against = open_against(request, source, [r for r in chosen if not r.listed])
-    trust = examine_tokens(request, routers, chosen, source)
     other = open_other(request, source, routers.routers)
     metrics = metrics_for(request)
     device = choose_devices(request.device or "auto", token_facts, len(chosen))
@@ -129,9 +121,9 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
                 watch.advance(each * sum(r.name in done for r in recorded))
         for router in chosen:
             measure(router, source, request, metrics, writer, watch, other, against, device)
-        facts = _facts(request, routers, chosen, token_facts, trust, started)
+        facts = opened.facts(chosen) | _facts(request)
         facts |= {
-            "token_tables": token_table_facts(store, routers.tables),
+            "token_tables": token_table_facts(opened.store, routers.tables),
             "initialised": initialised_facts(routers, chosen),
             "other": None if other is None else other_facts(other),
             "against": None if against is None else against_facts(against),
@@ -165,21 +157,15 @@ def write_folded(
         for router in chosen:
             found = measured[router.name]
             writer.add_part(router.name, writer.new_part(router.name), found.rows, found.facts)
-        facts = _facts(request, routers, chosen, token_facts, trust, started)
+        facts = run_facts(routers, chosen, token_facts, trust) | _facts(request)
+        facts |= {"seconds": time.perf_counter() - started}
         return finish(writer, chosen, request, routers, facts)
 
 
-def _facts(
-    request: ScanRequest,
-    routers: RouterSet,
-    chosen: Sequence[Router],
-    token_facts: SourceFacts | None,
-    trust: Trust | None,
-    started: float,
-) -> dict[str, Any]:
-    return run_facts(routers, chosen, token_facts, trust) | {
+def _facts(request: ScanRequest) -> dict[str, Any]:
+    """What of the request a reader of the results has to know."""
+    return {
         "arithmetic": arithmetic_facts(request.backend),
-        "seconds": time.perf_counter() - started,
         "layers_asked": request.layers,
         "exclude_first": request.exclude_first,
         "reference": request.reference,
@@ -222,38 +208,6 @@ def lint(checkpoint: str, terms: Terms | None = None) -> MemoryResults:
         "column_versions": column_versions(metrics),
     }
     return MemoryResults(facts, tables)
-
-
-def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:
-    """The routers of the layers asked for; UsageError when there is none."""
-    if layers is None:
-        return list(routers.routers)
-    wanted = parse_layers(layers)
-    chosen = [router for router in routers.routers if router.layer in wanted]
-    if not chosen:
-        known = ", ".join(str(router.layer) for router in routers.routers)
-        raise UsageError(f"--layers {layers} names no layer with a router.", f"Known: {known}.")
-    return chosen
-
-
-def examine_tokens(
-    request: ScanRequest,
-    routers: RouterSet,
-    chosen: Sequence[Router],
-    source: TokenSource | None,
-) -> Trust | None:
-    """Stops the run when the tokens cannot be believed."""
-    if source is None:
-        return None
-    recorded = [router for router in chosen if router.name in source.facts.routers]
-    with about("tokens", request.tokens):
-        return examine(
-            (prepare(router, with_distances=False) for router in recorded),
-            source,
-            routers.fingerprint,
-            load_kernels(request.backend),
-            {"stale_inputs": request.stale_inputs, "unverified": request.unverified},
-        )
 
 
 def measure(

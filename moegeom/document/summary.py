@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.core.errors import ResultsError
+from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity
 from moegeom.core.populations import OUTLIERS, is_whole
+from moegeom.core.text import quoted
 from moegeom.core.verdict import Verdict
 from moegeom.document.place import place
 from moegeom.results.reader import Results
@@ -74,13 +76,23 @@ class Summary:
         return f"layer{'s' if len(named) > 1 else ''} {shown}"
 
 
+def _severity(found: object) -> Severity:
+    for severity in get_args(Severity):
+        if found == severity:
+            return severity
+    raise ResultsError(
+        f"findings.parquet: severity {quoted(found)}; expected {', '.join(SEVERITY_ORDER)}.",
+        "It is not as a scan wrote it: scan again.",
+    )
+
+
 def summarise(results: Results) -> Summary:
     """What the first screen needs, from a results directory."""
     rows = results.rows("layers")
     layers = [row for row in rows if is_whole(row["population"])]
     listed = [
         Finding(
-            row["severity"],
+            _severity(row["severity"]),
             row["code"] or "",
             tuple(row["routers"] or ()),
             row["title"],

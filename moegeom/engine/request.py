@@ -89,12 +89,26 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class ScanRequest(Terms):
+class TokensRequest(Terms):
+    """What a command is asked that looks at a checkpoint and, where there are any, at tokens.
+
+    ``source`` is a token source made by the caller instead of a path. ``backend`` changes how fast
+    the answer comes, not the answer.
+    """
+
+    checkpoint: str
+    tokens: str | None = dataclasses.field(default=None, kw_only=True)
+    source: TokenSource | None = dataclasses.field(default=None, kw_only=True)
+    backend: str = dataclasses.field(default="cpu", kw_only=True)
+
+
+@dataclass(frozen=True)
+class ScanRequest(TokensRequest):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
-    ``batch_tokens`` and ``backend`` change how fast the answer comes, not the answer. ``source`` is
-    a token source made by the caller instead of a path. Under each of ``arithmetics`` the choice is
-    compared with that of the router as stored, or with that under the arithmetic ``reference``.
+    ``batch_tokens`` changes how fast the answer comes, not the answer. Under each of
+    ``arithmetics`` the choice is compared with that of the router as stored, or with that under the
+    arithmetic ``reference``.
     ``noise`` disturbs the inputs: of all routers, or of those that it names. ``other`` are choices
     of another run for the same tokens, ``against`` is a second checkpoint, whose routers choose for
     the same inputs. ``out`` None is a folder of its own for each request in ``runs``; results of
@@ -104,15 +118,11 @@ class ScanRequest(Terms):
     #: What names of results end in where ``out`` is None.
     ENDING: ClassVar[str] = "moegeom"
 
-    checkpoint: str
     out: Path | None = None
-    tokens: str | None = None
-    source: TokenSource | None = None
     prior: str | None = None
     per_token: bool = False
     skip_non_finite: bool = False
     exclude_first: int = 0
-    backend: str = "cpu"
     batch_tokens: int | None = None
     arithmetics: tuple[str, ...] = ()
     reference: str | None = None
@@ -132,24 +142,3 @@ class ScanRequest(Terms):
         if self.noise is None or isinstance(self.noise, InputNoise):
             return self.noise
         return self.noise.get(router)
-
-
-@dataclass(frozen=True)
-class TokensRequest(Terms):
-    """What a command is asked that looks at recorded tokens and leaves no results directory.
-
-    ``source`` is a token source made by the caller instead of a path.
-    """
-
-    checkpoint: str
-    tokens: str | None = None
-    source: TokenSource | None = None
-
-    def as_scan(self) -> ScanRequest:
-        """The scan of the same tokens, for what opens and examines them."""
-        return ScanRequest(
-            checkpoint=self.checkpoint,
-            tokens=self.tokens,
-            source=self.source,
-            **self.shared(),
-        )

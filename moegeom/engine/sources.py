@@ -11,7 +11,7 @@ from moegeom.core.router import Router, RouterSet
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.prepared import unavailable
-from moegeom.engine.request import ScanRequest
+from moegeom.engine.request import ScanRequest, TokensRequest
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.source import KnownRouter
@@ -23,27 +23,25 @@ PRIOR_TOKENS = 16_384
 
 
 def open_source(
-    request: ScanRequest, routers: Sequence[Router], whole: Sequence[Router] | None = None
+    request: TokensRequest,
+    routers: Sequence[Router],
+    whole: Sequence[Router],
+    prior: str | None = None,
 ) -> TokenSource | None:
     """The tokens to route: a recording, a trace, foreign files, or a synthetic prior.
 
-    ``whole`` are all routers of the checkpoint, which a trace is held against; None where only
-    ``routers`` are at hand, which are all of them unless layers were asked for.
+    ``whole`` are all routers of the checkpoint, which a trace is held against.
     """
-    if request.prior is not None:
+    if prior is not None:
         if request.tokens is not None or request.source is not None:
             raise UsageError("--prior and --tokens exclude each other.")
-        if request.prior != IsotropicRmsPrior.name:
-            raise UsageError(
-                f"Unknown prior '{request.prior}'.", f"Known: {IsotropicRmsPrior.name}."
-            )
+        if prior != IsotropicRmsPrior.name:
+            raise UsageError(f"Unknown prior '{prior}'.", f"Known: {IsotropicRmsPrior.name}.")
         shapes = tuple((router.name, router.gain, router.hidden_size) for router in routers)
         return IsotropicRmsPrior(shapes, PRIOR_TOKENS, request.seed)
     if request.source is not None or request.tokens is None:
         return request.source
     names = tuple(router.name for router in routers)
-    if whole is None:
-        whole = routers if request.layers is None else ()
     return open_tokens(
         request.tokens,
         request.stage,

@@ -10,7 +10,7 @@ from typing import Any
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Skipped
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, quoted
 from moegeom.router.family import Family
 from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.proposal import describe_candidates, suggest
@@ -42,7 +42,7 @@ def recognise_family(store: TensorStore) -> Family:
             f"--family {next(iter(inner.values())).name} loads the routers of one.",
         )
     if not isinstance(model_type, str):
-        found_type = f"model_type {model_type!r}" if store.config else "no config.json"
+        found_type = f"model_type {quoted(model_type)}" if store.config else "no config.json"
         raise RouterError(
             f"{store.label}: found {found_type}, expected a config.json with a model_type. "
             f"{describe_candidates(store)}",

@@ -562,7 +562,7 @@ def _results_of_tokens(folder: Path) -> None:
     model = write_checkpoint(folder / "model", MODEL)
     fingerprint = load_routers(open_checkpoint(model)).fingerprint
     tokens = str(write_tokens(folder / "rec", MODEL, 64, fingerprint, 2))
-    asked = ScanRequest(str(model), folder / "out", tokens, num_workers=1)
+    asked = ScanRequest(str(model), folder / "out", tokens=tokens, num_workers=1)
     scan(dataclasses.replace(asked, unverified=True, stale_inputs=True))
     shutil.rmtree(model)
     shutil.rmtree(tokens)

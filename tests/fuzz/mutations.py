@@ -84,7 +84,7 @@ _NPY = [
 #: What parsers raise for a file that an earlier edit has spoilt.
 UNREADABLE = (
     ValueError, KeyError, IndexError, EOFError, OSError, RuntimeError, struct.error, zlib.error,
-    lzma.LZMAError, zipfile.BadZipFile,
+    lzma.LZMAError, zipfile.BadZipFile, OverflowError,
 )  # fmt: skip
 
 

@@ -333,7 +333,7 @@ def test_neighbours_and_pieces_are_those_of_all_pairs(tokens, experts, k):
     assert found.isolated_share == found.tokens[degree == 0].sum() / tokens
     assert found.is_whole
     if wanted:
-        with pytest.raises(ValueError, match=f"^{len(wanted)} pairs"):
+        with pytest.raises(ValueError, match=f"^{len(wanted):,} pairs"):
             visited_edges(found.coalition, len(wanted) - 1)
 
 

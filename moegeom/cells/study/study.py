@@ -19,15 +19,11 @@ from moegeom.cells.study.request import CellsRequest, check_request, matrix_rout
 from moegeom.cells.study.router import look_at, prediction
 from moegeom.cells.study.slices import AskedSlice, asked_slice
 from moegeom.cells.study.tokens import TokenSample, token_sample
-from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import RecordingError, RouterRuleError, UsageError
+from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
-from moegeom.engine.run_facts import run_facts
-from moegeom.engine.sources import open_source
+from moegeom.engine.session import Session
 from moegeom.kernels.table import load_kernels
-from moegeom.pipeline import examine_tokens, select_layers
-from moegeom.router.load import load_routers
 
 
 class Watch(Protocol):
@@ -128,26 +124,11 @@ def _opened(request: CellsRequest) -> _Opened:
         return _Opened(
             request.weights.name, [matrix_router(request.weights, request.top_k)], None, None
         )
-    started = time.perf_counter()
-    asked = request.as_scan()
-    store = open_checkpoint(request.checkpoint, request.remote)
-    routers = load_routers(store, asked=request.asked)
-    chosen = select_layers(routers, request.layers)
-    source = open_source(asked, chosen, routers.routers)
-    looked = list(chosen)
-    if source is not None:
-        looked = [router for router in chosen if router.name in source.facts.routers]
-        if not looked:
-            raise RecordingError(
-                f"{source.facts.name}: records none of the routers asked for.",
-                f"It records {', '.join(source.facts.routers[:4])}.",
-            )
-    trust = examine_tokens(asked, routers, chosen, source)
-    facts = run_facts(routers, looked, None if source is None else source.facts, trust)
-    facts |= {"seconds": time.perf_counter() - started, "layers_asked": request.layers}
-    name = "" if source is None else source.facts.name
-    left_out = tuple((r.name, f"{name} does not record it") for r in chosen if r not in looked)
-    return _Opened(routers.checkpoint, looked, source, facts, left_out)
+    opened = Session.open(request)
+    looked = opened.recorded
+    return _Opened(
+        opened.routers.checkpoint, looked, opened.source, opened.facts(looked), opened.left_out
+    )
 
 
 def _sample(

@@ -5,14 +5,12 @@ It separates a bad update of the bias from a bad router (docs/balance.md).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import refuse_unwritable, write_whole
 from moegeom.core.router import Router
@@ -20,16 +18,12 @@ from moegeom.core.tokens import SourceFacts
 from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import TokensRequest
-from moegeom.engine.run_facts import run_facts
+from moegeom.engine.session import Session
 from moegeom.kernels.quantities import RUN_TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import (
     Watch,
-    examine_tokens,
-    open_source,
-    select_layers,
 )
-from moegeom.router.load import load_routers
 from moegeom.studies.balance.record import Balance, RouterBalance
 from moegeom.studies.balance.router import balance_router, read_sample
 
@@ -57,30 +51,20 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     UsageError
         When ``out`` exists or cannot be written.
     """
-    started = time.perf_counter()
     if request.out is not None:
         _refuse_out(request.out, request.overwrite)
-    asked = request.as_scan()
-    store = open_checkpoint(request.checkpoint, request.remote)
-    routers = load_routers(store, asked=request.asked)
-    chosen = select_layers(routers, request.layers)
-    source = open_source(asked, chosen, routers.routers)
+    opened = Session.open(request)
+    source = opened.source
     if source is None:
         raise UsageError(
             "balance needs recorded tokens: weights alone do not say which experts they choose.",
             "Add --tokens REC.",
         )
-    recorded = [router for router in chosen if router.name in source.facts.routers]
-    if not recorded:
-        raise RecordingError(
-            f"{source.facts.name}: records none of the routers asked for.",
-            f"It records {', '.join(source.facts.routers[:4])}.",
-        )
+    recorded = opened.recorded
     _refuse_partial_scores(recorded, source.facts)
-    trust = examine_tokens(asked, routers, chosen, source)
     if watch:
         watch.start(len(recorded) * min(source.facts.num_tokens, SAMPLE_TOKENS))
-    kernels, level = load_kernels(asked.backend), LEVEL / len(recorded)
+    kernels, level = load_kernels(request.backend), LEVEL / len(recorded)
     found = []
     for router in recorded:
         if watch:
@@ -90,12 +74,10 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
         found.append(balance_router(router, sample, kernels, level, request.seed))
     if request.out is not None:
         write_biases(request.out, recorded, found)
-    facts = run_facts(routers, recorded, source.facts, trust)
-    left_out = [router.name for router in chosen if router not in recorded]
     return Balance(
-        run=facts | {"seconds": time.perf_counter() - started, "layers_asked": request.layers},
+        run=opened.facts(recorded),
         routers=tuple(found),
-        left_out=tuple((name, f"{source.facts.name} does not record it") for name in left_out),
+        left_out=opened.left_out,
         num_tokens=found[0].num_tokens,
         unit="document" if source.facts.has_documents else f"run of {RUN_TOKENS} tokens",
         level=level,

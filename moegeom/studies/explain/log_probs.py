@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from io import BufferedReader, BytesIO
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from moegeom.core.documents import DocumentError
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular
 from moegeom.core.parquet import parquet_facts, read_columns
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, quoted
 from moegeom.core.tokens import TokenColumns
 from moegeom.studies.explain.record import LogProbs
 
@@ -170,19 +170,43 @@ def _csv(path: Path, file: BufferedReader) -> Iterator[pa.RecordBatch]:
 
 
 def _jsonl(path: Path, file: BufferedReader) -> Iterator[pa.Table]:
-    """Piece by piece, at ends of lines; other keys are passed over."""
-    from pyarrow import json
+    """Piece by piece, at ends of lines; other keys are passed over.
 
-    wanted = json.ParseOptions(explicit_schema=_kinds(), unexpected_field_behavior="ignore")
+    Not by Arrow's own reader: a line that is no object, such as ``null``, ends the process there.
+    """
     rest = b""
     while piece := file.read(_PIECE):
-        lines, end, rest = (rest + piece).rpartition(b"\n")
+        lines, _, rest = (rest + piece).rpartition(b"\n")
         if len(rest) > _PIECE:
             raise DocumentError(f"has a line of more than {_PIECE:,} bytes")
         if lines.strip():
-            yield json.read_json(BytesIO(lines + end), parse_options=wanted)
+            yield _table(lines.split(b"\n"))
     if rest.strip():
-        yield json.read_json(BytesIO(rest), parse_options=wanted)
+        yield _table([rest])
+
+
+def _table(lines: Sequence[bytes]) -> pa.Table:
+    import pyarrow as pa
+
+    rows = []
+    for line in filter(bytes.strip, lines):
+        row = parse_json(line, _PIECE)
+        if not isinstance(row, dict):
+            raise DocumentError(f"has the line {quoted(line)}; expected an object")
+        rows.append({name: _number(row.get(name), name) for name in _COLUMNS})
+    return pa.Table.from_pylist(rows, schema=_kinds())
+
+
+def _number(value: object, name: str) -> int | float | None:
+    """The value, checked; Arrow would cut 1.5 to a whole number, and count true as 1."""
+    is_count = name in _COLUMNS[:2]
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+        return value if is_count else float(value)
+    if isinstance(value, float) and not is_count:
+        return value
+    raise DocumentError(f"has {name} {quoted(value)}")
 
 
 def _kinds() -> pa.Schema:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,12 @@ from moegeom.document.summary import Summary
 from moegeom.engine.against import against
 from moegeom.engine.prepared import prepare
 from moegeom.engine.request import TokensRequest
-from moegeom.engine.run_facts import other_facts, run_facts
+from moegeom.engine.run_facts import other_facts
+from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers, open_choices
 from moegeom.geometry.rows.expert_matching import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
-from moegeom.pipeline import Watch, examine_tokens, open_source, select_layers
+from moegeom.pipeline import Watch
 from moegeom.router.load import load_routers
 from moegeom.studies.explain.layer import layer_evidence, left_over
 from moegeom.studies.explain.log_probs import log_probs
@@ -64,25 +64,20 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     MoeGeomError
         As ``scan``; RecordingError where the two sides cannot be matched, with counts.
     """
-    started = time.perf_counter()
     if request.other is None:
         raise UsageError(
             "explain needs --other: what another run of the same text chose.",
             "A recording, or the trace of an engine: add --other RUN_B.",
         )
-    asked = request.as_scan()
-    store = open_checkpoint(request.checkpoint, request.remote)
-    routers = load_routers(store, asked=request.asked)
-    chosen = select_layers(routers, request.layers)
-    source = open_source(asked, chosen, routers.routers)
+    opened = Session.open(request)
+    routers, chosen, source = opened.routers, opened.chosen, opened.source
     if source is None or isinstance(source, CountedSource):
         raise UsageError(
             "explain needs tokens: what A's routers read, and what they chose.",
             "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
         )
-    trust = examine_tokens(asked, routers, chosen, source)
     other = _open_other(request, source, routers.routers)
-    sides = sides_of(source, other, load_kernels(asked.backend))
+    sides = sides_of(source, other, load_kernels(request.backend))
     shared = [
         router
         for router in chosen
@@ -101,7 +96,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
         layers = _layers(choices, sides, elsewhere, watch)
     place = placing(other.fits) if other.fits else None
-    facts = run_facts(routers, shared, source.facts, trust)
+    facts = opened.facts(shared)
     summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
     recorded = other.source.facts.fingerprint
     is_of_another = fingerprint_test(recorded, routers.fingerprint) == "differs"
@@ -120,7 +115,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     if said.hypothesis:
         layers = _without(layers, choices, sides, elsewhere, said.hypothesis)
     return Explanation(
-        run=facts | {"seconds": time.perf_counter() - started, "layers_asked": request.layers},
+        run=opened.facts(shared),
         other=other_facts(other),
         against="" if request.against is None else request.against,
         inputs_of="B" if sides.has_other_inputs else "A",

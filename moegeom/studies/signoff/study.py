@@ -24,10 +24,11 @@ from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, To
 from moegeom.document.asked_layers import layers_without_router
 from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
-from moegeom.engine.sources import known_routers
+from moegeom.engine.request import Terms, TokensRequest
+from moegeom.engine.session import examine_tokens, select_layers
+from moegeom.engine.sources import known_routers, open_source
 from moegeom.engine.trust import Trust
 from moegeom.kernels.reference.same_set import same_set
-from moegeom.pipeline import ScanRequest, Terms, examine_tokens, open_source, select_layers
 from moegeom.results.reader import is_results
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.rule import rule_differences
@@ -204,7 +205,7 @@ def _text_line(
 
 def _recorded(request: SignOffRequest, side: _Looked, path: str) -> _Recorded:
     """A recording of a side, believed after the tests of every scan."""
-    asked = ScanRequest(checkpoint=side.opened.target, tokens=path, **request.shared())
+    asked = TokensRequest(checkpoint=side.opened.target, tokens=path, **request.shared())
     source = open_source(asked, side.routers, side.whole.routers)
     assert source is not None
     refuse_without_choices(source.facts)

@@ -16,8 +16,10 @@ from moegeom.core.files import read_regular, write_whole
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.series import SeriesStep
 from moegeom.engine.run_facts import column_versions, file_identity
+from moegeom.engine.session import select_layers
+from moegeom.engine.sources import open_source
 from moegeom.metrics import metrics_of_scan
-from moegeom.pipeline import ScanRequest, Terms, Watch, open_source, scan, select_layers
+from moegeom.pipeline import ScanRequest, Terms, Watch, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
 from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
@@ -66,7 +68,7 @@ def measure_step(
         results = open_results(candidate.path)
         return MeasuredStep(_facts(candidate, results, candidate.path, True), results, None, None)
     try:
-        routers = load_routers(open_checkpoint(candidate.path), asked=request.asked)
+        routers = load_routers(open_checkpoint(candidate.path, request.remote), asked=request.asked)
     except CheckpointError as error:
         return error.message  # a file that is cut short: it is being written, or broken
     except MoeGeomError as error:

@@ -136,6 +136,10 @@ def _numbered(key: str) -> list[int | str]:
     return [int(p) if p.isdecimal() else p for p in re.split(r"([0-9]{1,9})", key)[1:]]
 
 
+#: Characters of the name of an array that a message shows.
+_LONGEST = 60
+
+
 def _renaming(unknown: Sequence[str], routers: Sequence[str]) -> str:
     """The --map that would do, as far as numbers in the keys tell."""
     parts = [re.fullmatch(r"(.*?)([0-9]{1,5})(.*)", key, re.DOTALL) for key in unknown]
@@ -146,7 +150,7 @@ def _renaming(unknown: Sequence[str], routers: Sequence[str]) -> str:
         (before, after), (stack,) = shapes.pop(), stacks
         if {f"{stack}/{int(m[2])}" for m in numbered} == set(routers):
             return f"Add --map {shlex.quote(f'{before}{{i}}{after}={stack}/{{i}}')}."
-    if unknown and len(unknown) == len(routers):
+    if unknown and len(unknown) == len(routers) and max(map(len, unknown)) <= _LONGEST:
         pairs = [shlex.quote(f"{k}={r}") for k, r in zip(unknown, routers, strict=True)]
         return f"If they are in this order, add {' '.join(f'--map {pair}' for pair in pairs)}."
     return (
@@ -280,5 +284,6 @@ class RowColumns(ColumnSource):
 
 
 def _listed(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:12])
+    cut = [n if len(n) <= _LONGEST else f"{n[:_LONGEST]}..." for n in list(names)[:12]]
+    shown = ", ".join(cut)
     return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -67,7 +67,8 @@ def raw_npy_header(stream: BufferedIOBase, where: str) -> tuple[tuple[int, ...],
         if version not in _READ_HEADER:
             raise ValueError(f"format version {version}")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a header of Python 2 is as good
+            # a header of Python 2 is as good, and Python reads what it says as text of its own
+            warnings.simplefilter("ignore")
             shape, is_fortran, dtype = _READ_HEADER[version](stream)
     except _BAD_HEADER as error:
         raise RecordingError(

@@ -14,7 +14,7 @@ import numpy as np
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.parquet import ParquetFacts, parquet_facts, read_columns
-from moegeom.core.text import number_of
+from moegeom.core.text import MOST_QUOTED, number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.ranges import shard_ranges
 from moegeom.tokens.recording.columns import DTYPES
@@ -123,7 +123,7 @@ class ParquetColumns:
             unlisted = [name for name in names if name not in self._domains]
             raise RecordingError(
                 f"{path.name}: domain {unlisted[0]!r:.60} is not listed in recording.json "
-                f"({', '.join(self._domains) or 'none'})."
+                f"({', '.join(self._domains)[:MOST_QUOTED] or 'none'})."
             )
         return found
 

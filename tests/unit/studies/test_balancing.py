@@ -245,7 +245,7 @@ def test_each_meaning_has_its_condition(uneven, changes, of_halves, meaning):
 
 def sample(name: str, **changes) -> BalanceRequest:
     tokens = str(SAMPLES / name / "rec/step_1500")
-    request = BalanceRequest(str(SAMPLES / name / "step_1500"), tokens)
+    request = BalanceRequest(str(SAMPLES / name / "step_1500"), tokens=tokens)
     return dataclasses.replace(request, **changes)
 
 

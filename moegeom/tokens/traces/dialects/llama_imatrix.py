@@ -82,7 +82,8 @@ def _counts(file: GgufFile, name: str, where: str) -> np.ndarray:
         )
     if not 2 <= info.shape[0] <= _MOST_EXPERTS:
         raise RecordingError(f"{where}: {name} counts {info.shape[0]} experts.")
-    found = file.read(name)[:, 0].astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling nan is none of the counts either
+        found = file.read(name)[:, 0].astype(np.float64)
     if not np.isfinite(found).all() or (found < 0).any() or (found != np.rint(found)).any():
         raise RecordingError(
             f"{where}: {name} holds {found.min():g} to {found.max():g}, no counts."
