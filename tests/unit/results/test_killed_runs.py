@@ -40,7 +40,7 @@ checkpoint, tokens, own_out = sys.argv[1:]
 
 def scan(out):
     pipeline.scan(pipeline.ScanRequest(
-        checkpoint, Path(out), tokens, unverified=True, stale_inputs=True, num_workers=2
+        checkpoint, Path(out), tokens=tokens, unverified=True, stale_inputs=True, num_workers=2
     ))
 
 scan(own_out)  # from here on every loop is compiled
