@@ -26,13 +26,10 @@ from gpu_results import FOLDER, device_facts, write_results
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import kept_on_device
-from moegeom.engine.labels import Populations
 from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.cuda.cupy_device import open_device
-from moegeom.kernels.quantities import Quantities
-from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import KERNELS, load_kernels
 from moegeom.testing.array_source import ArraySource
 from tests.parity.test_kernels import ARGUMENTS, KINDS, SHAPES, Case, assert_agree, run
@@ -45,6 +42,7 @@ COUNTED = (
     "tightness_histogram",
     "ambiguity",
 )
+OF_A_TOKEN = ("chosen", "margin", "group_margin", "float_bound")
 OF_WALLS = ("distance_histogram", "relative_distance_histogram", "noise_sigmas_histogram")
 
 
@@ -105,39 +103,33 @@ def _scan_row(name: str, router: Router, dtype: type, kernels: str) -> dict[str,
     values[300] = 0
     source = ArraySource({router.name: values})
     names = COUNTED + (OF_WALLS if router.rule.is_affine else ())
-    wanted = {need for reduction in names for need in REDUCTIONS[reduction].needs}
-    task = Task(
-        prepare(router),
-        source,
-        Populations(()),
-        load_kernels(kernels),
-        frozenset(wanted),
-        float(np.sqrt(router.hidden_size)),
-    )
+    root = float(np.sqrt(router.hidden_size))
+    task = Task(prepare(router), source, load_kernels(kernels), names, root)
     tiles, device = range(-(-tokens // 1024)), open_device(0)
 
-    def kept(rows: list[Quantities]) -> Hooks:
-        return Hooks(rows=rows.append)
+    def kept(rows: list[dict[str, Any]]) -> Hooks:
+        return Hooks(rows=lambda b: {n: getattr(b, n) for n in OF_A_TOKEN}, written=rows.append)
 
-    def joined(rows: list[Quantities], column: str) -> np.ndarray:
-        return np.concatenate([getattr(row, column) for row in rows])
+    def joined(rows: list[dict[str, Any]], column: str) -> np.ndarray:
+        return np.concatenate([row[column] for row in rows])
 
-    theirs: list[Quantities] = []
-    ours: list[Quantities] = []
-    expected = scan_router(task, names, tiles, Pace(8192, 8), True, kept(theirs))
+    theirs: list[dict[str, Any]] = []
+    ours: list[dict[str, Any]] = []
+    expected = scan_router(task, tiles, Pace(8192, 8), True, kept(theirs))
     pace, on = Pace(8192, 8), {"devices": [device], "batch_tokens": 8192}
-    found = scan_on_devices(task, names, tiles, pace, True, kept(ours), **on)
-    again = scan_on_devices(task, names, tiles, pace, True, **on)
+    found = scan_on_devices(task, tiles, pace, True, kept(ours), **on)
+    again = scan_on_devices(task, tiles, pace, True, **on)
     chosen = [np.sort(joined(rows, "chosen"), axis=1) for rows in (theirs, ours)]
     differs = (chosen[0] != chosen[1]).any(axis=1)
     margin = np.minimum(joined(theirs, "margin"), joined(ours, "margin"))
-    group = [row.group_margin for row in theirs if row.group_margin is not None]
-    tightness = np.minimum(margin, np.concatenate(group) / 2.0) if group else margin
+    tightness = margin
+    if router.rule.groups is not None:
+        tightness = np.minimum(margin, joined(theirs, "group_margin") / 2.0)
     bound = joined(theirs, "float_bound")
     return {
         "scan": name,
         "tokens": tokens,
-        "on_device": kept_on_device(task, names),
+        "on_device": kept_on_device(task),
         "differ": int(differs.sum()),
         "differ_beyond_bound": int((differs & (tightness > bound)).sum()),
         "ambiguous": int((tightness <= bound).sum()),

@@ -31,14 +31,12 @@ from moegeom.core.tokens import TILE
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import device_router, start_counters
 from moegeom.engine.devices.resident import DeviceFold
-from moegeom.engine.labels import Populations
 from moegeom.engine.loop import Pace
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.kernels.cuda.cupy_device import open_device
 from moegeom.kernels.cuda.route import RouteOutputs, launch_route
-from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
 from moegeom.testing.array_source import ArraySource
 
@@ -62,8 +60,7 @@ def _router(hidden: int, experts: int, top_k: int, is_exact: bool) -> Router:
 
 
 def _task(router: Router, source: ArraySource) -> Task:
-    wanted = frozenset(need for name in COUNTED for need in REDUCTIONS[name].needs)
-    return Task(prepare(router), source, Populations(()), load_kernels("reference"), wanted)
+    return Task(prepare(router), source, load_kernels("reference"), COUNTED)
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> float:
@@ -123,7 +120,7 @@ def _upload_seconds(device: Any, pinned: np.ndarray, repeats: int) -> float:
 
 
 def _resident(task: Task, device: Any, buffer: Any, piece: int, tokens: int) -> Callable[[], None]:
-    fold = DeviceFold(task, COUNTED, device)
+    fold = DeviceFold(task, device)
 
     def run() -> None:
         for part in _parts(buffer, piece, tokens):
@@ -307,7 +304,7 @@ def _measure(
 
     def stream() -> None:
         tiles = range(-(-tokens // TILE))
-        scan_on_devices(task, COUNTED, tiles, pace, devices=[device], batch_tokens=piece)
+        scan_on_devices(task, tiles, pace, devices=[device], batch_tokens=piece)
 
     row["streamed_pool_bytes"] = _held_bytes(lambda: stream)
     per_token |= {"upload": upload, "streamed": _seconds(stream, max(repeats // 2, 1)) / tokens}

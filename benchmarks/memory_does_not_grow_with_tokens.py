@@ -29,7 +29,6 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
 
     from moegeom.core.router import Provenance, Router, Rule, Weights
     from moegeom.core.tokens import TILE
-    from moegeom.engine.labels import Populations
     from moegeom.engine.loop import Pace, scan_router
     from moegeom.engine.plan import batch_tokens
     from moegeom.engine.prepared import prepare
@@ -55,11 +54,10 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
     left_out = {*reductions_for(lambda use: use.is_sampled), "block_outputs", "output_cosines"}
     if not has_chosen:
         left_out.add("agreement")
-    reductions = [name for name in REDUCTIONS.names() if name not in left_out]
-    wanted = frozenset(need for name in reductions for need in REDUCTIONS[name].needs)
-    task = Task(prepare(router), source, Populations(()), kernels, wanted)
+    reductions = tuple(name for name in REDUCTIONS.names() if name not in left_out)
+    task = Task(prepare(router), source, kernels, reductions)
     tiles = range(-(-num_tokens // TILE))
-    progress = scan_router(task, reductions, tiles, Pace(batch_tokens(HIDDEN), 1))
+    progress = scan_router(task, tiles, Pace(batch_tokens(HIDDEN), 1))
     return {
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "coalitions": len(progress.states["coalitions"]["count"]),

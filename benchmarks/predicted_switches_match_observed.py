@@ -24,10 +24,9 @@ from threadpoolctl import threadpool_limits
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
-from moegeom.engine.labels import Populations
+from moegeom.engine.batch import LazyBatch
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.testing.array_source import ArraySource
@@ -160,12 +159,10 @@ def _compare(layer: Layer, name: str) -> Found | None:
         return None
     emulated = emulate(router, arithmetic(name))
     prepared, kernels = prepare(router), load_kernels("cpu")
-    wanted = frozenset({"switch", "distance", "pair", "input_norm"})
     observed, predicted, tokens = [], [], 0
     for values in layer.read():
         source = ArraySource({router.name: values}, document_tokens=layer.document)
-        task = Task(prepared, source, Populations(()), kernels, wanted, variant=emulated)
-        found = measure(task, 0, len(values)).quantities
+        found = LazyBatch(Task(prepared, source, kernels, variant=emulated), 0, len(values))
         switch = found.switch
         if switch is None or switch.predicted is None:
             return None

@@ -20,7 +20,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
-from moegeom.engine.labels import Populations
 from moegeom.engine.loop import Pace, scan_router
 from moegeom.engine.plan import batch_tokens
 from moegeom.engine.prepared import prepare
@@ -65,11 +64,8 @@ def _measure(hidden: int, experts: int, top_k: int, tokens: int, repeats: int) -
     kernels, pace = load_kernels("cpu"), Pace(batch_tokens(hidden), 1)
 
     def scan(reductions: tuple[str, ...]) -> Callable[[], object]:
-        wanted = frozenset(need for name in reductions for need in REDUCTIONS[name].needs)
-        task = Task(
-            prepare(router), source, Populations(()), kernels, wanted, float(np.sqrt(hidden))
-        )
-        return lambda: scan_router(task, reductions, range(tokens // TILE), pace)
+        task = Task(prepare(router), source, kernels, reductions, float(np.sqrt(hidden)))
+        return lambda: scan_router(task, range(tokens // TILE), pace)
 
     # what no array source records: outputs of experts, and what a model chose
     not_recorded = {"agreement", "block_outputs", "output_cosines"}

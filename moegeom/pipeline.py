@@ -48,7 +48,6 @@ from moegeom.engine.sources import (
     refuse_unknown_positions,
 )
 from moegeom.engine.trust import Trust
-from moegeom.kernels.table import load_kernels
 from moegeom.metrics import (
     METRICS,
     MeasuredRouter,
@@ -65,7 +64,6 @@ from moegeom.router.load import load_routers
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.other_side import OtherSide
-from moegeom.variants.arithmetic import arithmetic
 
 
 class Watch(Protocol):
@@ -240,26 +238,17 @@ def measure(
         if watch:
             watch.begin(router.name)
         run = RouterRun(
-            router=router,
-            source=source,
-            kernels=load_kernels(request.backend),
-            metrics=metrics,
-            num_workers=request.num_workers or num_workers(),
-            batch_tokens=request.batch_tokens,
-            seed=request.seed,
-            skip_non_finite=request.skip_non_finite,
-            exclude_first=request.exclude_first,
-            snapshot=writer.snapshot_path(router.name, "as_stored"),
-            per_token=folder / "tokens.parquet" if request.per_token else None,
-            arithmetics=[arithmetic(name) for name in request.arithmetics],
-            reference=arithmetic(request.reference) if request.reference else None,
-            noise=request.noise_at(router.name),
-            other=other,
-            against=None if against is None else against.routers.get(router.name),
-            bitmaps=folder if request.compares else None,
-            advanced=watch.advance if watch else None,
-            devices=device.devices,
-            said=watch.say if watch else None,
+            router,
+            source,
+            metrics,
+            request,
+            other,
+            None if against is None else against.routers.get(router.name),
+            folder,
+            writer.snapshot_path(router.name, "as_stored"),
+            device.devices,
+            watch.advance if watch else None,
+            watch.say if watch else None,
         )
         finished = measure_router(run)
     writer.add_part(router.name, folder, finished.rows, finished.facts)

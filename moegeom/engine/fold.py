@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moegeom.core.tokens import TILE
+from moegeom.engine.batch import LazyBatch, refuse_non_finite
 from moegeom.engine.loop import Progress, extent_of
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure, refuse_non_finite
 from moegeom.kernels.reduction import REDUCTIONS
 
 
@@ -18,14 +18,12 @@ class Fold:
     The tokens offered must be readable from ``task.source`` at that moment, and only then.
     """
 
-    def __init__(
-        self, task: Task, reductions: Sequence[str], tiles: Sequence[int], skip_non_finite: bool
-    ) -> None:
+    def __init__(self, task: Task, tiles: Sequence[int], skip_non_finite: bool) -> None:
         self._task = task
         self._tiles = tiles if isinstance(tiles, range) else frozenset(tiles)
         self._skip_non_finite = skip_non_finite
         extent = extent_of(task)
-        self._accumulators = {name: REDUCTIONS[name].start(extent) for name in reductions}
+        self._accumulators = {name: REDUCTIONS[name].start(extent) for name in task.reductions}
         self._progress = Progress()
 
     def take(self, start: int, stop: int) -> None:
@@ -41,17 +39,17 @@ class Fold:
         tile = start // TILE
         if tile not in self._tiles:
             return
-        measured = measure(self._task, start, stop)
-        self._progress = self._progress.after(tile + 1, stop - start, measured.non_finite)
+        batch = LazyBatch(self._task, start, stop)
+        self._progress = self._progress.after(tile + 1, stop - start, batch.non_finite)
         if not self._skip_non_finite:
             refuse_non_finite(
                 self._task.prepared.router.name,
                 self._task.source.facts.name,
-                measured.non_finite,
+                batch.non_finite,
                 self._progress.num_tokens,
             )
         for accumulator in self._accumulators.values():
-            accumulator.fold(measured.quantities, self._task.kernels)
+            accumulator.fold(batch, self._task.kernels)
 
     def progress(self) -> Progress:
         """What has been folded in so far."""

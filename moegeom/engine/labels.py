@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int32
 
 from moegeom.core.populations import OUTLIERS
 from moegeom.core.tokens import TokenColumns
-from moegeom.kernels.quantities import NUM_BLOCKS, RUN_TOKENS
+from moegeom.kernels.batch import NUM_BLOCKS, RUN_TOKENS
 
 #: Domains with figures of their own; the rest share one population (7 bits in a coalition key).
 MAX_DOMAINS = 120

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 from moegeom.core.tokens import TILE
+from moegeom.engine.batch import LazyBatch, refuse_non_finite
 from moegeom.engine.plan import MAX_TILES
-from moegeom.engine.routed import Routed
+from moegeom.engine.recorded import Known
 from moegeom.engine.task import Task
-from moegeom.engine.tile import Measured, measure, refuse_non_finite
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
 
 #: Seconds between two snapshots of a running scan.
@@ -49,12 +50,14 @@ class Progress:
 class Hooks:
     """What a caller may listen to.
 
-    ``rows`` gets batches in token order; their inputs lie in memory that is used again.
+    ``rows`` makes something of each batch, in the thread that folds it: its inputs lie in memory
+    that is used again. ``written`` gets what it made, in token order.
     """
 
     advanced: Callable[[int], None] | None = None
     snapshot: Callable[[Progress], None] | None = None
-    rows: Callable[[Quantities], None] | None = None
+    rows: Callable[[TokenBatch], Any] | None = None
+    written: Callable[[Any], None] | None = None
 
 
 NO_HOOKS = Hooks()
@@ -71,14 +74,13 @@ class Pace:
 
 def scan_router(
     task: Task,
-    reductions: Sequence[str],
     tiles: Sequence[int],
     pace: Pace,
     skip_non_finite: bool = False,
     hooks: Hooks = NO_HOOKS,
     begin: Progress | None = None,
 ) -> Progress:
-    """All ``tiles`` of the source through one router, folded into ``reductions``.
+    """All ``tiles`` of the source through one router, folded into the task's reductions.
 
     Raises
     ------
@@ -94,27 +96,27 @@ def scan_router(
             progress.num_tokens,
         )
     router = task.prepared.router
-    with Workers(task, reductions, pace.num_workers) as workers:
-        pending: deque[tuple[TokenRange, Future[Measured]]] = deque()
+    with Workers(task, task.reductions, pace.num_workers, hooks.rows) as workers:
+        pending: deque[tuple[TokenRange, Future[Folded]]] = deque()
         folded = progress.next_tile
         last_snapshot = time.monotonic()
 
         def finish_one() -> None:
             nonlocal progress, folded
             batch, future = pending.popleft()
-            measured = future.result()
+            folded_in = future.result()
             progress = progress.after(
-                batch.next_tile, batch.stop - batch.start, measured.non_finite
+                batch.next_tile, batch.stop - batch.start, folded_in.non_finite
             )
             if not skip_non_finite:
                 refuse_non_finite(
                     router.name,
                     task.source.facts.name,
-                    measured.non_finite,
+                    folded_in.non_finite,
                     progress.num_tokens,
                 )
-            if hooks.rows:
-                hooks.rows(measured.quantities)
+            if hooks.written:
+                hooks.written(folded_in.rows)
             if hooks.advanced:
                 hooks.advanced(batch.stop - batch.start)
 
@@ -173,11 +175,24 @@ def token_ranges(
         index += length
 
 
-class Workers:
-    """Threads that measure ranges and fold them, each into accumulators of its own."""
+class Folded(NamedTuple):
+    """What is left of a batch that was folded: non-finite tokens by number, and rows made of it."""
 
-    def __init__(self, task: Task, reductions: Sequence[str], count: int) -> None:
-        self._task = task
+    non_finite: tuple[int, ...]
+    rows: Any
+
+
+class Workers:
+    """Threads that fold ranges into ``reductions``, each into accumulators of its own."""
+
+    def __init__(
+        self,
+        task: Task,
+        reductions: Sequence[str],
+        count: int,
+        rows: Callable[[TokenBatch], Any] | None = None,
+    ) -> None:
+        self._task, self._rows = task, rows
         extent = extent_of(task)
         self._reductions = {name: REDUCTIONS[name] for name in reductions}
         self._free: SimpleQueue[dict[str, Accumulator]] = SimpleQueue()
@@ -200,19 +215,19 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._limits.restore_original_limits()
 
-    def submit(self, start: int, stop: int, routed: Routed | None = None) -> Future[Measured]:
-        """Measures tokens ``[start, stop)``, of which a device may know the choice already."""
-        return self._pool.submit(self._work, start, stop, routed)
+    def submit(self, start: int, stop: int, known: Known | None = None) -> Future[Folded]:
+        """Folds tokens ``[start, stop)``, of which a device may know the choice already."""
+        return self._pool.submit(self._work, start, stop, known)
 
-    def _work(self, start: int, stop: int, routed: Routed | None) -> Measured:
-        measured = measure(self._task, start, stop, routed)
+    def _work(self, start: int, stop: int, known: Known | None) -> Folded:
+        batch = LazyBatch(self._task, start, stop, known)
         accumulators = self._free.get()
         try:
             for accumulator in accumulators.values():
-                accumulator.fold(measured.quantities, self._task.kernels)
+                accumulator.fold(batch, self._task.kernels)
         finally:
             self._free.put(accumulators)
-        return measured
+        return Folded(batch.non_finite, self._rows(batch) if self._rows else None)
 
     def states(self) -> dict[str, State]:
         """The states of all threads merged; only while none is working."""

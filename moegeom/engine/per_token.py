@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from moegeom.core.files import writing
 from moegeom.core.router import Router
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 
 
 class PerTokenFile:
@@ -45,10 +45,9 @@ class PerTokenFile:
                 path, self._schema, compression="zstd", compression_level=1
             )
 
-    def write(self, quantities: Quantities) -> None:
-        """Appends the tokens of one batch."""
-        q, rows = quantities, len(quantities.token)
-        pair = q.pair
+    def rows(self, batch: TokenBatch) -> pa.Table:
+        """The tokens of one batch."""
+        q, rows, pair = batch, len(batch.token), batch.pair
         columns = [
             pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), [self._router.name]),
             pa.array(np.full(rows, self._router.layer, np.int32)),
@@ -63,8 +62,12 @@ class PerTokenFile:
             _or_null(None if pair is None else pair[:, 0], pa.int32(), rows),
             _or_null(None if pair is None else pair[:, 1], pa.int32(), rows),
         ]
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def write(self, rows: pa.Table) -> None:
+        """Appends the rows of one batch."""
         with writing(self._path):
-            self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+            self._writer.write_table(rows)
 
     def close(self) -> None:
         with writing(self._path):

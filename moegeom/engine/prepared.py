@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Float, Float64
 
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.metric import RULE_HAS_NO
+from moegeom.core.once import once
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
@@ -41,10 +41,8 @@ _NEEDS_INPUT = "needs recorded router inputs; this recording holds {stage}"
 class PreparedRouter:
     """Arrays in the layout that the loops want.
 
-    ``weight_columns`` is the transposed weight [hidden, experts]; ``rows`` are the distances of an
-    affine rule and ``curved`` what those of a curved or grouped one need, each None for the other
-    kind, or when no distance is wanted; ``coordinates`` are affine rows in few dimensions, where
-    somebody asks for them; ``selection_bias`` is zeros without one. ``longest_row``,
+    ``weight_columns`` is the transposed weight [hidden, experts]; ``selection_bias`` is zeros
+    without one. What only some quantities need is made when it is first asked for. ``longest_row``,
     ``largest_bias`` and ``num_terms`` bound what rounding does to a logit: the largest Euclidean
     length of a row, the largest bias, and the length of the sums; behind a projection, which
     engines multiply by first, the Frobenius norm of that, the length of its bias, and both sums.
@@ -54,27 +52,43 @@ class PreparedRouter:
     weight_columns: Float[np.ndarray, "hidden experts"]
     logit_bias: Float[np.ndarray, "experts"] | None
     selection_bias: Float64[np.ndarray, "experts"]
-    rows: RowDistances | None
-    curved: CurvedRows | None
-    coordinates: Float64[np.ndarray, "experts dims"] | None
     longest_row: float
     largest_bias: float
     num_terms: int
 
-    @cached_property
-    def curved_before_norm(self) -> CurvedRows | None:
-        """The same as ``curved`` for inputs without the gain: rows times the gain."""
+    @once
+    def rows(self) -> RowDistances | None:
+        """Distances between the rows of an affine rule; None for others."""
         router = self.router
-        if self.curved is None or router.gain is None:
+        return row_distances(router.weight, router.affine_bias) if router.rule.is_affine else None
+
+    @once
+    def curved(self) -> CurvedRows | None:
+        """What distances to curved or grouped walls need; None for straight and unknown ones."""
+        return self._curved(self.router.weight)
+
+    @once
+    def curved_before_norm(self) -> CurvedRows | None:
+        """The same for inputs without the gain: rows times the gain."""
+        if self.router.gain is None:
             return None
-        rows = router.weight.astype(np.float64) * router.gain
+        return self._curved(self.router.weight.astype(np.float64) * self.router.gain)
+
+    @once
+    def coordinates(self) -> Float64[np.ndarray, "experts dims"] | None:
+        """Rows of an affine rule in as few dimensions as they span; None for others."""
+        router = self.router
+        return row_coordinates(router.weight) if router.rule.is_affine else None
+
+    def _curved(self, rows: Float[np.ndarray, "experts hidden"]) -> CurvedRows | None:
+        router = self.router
+        if router.rule.is_affine or _unknown_walls(router):
+            return None
         return curved_rows(rows, router.rule, router.logit_bias, router.selection_bias)
 
 
-def prepare(
-    router: Router, with_distances: bool = True, with_coordinates: bool = False
-) -> PreparedRouter:
-    """The router with row distances and coordinates, if wanted; refuses rows that are not finite.
+def prepare(router: Router) -> PreparedRouter:
+    """The router in the layout of the loops; refuses rows that are not finite.
 
     Raises
     ------
@@ -93,9 +107,6 @@ def prepare(
         selection_bias=np.zeros(router.num_experts)
         if affine or router.selection_bias is None
         else router.selection_bias.astype(np.float64),
-        rows=row_distances(router.weight, bias) if affine and with_distances else None,
-        curved=_curved(router) if with_distances else None,
-        coordinates=row_coordinates(router.weight) if affine and with_coordinates else None,
         **_error_terms(router, bias),
     )
 
@@ -115,13 +126,6 @@ def refuse_non_finite_rows(router: Router, where: str = "") -> None:
                 f"tensor {router.provenance.tensors[0]}.",
                 "The file is damaged or training diverged. `--layers` scans the other layers.",
             )
-
-
-def _curved(router: Router) -> CurvedRows | None:
-    """What distances to curved or grouped walls need; None for straight and unknown ones."""
-    if router.rule.is_affine or _unknown_walls(router):
-        return None
-    return curved_rows(router.weight, router.rule, router.logit_bias, router.selection_bias)
 
 
 def _unknown_walls(router: Router) -> str:

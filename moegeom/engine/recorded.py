@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32
+from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.router import Router
@@ -22,17 +22,27 @@ LARGEST_OUTPUTS = 2 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedLogits:
-    """Logits; router inputs and their lengths where wanted and recorded.
+class Known:
+    """What is known about all tokens of a range, by name of the quantity; None where nobody looked.
 
-    ``top_logits`` and ``top_expert`` are what is known where not all logits are.
+    ``values`` are the router inputs; a device hands them on in the dtype that they are stored in,
+    in memory that the next batch will be read into. ``top_logits`` and ``top_expert`` are what is
+    known where not all logits are. ``is_lost`` marks tokens with a logit that is not finite, of
+    which the rest means nothing.
     """
 
     logits: Float[np.ndarray, "tokens experts"]
-    norm: Float64[np.ndarray, "tokens"] | None = None
     values: Float[np.ndarray, "tokens hidden"] | None = None
     top_logits: Float[np.ndarray, "tokens m"] | None = None
     top_expert: Int32[np.ndarray, "tokens m"] | None = None
+    columns: TokenColumns | None = None
+    is_lost: Bool[np.ndarray, "tokens"] | None = None
+    chosen: Int32[np.ndarray, "tokens k"] | None = None
+    margin: Float64[np.ndarray, "tokens"] | None = None
+    group_margin: Float64[np.ndarray, "tokens"] | None = None
+    distance: Float64[np.ndarray, "tokens"] | None = None
+    pair: Int32[np.ndarray, "tokens 2"] | None = None
+    input_norm: Float64[np.ndarray, "tokens"] | None = None
 
 
 class ChoicesAlone:
@@ -63,42 +73,38 @@ class ChoicesAlone:
         return self._source.read_output(router, kind, start, stop)
 
 
-def recorded_logits(task: Task, start: int, stop: int) -> RecordedLogits:
+def recorded_logits(task: Task, start: int, stop: int) -> Known:
     """Logits of tokens ``[start, stop)`` from whatever stage was recorded."""
     router, stage = task.prepared.router, task.source.facts.stage
     if stage == "top_logits":
         top = task.source.read_top_logits(router.name, start, stop)
         logits = _spread(top, task.prepared, task.source.facts.name, start)
-        return RecordedLogits(logits, top_logits=top.logits, top_expert=top.expert)
+        return Known(logits, top_logits=top.logits, top_expert=top.expert)
     # kernels and products expect rows that lie one after the other, however a source keeps them
     values = np.ascontiguousarray(task.source.read_values(router.name, start, stop))
     check_width(router, stage, values.shape[1], task.source.facts.name)
     if stage == "logits":
         # Recorded logits hold the logit bias; a bias that only selects is added here.
         extra = router.selection_bias if router.rule.is_affine else None
-        return RecordedLogits(np.ascontiguousarray(values if extra is None else values + extra))
+        return Known(np.ascontiguousarray(values if extra is None else values + extra))
     if stage == "pre_norm":
         values = through_norm(values, router, task.source.facts.name)
-    norm = task.kernels["input_norm"](values) if "input_norm" in task.wanted else None
     with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
         logits = tile_logits(values, task.prepared.weight_columns, task.prepared.logit_bias)
-    return RecordedLogits(logits, norm, values)
+    return Known(logits, values)
 
 
-def recorded_outputs(task: Task, start: int, stop: int) -> dict[str, np.ndarray]:
-    """Recorded outputs of experts that somebody asked for, by name of the quantity."""
+def recorded_output(
+    task: Task, kind: str, start: int, stop: int
+) -> Float[np.ndarray, "tokens *width"] | None:
+    """Recorded outputs of one kind; None where there are none."""
     source, router = task.source, task.prepared.router
-    if "expert_output" in task.wanted and "expert_output" in source.facts.outputs:
+    if kind == "expert_output" and kind in source.facts.outputs:
         _check_size(router, stop - start, source.facts.name)
-    found = {
-        kind: source.read_output(router.name, kind, start, stop)
-        for kind in source.facts.outputs
-        if kind in task.wanted
-    }
-    known = {kind: values for kind, values in found.items() if values is not None}
-    for kind, values in known.items():
+    values = source.read_output(router.name, kind, start, stop)
+    if values is not None:
         _check_output(router, kind, values.shape[1:], source.facts.name)
-    return known
+    return values
 
 
 def _check_output(router: Router, kind: str, shape: tuple[int, ...], source: str) -> None:
@@ -166,8 +172,8 @@ def _spread(
 
 
 def recorded_choice(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"] | None:
-    """What the recorded engine chose; None where that is not recorded or not wanted."""
-    if "matches_recording" not in task.wanted or not task.source.facts.has_chosen:
+    """What the recorded engine chose; None where that is not recorded."""
+    if not task.source.facts.has_chosen:
         return None
     chosen = task.source.read_chosen(task.prepared.router.name, start, stop)
     return None if chosen is None else np.ascontiguousarray(chosen)

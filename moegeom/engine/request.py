@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,52 +14,93 @@ from moegeom.core.input_noise import InputNoise
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 
-#: Fields of a request that stand in no plan, each with the reason. Every other one does: what
-#: changes results cannot be forgotten when a field is added.
-NOT_IN_PLAN: Mapping[str, str] = {
-    "checkpoint": "a path; fingerprint, rules and routers stand for what it holds",
-    "asked": "what it makes of the checkpoint stands under rules and routers",
-    "remote": "how bytes come, not which",
-    "out": "where results go",
-    "tokens": "a path; token_files and the facts of the source stand for what it holds",
-    "source": "its facts stand under tokens",
-    "stale_inputs": "a label, written at the end for all routers",
-    "unverified": "a label, written at the end for all routers",
-    "skip_non_finite": "a part that was finished without it has no token to skip",
-    "restart": "what to do with an older plan",
-    "overwrite": "what to do with older results",
-    "device": "the kind that was chosen stands beside it",
-    "num_workers": "pace",
-    "batch_tokens": "pace",
-    "against": "a path; what its routers are stands beside it",
-}
+
+def outside_plan(reason: str) -> dict[str, str]:
+    """Metadata of a field that stands in no plan, for this reason.
+
+    Every other field does: what changes results cannot be forgotten when a field is added.
+    """
+    return {"outside_plan": reason}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class ComputeOptions:
+    """What every computation on tokens is asked: ``seed`` of its samples, and how fast it goes.
+
+    ``num_workers`` and ``backend`` change how fast the answer comes, not the answer.
+    """
+
+    seed: int = 0
+    num_workers: int | None = field(default=None, metadata=outside_plan("pace"))
+    backend: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(ComputeOptions):
+    """How tokens are measured at a router.
+
+    ``batch_tokens`` changes how fast the answer comes, not the answer. Under each of
+    ``arithmetics`` the choice is compared with that of the router as stored, or with that under the
+    arithmetic ``reference``. ``noise`` disturbs the inputs: of all routers, or of those that it
+    names.
+    """
+
+    batch_tokens: int | None = field(default=None, metadata=outside_plan("pace"))
+    per_token: bool = False
+    skip_non_finite: bool = field(
+        default=False,
+        metadata=outside_plan("a part that was finished without it has no token to skip"),
+    )
+    exclude_first: int = 0
+    arithmetics: tuple[str, ...] = ()
+    reference: str | None = None
+    noise: InputNoise | Mapping[str, InputNoise] | None = None
+
+    def noise_at(self, router: str) -> InputNoise | None:
+        """The noise on the inputs of one router; None for none."""
+        if self.noise is None or isinstance(self.noise, InputNoise):
+            return self.noise
+        return self.noise.get(router)
+
+
+#: What is asked where nothing is.
+DEFAULTS = MeasureOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms(ComputeOptions):
     """What every command that opens a checkpoint and tokens is asked in the same words.
 
     ``stage`` says what the numbers of a foreign file are, ``dialect`` whose trace it is and
     ``router_map`` which of its arrays is which router. ``remote`` says how a checkpoint behind a
-    URL is fetched; None as usual. ``num_workers`` and ``device`` change how fast the answer comes,
-    not the answer: ``device`` is ``cpu``, ``auto``, ``cuda`` or ``cuda:0,1``; None is ``auto`` that
-    says nothing where it stays on the processor. Unfinished results are gone on with unless
+    URL is fetched; None as usual. ``device`` changes how fast the answer comes, not the answer: it
+    is ``cpu``, ``auto``, ``cuda`` or ``cuda:0,1``; None is ``auto`` that says nothing where it
+    stays on the processor. Unfinished results are gone on with unless
     ``restart``; finished ones of another request are replaced only with ``overwrite``.
     """
 
     layers: str | None = None
     stage: Stage | None = None
     dialect: str | None = None
-    router_map: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    stale_inputs: bool = False
-    unverified: bool = False
-    seed: int = 0
-    asked: AskedFamily = NOTHING_ASKED
-    remote: RemoteOptions | None = None
-    num_workers: int | None = None
-    device: str | None = "cpu"
-    restart: bool = False
-    overwrite: bool = False
+    router_map: Mapping[str, str] = field(default_factory=dict)
+    stale_inputs: bool = field(
+        default=False, metadata=outside_plan("a label, written at the end for all routers")
+    )
+    unverified: bool = field(
+        default=False, metadata=outside_plan("a label, written at the end for all routers")
+    )
+    asked: AskedFamily = field(
+        default=NOTHING_ASKED,
+        metadata=outside_plan("what it makes of the checkpoint stands under rules and routers"),
+    )
+    remote: RemoteOptions | None = field(
+        default=None, metadata=outside_plan("how bytes come, not which")
+    )
+    device: str | None = field(
+        default="cpu", metadata=outside_plan("the kind that was chosen stands beside it")
+    )
+    restart: bool = field(default=False, metadata=outside_plan("what to do with an older plan"))
+    overwrite: bool = field(default=False, metadata=outside_plan("what to do with older results"))
 
     def typed_again(self) -> str:
         """The options that a command on the same checkpoint and tokens needs again, for a shell."""
@@ -92,53 +133,47 @@ class Terms:
 class TokensRequest(Terms):
     """What a command is asked that looks at a checkpoint and, where there are any, at tokens.
 
-    ``source`` is a token source made by the caller instead of a path. ``backend`` changes how fast
-    the answer comes, not the answer.
+    ``source`` is a token source made by the caller instead of a path.
     """
 
-    checkpoint: str
-    tokens: str | None = dataclasses.field(default=None, kw_only=True)
-    source: TokenSource | None = dataclasses.field(default=None, kw_only=True)
-    backend: str = dataclasses.field(default="cpu", kw_only=True)
+    checkpoint: str = field(
+        metadata=outside_plan("a path; fingerprint, rules and routers stand for what it holds")
+    )
+    _: dataclasses.KW_ONLY
+    tokens: str | None = field(
+        default=None,
+        metadata=outside_plan(
+            "a path; token_files and the facts of the source stand for what it holds"
+        ),
+    )
+    source: TokenSource | None = field(
+        default=None, metadata=outside_plan("its facts stand under tokens")
+    )
 
 
 @dataclass(frozen=True)
-class ScanRequest(TokensRequest):
+class ScanRequest(TokensRequest, MeasureOptions):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
-    ``batch_tokens`` changes how fast the answer comes, not the answer. Under each of
-    ``arithmetics`` the choice is compared with that of the router as stored, or with that under the
-    arithmetic ``reference``.
-    ``noise`` disturbs the inputs: of all routers, or of those that it names. ``other`` are choices
-    of another run for the same tokens, ``against`` is a second checkpoint, whose routers choose for
-    the same inputs. ``out`` None is a folder of its own for each request in ``runs``; results of
-    the same request that are there already are the answer.
+    ``other`` are choices of another run for the same tokens, ``against`` is a second checkpoint,
+    whose routers choose for the same inputs. ``out`` None is a folder of its own for each request
+    in ``runs``; results of the same request that are there already are the answer.
     """
 
     #: What names of results end in where ``out`` is None.
     ENDING: ClassVar[str] = "moegeom"
 
-    out: Path | None = None
+    out: Path | None = field(default=None, metadata=outside_plan("where results go"))
+    _: dataclasses.KW_ONLY
     prior: str | None = None
-    per_token: bool = False
-    skip_non_finite: bool = False
-    exclude_first: int = 0
-    batch_tokens: int | None = None
-    arithmetics: tuple[str, ...] = ()
-    reference: str | None = None
     other: str | None = None
     other_stage: str | None = None
     other_dialect: str | None = None
-    against: str | None = None
-    noise: InputNoise | Mapping[str, InputNoise] | None = None
+    against: str | None = field(
+        default=None, metadata=outside_plan("a path; what its routers are stands beside it")
+    )
 
     @property
     def compares(self) -> bool:
         """Whether some other choice is compared with that of the routers as stored."""
         return bool(self.arithmetics) or self.other is not None or self.against is not None
-
-    def noise_at(self, router: str) -> InputNoise | None:
-        """The noise on the inputs of one router; None for none."""
-        if self.noise is None or isinstance(self.noise, InputNoise):
-            return self.noise
-        return self.noise.get(router)

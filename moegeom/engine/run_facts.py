@@ -22,7 +22,7 @@ from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.core.variant_names import AGAINST, OTHER, under_null
 from moegeom.engine.against import Against
-from moegeom.engine.request import NOT_IN_PLAN, ScanRequest
+from moegeom.engine.request import ScanRequest
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_switched
 from moegeom.router.describe import rule_origin
@@ -166,7 +166,7 @@ def plan_facts(
     options = {
         field.name: plain(getattr(request, field.name))
         for field in dataclasses.fields(request)
-        if field.name not in NOT_IN_PLAN
+        if "outside_plan" not in field.metadata
     }
     if request.other is not None:
         options["other"] = file_identity(Path(request.other))

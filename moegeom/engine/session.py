@@ -123,7 +123,7 @@ def examine_tokens(
     recorded = [router for router in chosen if router.name in source.facts.routers]
     with about("tokens", request.tokens):
         return examine(
-            (prepare(router, with_distances=False) for router in recorded),
+            (prepare(router) for router in recorded),
             source,
             routers.fingerprint,
             load_kernels(request.backend),

@@ -1,34 +1,35 @@
-"""What a worker needs to know: router, source, labels, kernels."""
+"""What a worker needs to know: router, source, kernels, and what is folded."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from moegeom.core.input_noise import InputNoise
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.labels import Populations
-from moegeom.engine.prepared import PreparedRouter
-from moegeom.kernels.reduction import Kernels
+from moegeom.engine.prepared import PreparedRouter, unavailable
+from moegeom.kernels.reduction import REDUCTIONS, Kernels
 from moegeom.tokens.traces.other_side import OtherSide
 from moegeom.variants.emulated import Emulated
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One router, one source, and the costly quantities that somebody asked for.
+    """One router, one source, and the reductions that its batches are folded into.
 
     ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
     not told); tokens at the first ``exclude_first`` positions of a document are left out.
-    Where ``switch`` is wanted, the choice of the router as stored, or of ``reference``, is compared
-    with that of ``variant``, with what ``other`` chose, or with that of the router ``against``;
-    ``noise`` is what inputs are disturbed by where that is wanted, drawn from ``seed``.
+    The choice of the router as stored, or of ``reference``, is compared with that of ``variant``,
+    with what ``other`` chose, or with that of the router ``against``; ``noise`` is what inputs are
+    disturbed by, drawn from ``seed``.
     """
 
     prepared: PreparedRouter
     source: TokenSource
-    populations: Populations
     kernels: Kernels
-    wanted: frozenset[str] = frozenset({"distance", "matches_recording"})
+    reductions: tuple[str, ...] = ()
     typical_norm: float | None = None
     exclude_first: int = 0
     variant: Emulated | None = None
@@ -42,3 +43,18 @@ class Task:
     def compares(self) -> bool:
         """Whether another choice is compared with that of the router."""
         return not (self.variant is None and self.other is None and self.against is None)
+
+    @cached_property
+    def populations(self) -> Populations:
+        """What tokens are counted under."""
+        return Populations(self.source.facts.domains)
+
+    @cached_property
+    def absent(self) -> Mapping[str, str]:
+        """Quantities that router and source cannot give, each with the reason."""
+        return unavailable(self.prepared.router, self.source.facts)
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """Quantities that the reductions read."""
+        return frozenset(need for name in self.reductions for need in REDUCTIONS[name].needs)

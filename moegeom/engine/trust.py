@@ -12,10 +12,9 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.engine.labels import Populations
+from moegeom.engine.batch import LazyBatch
 from moegeom.engine.prepared import PreparedRouter, check_width, other_number_hint
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
 from moegeom.kernels.reduction import Kernels
 from moegeom.tokens.validity import FingerprintVerdict, RmsTest, fingerprint_test, rms_test
 
@@ -198,20 +197,14 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
     """Share of the first recorded choices that are reproduced or within the bound of a tie."""
     if not source.facts.has_chosen or source.facts.stage == "ids" or prepared.router.listed:
         return None
-    task = Task(
-        prepared,
-        source,
-        Populations(()),
-        kernels,
-        wanted=frozenset({"matches_recording", "input_norm"}),
-    )
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-        found = measure(task, 0, min(FIRST_TOKENS, source.facts.num_tokens)).quantities
-    if found.matches_recording is None or not len(found.matches_recording):
-        return None
-    matches = found.matches_recording
-    if found.float_bound is not None and found.tightness is not None:
-        matches = matches | (found.tightness <= found.float_bound)
+        stop = min(FIRST_TOKENS, source.facts.num_tokens)
+        found = LazyBatch(Task(prepared, source, kernels), 0, stop)
+        matches = found.matches_recording
+        if matches is None or not len(matches):
+            return None
+        if found.float_bound is not None and found.tightness is not None:
+            matches = matches | (found.tightness <= found.float_bound)
     return float(matches.mean())
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from moegeom.core.registry import Registry
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 
 State = dict[str, np.ndarray]
 Kernels = Mapping[str, Callable[..., Any]]
@@ -37,7 +37,7 @@ class Extent:
 class Accumulator(Protocol):
     """Takes batches in; gives its state out as arrays at any moment."""
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None: ...
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None: ...
 
     def state(self) -> State: ...
 
@@ -66,9 +66,9 @@ ANY_USE = Use()
 
 @dataclass(frozen=True)
 class Reduction:
-    """One way of folding quantities.
+    """One way of folding batches of tokens.
 
-    ``needs`` names attributes of :class:`Quantities`. ``select(state, populations, without)`` sums
+    ``needs`` names quantities of :class:`TokenBatch`. ``select(state, populations, without)`` sums
     over populations (None = all) and over all blocks but ``without`` (None = no block left out).
     ``settle`` is work done once on the final state; what it returns is what ``select`` gets.
     """

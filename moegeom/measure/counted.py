@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router
-from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.measure.finish import finish_router

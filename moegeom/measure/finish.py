@@ -13,7 +13,7 @@ from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.geometry.gram.effective_rows import effective_rows
 from moegeom.geometry.jackknife import jackknife_error
-from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, select_counts, selector
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.results.plain import plain_column, plain_value

@@ -18,34 +18,35 @@ from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.core.variant_names import AGAINST, OTHER, under_null
+from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.dispatch import engine_for
-from moegeom.engine.labels import Populations
 from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
 from moegeom.engine.per_token import PerTokenFile
 from moegeom.engine.plan import (
     SAMPLE_TOKENS,
     SMALL_SAMPLE_TOKENS,
     batch_tokens,
+    num_workers,
     sample_tiles,
 )
-from moegeom.engine.prepared import prepare, unavailable
+from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
+from moegeom.engine.request import DEFAULTS, MeasureOptions
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
 from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.reduction import (
     REDUCTIONS,
-    Kernels,
     State,
     reduction_of,
     reductions_for,
 )
 from moegeom.kernels.reductions.token_counts import TOKENS
+from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import Rows, finish_router
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.tokens.traces.other_side import OtherSide
-from moegeom.variants.arithmetic import Arithmetic
+from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom.variants.random_router import random_router
 
@@ -56,35 +57,35 @@ _TYPICAL_TOKENS = TILE
 
 @dataclass(frozen=True)
 class RouterRun:
-    """One router to measure, and how.
+    """One router to measure on tokens, as ``options`` say.
 
-    Under each of ``arithmetics`` the choice is compared with that of the router as stored, or under
-    ``reference``; with that of the router as stored so are the choices of the ``other`` run, and
-    those of the router ``against`` for the same inputs. Which tokens switch is written to the
-    folder ``bitmaps``. The pass over all tokens runs on ``devices``, if any can do it; ``said``
-    hears what a user should know about that.
+    With the choice of the router as stored those of the ``other`` run are compared, and those of
+    the router ``against`` for the same inputs. Rows per token, and which tokens switch, go to
+    ``folder``; ``snapshot`` is what an interrupted run goes on from. The pass over all tokens runs
+    on ``devices``, if any can do it; ``said`` hears what a user should know about that.
     """
 
     router: Router
     source: TokenSource
-    kernels: Kernels
     metrics: Sequence[Metric]
-    num_workers: int = 1
-    batch_tokens: int | None = None
-    seed: int = 0
-    skip_non_finite: bool = False
-    exclude_first: int = 0
-    snapshot: Path | None = None
-    per_token: Path | None = None
-    arithmetics: Sequence[Arithmetic] = ()
-    reference: Arithmetic | None = None
-    noise: InputNoise | None = None
+    options: MeasureOptions = DEFAULTS
     other: OtherSide | None = None
     against: Router | None = None
-    bitmaps: Path | None = None
-    advanced: Callable[[int], None] | None = None
+    folder: Path | None = None
+    snapshot: Path | None = None
     devices: tuple[Device, ...] = ()
+    advanced: Callable[[int], None] | None = None
     said: Callable[[str], None] | None = None
+
+    @property
+    def noise(self) -> InputNoise | None:
+        """What the inputs of this router are disturbed by."""
+        return self.options.noise_at(self.router.name)
+
+    @property
+    def compares(self) -> bool:
+        """Whether some other choice is compared with that of the router as stored."""
+        return bool(self.options.arithmetics or self.other is not None or self.against is not None)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def measure_weights(router: Router, metrics: Sequence[Metric], reason: str) -> M
 
 @dataclass(frozen=True)
 class Pass:
-    """Tokens of the tiles ``tiles`` through ``task``, folded into ``reductions``.
+    """Tokens of the tiles ``tiles`` through ``task``.
 
     A router needs several: the stored router on all tokens (``main``) and, for what is costly, on
     a sample (``sampled``); its null on a sample (``null``, ``null sampled``). Under another
@@ -115,7 +116,6 @@ class Pass:
 
     name: str
     task: Task
-    reductions: tuple[str, ...]
     tiles: Sequence[int]
     skip_non_finite: bool = True
 
@@ -145,9 +145,7 @@ def _scan_again(run: RouterRun, planned: Pass) -> Progress:
     """A pass after the first; those of an arithmetic over all tokens count as work done."""
     counts = planned.task.compares and planned.task.prepared.router is run.router
     hooks = Hooks(advanced=run.advanced if counts else None)
-    return scan_router(
-        planned.task, planned.reductions, planned.tiles, _pace(run), planned.skip_non_finite, hooks
-    )
+    return scan_router(planned.task, planned.tiles, _pace(run), planned.skip_non_finite, hooks)
 
 
 def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
@@ -157,29 +155,25 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
     num_tokens = run.source.facts.num_tokens
     all_tiles = range(-(-num_tokens // TILE))
     some, few = (
-        sample_tiles(num_tokens, run.seed, tokens)
+        sample_tiles(num_tokens, run.options.seed, tokens)
         for tokens in (SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS)
     )
-    planned = [
-        (MAIN, run.router, wanted, False, all_tiles),
-        ("sampled", run.router, wanted, True, few),
-    ]
+    own, null = prepare(run.router), prepare(random_router(run.router, run.options.seed))
+    planned = [(MAIN, own, wanted, False, all_tiles), ("sampled", own, wanted, True, few)]
     if run.source.facts.stage in INPUT_STAGES:
-        null = random_router(run.router, run.seed)
         kept = [name for name in wanted if REDUCTIONS[name].use.of_random_router]
         planned += [("null", null, kept, False, some), ("null sampled", null, kept, True, few)]
     passes = []
-    for name, router, names, is_sampled, tiles in planned:
+    for name, prepared, names, is_sampled, tiles in planned:
         reductions = tuple(n for n in names if _is_sampled(run, n) == is_sampled)
         if reductions:
-            task = _task(run, router, reductions, typical)
-            skips = run.skip_non_finite or name != MAIN
-            passes.append(Pass(name, task, reductions, tiles, skips))
-    compared = (
-        *_side_passes(run, typical, all_tiles),
-        *_arithmetic_passes(run, typical, all_tiles, some),
-    )
-    return (*passes, *compared)
+            task = _task(run, prepared, reductions, typical)
+            skips = run.options.skip_non_finite or name != MAIN
+            passes.append(Pass(name, task, tiles, skips))
+    if "switches" not in _missing(run):
+        passes += _side_passes(run, own, typical, all_tiles)
+        passes += _arithmetic_passes(run, own, null, typical, all_tiles, some)
+    return tuple(passes)
 
 
 def _is_sampled(run: RouterRun, reduction: str) -> bool:
@@ -188,46 +182,40 @@ def _is_sampled(run: RouterRun, reduction: str) -> bool:
     return REDUCTIONS[reduction].use.is_sampled or is_curved
 
 
-def _side_passes(run: RouterRun, typical: float | None, tiles: Sequence[int]) -> Iterator[Pass]:
+def _side_passes(
+    run: RouterRun, own: PreparedRouter, typical: float | None, tiles: Sequence[int]
+) -> Iterator[Pass]:
     """What another run chose, and what another router chooses, for all tokens."""
-    if "switches" in _missing(run) or (run.other is None and run.against is None):
-        return
-    kept = reductions_for(lambda use: use.of_switch)
-    task = _task(run, run.router, kept, typical)
-    # walls serve the noise model of arithmetics alone
-    task = dataclasses.replace(task, wanted=task.wanted - {"distance", "pair"})
+    task = _task(run, own, reductions_for(lambda use: use.of_switch), typical)
     if run.other is not None and run.router.name in run.other.source.facts.routers:
-        yield Pass(OTHER, dataclasses.replace(task, other=run.other), kept, tiles)
+        yield Pass(OTHER, dataclasses.replace(task, other=run.other), tiles)
     if run.against is not None:
-        theirs = prepare(run.against, with_distances=False)
-        compared = dataclasses.replace(task, against=theirs)
+        compared = dataclasses.replace(task, against=prepare(run.against))
         # a token may overflow in the second checkpoint alone
-        yield Pass(AGAINST, compared, kept, tiles, run.skip_non_finite)
+        yield Pass(AGAINST, compared, tiles, run.options.skip_non_finite)
 
 
 def _arithmetic_passes(
-    run: RouterRun, typical: float | None, tiles: Sequence[int], some: Sequence[int]
+    run: RouterRun,
+    own: PreparedRouter,
+    null: PreparedRouter,
+    typical: float | None,
+    tiles: Sequence[int],
+    some: Sequence[int],
 ) -> Iterator[Pass]:
     """The router under each arithmetic on all tokens, its null on a sample of them."""
-    if "switches" in _missing(run):
-        return
-    null = random_router(run.router, run.seed)
-    for how in run.arithmetics:
-        for name, router, kept, chosen in (
-            (how.name, run.router, reductions_for(lambda use: use.of_switch), tiles),
-            (
-                under_null(how.name),
-                null,
-                reductions_for(lambda use: use.of_random_switch),
-                some,
-            ),
+    reference = run.options.reference and arithmetic(run.options.reference)
+    for how in map(arithmetic, run.options.arithmetics):
+        for name, prepared, kept, chosen in (
+            (how.name, own, reductions_for(lambda use: use.of_switch), tiles),
+            (under_null(how.name), null, reductions_for(lambda use: use.of_random_switch), some),
         ):
             task = dataclasses.replace(
-                _task(run, router, kept, typical),
-                variant=emulate(router, how),
-                reference=None if run.reference is None else emulate(router, run.reference),
+                _task(run, prepared, kept, typical),
+                variant=emulate(prepared.router, how),
+                reference=emulate(prepared.router, reference) if reference else None,
             )
-            yield Pass(name, task, kept, chosen)
+            yield Pass(name, task, chosen)
 
 
 def finish_passes(
@@ -273,7 +261,7 @@ def _finished_rows(
         router = null.task.prepared.router
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
     reasons = dict(finished.reasons)
-    if run.arithmetics or run.other is not None or run.against is not None:
+    if run.compares:
         _extend(rows, _switch_rows(run, passes, progress, whole))
         metrics = [metric for metric in run.metrics if metric.scope == "switch"]
         reasons |= {m.name: missing["switches"] for m in metrics if "switches" in missing}
@@ -298,8 +286,8 @@ def _switch_rows(
         names = planned.task.populations.names
         found = finish_router(router, states, names, metrics, absent, planned.name, whole)
         _extend(rows, found.rows)
-        if run.bitmaps is not None:
-            write_bitmap(run.bitmaps, planned.name, states["switch_bits"])
+        if run.folder is not None:
+            write_bitmap(run.folder, planned.name, states["switch_bits"])
     return rows
 
 
@@ -319,12 +307,10 @@ def _typical_norm(run: RouterRun) -> float | None:
     facts = run.source.facts
     if facts.stage not in INPUT_STAGES:
         return None
-    task = _task(run, run.router, ("ambiguity",), None)  # asks for lengths
+    task = _task(run, prepare(run.router), (), None)
     with threadpool_limits(1, user_api="blas"):
-        found = measure(task, 0, min(_TYPICAL_TOKENS, facts.num_tokens)).quantities
-    if found.input_norm is None or not len(found.input_norm):
-        return None
-    return float(np.median(found.input_norm))
+        norm = LazyBatch(task, 0, min(_TYPICAL_TOKENS, facts.num_tokens)).input_norm
+    return None if norm is None or not len(norm) else float(np.median(norm))
 
 
 def _missing(run: RouterRun) -> dict[str, str]:
@@ -344,50 +330,38 @@ def _missing(run: RouterRun) -> dict[str, str]:
 
 
 def _task(
-    run: RouterRun, router: Router, reductions: Sequence[str], typical_norm: float | None
+    run: RouterRun, prepared: PreparedRouter, reductions: Sequence[str], typical_norm: float | None
 ) -> Task:
-    wanted = {need for name in reductions for need in REDUCTIONS[name].needs}
-    if "matches_recording" in wanted and run.source.facts.stage in INPUT_STAGES:
-        wanted.add("input_norm")  # a disagreement is judged by the float bound
-    if typical_norm is not None:
-        wanted.add("input_norm")  # outlier tokens are told by it
-    if run.per_token is not None and router is run.router:
-        wanted |= {"weights", "distance", "pair"}
-    if "switch" in wanted and router.rule.is_affine:
-        wanted |= {"distance", "pair"}
     return Task(
-        prepared=prepare(
-            router,
-            with_distances=not wanted.isdisjoint({"distance", "noise", "angle"}),
-            with_coordinates="order_distance" in wanted,
-        ),
-        source=run.source,
-        populations=Populations(run.source.facts.domains),
-        kernels=run.kernels,
-        wanted=frozenset(wanted),
-        typical_norm=typical_norm,
-        exclude_first=run.exclude_first,
+        prepared,
+        run.source,
+        load_kernels(run.options.backend),
+        tuple(reductions),
+        typical_norm,
+        run.options.exclude_first,
         noise=run.noise,
-        seed=run.seed,
+        seed=run.options.seed,
     )
 
 
 def _pace(run: RouterRun) -> Pace:
-    return Pace(run.batch_tokens or batch_tokens(run.router.hidden_size), run.num_workers)
+    options = run.options
+    tokens = options.batch_tokens or batch_tokens(run.router.hidden_size)
+    return Pace(tokens, options.num_workers or num_workers())
 
 
 def _scan(run: RouterRun, planned: Pass) -> Progress:
     """The pass over all tokens, with rows per token or with snapshots to go on from."""
-    task, reductions, tiles = planned.task, planned.reductions, planned.tiles
-    engine = engine_for(task, run.devices, run.batch_tokens, run.said)
-    if run.per_token is not None:
+    task, tiles, skips = planned.task, planned.tiles, planned.skip_non_finite
+    engine = engine_for(task, run.devices, run.options.batch_tokens, run.said)
+    if run.options.per_token and run.folder is not None:
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
-        rows = PerTokenFile(run.per_token, run.router)
+        file = PerTokenFile(run.folder / "tokens.parquet", run.router)
         try:
-            hooks = Hooks(advanced=run.advanced, rows=rows.write)
-            return engine(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks)
+            hooks = Hooks(advanced=run.advanced, rows=file.rows, written=file.write)
+            return engine(task, tiles, _pace(run), skips, hooks)
         finally:
-            rows.close()
+            file.close()
     snapshot = run.snapshot
     begin = read_snapshot(snapshot) if snapshot else None
     if begin and run.advanced:
@@ -396,7 +370,7 @@ def _scan(run: RouterRun, planned: Pass) -> Progress:
         advanced=run.advanced,
         snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
     )
-    return engine(task, reductions, tiles, _pace(run), run.skip_non_finite, hooks, begin)
+    return engine(task, tiles, _pace(run), skips, hooks, begin)
 
 
 def _extend(rows: Rows, more: Rows) -> None:

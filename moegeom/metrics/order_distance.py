@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.quantities import ORDERS
+from moegeom.kernels.batch import ORDERS
 
 _UNIT = "rms of the input"
 

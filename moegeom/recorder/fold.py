@@ -43,7 +43,7 @@ class _RouterFold:
     """All passes of one router; they are planned when the first tile has come."""
 
     def __init__(self, router: Router, source: LiveSource) -> None:
-        self._run = RouterRun(router, source, load_kernels(_BACKEND), metrics_of_scan())
+        self._run = RouterRun(router, source, metrics_of_scan())
         self._passes: tuple[Pass, ...] = ()
         self._folds: dict[str, Fold] = {}
         self._seconds = 0.0
@@ -52,9 +52,7 @@ class _RouterFold:
         began = time.perf_counter()
         if not self._passes:
             self._passes = plan_passes(self._run)
-            self._folds = {
-                p.name: Fold(p.task, p.reductions, p.tiles, p.skip_non_finite) for p in self._passes
-            }
+            self._folds = {p.name: Fold(p.task, p.tiles, p.skip_non_finite) for p in self._passes}
         for first in range(start, stop, TILE):
             for fold in self._folds.values():
                 fold.take(first, min(first + TILE, stop))
@@ -140,7 +138,7 @@ class FoldSink:
 
     def _examine(self) -> Trust:
         return examine(
-            (prepare(router, with_distances=False) for router in self._routers),
+            (prepare(router) for router in self._routers),
             self._source.seen(),
             self._identity.fingerprint,
             load_kernels(_BACKEND),

@@ -196,7 +196,8 @@ def _build(plan: RouterPlan, values: Values, family: str) -> Router:
     gain = plan.gain.values(values) if plan.gain else None
     if gain is not None and plan.norm is not None:
         of_dtype = gain.dtype.type
-        gain = of_dtype(plan.norm.gain_scale) * (gain + of_dtype(plan.norm.gain_offset))
+        with np.errstate(invalid="ignore", over="ignore"):  # checks name gains that are not finite
+            gain = of_dtype(plan.norm.gain_scale) * (gain + of_dtype(plan.norm.gain_offset))
     bias = plan.selection_bias
     return Router(
         name=match.name,

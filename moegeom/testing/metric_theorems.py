@@ -24,10 +24,9 @@ from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE
 from moegeom.core.variant_names import is_null
-from moegeom.kernels.table import load_kernels
+from moegeom.engine.request import MeasureOptions
 from moegeom.metrics import RouterRun, measure_router, measure_weights
 from moegeom.testing.stream import DOCUMENT_TOKENS, RULES, Stream, router, stream
-from moegeom.variants.arithmetic import arithmetic
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -46,17 +45,17 @@ _RTOL_GAUGE_ERROR = 0.1
 _LABELS = ("expert", "group")
 
 
-def measured(metric: Metric, of: Router, source: Stream, **pace: Any) -> Rows:
+def measured(metric: Metric, of: Router, source: Stream, **options: Any) -> Rows:
     """Rows of one metric for a router on a stream, null included; under another arithmetic, or
     noise, for a metric that needs it.
     """
     if metric.scope == "weights":
         return measure_weights(of, [metric], "no tokens").rows
     if metric.scope == "switch":
-        pace |= {"arithmetics": [arithmetic("bf16-logits")]}
+        options |= {"arithmetics": ("bf16-logits",)}
     if metric.scope == "noise":
-        pace |= {"noise": InputNoise(0.02)}
-    run = RouterRun(of, source, load_kernels("cpu"), [metric], **pace)
+        options |= {"noise": InputNoise(0.02)}
+    run = RouterRun(of, source, [metric], MeasureOptions(**options))
     return measure_router(run).rows
 
 

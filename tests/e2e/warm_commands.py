@@ -8,7 +8,6 @@ was started from scratch; that a cold start works is what the other tests of thi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -17,10 +16,9 @@ from moegeom.checks import CHECKS
 from moegeom.core.input_noise import InputNoise
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
-from moegeom.engine.labels import Populations
+from moegeom.engine.batch import LazyBatch
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
@@ -34,22 +32,18 @@ from moegeom_cli.groups import ScreenOptions
 def warm_up() -> None:
     """Compiled kernels and lazy imports into memory; no thread is started, so a fork is safe."""
     whole, source = router(RULES["softmax"]), stream()
-    wanted = frozenset(need for reduction in REDUCTIONS.all() for need in reduction.needs)
     kernels = load_kernels("cpu")
-    populations = Populations(source.facts.domains)
     task = Task(
-        prepare(whole, with_coordinates=True),
+        prepare(whole),
         source,
-        populations,
         kernels,
-        wanted,
         typical_norm=1.0,
         variant=emulate(whole, arithmetic("bf16")),
         noise=InputNoise(0.01),
     )
-    found = measure(task, 0, 8).quantities
-    found = dataclasses.replace(found, matches_recording=kernels["same_set"](*[found.chosen] * 2))
-    extent = Extent(len(populations.names), EXPERTS, TOP_K, HIDDEN, source.facts.num_tokens)
+    found = LazyBatch(task, 0, 8)
+    vars(found)["matches_recording"] = kernels["same_set"](*[found.chosen] * 2)
+    extent = Extent(len(task.populations.names), EXPERTS, TOP_K, HIDDEN, source.facts.num_tokens)
     for reduction in REDUCTIONS.all():
         reduction.start(extent).fold(found, kernels)
     assert METRICS.all()

@@ -62,7 +62,7 @@ def _believed(name: str, folder: Path, is_fresh: bool = True) -> Trust:
     source = open_recording(folder / "rec")
     heard = [r for r in found.routers if r.name in source.facts.routers]
     assert heard
-    prepared = [prepare(router, with_distances=False) for router in heard]
+    prepared = [prepare(router) for router in heard]
     return examine(prepared, source, found.fingerprint, load_kernels("cpu"), STRICT)
 
 

@@ -23,11 +23,10 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts, Stage
-from moegeom.engine.labels import Populations
+from moegeom.engine.batch import LazyBatch
 from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.testing.array_source import ArraySource
@@ -112,16 +111,9 @@ class _Recorded(ArraySource):
         return replace(super().facts, stage=self._stage)
 
 
-_WANTED = frozenset(
-    {"distance", "pair", "weights", "selection", "entropy", "log_sum_exp", "probability",
-     "input_norm", "rounding_sigmas"}
-)  # fmt: skip
-
-
-def _measured(router: Router, stage: Stage, values: np.ndarray) -> Quantities:
+def _measured(router: Router, stage: Stage, values: np.ndarray) -> TokenBatch:
     source = _Recorded(router, stage, values)
-    task = Task(prepare(router), source, Populations(()), load_kernels("cpu"), _WANTED)
-    return measure(task, 0, len(values)).quantities
+    return LazyBatch(Task(prepare(router), source, load_kernels("cpu")), 0, len(values))
 
 
 def _tensors(gate: Gate, temperature: float = 2.0) -> Tensors:

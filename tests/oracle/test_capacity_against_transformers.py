@@ -11,7 +11,6 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 )
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.testing.array_source import ArraySource
 
@@ -23,7 +22,7 @@ def measured(capacity: int | None, weight: np.ndarray, values: np.ndarray):
     rule = Rule(1, "softmax", Weights("scores"), capacity=capacity)
     router = Router("text/0", "text", 0, weight, rule, Provenance("made up", (), "", "F32"))
     source = ArraySource({"text/0": values.reshape(-1, HIDDEN)}, document_tokens=LENGTH)
-    found = measure_router(RouterRun(router, source, load_kernels("cpu"), METRICS.all()))
+    found = measure_router(RouterRun(router, source, METRICS.all()))
     rows = [row for row in found.rows["layers"] if row["variant"] == "as_stored"]
     return next(row for row in rows if row["population"] == "all"), found.facts["reasons"]
 

@@ -19,7 +19,6 @@ from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestNeighbors
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
@@ -41,7 +40,7 @@ def sample(request):
     tokens = source.facts.num_tokens
     y = np.array(source.read_values(router.name, 0, tokens), dtype=np.float64)
     columns = source.read_columns(0, tokens)
-    run = RouterRun(router, source, load_kernels("cpu"), METRICS.all())
+    run = RouterRun(router, source, METRICS.all())
     rows = measure_router(run).rows
     (layer,) = [
         row for row in rows["layers"] if (row["variant"], row["population"]) == ("as_stored", "all")

@@ -20,7 +20,7 @@ from moegeom.geometry.boundary.curved_rows import curved_rows
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.selection.pick import margin
 from moegeom.geometry.selection.route import route
-from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.table import BACKENDS, KERNELS, device_kernels, load_kernels
 from tests.emulator.emulated_device import EmulatedDevice
 

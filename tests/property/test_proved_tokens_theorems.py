@@ -203,7 +203,7 @@ def test_a_margin_beyond_the_float_bound_is_kept_by_every_float32_engine(
 ):
     made = dataclasses.replace(RULES[rule], logit_map=logit_map, groups=None)
     router, values, random = drawn(seed, made, 2.0**size, 2.0 ** min(size, 4))
-    prepared = prepare(router, with_distances=False)
+    prepared = prepare(router)
     with np.errstate(all="ignore"):
         logits = values.astype(np.float64) @ router.weight.T.astype(np.float64)
         logits = logits if router.logit_bias is None else logits + router.logit_bias

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.tokens import TILE
-from moegeom.kernels.quantities import NUM_BLOCKS, ORDERS, OrderDistances, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, OrderDistances, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import coalitions as sketch
 from moegeom.kernels.reductions import input_sample, tile_load, token_sample
@@ -23,7 +23,7 @@ EXTENT = Extent(POPULATIONS, EXPERTS, TOP_K, HIDDEN)
 KERNELS = {backend: load_kernels(backend) for backend in BACKENDS}
 
 
-def quantities_of(token: np.ndarray) -> Quantities:
+def quantities_of(token: np.ndarray) -> TokenBatch:
     """Some of the tokens of one fixed stream, in the order given."""
     random = np.random.default_rng(0)
     score = random.standard_normal((TOKENS, EXPERTS)) + np.linspace(0, 3, EXPERTS)
@@ -39,7 +39,7 @@ def quantities_of(token: np.ndarray) -> Quantities:
     direction = random.standard_normal((TOKENS, HIDDEN))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
     direction[::29] = 0.0
-    return Quantities(
+    return TokenBatch(
         token=token.astype(np.int64) * (TILE // RUN),
         document=document[token],
         position=(np.arange(TOKENS) % RUN).astype(np.int32)[token],

@@ -12,11 +12,10 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.engine.labels import Populations
+from moegeom.engine.batch import LazyBatch
 from moegeom.engine.plan import sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
 from moegeom.kernels.reduction import Kernels
 from moegeom.tokens.stages import INPUT_STAGES
 
@@ -60,25 +59,13 @@ def token_sample(router: Router, source: TokenSource, kernels: Kernels, seed: in
             "through router inputs.",
             "moegeom capture --keep hidden records them.",
         )
-    task = Task(
-        prepare(router, with_distances=router.rule.is_affine),
-        source,
-        Populations(source.facts.domains),
-        kernels,
-        frozenset({"input", "distance"} if router.rule.is_affine else {"input"}),
-    )
-    parts, left_out, total = [], 0, source.facts.num_tokens
+    task, total = Task(prepare(router), source, kernels), source.facts.num_tokens
+    names = ("token", "input", "chosen") + (("distance",) if router.rule.is_affine else ())
+    parts, left_out = [], 0
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
         for tile in sample_tiles(total, seed):
-            found = measure(task, tile * TILE, min((tile + 1) * TILE, total))
-            left_out += len(found.non_finite)
-            parts.append(found.quantities)
-    inputs = [part.input for part in parts if part.input is not None]
-    distances = [part.distance for part in parts if part.distance is not None]
-    return TokenSample(
-        token=np.concatenate([part.token for part in parts]),
-        inputs=np.concatenate(inputs),
-        chosen=np.concatenate([part.chosen for part in parts]),
-        distance=np.concatenate(distances) if len(distances) == len(parts) else None,
-        left_out=left_out,
-    )
+            batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
+            left_out += len(batch.non_finite)
+            parts.append([getattr(batch, name) for name in names])
+    token, inputs, chosen, *distance = map(np.concatenate, zip(*parts, strict=True))
+    return TokenSample(token, inputs, chosen, distance[0] if distance else None, left_out)

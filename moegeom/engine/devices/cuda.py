@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 import numpy as np
 
 from moegeom.core.tokens import TILE
+from moegeom.engine.batch import refuse_non_finite
 from moegeom.engine.devices.device_router import kept_on_device, refuse, states_of
 from moegeom.engine.devices.inputs import input_reader
 from moegeom.engine.devices.slots import Slot, make_slots, product_tokens
@@ -27,16 +28,14 @@ from moegeom.engine.loop import (
 )
 from moegeom.engine.plan import MAX_TILES
 from moegeom.engine.task import Task
-from moegeom.engine.tile import refuse_non_finite
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.cuda.device import Device, DeviceError, OutOfDeviceMemory
 from moegeom.kernels.cuda.tally_facts import NOT_COUNTED
-from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State
 
 
 def scan_on_devices(
     task: Task,
-    reductions: Sequence[str],
     tiles: Sequence[int],
     pace: Pace,
     skip_non_finite: bool = False,
@@ -64,7 +63,7 @@ def scan_on_devices(
     DeviceError
         When a device fails, or its memory does not hold the smallest batch.
     """
-    run = _Run(task, reductions, pace, skip_non_finite, hooks, begin or Progress())
+    run = _Run(task, pace, skip_non_finite, hooks, begin or Progress())
     run.make_slots(devices, batch_tokens, said)
     with run.workers() as workers:
         return run.scan(tiles, workers)
@@ -74,7 +73,6 @@ class _Run:
     def __init__(
         self,
         task: Task,
-        reductions: Sequence[str],
         pace: Pace,
         skip_non_finite: bool,
         hooks: Hooks,
@@ -84,8 +82,8 @@ class _Run:
         self._task, self._pace, self._hooks = task, pace, hooks
         self._skip_non_finite = skip_non_finite
         self._progress = begin
-        self._on_device = kept_on_device(task, reductions)
-        self._on_host = tuple(name for name in reductions if name not in self._on_device)
+        self._on_device = kept_on_device(task)
+        self._on_host = tuple(name for name in task.reductions if name not in self._on_device)
         self._folds = bool(self._on_host) or hooks.rows is not None
         self._reader = input_reader(task)
         self._refuse(begin.non_finite)
@@ -126,7 +124,7 @@ class _Run:
         """Threads of the host; None where devices do everything."""
         if not self._folds:
             return nullcontext()
-        return Workers(self._task, self._on_host, self._pace.num_workers)
+        return Workers(self._task, self._on_host, self._pace.num_workers, self._hooks.rows)
 
     def scan(self, tiles: Sequence[int], workers: Workers | None) -> Progress:
         """Everything from the first tile that is not folded in yet."""
@@ -189,7 +187,7 @@ class _Run:
         for start in range(slot.batch.start, slot.batch.stop, step):
             stop = min(start + step, slot.batch.stop)
             rows = start - slot.batch.start, stop - slot.batch.start
-            slot.folds.append(workers.submit(start, stop, slot.routed(*rows, self._reader)))
+            slot.folds.append(workers.submit(start, stop, slot.known(*rows, self._reader)))
 
     def _finish(self, slot: Slot, workers: Workers | None) -> None:
         """Takes a batch out of its slot; batches are finished in the order of their tokens."""
@@ -198,19 +196,19 @@ class _Run:
         assert batch is not None
         tokens = batch.stop - batch.start
         if workers is not None:
-            measured = [fold.result() for fold in slot.folds]
-            lost = tuple(token for part in measured for token in part.non_finite)
+            folded = [fold.result() for fold in slot.folds]
+            lost = tuple(token for part in folded for token in part.non_finite)
         else:
             slot.queue.finish()
-            measured, is_lost = [], slot.answers["is_lost"][:tokens] != 0
+            folded, is_lost = [], slot.answers["is_lost"][:tokens] != 0
             is_lost &= slot.label[:tokens] != NOT_COUNTED
             lost = tuple((np.flatnonzero(is_lost) + batch.start).tolist())
         slot.batch, slot.folds = None, []
         self._progress = self._progress.after(batch.next_tile, tokens, lost)
         self._refuse(lost)
-        for part in measured:
-            if self._hooks.rows:
-                self._hooks.rows(part.quantities)
+        for part in folded:
+            if self._hooks.written:
+                self._hooks.written(part.rows)
         if self._hooks.advanced:
             self._hooks.advanced(tokens)
 

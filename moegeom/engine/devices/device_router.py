@@ -33,7 +33,7 @@ from moegeom.kernels.cuda.route import (
 )
 from moegeom.kernels.reduction import REDUCTIONS, State
 
-#: Quantities of router inputs that the reductions kept on the device need.
+#: Quantities that need the length of an input.
 _OF_NORM = frozenset({"input_norm", "float_bound", "noise_scale"})
 
 
@@ -52,7 +52,7 @@ def refusal(task: Task) -> str:
         return "logits are divided by the length of a projected input"
     if router.rule.logit_map is not None:
         return "logits go through a map before they are scored"
-    if not router.rule.is_affine and "distance" in task.wanted:
+    if not router.rule.is_affine and "distance" in task.needs:
         return "distances to curved or grouped walls are found there"
     if router.weight.dtype != np.float32:
         return "rows are stored in float64"
@@ -113,8 +113,8 @@ def device_router(task: Task, device: Device, kind: str) -> DeviceRouter:
     if task.source.facts.stage == "router_input":
         weight = prepared.router.weight
         rows = bf16_terms(weight) if kind == "bfloat16" else [weight]
-    wants_walls = prepared.rows is not None and "distance" in task.wanted
-    walls = device_rows(prepared.rows) if prepared.rows is not None and wants_walls else None
+    distances = prepared.rows if "distance" in task.needs else None
+    walls = None if distances is None else device_rows(distances)
     fits = walls is not None and walls.fits_float32
     tables = RouteTables(
         logit_bias=None if bias is None else device.put(bias.astype(np.float32)),
@@ -129,7 +129,8 @@ def device_router(task: Task, device: Device, kind: str) -> DeviceRouter:
         kind=kind,
         rows=None if rows is None else device.put(np.concatenate(rows)),
         tables=tables,
-        needs_norm=rows is not None and not _OF_NORM.isdisjoint(task.wanted),
+        needs_norm=rows is not None
+        and (task.typical_norm is not None or not _OF_NORM.isdisjoint(task.needs)),
     )
 
 
@@ -154,9 +155,9 @@ def _numbers(task: Task, fits_float32: bool) -> RouteNumbers:
     )
 
 
-def kept_on_device(task: Task, reductions: Collection[str]) -> tuple[str, ...]:
-    """Of ``reductions`` those whose counters the device keeps."""
-    return tuple(name for name in ON_DEVICE if name in reductions)
+def kept_on_device(task: Task) -> tuple[str, ...]:
+    """Of the task's reductions those whose counters the device keeps."""
+    return tuple(name for name in ON_DEVICE if name in task.reductions)
 
 
 def start_counters(task: Task, device: Device, names: Collection[str]) -> RouteCounters:

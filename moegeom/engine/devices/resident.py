@@ -20,13 +20,11 @@ from moegeom.engine.devices.device_router import (
     start_counters,
     states_of,
 )
-from moegeom.engine.labels import Populations
 from moegeom.engine.loop import Progress
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError
 from moegeom.kernels.cuda.route import ON_DEVICE, RouteOutputs
-from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.reductions.token_counts import TOKENS
 from moegeom.kernels.table import load_kernels
 
@@ -48,8 +46,8 @@ class DeviceFold:
         not about all router inputs.
     """
 
-    def __init__(self, task: Task, reductions: Sequence[str], device: Device) -> None:
-        others = sorted(set(reductions) - set(ON_DEVICE))
+    def __init__(self, task: Task, device: Device) -> None:
+        others = sorted(set(task.reductions) - set(ON_DEVICE))
         if others:
             known = ", ".join(ON_DEVICE)
             raise UsageError(f"A device does not keep {', '.join(others)}.", f"Known: {known}.")
@@ -61,7 +59,7 @@ class DeviceFold:
                 f"{task.exclude_first} of a document."
             )
         self._task, self._device, self._queue = task, device, device.queue()
-        names = dict.fromkeys((_TOKENS, *reductions))
+        names = dict.fromkeys((_TOKENS, *task.reductions))
         self._counters = start_counters(task, device, names)
         self._routers: dict[str, Any] = {}
         self._room: dict[tuple[str, int], DeviceArray] = {}
@@ -140,15 +138,9 @@ def device_fold(router: Router, reductions: Sequence[str], device: Device) -> De
 
     Outlier tokens are counted with the others: their usual length is not known in advance.
     """
-    wanted = frozenset(need for name in reductions for need in REDUCTIONS[name].needs)
-    task = Task(
-        prepare(router, with_distances="distance" in wanted),
-        Tensors(router.name),
-        Populations(()),
-        load_kernels("reference"),
-        wanted,
-    )
-    return DeviceFold(task, reductions, device)
+    kernels = load_kernels("reference")
+    task = Task(prepare(router), Tensors(router.name), kernels, tuple(reductions))
+    return DeviceFold(task, device)
 
 
 class Tensors:

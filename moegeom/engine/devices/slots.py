@@ -16,10 +16,9 @@ from moegeom.engine.devices.device_router import (
     start_counters,
 )
 from moegeom.engine.devices.inputs import InputReader
-from moegeom.engine.loop import TokenRange
-from moegeom.engine.routed import Routed
+from moegeom.engine.loop import Folded, TokenRange
+from moegeom.engine.recorded import Known
 from moegeom.engine.task import Task
-from moegeom.engine.tile import Measured
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
 from moegeom.kernels.cuda.route import RouteCounters, RouteOutputs
 
@@ -82,7 +81,7 @@ class Slot:
     answers: dict[str, np.ndarray]
     columns: TokenColumns | None = None
     batch: TokenRange | None = None
-    folds: list[Future[Measured]] = field(default_factory=list)
+    folds: list[Future[Folded]] = field(default_factory=list)
 
     def start(self, batch: TokenRange) -> None:
         """Queues the work on a batch whose values and labels are in place."""
@@ -101,26 +100,20 @@ class Slot:
             self.outputs,
             self.counters,
         )
-        for name, array in (vars(self.outputs) | {"norm": self.device_norm}).items():
+        for name, array in (vars(self.outputs) | {"input_norm": self.device_norm}).items():
             if name in self.answers:
                 assert array is not None
                 self.queue.download(self.answers[name][:tokens], array[:tokens])
 
-    def routed(self, first: int, last: int, reader: InputReader) -> Routed:
+    def known(self, first: int, last: int, reader: InputReader) -> Known:
         """What the device found out about rows ``[first, last)``, once the queue is finished."""
         # copies: whoever keeps them must not see the next batch
         rows = {name: array[first:last].copy() for name, array in self.answers.items()}
         assert self.columns is not None
-        return Routed(
+        rows["is_lost"] = rows["is_lost"].astype(bool)
+        return Known(
+            **rows,
             columns=self.columns.at(slice(first, last)),
-            logits=rows["logits"],
-            is_lost=rows["is_lost"].astype(bool),
-            chosen=rows["chosen"],
-            margin=rows["margin"],
-            group_margin=rows.get("group_margin"),
-            distance=rows.get("distance"),
-            pair=rows.get("pair"),
-            norm=rows.get("norm"),
             values=None if self.router.rows is None else reader.numbers(self.values[first:last]),
         )
 
@@ -165,7 +158,7 @@ def _slot(
     answers = {name: device.pinned(shapes[name], np.dtype(_ANSWERS[name])) for name in asked}
     norm = device.empty((tokens,), np.dtype(np.float64)) if router.needs_norm else None
     if norm is not None and with_answers:
-        answers["norm"] = device.pinned((tokens,), np.dtype(np.float64))
+        answers["input_norm"] = device.pinned((tokens,), np.dtype(np.float64))
     return Slot(
         router=router,
         queue=device.queue(),

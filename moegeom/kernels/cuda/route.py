@@ -11,12 +11,12 @@ import numpy as np
 from moegeom.core.router import GroupMask
 from moegeom.geometry.arithmetic.float_bits import NUM_BINS
 from moegeom.geometry.arithmetic.rounding import LARGEST_EXPONENT, LARGEST_SIZE
+from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.cuda.device import DeviceArray, Queue
 from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K, Layout, layout_of
 from moegeom.kernels.cuda.program import Program
 from moegeom.kernels.cuda.score_kinds import SCORE_KINDS
 from moegeom.kernels.cuda.tally_facts import TALLY_DEFINES
-from moegeom.kernels.quantities import RUN_TOKENS
 
 #: Tokens of a block of threads, which share their counters: a run, so that they share its label.
 BLOCK_TOKENS = RUN_TOKENS

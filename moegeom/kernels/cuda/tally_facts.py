@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moegeom.geometry.arithmetic.float_bits import FIRST_CODE, NUM_BINS
-from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.batch import NUM_BLOCKS
 
 #: Label of a token that is not counted.
 NOT_COUNTED = 0xFFFF

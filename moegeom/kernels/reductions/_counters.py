@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from moegeom.geometry.arithmetic.float_bits import NUM_BINS
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use, select_counts
 
 #: Adds a batch to the counters [populations, blocks, ...].
-Fold = Callable[[np.ndarray, Quantities, Kernels], None]
+Fold = Callable[[np.ndarray, TokenBatch, Kernels], None]
 
 
 def counters(
@@ -27,8 +27,8 @@ def counters(
         def __init__(self, extent: Extent) -> None:
             self._counts = extent.zeros(*shape(extent))
 
-        def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-            fold(self._counts, quantities, kernels)
+        def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+            fold(self._counts, batch, kernels)
 
         def state(self) -> State:
             return {"counts": self._counts}
@@ -48,19 +48,19 @@ def counters(
 def histogram_of(
     name: str,
     needs: tuple[str, ...],
-    values: Callable[[Quantities], np.ndarray],
+    values: Callable[[TokenBatch], np.ndarray],
     use: Use = ANY_USE,
 ) -> Reduction:
     """Counts of ``values`` (at least 0) in the bins of ``geometry.float_bits``."""
 
-    def fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-        kernels["count_bins"](counts, values(quantities), quantities.population, quantities.block)
+    def fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+        kernels["count_bins"](counts, values(batch), batch.population, batch.block)
 
     return counters(name, needs, lambda extent: (NUM_BINS,), fold, use)
 
 
 def histogram(quantity: str, use: Use = ANY_USE) -> Reduction:
-    """Counts of an attribute of the quantities by bin."""
+    """Counts of a quantity of the tokens by bin."""
     return histogram_of(
-        f"{quantity}_histogram", (quantity,), lambda quantities: getattr(quantities, quantity), use
+        f"{quantity}_histogram", (quantity,), lambda batch: getattr(batch, quantity), use
     )

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int64
 
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use
 
 #: (row of the batch, expert out, expert in) of everything to be counted.
-PairsOf = Callable[[Quantities], tuple[np.ndarray, np.ndarray, np.ndarray]]
+PairsOf = Callable[[TokenBatch], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 #: Tokens gathered before they are sorted into the state.
 _PENDING = 2**16
@@ -27,12 +27,12 @@ class _Pairs:
         self._pending: list[State] = []
         self._waiting = 0
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        row, out, into = self._pairs_of(quantities)
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        row, out, into = self._pairs_of(batch)
         _, experts = self._state["shape"]
         key = out.astype(np.int64) * experts + into
-        key = key * self._extent.num_populations + quantities.population[row]
-        key = key * NUM_BLOCKS + quantities.block[row]
+        key = key * self._extent.num_populations + batch.population[row]
+        key = key * NUM_BLOCKS + batch.block[row]
         self._pending.append({"key": key, "count": np.ones(len(key), dtype=np.int64)})
         self._waiting += len(key)
         if self._waiting >= max(_PENDING, len(self._state["key"])):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import ANY_USE, Kernels, Reduction, Use
 from moegeom.kernels.reductions._counters import counters
 
@@ -17,7 +17,7 @@ FIXED_POINT = 2.0**32
 LARGEST = 2.0**7
 
 #: Numbers of each token, [tokens, columns], at most LARGEST in size.
-Numbers = Callable[[Quantities], Float64[np.ndarray, "tokens columns"]]
+Numbers = Callable[[TokenBatch], Float64[np.ndarray, "tokens columns"]]
 
 
 def sums(
@@ -25,11 +25,11 @@ def sums(
 ) -> Reduction:
     """Tokens in the first counter, then sums of each column; see :func:`means`."""
 
-    def fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-        values = np.rint(np.clip(numbers(quantities), -LARGEST, LARGEST) * FIXED_POINT)
-        counts[..., 0] += quantities.count_labels(len(counts))
+    def fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+        values = np.rint(np.clip(numbers(batch), -LARGEST, LARGEST) * FIXED_POINT)
+        counts[..., 0] += batch.count_labels(len(counts))
         for column in range(num_columns):
-            counts[..., column + 1] += quantities.count_labels(len(counts), values[:, column])
+            counts[..., column + 1] += batch.count_labels(len(counts), values[:, column])
 
     return counters(name, needs, lambda extent: (num_columns + 1,), fold, use)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use, select_counts
 
 #: Columns of the counter array. ``near_tie`` differs, but within the float bound of a tie.
@@ -20,16 +20,16 @@ class _Agreement:
         self._token = np.empty(0, dtype=np.int64)
         self._margin = np.empty(0)
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        matches, tightness = quantities.matches_recording, quantities.tightness
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        matches, tightness = batch.matches_recording, batch.tightness
         assert matches is not None and tightness is not None
-        bound = 0.0 if quantities.float_bound is None else quantities.float_bound
+        bound = 0.0 if batch.float_bound is None else batch.float_bound
         outcome = np.where(matches, EQUAL, np.where(tightness <= bound, NEAR_TIE, BEYOND))
-        np.add.at(self._counts, (quantities.population, quantities.block, outcome), 1)
+        np.add.at(self._counts, (batch.population, batch.block, outcome), 1)
         differing = np.flatnonzero(~matches)
         if differing.size:
             self._token, self._margin = _first(
-                np.append(self._token, quantities.token[differing]),
+                np.append(self._token, batch.token[differing]),
                 np.append(self._margin, tightness[differing]),
             )
 

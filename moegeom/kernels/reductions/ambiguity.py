@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
@@ -12,11 +12,11 @@ from moegeom.kernels.reductions._counters import counters
 BOUNDED, AMBIGUOUS = range(2)
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    tightness, bound = quantities.tightness, quantities.float_bound
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    tightness, bound = batch.tightness, batch.float_bound
     assert tightness is not None and bound is not None
-    counts[..., BOUNDED] += quantities.count_labels(len(counts))
-    counts[..., AMBIGUOUS] += quantities.count_labels(len(counts), tightness <= bound)
+    counts[..., BOUNDED] += batch.count_labels(len(counts))
+    counts[..., AMBIGUOUS] += batch.count_labels(len(counts), tightness <= bound)
 
 
 REDUCTION = counters(

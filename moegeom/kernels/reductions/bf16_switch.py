@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.geometry.arithmetic.rounding import switch_probability
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
@@ -14,11 +14,11 @@ from moegeom.kernels.reductions._counters import counters
 FIXED_POINT = 2.0**36
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    assert quantities.distance is not None and quantities.noise_scale is not None
-    probability = switch_probability(quantities.distance, quantities.noise_scale)
-    counts[..., 0] += quantities.count_labels(len(counts))
-    counts[..., 1] += quantities.count_labels(len(counts), np.rint(probability * FIXED_POINT))
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    assert batch.distance is not None and batch.noise_scale is not None
+    probability = switch_probability(batch.distance, batch.noise_scale)
+    counts[..., 0] += batch.count_labels(len(counts))
+    counts[..., 1] += batch.count_labels(len(counts), np.rint(probability * FIXED_POINT))
 
 
 REDUCTION = counters(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import TokenSample, joined, rows_of
 from moegeom.kernels.reductions.input_sample import sample_size
@@ -17,8 +17,8 @@ class _Sample(TokenSample):
         columns = {"block": np.empty(0, dtype=np.int32), **dict.fromkeys(names, empty)}
         super().__init__(sample_size(3 * extent.hidden_size), extent.num_tokens, columns)
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        q = quantities
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
         assert q.input is not None and q.shared_output is not None and q.routed_output is not None
         row = self.wanted(q.token)
         columns = {

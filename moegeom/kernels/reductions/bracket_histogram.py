@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.geometry.arithmetic.float_bits import LOWEST_EXPONENT
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
-def _widths(quantities: Quantities) -> np.ndarray:
-    lower, upper = quantities.distance, quantities.distance_upper
+def _widths(batch: TokenBatch) -> np.ndarray:
+    lower, upper = batch.distance, batch.distance_upper
     assert lower is not None and upper is not None
     width = np.where(lower == upper, 0.0, np.inf)  # inf also where the lower bound is 0
     open_ = (lower != upper) & (lower > 0.0)

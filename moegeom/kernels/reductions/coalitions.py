@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 
 #: Entries kept. At most 2^20, so that memory stays flat however long the stream.
@@ -29,10 +29,10 @@ class _Coalitions:
         self._pending: list[State] = []
         self._waiting = 0
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        hashed = kernels["coalition_key"](quantities.chosen, self._extent.num_experts)
-        label = (quantities.population.astype(np.uint64) << np.uint64(_BLOCK_BITS)) | (
-            quantities.block.astype(np.uint64)
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        hashed = kernels["coalition_key"](batch.chosen, self._extent.num_experts)
+        label = (batch.population.astype(np.uint64) << np.uint64(_BLOCK_BITS)) | (
+            batch.block.astype(np.uint64)
         )
         key = (hashed & ~np.uint64(2**_LABEL_BITS - 1)) | label
         # what the sample will drop need not wait for it
@@ -42,7 +42,7 @@ class _Coalitions:
             {
                 "key": key,
                 "count": np.ones(len(key), dtype=np.int64),
-                "members": np.sort(quantities.chosen[kept], axis=1).astype(np.int16),
+                "members": np.sort(batch.chosen[kept], axis=1).astype(np.int16),
                 "halvings": np.zeros(1, dtype=np.int64),
             }
         )

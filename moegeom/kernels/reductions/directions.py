@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 
 #: Coordinates (at most 1) are summed as integers of 2^-36: the sum of a batch of 2^14 tokens is
@@ -19,13 +19,13 @@ class _Sums:
         self._sums = np.zeros((NUM_BLOCKS, extent.hidden_size), dtype=np.int64)
         self._tokens = np.zeros(NUM_BLOCKS, dtype=np.int64)
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        assert quantities.direction is not None
-        member = np.zeros((NUM_BLOCKS, len(quantities.block)))
-        member[quantities.block, np.arange(len(quantities.block))] = 1.0
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        assert batch.direction is not None
+        member = np.zeros((NUM_BLOCKS, len(batch.block)))
+        member[batch.block, np.arange(len(batch.block))] = 1.0
         # whole numbers below 2^53: the product is exact in any order of summation
-        self._sums += (member @ np.rint(quantities.direction * FIXED_POINT)).astype(np.int64)
-        self._tokens += np.bincount(quantities.block, minlength=NUM_BLOCKS)
+        self._sums += (member @ np.rint(batch.direction * FIXED_POINT)).astype(np.int64)
+        self._tokens += np.bincount(batch.block, minlength=NUM_BLOCKS)
 
     def state(self) -> State:
         return {"sums": self._sums, "tokens": self._tokens}

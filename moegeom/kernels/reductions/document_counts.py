@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import token_hash
 
@@ -33,8 +33,8 @@ class _Documents:
         self._pending: list[State] = []
         self._waiting = 0
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        q = quantities
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
         assert q.document is not None
         known = q.document >= 0
         document, population, block = (v[known] for v in (q.document, q.population, q.block))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.geometry.arithmetic.float_bits import NUM_BINS
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
@@ -13,13 +13,13 @@ from moegeom.kernels.reductions._counters import counters
 EARLY, LATE = range(2)
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    noise = quantities.noise
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    noise = batch.noise
     assert noise is not None
     for which, times in ((EARLY, noise.exit_early), (LATE, noise.exit_late)):
         if times is not None:
             found = np.zeros((*counts.shape[:2], NUM_BINS), np.int64)
-            labels = quantities.population[noise.row], quantities.block[noise.row]
+            labels = batch.population[noise.row], batch.block[noise.row]
             kernels["count_bins"](found, times, *labels)
             counts[..., which, :] += found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
 
 
@@ -16,8 +16,8 @@ class _Pairs:
         shape = (NUM_BLOCKS, extent.num_experts, extent.num_experts)
         self._counts = np.zeros(shape, dtype=np.int64)
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        kernels["count_pairs"](self._counts, quantities.chosen, quantities.block)
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        kernels["count_pairs"](self._counts, batch.chosen, batch.block)
 
     def state(self) -> State:
         return {"counts": self._counts}

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from moegeom.geometry.gram.second_moments import BlockedMoments, Moments, blocked_moments
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import TokenSample, joined
 
@@ -31,8 +31,8 @@ class _Sample(TokenSample):
         super().__init__(sample_size(extent.hidden_size), extent.num_tokens, empty)
         self._outliers = extent.num_populations - 1
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        q = quantities
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
         assert q.input is not None
         row = self.wanted(q.token)
         row = row[q.population[row] != self._outliers]

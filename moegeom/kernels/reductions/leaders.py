@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.reductions._counters import counters
 from moegeom.kernels.reductions._neighbours import first_of_pairs
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    leader = quantities.chosen[:, 0]
-    np.add.at(counts, (quantities.population, quantities.block, 2 + leader), 1)
-    first = first_of_pairs(quantities)
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    leader = batch.chosen[:, 0]
+    np.add.at(counts, (batch.population, batch.block, 2 + leader), 1)
+    first = first_of_pairs(batch)
     repeated = leader[first] == leader[first + 1]
-    at = (quantities.population[first], quantities.block[first])
+    at = (batch.population[first], batch.block[first])
     np.add.at(counts[..., 0], at, 1)
     np.add.at(counts[..., 1], at, repeated)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.reductions._counters import counters
 
@@ -24,10 +24,10 @@ FIXED_POINT = 2.0**18
 LARGEST = 2.0**20
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    assert quantities.log_sum_exp is not None
-    is_beyond = ~(np.abs(quantities.log_sum_exp) <= LARGEST)
-    value = np.where(is_beyond, 0.0, quantities.log_sum_exp)
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    assert batch.log_sum_exp is not None
+    is_beyond = ~(np.abs(batch.log_sum_exp) <= LARGEST)
+    value = np.where(is_beyond, 0.0, batch.log_sum_exp)
     large, rest = np.divmod(value**2, LARGE_UNIT)
     for column, weights in (
         (TOKENS, None),
@@ -36,7 +36,7 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
         (PLAIN, np.rint(value * FIXED_POINT)),
         (BEYOND, is_beyond.astype(np.float64)),
     ):
-        counts[..., column] += quantities.count_labels(len(counts), weights)
+        counts[..., column] += batch.count_labels(len(counts), weights)
 
 
 REDUCTION = counters("log_sum_exp", ("log_sum_exp",), lambda extent: (5,), _fold)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reductions._sums import sums
 
 
-def _numbers(quantities: Quantities) -> np.ndarray:
-    assert quantities.fill_decides is not None
-    return quantities.fill_decides.astype(np.float64)[:, None]
+def _numbers(batch: TokenBatch) -> np.ndarray:
+    assert batch.fill_decides is not None
+    return batch.fill_decides.astype(np.float64)[:, None]
 
 
 REDUCTION = sums("mask_fill", ("fill_decides",), 1, _numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.reductions._counters import counters
 from moegeom.kernels.reductions._neighbours import first_of_pairs
@@ -13,11 +13,11 @@ from moegeom.kernels.reductions._neighbours import first_of_pairs
 PAIRS, SHARED, EQUAL = range(3)
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    first = first_of_pairs(quantities)
-    chosen = quantities.chosen
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    first = first_of_pairs(batch)
+    chosen = batch.chosen
     shared = kernels["num_shared"](chosen[first], chosen[first + 1])
-    at = (quantities.population[first], quantities.block[first])
+    at = (batch.population[first], batch.block[first])
     np.add.at(counts[..., PAIRS], at, 1)
     np.add.at(counts[..., SHARED], at, shared)
     np.add.at(counts[..., EQUAL], at, shared == chosen.shape[1])

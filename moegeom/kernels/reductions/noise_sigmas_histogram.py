@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
-def _sigmas(quantities: Quantities) -> np.ndarray:
-    assert quantities.distance is not None and quantities.noise_scale is not None
-    scale = np.where(quantities.noise_scale > 0.0, quantities.noise_scale, 1.0)
-    sigmas = quantities.distance / scale
-    return np.where((quantities.noise_scale > 0.0) | (quantities.distance == 0.0), sigmas, np.inf)
+def _sigmas(batch: TokenBatch) -> np.ndarray:
+    assert batch.distance is not None and batch.noise_scale is not None
+    scale = np.where(batch.noise_scale > 0.0, batch.noise_scale, 1.0)
+    sigmas = batch.distance / scale
+    return np.where((batch.noise_scale > 0.0) | (batch.distance == 0.0), sigmas, np.inf)
 
 
 REDUCTION = histogram_of(

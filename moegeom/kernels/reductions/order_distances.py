@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import ORDERS, Quantities
+from moegeom.kernels.batch import ORDERS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import joined, rows_of, token_hash
 
@@ -25,14 +25,14 @@ class _LookedAt:
             }
         ]
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        found = quantities.order_distance
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        found = batch.order_distance
         assert found is not None
         self._parts.append(
             {
-                "key": token_hash(quantities.token[found.row]),
-                "population": quantities.population[found.row],
-                "block": quantities.block[found.row],
+                "key": token_hash(batch.token[found.row]),
+                "population": batch.population[found.row],
+                "block": batch.block[found.row],
                 "lower": found.lower,
                 "upper": found.upper,
             }

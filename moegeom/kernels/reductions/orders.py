@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.geometry.boundary.orders import near_tie_ladder
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
@@ -16,10 +16,10 @@ LADDER = 2.0 ** np.arange(-8.0, 1.0, 2.0)
 TOKENS, ORDERS, EXTRAS, MULTIPLE = range(4)
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    assert quantities.selection is not None
-    top_k = quantities.chosen.shape[1]
-    orders, extras = near_tie_ladder(quantities.selection, top_k, LADDER)
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    assert batch.selection is not None
+    top_k = batch.chosen.shape[1]
+    orders, extras = near_tie_ladder(batch.selection, top_k, LADDER)
     for step in range(len(LADDER)):
         for column, weights in (
             (TOKENS, None),
@@ -27,7 +27,7 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
             (EXTRAS, extras[:, step]),
             (MULTIPLE, orders[:, step] > 1),
         ):
-            counts[..., step, column] += quantities.count_labels(len(counts), weights)
+            counts[..., step, column] += batch.count_labels(len(counts), weights)
 
 
 REDUCTION = counters(

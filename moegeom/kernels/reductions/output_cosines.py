@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 
 #: Cosines are summed as integers of 2^-36: 2^27 tokens fit into one counter.
@@ -19,15 +19,15 @@ class _Cosines:
         shape = (NUM_BLOCKS, extent.num_experts, extent.num_experts)
         self._sums = np.zeros(shape, dtype=np.int64)
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        outputs = quantities.expert_output
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        outputs = batch.expert_output
         assert outputs is not None
-        for token, block in enumerate(quantities.block):
+        for token, block in enumerate(batch.block):
             rows = outputs[token].astype(np.float64)
             length = np.sqrt((rows**2).sum(axis=1))
             rows /= np.where(length > 0.0, length, 1.0)[:, None]
             self._sums[block] += np.rint(rows @ rows.T * FIXED_POINT).astype(np.int64)
-        self._tokens += np.bincount(quantities.block, minlength=NUM_BLOCKS)
+        self._tokens += np.bincount(batch.block, minlength=NUM_BLOCKS)
 
     def state(self) -> State:
         return {"tokens": self._tokens, "sums": self._sums}

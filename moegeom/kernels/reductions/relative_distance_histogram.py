@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
-def _relative(quantities: Quantities) -> np.ndarray:
-    assert quantities.distance is not None and quantities.input_norm is not None
+def _relative(batch: TokenBatch) -> np.ndarray:
+    assert batch.distance is not None and batch.input_norm is not None
     # an input of zeros is as far from a wall as it likes, in units of its length
-    length = np.where(quantities.input_norm > 0.0, quantities.input_norm, 1.0)
-    relative = quantities.distance / length
-    return np.where((quantities.input_norm > 0.0) | (quantities.distance == 0.0), relative, np.inf)
+    length = np.where(batch.input_norm > 0.0, batch.input_norm, 1.0)
+    relative = batch.distance / length
+    return np.where((batch.input_norm > 0.0) | (batch.distance == 0.0), relative, np.inf)
 
 
 REDUCTION = histogram_of(

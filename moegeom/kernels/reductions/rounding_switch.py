@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.geometry.arithmetic.rounding import switch_probability
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._sums import sums
 
 
-def _numbers(quantities: Quantities) -> np.ndarray:
-    sigmas = quantities.rounding_sigmas
+def _numbers(batch: TokenBatch) -> np.ndarray:
+    sigmas = batch.rounding_sigmas
     assert sigmas is not None
     return switch_probability(sigmas, np.ones_like(sigmas))[:, None]
 

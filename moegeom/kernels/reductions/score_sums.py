@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.reductions._counters import counters
 
@@ -12,9 +12,9 @@ from moegeom.kernels.reductions._counters import counters
 FIXED_POINT = 2.0**36
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    assert quantities.probability is not None
-    kernels["add_scores"](counts, quantities.probability, quantities.population, quantities.block)
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    assert batch.probability is not None
+    kernels["add_scores"](counts, batch.probability, batch.population, batch.block)
 
 
 REDUCTION = counters("score_sums", ("probability",), lambda extent: (extent.num_experts,), _fold)

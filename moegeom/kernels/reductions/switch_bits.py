@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 
 
@@ -13,10 +13,10 @@ class _Bits:
         size = -(-extent.num_tokens // 8)
         self._switched, self._seen = np.zeros((2, size), np.uint8)
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        assert quantities.switch is not None
-        _set(self._seen, quantities.token)
-        _set(self._switched, quantities.token[quantities.switch.differs])
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        assert batch.switch is not None
+        _set(self._seen, batch.token)
+        _set(self._switched, batch.token[batch.switch.differs])
 
     def state(self) -> State:
         return {"switched": self._switched, "seen": self._seen}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.geometry.arithmetic.float_bits import NUM_BINS
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    assert quantities.switch is not None and quantities.tightness is not None
-    row = np.flatnonzero(quantities.switch.differs)
-    labels = quantities.population[row], quantities.block[row]
-    kernels["count_bins"](counts, quantities.tightness[row], *labels)
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    assert batch.switch is not None and batch.tightness is not None
+    row = np.flatnonzero(batch.switch.differs)
+    labels = batch.population[row], batch.block[row]
+    kernels["count_bins"](counts, batch.tightness[row], *labels)
 
 
 REDUCTION = counters(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 from moegeom.kernels.reductions.bf16_switch import FIXED_POINT
@@ -16,8 +16,8 @@ TOKENS, SWITCHED, SURELY, PERHAPS, REORDERED, TIED, PROVED, DISPROVED, MOVED, PR
 SUM, KNOWN = range(2)
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    switch = quantities.switch
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    switch = batch.switch
     assert switch is not None
     counted = {
         SWITCHED: switch.differs,
@@ -30,11 +30,11 @@ def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
         MOVED: np.rint(np.nan_to_num(switch.weight_moved) * FIXED_POINT),
         PREDICTED: None if switch.predicted is None else np.rint(switch.predicted * FIXED_POINT),
     }
-    tokens = quantities.count_labels(len(counts))
+    tokens = batch.count_labels(len(counts))
     counts[..., TOKENS, :] += tokens[..., None]
     for column, values in counted.items():
         if values is not None:
-            counts[..., column, SUM] += quantities.count_labels(len(counts), values)
+            counts[..., column, SUM] += batch.count_labels(len(counts), values)
             counts[..., column, KNOWN] += tokens
 
 

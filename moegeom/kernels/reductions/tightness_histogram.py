@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
-def _tightness(quantities: Quantities) -> np.ndarray:
-    assert quantities.tightness is not None
-    return quantities.tightness
+def _tightness(batch: TokenBatch) -> np.ndarray:
+    assert batch.tightness is not None
+    return batch.tightness
 
 
 REDUCTION = histogram_of("tightness_histogram", ("margin",), _tightness, use=Use(of_switch=True))

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from moegeom.core.tokens import TILE
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State
 
 #: Shares are summed as integers of 2^-40.
@@ -27,16 +27,16 @@ class _Tiles:
         self._counts = np.zeros((NUM_BLOCKS, 2), dtype=np.int64)
         self._experts = extent.num_experts
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        tile = quantities.token // TILE
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        tile = batch.token // TILE
         borders = [*np.flatnonzero(np.diff(tile, prepend=-1)).tolist(), len(tile)]
         for start, stop in pairwise(borders):
             if stop - start < LEAST_TOKENS:
                 continue
-            chosen = quantities.chosen[start:stop]
+            chosen = batch.chosen[start:stop]
             counts = np.bincount(chosen[chosen >= 0], minlength=self._experts)
             share = np.rint(counts.max() / max(counts.sum(), 1) * FIXED_POINT)
-            block = quantities.block[start]
+            block = batch.block[start]
             self._counts[block, TILES] += 1
             self._counts[block, LARGEST] += np.int64(share)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels, Use
 from moegeom.kernels.reductions._counters import counters
 
@@ -12,10 +12,10 @@ from moegeom.kernels.reductions._counters import counters
 TOKENS, TIES = range(2)
 
 
-def _fold(counts: np.ndarray, quantities: Quantities, kernels: Kernels) -> None:
-    counts[..., TOKENS] += quantities.count_labels(len(counts))
-    if quantities.tightness is not None:
-        counts[..., TIES] += quantities.count_labels(len(counts), quantities.tightness == 0.0)
+def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    counts[..., TOKENS] += batch.count_labels(len(counts))
+    if batch.tightness is not None:
+        counts[..., TIES] += batch.count_labels(len(counts), batch.tightness == 0.0)
 
 
 REDUCTION = counters(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reductions._sample import TokenSample, joined, rows_of
 
@@ -20,8 +20,8 @@ class _Sample(TokenSample):
         empty = {**dict.fromkeys(names, labels), "chosen": chosen}
         super().__init__(SIZE, extent.num_tokens, empty)
 
-    def fold(self, quantities: Quantities, kernels: Kernels) -> None:
-        q = quantities
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
         assert q.token_id is not None
         row = self.wanted(q.token)
         columns = {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._pairs import pair_counts
 
 
-def _trades(quantities: Quantities) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    assert quantities.switch is not None
-    row, out, into = quantities.switch.trades.T
+def _trades(batch: TokenBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    assert batch.switch is not None
+    row, out, into = batch.switch.trades.T
     return row, out, into
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._pairs import pair_counts
 
 
-def _nearest(quantities: Quantities) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    assert quantities.pair is not None
-    row = np.flatnonzero(quantities.pair[:, 0] >= 0)
-    return row, quantities.pair[row, 0], quantities.pair[row, 1]
+def _nearest(batch: TokenBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    assert batch.pair is not None
+    row = np.flatnonzero(batch.pair[:, 0] >= 0)
+    return row, batch.pair[row, 0], batch.pair[row, 1]
 
 
 REDUCTION = pair_counts(

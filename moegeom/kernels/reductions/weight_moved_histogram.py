@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram_of
 
 
-def _moved(quantities: Quantities) -> np.ndarray:
-    assert quantities.switch is not None
-    return np.nan_to_num(quantities.switch.weight_moved)
+def _moved(batch: TokenBatch) -> np.ndarray:
+    assert batch.switch is not None
+    return np.nan_to_num(batch.switch.weight_moved)
 
 
 REDUCTION = histogram_of("weight_moved_histogram", ("switch",), _moved, use=Use(of_switch=True))

@@ -14,11 +14,10 @@ from moegeom.core.errors import NonFiniteError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.engine.labels import Populations
+from moegeom.engine.batch import LazyBatch
 from moegeom.engine.plan import sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
 from moegeom.geometry.load import statistics as load
 from moegeom.geometry.load.chance import (
     Scatter,
@@ -27,7 +26,7 @@ from moegeom.geometry.load.chance import (
     scatter,
     unit_counts,
 )
-from moegeom.kernels.quantities import RUN_TOKENS
+from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.balance.program.bias import balancing_bias, score_spread, twin_experts
 from moegeom.studies.balance.program.passes import balance_by_updates
@@ -69,41 +68,36 @@ def read_sample(
     NonFiniteError
         When a token of the sample is not finite at this router.
     """
-    populations = Populations(source.facts.domains)
-    tasks = [
-        Task(prepare(r, with_distances=False), source, populations, kernels, frozenset(wanted))
-        for r, wanted in (
-            (router, {"selection", "weights"}),
-            (_without_mask(router), {"selection"}),
-        )
-    ]
-    if router.rule.groups is None:
-        del tasks[1]
+    routers = [router] if router.rule.groups is None else [router, _without_mask(router)]
+    tasks = [Task(prepare(r), source, kernels) for r in routers]
     parts, total = [], source.facts.num_tokens
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
         for tile in sample_tiles(total, seed):
             start, stop = tile * TILE, min((tile + 1) * TILE, total)
-            measured = [measure(task, start, stop) for task in tasks]
-            if measured[0].non_finite:
+            batches = [LazyBatch(task, start, stop) for task in tasks]
+            if lost := batches[0].non_finite:
                 raise NonFiniteError(
-                    f"{source.facts.name}: {number_of(len(measured[0].non_finite), 'token')} at "
+                    f"{source.facts.name}: {number_of(len(lost), 'token')} at "
                     "router "
-                    f"{router.name} are not finite (first: token {measured[0].non_finite[0]}).",
+                    f"{router.name} are not finite (first: token {lost[0]}).",
                     "Record again in float32; a bias cannot be made from scores that overflow.",
                 )
-            parts.append((measured[0].quantities, measured[-1].quantities.selection))
+            parts.append((batches[-1].selection, *(getattr(batches[0], n) for n in _OF_A_TOKEN)))
             advanced(stop - start)
-    first = [quantities for quantities, _ in parts]
-    document, token = (
-        np.concatenate([getattr(q, n) for q in first]) for n in ("document", "token")
-    )
+    selection, *columns = map(np.concatenate, zip(*parts, strict=True))
+    known = dict(zip(_OF_A_TOKEN, columns, strict=True))
+    document, token = known["document"], known["token"]
     return Sample(
-        selection=np.concatenate([selection for _, selection in parts]),
-        chosen=np.concatenate([q.chosen for q in first]),
-        weights=np.concatenate([q.weights for q in first]),
+        selection=selection,
+        chosen=known["chosen"],
+        weights=known["weights"],
         unit=np.where(document >= 0, document, -1 - token // RUN_TOKENS),
-        half=np.concatenate([q.block for q in first]) % 2,
+        half=known["block"] % 2,
     )
+
+
+#: What a sample takes of each token beside the scores.
+_OF_A_TOKEN = ("chosen", "weights", "document", "token", "block")
 
 
 def _without_mask(router: Router) -> Router:

@@ -19,7 +19,7 @@ from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import TokensRequest
 from moegeom.engine.session import Session
-from moegeom.kernels.quantities import RUN_TOKENS
+from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import (
     Watch,

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32, Int64
 
 from moegeom.core.router import Router
+from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by
-from moegeom.engine.prepared import PreparedRouter
+from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 from moegeom.geometry.noise.calibration import noise_between
 from moegeom.geometry.noise.upstream import upstream_noise
@@ -44,7 +45,7 @@ def layer_evidence(
         candidates = list(trials(choices, sides, against))
         share = np.zeros((len(candidates), len(rows)))
         credit = np.zeros((len(TIES), *share.shape))
-        nearest = Nearest.of(prepared, len(rows))
+        nearest = Nearest.of(prepared, len(rows), sides.source.facts)
         for there, batch, values in inputs(choices, sides, rows):
             nearest.note(there, prepared, sides, batch.logits, batch.norm)
             for number, trial in enumerate(candidates):
@@ -81,8 +82,11 @@ def left_over(
     trial = next((t for t in trials(choices, sides, against) if t.name == name), None)
     if trial is None:
         return None
-    rows, prepared = sides.routed(is_first), trial.prepared(sides)
-    nearest, agrees = Nearest.of(prepared, len(rows)), np.zeros(len(rows), dtype=bool)
+    rows, prepared = sides.routed(is_first), trial.prepared()
+    nearest, agrees = (
+        Nearest.of(prepared, len(rows), sides.source.facts),
+        np.zeros(len(rows), dtype=bool),
+    )
     for there, batch, values in inputs(choices, sides, rows):
         logits = trial.logits(values, batch.logits)
         sets = trial.reproduces(logits, choices.other[batch.row], sides.kernels)
@@ -238,13 +242,12 @@ class Nearest:
     num_walls: int
 
     @staticmethod
-    def of(prepared: PreparedRouter, num_rows: int) -> Nearest:
-        """Nothing noted yet."""
+    def of(prepared: PreparedRouter, num_rows: int, facts: SourceFacts) -> Nearest:
+        """Nothing noted yet of tokens that are recorded so."""
         experts, k = prepared.router.num_experts, prepared.router.rule.top_k
-        walls = k * (experts - k)
-        columns = 0 if prepared.curved is None else 1
-        if prepared.rows is not None:
-            columns = min(walls, _WALLS)
+        walls, columns = k * (experts - k), 0
+        if "distance" not in unavailable(prepared.router, facts):
+            columns = min(walls, _WALLS) if prepared.router.rule.is_affine else 1
         return Nearest(np.full((num_rows, columns), np.nan), walls)
 
     def note(

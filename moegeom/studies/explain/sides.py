@@ -11,7 +11,6 @@ from jaxtyping import Float, Float64, Int32, Int64
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenColumns, TokenSource
 from moegeom.engine.choice import chosen_by
-from moegeom.engine.labels import Populations
 from moegeom.engine.prepared import PreparedRouter, check_width
 from moegeom.engine.recorded import recorded_logits, through_norm
 from moegeom.engine.task import Task
@@ -77,17 +76,14 @@ class Sides:
 
     def batches(self, prepared: PreparedRouter, rows: Int64[np.ndarray, "rows"]) -> Iterator[Batch]:
         """A's inputs and logits of some matched tokens, in runs of tiles of the recording."""
-        task = Task(prepared, self.source, Populations(()), self.kernels, frozenset({"input_norm"}))
+        task = Task(prepared, self.source, self.kernels)
         for start, those in _by_range(self.token[rows]):
             stop = int(self.token[rows[those]].max()) + 1
             found = recorded_logits(task, start, stop)
             at = self.token[rows[those]] - start
-            yield Batch(
-                rows[those],
-                np.ascontiguousarray(found.logits[at]),
-                None if found.values is None else np.ascontiguousarray(found.values[at]),
-                None if found.norm is None else found.norm[at],
-            )
+            values = None if found.values is None else np.ascontiguousarray(found.values[at])
+            norm = None if values is None else self.kernels["input_norm"](values)
+            yield Batch(rows[those], np.ascontiguousarray(found.logits[at]), values, norm)
 
     def other_values(
         self, router: Router, row: Int64[np.ndarray, "rows"]
@@ -116,7 +112,7 @@ def routed_choices(
     source: TokenSource, prepared: PreparedRouter, kernels: Kernels
 ) -> Int32[np.ndarray, "tokens k"]:
     """What the router chooses for all tokens of a recording of inputs or logits."""
-    task = Task(prepared, source, Populations(()), kernels, frozenset())
+    task = Task(prepared, source, kernels)
     parts = []
     for start in range(0, source.facts.num_tokens, _AT_ONCE):
         found = recorded_logits(task, start, min(start + _AT_ONCE, source.facts.num_tokens))

@@ -29,7 +29,7 @@ from moegeom.studies.explain.layer import layer_evidence, left_over
 from moegeom.studies.explain.log_probs import log_probs
 from moegeom.studies.explain.record import Explanation, LayerEvidence
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
-from moegeom.studies.explain.trials import Choices, prepared_for
+from moegeom.studies.explain.trials import Choices
 from moegeom.studies.explain.verdict import Evidence, verdict
 from moegeom.tokens.traces.alignment import placing
 from moegeom.tokens.traces.counted import CountedSource
@@ -135,7 +135,7 @@ def _choices(routers: Sequence[Router], sides: Sides) -> list[Choices]:
     """What both chose at every router, and which tokens had agreed until then."""
     clean, found = np.ones(len(sides.token), dtype=bool), []
     for router in routers:
-        prepared = prepared_for(router, sides)
+        prepared = prepare(router)
         with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
             mine = sides.chosen(prepared)
         other = sides.other_chosen(router.name)
@@ -203,7 +203,7 @@ def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Ro
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
 
     def routed(name: str) -> np.ndarray:
-        return routed_choices(source, prepare(by_name[name], with_distances=False), kernels)
+        return routed_choices(source, prepare(by_name[name]), kernels)
 
     can_route = source.facts.stage != "ids" and not source.facts.has_chosen
     return other_side(source, opened, known, must_fit=False, own=routed if can_route else None)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int32, Int64
 
 from moegeom.core.router import Router
 from moegeom.engine.choice import group_masked
-from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
+from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.switching import engine_logits
 from moegeom.geometry.selection.admitted_sets import AdmittedSets, admitted_sets
 from moegeom.kernels.reduction import Kernels
@@ -72,15 +72,10 @@ class Trial:
         selection, _ = group_masked(rule, self.emulated.compared(logits), kernels)
         return admitted_sets(selection, theirs if self.numbers is None else self.numbers[theirs])
 
-    def prepared(self, sides: Sides) -> PreparedRouter:
+    def prepared(self) -> PreparedRouter:
         """The router of the hypothesis, with its rows and biases as they would be stored."""
         router, bias = self.emulated.router, self.emulated.selection_bias
-        return prepared_for(dataclasses.replace(router, selection_bias=bias), sides)
-
-
-def prepared_for(router: Router, sides: Sides) -> PreparedRouter:
-    """The router with distances where the recording can give them."""
-    return prepare(router, "distance" not in unavailable(router, sides.source.facts))
+        return prepare(dataclasses.replace(router, selection_bias=bias))
 
 
 def trials(choices: Choices, sides: Sides, against: Router | None) -> Iterator[Trial]:

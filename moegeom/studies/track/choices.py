@@ -15,11 +15,11 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.engine.labels import Populations, block_of
+from moegeom.engine.batch import LazyBatch
+from moegeom.engine.labels import block_of
 from moegeom.engine.plan import sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure
 from moegeom.geometry.jackknife import jackknife_error
 from moegeom.geometry.load.consistency import overlap_share
 from moegeom.kernels.table import load_kernels
@@ -72,20 +72,15 @@ def choices(
     for router in routers:
         if router.name not in source.facts.routers:
             continue
-        task = Task(
-            prepare(router, with_distances=False),
-            source,
-            Populations(()),
-            kernels,
-            wanted=frozenset(),
-            exclude_first=exclude_first,
-        )
+        task = Task(prepare(router), source, kernels, exclude_first=exclude_first)
+        parts, is_whole = [], True
         with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
-            parts = [measure(task, start, stop) for start, stop in ranges]
-        if any(part.non_finite for part in parts):
-            continue  # rows of different steps would no longer stand side by side
-        found = np.concatenate([part.quantities.chosen for part in parts])
-        chosen[router.name] = np.sort(found, axis=1).astype(np.int16)
+            for start, stop in ranges:
+                batch = LazyBatch(task, start, stop)
+                is_whole &= not batch.non_finite
+                parts.append(np.sort(batch.chosen, axis=1).astype(np.int16))
+        if is_whole:  # else rows of different steps would no longer stand side by side
+            chosen[router.name] = np.concatenate(parts)
     tokens = digest.hexdigest() if is_known else ""
     return Choices(tokens, np.concatenate(blocks), chosen)
 

@@ -24,7 +24,7 @@ from moegeom.document.render import render
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import rule_status, rule_trust
 from moegeom.geometry.trend import LEAST_STEPS, departures, onset, slope
-from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.pipeline import Watch
 from moegeom.results.reader import Results
 from moegeom.studies.track.curves import (

@@ -68,6 +68,9 @@ def _opened(path: Path, request: Request, dtypes: Collection[np.dtype]) -> Token
     if isinstance(root, dict | list | tuple) and not root:
         raise RecordingError(f"{path.name}: holds an empty {type(root).__name__}.", _SAVE)
     if isinstance(root, dict):
+        if odd := [key for key in root if not isinstance(key, str | int)]:
+            found = f"{path.name}: a key is a {type(odd[0]).__name__}; expected names or numbers."
+            raise RecordingError(found, _SAVE)
         keys = [str(key) for key in root if key not in COLUMN_KEYS]
         by_text = {str(key): value for key, value in root.items()}
         routers = assign_routers(path, keys, request)

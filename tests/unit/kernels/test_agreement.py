@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions.agreement import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
 
@@ -15,11 +15,11 @@ def folded(matches, margin, bound=None, group_margin=None):
     tokens = len(matches)
     zeros = np.zeros(tokens, np.int32)
     accumulator = REDUCTION.start(Extent(1, 4, 1))
-    quantities = Quantities(
-        np.arange(tokens),
-        zeros,
-        zeros,
-        np.zeros((tokens, 1), np.int32),
+    quantities = TokenBatch(
+        token=np.arange(tokens),
+        population=zeros,
+        block=zeros,
+        chosen=np.zeros((tokens, 1), np.int32),
         margin=np.asarray(margin, np.float64),
         group_margin=group_margin,
         float_bound=bound,

@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.core.metric import RouterFacts
 from moegeom.geometry.arithmetic.float_bits import NUM_BINS, bin_index
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS
@@ -16,7 +16,7 @@ from moegeom.testing.stream import RULES, router
 def histogram_of(lower, upper):
     tokens = len(lower)
     zeros = np.zeros(tokens, dtype=np.int32)
-    batch = Quantities(
+    batch = TokenBatch(
         token=np.arange(tokens),
         population=zeros,
         block=zeros,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.kernels.quantities import Quantities
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import coalitions as sketch
 from moegeom.kernels.table import load_kernels
@@ -15,10 +15,10 @@ KERNELS = load_kernels("cpu")
 REDUCTION = REDUCTIONS["coalitions"]
 
 
-def batch_of(chosen: np.ndarray) -> Quantities:
+def batch_of(chosen: np.ndarray) -> TokenBatch:
     tokens = len(chosen)
     zeros = np.zeros(tokens, np.int32)
-    return Quantities(np.arange(tokens), zeros, zeros, chosen)
+    return TokenBatch(token=np.arange(tokens), population=zeros, block=zeros, chosen=chosen)
 
 
 def drawn(tokens: int, seed: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import torch
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.geometry.rows.norm import unit_rows
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions.directions import FIXED_POINT
 from moegeom.metrics import METRICS, finish_router
@@ -30,11 +30,11 @@ def folded(*parts, hidden):
     for direction, block in parts:
         tokens = len(block)
         accumulator.fold(
-            Quantities(
-                np.arange(tokens),
-                np.zeros(tokens, np.int32),
-                np.asarray(block, np.int32),
-                np.zeros((tokens, 1), np.int32),
+            TokenBatch(
+                token=np.arange(tokens),
+                population=np.zeros(tokens, np.int32),
+                block=np.asarray(block, np.int32),
+                chosen=np.zeros((tokens, 1), np.int32),
                 direction=direction,
             ),
             {},

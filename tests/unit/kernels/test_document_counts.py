@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import document_counts
 from moegeom.kernels.reductions._sample import token_hash
@@ -19,14 +19,14 @@ COUNTS = REDUCTIONS["document_counts"]
 EXTENT = Extent(POPULATIONS, EXPERTS, TOP_K, num_tokens=TOKENS)
 
 
-def stream() -> Quantities:
+def stream() -> TokenBatch:
     """Documents of 1 to 20 tokens, some unknown, in two populations; some slots empty."""
     random = np.random.default_rng(3)
     document = np.repeat(np.arange(60), random.integers(1, 20, 60))[:TOKENS].astype(np.int64)
     document[random.random(TOKENS) < 0.1] = -1
     chosen = np.argsort(random.random((TOKENS, EXPERTS)), axis=1)[:, :TOP_K].astype(np.int32)
     chosen[random.random(TOKENS) < 0.1, 1] = -1
-    return Quantities(
+    return TokenBatch(
         token=np.arange(TOKENS),
         population=random.integers(0, POPULATIONS, TOKENS).astype(np.int32),
         block=(document % NUM_BLOCKS).astype(np.int32),
@@ -35,9 +35,9 @@ def stream() -> Quantities:
     )
 
 
-def part_of(whole: Quantities, token: np.ndarray) -> Quantities:
+def part_of(whole: TokenBatch, token: np.ndarray) -> TokenBatch:
     names = ("token", "population", "block", "chosen", "document")
-    return Quantities(**{name: getattr(whole, name)[token] for name in names})
+    return TokenBatch(**{name: getattr(whole, name)[token] for name in names})
 
 
 def folded(*tokens: np.ndarray):

@@ -8,7 +8,6 @@ from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.geometry.arithmetic.rounding import logit_error_bound
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.selection.pick import margin, top_k
-from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.testing.array_source import ArraySource
 
@@ -20,7 +19,7 @@ def test_pairs_are_those_of_the_reference_and_add_up_to_the_tokens() -> None:
     rule = Rule(3, "softmax", Weights("scores"))
     router = Router("text/0", "text", 0, weight, rule, Provenance("made up", (), "", "F32"))
     source = ArraySource({"text/0": values})
-    run = RouterRun(router, source, load_kernels("cpu"), METRICS.all())
+    run = RouterRun(router, source, METRICS.all())
     counted = {
         (row["expert_out"], row["expert_in"]): row["num_tokens"]
         for row in measure_router(run).rows["pairs"]

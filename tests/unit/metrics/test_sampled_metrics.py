@@ -7,7 +7,6 @@ import pytest
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.geometry.boundary.orders import extra_experts, order_eps
-from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.testing.array_source import ArraySource
 
@@ -22,7 +21,7 @@ def measured():
     router = Router("text/0", "text", 0, weight, rule, Provenance("made up", (), "", "F32"))
     values = random.standard_normal((TOKENS, HIDDEN)).astype(np.float32) + np.float32(0.5)
     metrics = [METRICS[name] for name in ("tokens", "orders", "directions")]
-    run = RouterRun(router, ArraySource({router.name: values}), load_kernels("cpu"), metrics)
+    run = RouterRun(router, ArraySource({router.name: values}), metrics)
     rows = measure_router(run).rows
     return weight, values, rows
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import Norm, Provenance, Router, Rule, Weights
-from moegeom.kernels.table import load_kernels
+from moegeom.engine.request import MeasureOptions
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.testing.array_source import ArraySource
 
@@ -41,7 +41,7 @@ def measured(exponent: int, rule: str = "softmax", size: float = 1.0, rows=None)
     values *= size * np.sqrt(HIDDEN) / np.linalg.norm(values, axis=1, keepdims=True)
     source = ArraySource({router.name: values.astype(np.float32)})
     metrics = list(METRICS.all())
-    run = RouterRun(router, source, load_kernels("cpu"), metrics, skip_non_finite=True)
+    run = RouterRun(router, source, metrics, MeasureOptions(skip_non_finite=True))
     found = measure_router(run)
     rows_of = found.rows["layers"]
     return next(r for r in rows_of if (r["variant"], r["population"]) == ("as_stored", "all"))

@@ -7,7 +7,7 @@ import pytest
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.geometry.load.statistics import load_cv, load_share, max_vio
-from moegeom.kernels.quantities import NUM_BLOCKS, Quantities
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, finish_router
@@ -42,13 +42,17 @@ class Stream:
 
     def rows(self) -> dict[str, dict]:
         """The row of ``layers`` by population, and with it the rows of ``experts``."""
-        quantities = Quantities(
-            np.arange(len(self.block)), self.population, self.block, self.chosen, self.margin
+        batch = TokenBatch(
+            token=np.arange(len(self.block)),
+            population=self.population,
+            block=self.block,
+            chosen=self.chosen,
+            margin=self.margin,
         )
         states = {}
         for name in NEEDS:
             accumulator = REDUCTIONS[name].start(Extent(len(NAMES), EXPERTS, TOP_K))
-            accumulator.fold(quantities, load_kernels("cpu"))
+            accumulator.fold(batch, load_kernels("cpu"))
             states[name] = accumulator.state()
         metrics = [METRICS[name] for name in ("tokens", "load", "margins", "coalitions", "rows")]
         finished = finish_router(ROUTER, states, NAMES, metrics, {})

@@ -9,7 +9,7 @@ import pytest
 
 from moegeom.core.router import GroupMask, Norm, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
-from moegeom.kernels.table import load_kernels
+from moegeom.engine.request import MeasureOptions
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.results.schema import arrow_schema, metric_tables, table_of
 
@@ -96,13 +96,9 @@ MEASURED = [metric for metric in METRICS.all() if metric.scope != "exposure"]
 
 
 def run_of(source, router=None, **changes) -> RouterRun:
-    run = RouterRun(
-        router=router or router_of(),
-        source=source,
-        kernels=load_kernels("cpu"),
-        metrics=MEASURED,
-        batch_tokens=TILE,
-    )
+    asked = {f.name for f in dataclasses.fields(MeasureOptions)} & changes.keys()
+    options = {"batch_tokens": TILE} | {name: changes.pop(name) for name in asked}
+    run = RouterRun(router or router_of(), source, MEASURED, MeasureOptions(**options))
     return dataclasses.replace(run, **changes)
 
 

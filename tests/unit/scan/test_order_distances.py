@@ -9,14 +9,13 @@ import pytest
 
 from moegeom.core.router import Rule, Weights
 from moegeom.core.tokens import TILE, TopLogits
-from moegeom.engine.labels import Populations
+from moegeom.engine.batch import LazyBatch, tokens_of_tile
 from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.task import Task
-from moegeom.engine.tile import measure, tokens_of_tile
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
 from moegeom.geometry.selection.pick import top_k
-from moegeom.kernels.quantities import ORDERS
+from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS
 
@@ -25,28 +24,21 @@ ONLY = [METRICS[name] for name in ("tokens", "order_distance")]
 
 
 def task_of(source, router, **changes) -> Task:
-    task = Task(
-        prepared=prepare(router, with_coordinates=True),
-        source=source,
-        populations=Populations(source.facts.domains),
-        kernels=load_kernels("cpu"),
-        wanted=frozenset({"order_distance"}),
-    )
-    return dataclasses.replace(task, **changes)
+    return Task(prepare(router), source, load_kernels("cpu"), **changes)
 
 
-def looked_at(quantities) -> dict[int, tuple]:
+def looked_at(batch) -> dict[int, tuple]:
     """Brackets by number of the token."""
-    found = quantities.order_distance
+    found = batch.order_distance
     ends = zip(found.lower.tolist(), found.upper.tolist(), strict=True)
-    return dict(zip(quantities.token[found.row].tolist(), ends, strict=True))
+    return dict(zip(batch.token[found.row].tolist(), ends, strict=True))
 
 
 @pytest.fixture(scope="module")
 def whole(made):
     """All tokens at once, with the router and the logits."""
     router, source = made.router(), made.recording()
-    found = looked_at(measure(task_of(source, router), 0, len(source.values)).quantities)
+    found = looked_at(LazyBatch(task_of(source, router), 0, len(source.values)))
     logits = source.values.astype(np.float64) @ router.weight.T.astype(np.float64)
     return router, logits, found
 
@@ -97,7 +89,7 @@ def test_any_batch_gives_the_same_brackets(made, whole):
     parts = {}
     for start in range(0, len(source.values), TILE):
         stop = min(start + TILE, len(source.values))
-        parts |= looked_at(measure(task_of(source, router), start, stop).quantities)
+        parts |= looked_at(LazyBatch(task_of(source, router), start, stop))
     np.testing.assert_equal(parts, found)
 
 
@@ -110,14 +102,14 @@ def test_any_pace_gives_the_same_columns(made, pace):
 
 def test_another_seed_looks_at_other_tokens(made, whole):
     router, _, found = whole
-    other = looked_at(measure(task_of(made.recording(), router, seed=1), 0, TILE).quantities)
+    other = looked_at(LazyBatch(task_of(made.recording(), router, seed=1), 0, TILE))
     assert set(other) - set(found)
 
 
 def test_tokens_that_are_left_out_are_not_looked_at(made, whole):
     source, router = made.recording(), whole[0]
     source.values[list(whole[2])] = np.nan
-    found = measure(task_of(source, router, exclude_first=40), 0, TILE).quantities
+    found = LazyBatch(task_of(source, router, exclude_first=40), 0, TILE)
     tokens = np.array(list(looked_at(found)))
     np.testing.assert_array_equal(len(tokens), 16)
     assert (tokens % 97 >= 40).all()
@@ -127,7 +119,7 @@ def test_tokens_that_are_left_out_are_not_looked_at(made, whole):
 def test_columns_are_medians_over_the_tokens_looked_at(made, whole):
     router, _, _ = whole
     source = made.recording(2 * TILE)
-    found = looked_at(measure(task_of(source, router), 0, 2 * TILE).quantities)
+    found = looked_at(LazyBatch(task_of(source, router), 0, 2 * TILE))
     layer = made.layer(source, router, metrics=ONLY)
     np.testing.assert_array_equal(layer["num_order_distance_tokens"], len(found))
     lower, upper = np.array(list(found.values())).transpose(1, 2, 0)

@@ -10,6 +10,7 @@ import pytest
 from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.engine.loop import Pace
 from moegeom.engine.snapshot import read_snapshot
+from moegeom.kernels.table import load_kernels
 from moegeom.measure import passes as measure_module
 from moegeom.metrics import measure_router
 
@@ -33,14 +34,14 @@ def test_values_in_fortran_order_give_equal_tables(made, undisturbed):
     np.testing.assert_equal(made.measured(source, made.router(kind)), expected)
 
 
-def test_kernels_only_meet_contiguous_arrays(made, tmp_path):
+def test_kernels_only_meet_contiguous_arrays(made, monkeypatch, tmp_path):
     """They are compiled for those; measure sees to it, whatever a source returns."""
     source = made.recording(TILE + 10)
     source.values = np.asfortranarray(source.values)
     source.values[3, 2] = np.nan
     source.chosen = np.asfortranarray(np.zeros((TILE + 10, 3), np.int32))
     source.facts = dataclasses.replace(source.facts, has_chosen=True)
-    run = made.run(source, skip_non_finite=True, per_token=tmp_path / "tokens.parquet")
+    run = made.run(source, skip_non_finite=True, per_token=True, folder=tmp_path)
     seen: dict[str, bool] = {}
 
     def spy(name, kernel):
@@ -51,7 +52,9 @@ def test_kernels_only_meet_contiguous_arrays(made, tmp_path):
 
         return call
 
-    measure_router(dataclasses.replace(run, kernels={n: spy(n, k) for n, k in run.kernels.items()}))
+    kernels = {name: spy(name, kernel) for name, kernel in load_kernels("cpu").items()}
+    monkeypatch.setattr(measure_module, "load_kernels", lambda backend: kernels)
+    measure_router(run)
     np.testing.assert_equal(seen, dict.fromkeys(seen, True))
     assert {"input_norm", "top_k", "boundary_distance", "same_set", "count_bins"} <= set(seen)
 
@@ -67,7 +70,9 @@ def test_a_scan_interrupted_after_any_snapshot_goes_on_to_equal_tables(
     kind, expected = undisturbed
     snapshot = tmp_path / "snapshot.npz"
     monkeypatch.setattr(
-        measure_module, "_pace", lambda run: Pace(TILE, run.num_workers, snapshot_seconds=-1.0)
+        measure_module,
+        "_pace",
+        lambda run: Pace(TILE, run.options.num_workers, snapshot_seconds=-1.0),
     )
     seen = []
 
@@ -116,15 +121,12 @@ def test_the_order_of_documents_does_not_matter_for_counts(made, undisturbed):
 
 
 def test_the_reference_backend_counts_the_same(made, undisturbed):
-    from moegeom.kernels.table import load_kernels
     from moegeom.metrics import METRICS
 
     kind, expected = undisturbed
     # distances of curved walls take the reference milliseconds a token; parity tests hold them
     metrics = [m for m in METRICS.all() if {"experts", "coalitions"} & set(m.columns)]
-    found = made.measured(
-        made.recording(), made.router(kind), kernels=load_kernels("reference"), metrics=metrics
-    )
+    found = made.measured(made.recording(), made.router(kind), backend="reference", metrics=metrics)
     np.testing.assert_equal(found["coalitions"], expected["coalitions"])
     for ours, theirs in zip(found["experts"], expected["experts"], strict=True):
         counted = [n for n in theirs if not n.startswith("score_share")]

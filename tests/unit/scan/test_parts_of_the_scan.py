@@ -13,19 +13,20 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.products import tile_logits
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.engine.task import Task
-from moegeom.kernels.quantities import NUM_BLOCKS
+from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.kernels.table import load_kernels
+
+#: What these tests fold.
+REDUCED = ("token_counts", "coalitions", "margin_histogram")
 
 
 def task_of(made, source, router=None) -> Task:
-    run = made.run(source, router)
-    return Task(prepare(run.router), source, Populations(source.facts.domains), run.kernels)
+    return Task(prepare(router or made.router()), source, load_kernels("cpu"), REDUCED)
 
 
 @pytest.fixture
 def progress(made):
-    reductions = ["token_counts", "coalitions", "margin_histogram"]
-    task = task_of(made, made.recording())
-    return scan_router(task, reductions, range(5), Pace(TILE, 1))
+    return scan_router(task_of(made, made.recording()), range(5), Pace(TILE, 1))
 
 
 def test_a_snapshot_is_read_as_it_was_written(progress, tmp_path):
@@ -49,9 +50,8 @@ def test_without_a_whole_snapshot_there_is_none(progress, tmp_path):
 
 
 def test_going_on_from_the_end_adds_nothing(made, progress):
-    reductions = ["token_counts", "coalitions", "margin_histogram"]
     task = task_of(made, made.recording())
-    again = scan_router(task, reductions, range(5), Pace(TILE, 2), begin=progress)
+    again = scan_router(task, range(5), Pace(TILE, 2), begin=progress)
     assert (again.next_tile, again.num_tokens) == (progress.next_tile, progress.num_tokens)
     np.testing.assert_equal(again.states, progress.states)
 
@@ -63,10 +63,9 @@ def test_batches_arrive_in_order_and_never_exceed_the_largest(made):
     tiles = range(MAX_TILES + 4)
     found = scan_router(
         task,
-        ["token_counts"],
         tiles,
         Pace(10**9, 3),
-        hooks=Hooks(rows=lambda q: seen.append(q.token)),
+        hooks=Hooks(rows=lambda batch: batch.token, written=seen.append),
     )
     np.testing.assert_array_equal(np.concatenate(seen), np.arange(tokens))
     np.testing.assert_array_less(max(map(len, seen)), MAX_TILES * TILE + 1)
@@ -76,8 +75,8 @@ def test_batches_arrive_in_order_and_never_exceed_the_largest(made):
 def test_only_the_tiles_asked_for_are_scanned(made):
     seen = []
     task = task_of(made, made.recording())
-    hooks = Hooks(rows=lambda q: seen.append(q.token))
-    scan_router(task, ["token_counts"], [0, 2, 3], Pace(10 * TILE, 1), hooks=hooks)
+    hooks = Hooks(rows=lambda batch: batch.token, written=seen.append)
+    scan_router(task, [0, 2, 3], Pace(10 * TILE, 1), hooks=hooks)
     np.testing.assert_array_equal(np.unique(np.concatenate(seen) // TILE), [0, 2, 3])
 
 

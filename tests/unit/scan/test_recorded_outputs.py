@@ -9,7 +9,6 @@ from sklearn.linear_model import LinearRegression
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.engine import recorded
-from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.testing.array_source import ArraySource
 
@@ -38,7 +37,7 @@ def outputs(**changes):
 def layer(inputs, kinds) -> dict:
     source = ArraySource({NAME: inputs}, document_tokens=32, outputs=kinds)
     metrics = [METRICS[name] for name in ("tokens", "affine_carrier", "output_overlap")]
-    rows = measure_router(RouterRun(router(), source, load_kernels("cpu"), metrics)).rows["layers"]
+    rows = measure_router(RouterRun(router(), source, metrics)).rows["layers"]
     return next(r for r in rows if (r["variant"], r["population"]) == ("as_stored", "all"))
 
 
@@ -104,5 +103,5 @@ def test_outputs_that_would_not_fit_into_memory_are_refused(monkeypatch):
 def test_without_outputs_the_reason_is_said():
     inputs, _ = outputs()
     source = ArraySource({NAME: inputs})
-    run = RouterRun(router(), source, load_kernels("cpu"), [METRICS["affine_carrier"]])
+    run = RouterRun(router(), source, [METRICS["affine_carrier"]])
     assert "no outputs" in measure_router(run).facts["reasons"]["affine_carrier"]

@@ -103,17 +103,19 @@ def test_the_largest_logits_give_the_same_load_and_margins(made, values):
 
 def file_of_tokens(made, folder, source, router):
     """What ``--per-token`` writes, from a scan without the costlier metrics."""
-    path = folder / f"{source.facts.stage}.parquet"
+    folder = folder / source.facts.stage
+    folder.mkdir(exist_ok=True)
     measure_router(
         made.run(
             source,
             router,
-            per_token=path,
+            per_token=True,
+            folder=folder,
             metrics=[METRICS["tokens"]],
             skip_non_finite=True,
         )
     )
-    return pq.read_table(path)
+    return pq.read_table(folder / "tokens.parquet")
 
 
 def brackets_of(made, folder, source, router) -> dict[str, np.ndarray]:
@@ -234,10 +236,9 @@ def test_the_file_of_tokens_is_the_reference_route_and_adds_up_to_the_counts(
     made, router, values, tmp_path
 ):
     source = made.source("router_input", made.columns(TOKENS), values)
-    path = tmp_path / "tokens.parquet"
-    tables = made.measured(source, router, per_token=path, num_workers=2)
+    tables = made.measured(source, router, per_token=True, folder=tmp_path, num_workers=2)
     np.testing.assert_equal(tables, made.measured(source, router))
-    rows = pq.read_table(path)
+    rows = pq.read_table(tmp_path / "tokens.parquet")
     logits = logits_of(router, values)
     expected = route(logits, router.rule, router.selection_bias)
     chosen = np.array(rows["chosen"].to_pylist())
@@ -274,9 +275,9 @@ def test_weights_do_not_hold_a_bias_that_only_selects(made, values, tmp_path):
     expected = route(values @ router.weight.T, rule, bias)
     for stage in ("router_input", "logits"):
         given = values if stage == "router_input" else values @ router.weight.T
-        path = tmp_path / f"{stage}.parquet"
-        made.measured(made.source(stage, made.columns(TOKENS), given), router, per_token=path)
-        rows = pq.read_table(path)
+        source = made.source(stage, made.columns(TOKENS), given)
+        made.measured(source, router, per_token=True, folder=tmp_path)
+        rows = pq.read_table(tmp_path / "tokens.parquet")
         clear = expected.margin > 1e-5
         chosen = np.array(rows["chosen"].to_pylist())[clear]
         np.testing.assert_array_equal(chosen, expected.chosen[clear])

@@ -155,10 +155,9 @@ def test_ties_of_coarse_logits_leave_a_range() -> None:
 
 
 def measured(made_source, router, **changes):
-    run = dataclasses.replace(
-        made_source, router=router, arithmetics=[arithmetic("bf16-logits"), arithmetic("int8")]
-    )
-    return measure_router(dataclasses.replace(run, **changes))
+    options = {"arithmetics": ("bf16-logits", "int8")} | changes
+    options = dataclasses.replace(made_source.options, **options)
+    return measure_router(dataclasses.replace(made_source, router=router, options=options))
 
 
 def test_pace_and_workers_change_nothing(made, tmp_path) -> None:

@@ -32,7 +32,7 @@ def source(made, router):
 
 
 def examined(router, source, allow=STRICT, fingerprint="sha256:a"):
-    prepared = [prepare(router, with_distances=False)]
+    prepared = [prepare(router)]
     return examine(prepared, source, fingerprint, load_kernels("cpu"), allow)
 
 

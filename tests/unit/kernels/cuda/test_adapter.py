@@ -105,10 +105,10 @@ def test_tensors_of_any_layout_are_counted_as_a_scan_counts_them(cupy, laid, dty
     names = (*COUNTED, *DISTANCES)
     values = inputs(700, 8).astype(dtype)
     task = task_of(router_of(), without_labels(values), names)
-    fold = DeviceFold(task, names, device())
+    fold = DeviceFold(task, device())
     for part in (values[:300], values[300:]):
         fold.take(Tensor(laid(part)))
-    expected = DeviceFold(task, names, emulated(product=exact_product)[0])
+    expected = DeviceFold(task, emulated(product=exact_product)[0])
     held = values.view(np.uint16) if dtype is ml_dtypes.bfloat16 else values
     expected.take(held)
     assert_equal(fold.progress(), expected.progress())
@@ -125,8 +125,6 @@ def test_tensors_of_any_layout_are_counted_as_a_scan_counts_them(cupy, laid, dty
     ids=["other GPU", "host", "list"],
 )
 def test_tensors_of_elsewhere_are_refused(cupy, tensor, said):
-    fold = DeviceFold(
-        task_of(router_of(), without_labels(inputs(3, 8)), COUNTED), COUNTED, device()
-    )
+    fold = DeviceFold(task_of(router_of(), without_labels(inputs(3, 8)), COUNTED), device())
     with pytest.raises(UsageError, match=said):
         fold.take(tensor)

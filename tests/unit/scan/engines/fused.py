@@ -12,6 +12,7 @@ from moegeom.geometry.arithmetic.float_bits import NUM_BINS
 from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.selection.score import LARGEST_SLOPE
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.cuda.device_rows import device_rows
 from moegeom.kernels.cuda.route import (
     RouteCounters,
@@ -23,7 +24,6 @@ from moegeom.kernels.cuda.route import (
 )
 from moegeom.kernels.cuda.selection_scores import selection_scores
 from moegeom.kernels.cuda.tally_facts import NOT_COUNTED
-from moegeom.kernels.quantities import NUM_BLOCKS
 from moegeom.kernels.table import load_kernels
 from tests.emulator.emulated_device import EmulatedDevice
 

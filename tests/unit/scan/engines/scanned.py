@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -12,10 +14,10 @@ import numpy as np
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
 from moegeom.engine.devices.cuda import scan_on_devices
-from moegeom.engine.labels import Populations
 from moegeom.engine.loop import Pace, Progress, scan_router
 from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.task import Task
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
 from tests.emulator.emulated_device import EmulatedDevice
@@ -155,18 +157,8 @@ def every_reduction(router: Router, source: Recorded) -> tuple[str, ...]:
 
 
 def task_of(router: Router, source: Recorded, reductions: Sequence[str], **changes: Any) -> Task:
-    """A task that asks for what the reductions need."""
-    wanted = {need for name in reductions for need in REDUCTIONS[name].needs}
-    if source.facts.stage == "router_input":
-        wanted.add("input_norm")
-    return Task(
-        prepare(router),
-        source,
-        Populations(source.facts.domains),
-        load_kernels("cpu"),
-        frozenset(wanted),
-        **changes,
-    )
+    """A task of these reductions."""
+    return Task(prepare(router), source, load_kernels("cpu"), tuple(reductions), **changes)
 
 
 def all_tiles(source: Recorded) -> range:
@@ -193,7 +185,7 @@ def emulated(count: int = 1, seed: int = 0, **given: Any) -> list[EmulatedDevice
 
 def on_processor(task: Task, reductions: Sequence[str], **changes: Any) -> Progress:
     given = {"tiles": all_tiles(task.source), "pace": Pace(4 * TILE, 2)} | changes
-    return scan_router(task, reductions, **given)
+    return scan_router(dataclasses.replace(task, reductions=tuple(reductions)), **given)
 
 
 def on_devices(task: Task, reductions: Sequence[str], **changes: Any) -> Progress:
@@ -201,7 +193,16 @@ def on_devices(task: Task, reductions: Sequence[str], **changes: Any) -> Progres
     if "devices" not in given:
         given["devices"] = emulated()
     given.setdefault("batch_tokens", given["pace"].batch_tokens)
-    return scan_on_devices(task, reductions, **given)
+    return scan_on_devices(dataclasses.replace(task, reductions=tuple(reductions)), **given)
+
+
+def keeping(rows: list, *quantities: str) -> dict[str, Any]:
+    """Hooks by which ``rows`` get these quantities of each batch."""
+
+    def row(batch: TokenBatch) -> SimpleNamespace:
+        return SimpleNamespace(**{name: getattr(batch, name) for name in quantities})
+
+    return {"rows": row, "written": rows.append}
 
 
 def differences(found: Progress, expected: Progress) -> dict[str, int]:

@@ -33,6 +33,7 @@ from tests.unit.scan.engines.scanned import (
     every_reduction,
     exact_product,
     inputs,
+    keeping,
     normal,
     on_devices,
     on_processor,
@@ -246,8 +247,8 @@ def test_the_result_does_not_depend_on_the_number_of_threads(num_workers):
 
 def test_devices_that_keep_everything_give_the_states_that_the_host_would():
     """Without reductions of the host nothing is asked back from the device but lost tokens."""
-    task, names, expected = usual()
-    kept = kept_on_device(task, names)
+    task, _, expected = usual()
+    kept = kept_on_device(task)
     assert set(kept) == {*COUNTED, *DISTANCES}
     few = {name: expected.states[name] for name in kept}
     found = on_devices(task, kept, devices=emulated(2), pace=Pace(TILE, 2))
@@ -290,22 +291,21 @@ def test_a_scan_goes_on_from_any_snapshot_to_equal_states(count):
 def test_rows_reach_the_caller_in_the_order_of_the_tokens_and_stay_as_they_are():
     """What is kept of a batch is not overwritten by later ones, but for the inputs themselves."""
     task, names, _ = usual()
-    kept, read, expected, advanced = [], [], [], []
-
-    def keep(quantities):
-        kept.append(quantities)
-        read.append(quantities.input.astype(np.float32))
-
-    hooks = Hooks(rows=keep, advanced=advanced.append)
+    kept, expected, advanced = [], [], []
+    fields = ("token", "population", "block", "chosen", "margin", "distance", "pair")
+    hooks = Hooks(**keeping(kept, *fields), advanced=advanced.append)
     on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2), devices=emulated(1))
-    on_processor(task, names, hooks=Hooks(rows=expected.append))
+    on_processor(task, names, hooks=Hooks(**keeping(expected, *fields)))
     assert advanced == [TILE] * 4 + [100]
-    for field in ("token", "population", "block", "chosen", "margin", "distance", "pair"):
+    for field in fields:
         ours, theirs = (
             np.concatenate([getattr(q, field) for q in rows]) for rows in (kept, expected)
         )
         np.testing.assert_array_equal(ours, theirs, err_msg=field)
     np.testing.assert_array_equal(np.concatenate([q.token for q in kept]), np.arange(4196))
+    read = []
+    hooks = Hooks(rows=lambda batch: batch.input.astype(np.float32), written=read.append)
+    on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2), devices=emulated(1))
     np.testing.assert_array_equal(np.concatenate(read), task.source.values)
 
 
@@ -392,7 +392,8 @@ def test_errors_of_the_source_and_of_the_caller_come_out_as_they_are():
         raise _Interrupted
 
     task, names, _ = usual()
-    for hooks in (Hooks(advanced=interrupt), Hooks(rows=interrupt), Hooks(snapshot=interrupt)):
+    for place in ("advanced", "rows", "written", "snapshot"):
+        hooks = Hooks(**{place: interrupt})
         with pytest.raises(_Interrupted):
             on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2, snapshot_seconds=-1.0))
     source = Recorded(inputs(9 * TILE, 8))
@@ -472,7 +473,7 @@ def test_choices_for_inputs_in_bfloat16_are_those_of_exact_products_but_for_near
     on_devices(
         task_of(router, Recorded(values), ("ambiguity", "distance_histogram")),
         ("ambiguity", "distance_histogram"),
-        hooks=Hooks(rows=rows.append),
+        hooks=Hooks(**keeping(rows, "chosen", "margin", "float_bound")),
         devices=emulated(**given),
     )
     weight, bias = router.weight.astype(np.float64), router.logit_bias.astype(np.float64)

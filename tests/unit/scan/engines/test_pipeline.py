@@ -168,14 +168,11 @@ def test_an_interrupted_scan_goes_on_on_the_same_kind_of_device_alone(gpus, tmp_
 
 
 def test_a_router_that_devices_do_not_route_is_scanned_on_the_processor_and_it_is_said():
-    from moegeom.kernels.table import load_kernels
-
     router = router_of(weight=router_of().weight.astype(np.float64))
     device, said = EmulatedDevice(), []
     run = RouterRun(
         router,
         Recorded(inputs(300, 8)),
-        load_kernels("cpu"),
         [METRICS["tokens"]],
         devices=(device,),
         said=said.append,

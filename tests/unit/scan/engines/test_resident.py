@@ -35,7 +35,7 @@ def fold_of(router=None, reductions=COUNTED, source=None, device=None, **changes
     router = router or router_of()
     source = source or without_labels(inputs(10, router.hidden_size))
     task = task_of(router, source, reductions, **changes)
-    return DeviceFold(task, reductions, device or emulated(product=exact_product)[0])
+    return DeviceFold(task, device or emulated(product=exact_product)[0])
 
 
 def pieces_of(values: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -62,7 +62,7 @@ def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed):
     task = task_of(router, source, names, typical_norm=3.0)
     exact = {"product": exact_product}
     scanned = on_devices(task, names, devices=emulated(**exact), pace=Pace(TILE, 1))
-    fold = DeviceFold(task, names, emulated(seed=seed, **exact)[0])
+    fold = DeviceFold(task, emulated(seed=seed, **exact)[0])
     held = source.values.view(np.uint16) if dtype == "bfloat16" else source.values
     for piece in pieces_of(held, seed):
         fold.take(piece)
@@ -75,7 +75,7 @@ def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed):
 def test_what_the_processor_counts_is_counted():
     source = without_labels(inputs(TOKENS, 8))
     task = task_of(router_of(), source, COUNTED)
-    fold = DeviceFold(task, COUNTED, emulated()[0])
+    fold = DeviceFold(task, emulated()[0])
     fold.take(source.values)
     found = fold.progress()
     assert_equal(dataclasses.replace(found, next_tile=4), on_processor(task, COUNTED))

@@ -1,4 +1,4 @@
-"""Per-token quantities of a batch, with the labels that reductions count by."""
+"""A batch of tokens at one router: labels that reductions count by, and quantities."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ class OrderDistances:
     upper: Float64[np.ndarray, "looked_at orders"]
 
 
-@dataclass(frozen=True, eq=False)
-class Quantities:
-    """What is known about some tokens at one router; None where it cannot be known.
+class TokenBatch:
+    """Some tokens at one router; a quantity is None where it cannot be known.
+
+    This is what reductions read. What is given is known; the engine's batch
+    (``moegeom/engine/batch.py``) computes the rest when it is first asked for.
 
     ``chosen`` is in descending selection score. ``float_bound`` is how far two correct float32
     engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
@@ -79,6 +81,9 @@ class Quantities:
     switch: Switch | None = None
     noise: NoisySwitch | None = None
     order_distance: OrderDistances | None = None
+
+    def __init__(self, **known: object) -> None:
+        vars(self).update(known)
 
     def count_labels(self, num_populations: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Tokens, or sums of integer ``weights`` below 2^53, by population and block; int64."""

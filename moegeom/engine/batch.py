@@ -1,0 +1,612 @@
+"""A batch of tokens: what is read from a recording, and what is computed of it when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
+
+from moegeom.core.errors import NonFiniteError
+from moegeom.core.input_noise import InputNoise
+from moegeom.core.tokens import TILE
+from moegeom.engine.choice import chosen_by, compared_scores, logits_of
+from moegeom.engine.float_bound import float_bound
+from moegeom.engine.labels import block_of, is_outlier
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.prepared import PreparedRouter
+from moegeom.engine.products import tile_logits
+from moegeom.engine.recorded import (
+    Known,
+    recorded_choice,
+    recorded_ids,
+    recorded_logits,
+    recorded_output,
+)
+from moegeom.engine.switching import (
+    Reference,
+    emulated_choice,
+    switch_of,
+    switch_to,
+    switch_to_ranked,
+)
+from moegeom.engine.task import Task
+from moegeom.geometry.arithmetic.rounding import bf16_noise_scale
+from moegeom.geometry.boundary.linear import RowDistances
+from moegeom.geometry.boundary.order_distance import order_distance
+from moegeom.geometry.noise.noise_switch import simulate_switch, switch_bounds
+from moegeom.geometry.noise.wall_sigmas import wall_sigmas
+from moegeom.geometry.paths.exit_time import cell_quantiles
+from moegeom.geometry.rows.norm import unit_rows
+from moegeom.geometry.rows.pre_norm import angle_bound, boundary_angle
+from moegeom.geometry.rows.projected_rows import cosine_scale
+from moegeom.geometry.selection.logit_map import mapped_logits
+from moegeom.geometry.selection.mask import fill_decides
+from moegeom.geometry.selection.score import SCORES
+from moegeom.kernels.batch import ORDERS, OrderDistances, TokenBatch
+from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.switch import NoisySwitch, Switch
+
+T = TypeVar("T")
+
+#: Upper over lower bound of a distance that is known as well as floats know it: the bracket of a
+#: curved wall is closed to 1e-6.
+_POINT = 1.0 + 2e-6
+
+
+class quantity(Generic[T]):  # noqa: N801 - written as a decorator
+    """A quantity of a batch, computed once; None where router and source cannot give it.
+
+    Without the lock of ``functools.cached_property``, which threads with batches of their own would
+    wait for.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self._name = compute, compute.__name__
+
+    @overload
+    def __get__(self, batch: None, of: type) -> quantity[T]: ...
+
+    @overload
+    def __get__(self, batch: LazyBatch, of: type) -> T: ...
+
+    def __get__(self, batch: LazyBatch | None, of: type) -> Any:
+        if batch is None:
+            return self
+        found = None if self._name in batch.absent else self._compute(batch)
+        vars(batch)[self._name] = found
+        return found
+
+
+class LazyBatch(TokenBatch):
+    """Tokens ``[start, stop)`` of a source at one router, less those that are not finite.
+
+    ``start`` is a multiple of the tile. Labels and logits are read at once, everything else when it
+    is first asked for; what is ``known`` is not computed again. A batch belongs to one thread.
+    """
+
+    def __init__(self, task: Task, start: int, stop: int, known: Known | None = None) -> None:
+        self.task, self.start, self.stop = task, start, stop
+        self.absent = task.absent
+        #: Numbers of the tokens that are not finite.
+        self.non_finite: tuple[int, ...] = ()
+        columns = None if known is None else known.columns
+        if columns is None:
+            columns = task.source.read_columns(start, stop)
+        kept = columns.is_behind(task.exclude_first)
+        if task.other is not None:
+            kept &= task.other.is_matched(start, stop)
+        if task.source.facts.stage == "ids":
+            chosen, weights = recorded_ids(task, start, stop), None
+            if "routing_weights" in task.source.facts.outputs:
+                name = task.prepared.router.name
+                weights = task.source.read_output(name, "routing_weights", start, stop)
+            self._keep(kept, chosen=chosen, weights=weights)
+        else:
+            known = known or recorded_logits(task, start, stop)
+            theirs = None if task.against is None else logits_of(task.against, known.values)
+            finite = _finite(known, theirs)
+            if finite is not None:
+                self.non_finite = tuple((np.flatnonzero(~finite & kept) + start).tolist())
+                kept &= finite
+            self._keep(
+                kept,
+                their_logits=theirs,
+                distance_upper=known.distance,  # what a device finds is exact
+                scale=_token_scale(task, known.values),
+                **{name: value for name, value in vars(known).items() if name not in _OF_RANGE},
+            )
+        self._keep(
+            kept,
+            token=np.arange(start, stop, dtype=np.int64),
+            label=task.populations.label(columns),
+            block=block_of(columns, start),
+            document=columns.document,
+            position=columns.position,
+            token_id=columns.token_id,
+        )
+
+    def _keep(self, kept: Bool[np.ndarray, "tokens"], **arrays: np.ndarray | None) -> None:
+        """The kept rows of what is known; the arrays themselves when all rows are kept."""
+        self._row = None if kept.all() else np.flatnonzero(kept)
+        known = {name: self._kept(array) for name, array in arrays.items() if array is not None}
+        vars(self).update(known)
+
+    def _kept(self, array: np.ndarray) -> np.ndarray:
+        return array if self._row is None else np.ascontiguousarray(array[self._row])
+
+    def _output(self, kind: str) -> np.ndarray | None:
+        found = recorded_output(self.task, kind, self.start, self.stop)
+        return None if found is None else self._kept(found)
+
+    # -------------------------------------------------------------------------- what is read
+    #: ``W y + b``, whose order is the choice and whose differences are distances.
+    logits: Float[np.ndarray, "tokens experts"]
+    #: What takes ``logits`` to those that scores are made of; None for nothing.
+    scale: Float64[np.ndarray, "tokens"] | None = None
+    #: Router inputs.
+    values: Float[np.ndarray, "tokens hidden"] | None = None
+    top_logits: Float[np.ndarray, "tokens m"] | None = None
+    top_expert: Int32[np.ndarray, "tokens m"] | None = None
+    #: Logits of the router of a second checkpoint.
+    their_logits: Float[np.ndarray, "tokens experts"] | None = None
+    #: Population without regard to outliers.
+    label: Int32[np.ndarray, "tokens"]
+
+    @quantity
+    def input(self) -> Float[np.ndarray, "tokens hidden"] | None:
+        return self.values
+
+    @quantity
+    def input_norm(self) -> Float64[np.ndarray, "tokens"] | None:
+        if self.values is None:
+            return None
+        is_narrow = self.values.dtype.itemsize == 2
+        return self.task.kernels["input_norm"](self._float32() if is_narrow else self.values)
+
+    @quantity
+    def population(self) -> Int32[np.ndarray, "tokens"]:
+        if self.task.typical_norm is None or self.input_norm is None:
+            return self.label
+        outlier = is_outlier(self.input_norm, self.task.typical_norm)
+        return np.where(outlier, self.task.populations.outliers, self.label).astype(np.int32)
+
+    @quantity
+    def shared_output(self) -> Float32[np.ndarray, "tokens output"] | None:
+        return self._output("shared_output")
+
+    @quantity
+    def routed_output(self) -> Float32[np.ndarray, "tokens output"] | None:
+        return self._output("routed_output")
+
+    @quantity
+    def expert_output(self) -> Float32[np.ndarray, "tokens experts expert_width"] | None:
+        return self._output("expert_output")
+
+    @quantity
+    def matches_recording(self) -> Bool[np.ndarray, "tokens"] | None:
+        recorded = recorded_choice(self.task, self.start, self.stop)
+        if recorded is None:
+            return None
+        return self.task.kernels["same_set"](self.chosen, self._kept(recorded))
+
+    # ---------------------------------------------------------------------------- the choice
+    @quantity
+    def _scored(self) -> Float[np.ndarray, "tokens experts"]:
+        """The logits that scores are made of."""
+        return self.logits if self.scale is None else self.logits * self.scale[:, None]
+
+    @quantity
+    def _compared(
+        self,
+    ) -> tuple[Float[np.ndarray, "tokens experts"], Float64[np.ndarray, "tokens"] | None]:
+        """What top-k looks at, masked groups at their fill, and the group margin."""
+        return compared_scores(self._prepared, self.logits, self._scored, self.task.kernels)
+
+    @quantity
+    def _choice(self) -> tuple[Int32[np.ndarray, "tokens k"], Float64[np.ndarray, "tokens"]]:
+        """The chosen experts and the margin of what is compared."""
+        return self.task.kernels["top_k"](self._compared[0], self._prepared.router.rule.top_k)
+
+    @quantity
+    def chosen(self) -> Int32[np.ndarray, "tokens k"]:
+        return self._choice[0]
+
+    @quantity
+    def margin(self) -> Float64[np.ndarray, "tokens"] | None:
+        margin = self._choice[1]
+        if self._prepared.router.rule.is_affine and self.scale is not None:
+            return margin * self.scale
+        return margin
+
+    @quantity
+    def group_margin(self) -> Float64[np.ndarray, "tokens"] | None:
+        return None if self._prepared.router.rule.groups is None else self._compared[1]
+
+    @quantity
+    def selection(self) -> Float[np.ndarray, "tokens experts"] | None:
+        is_scaled = self._prepared.router.rule.is_affine and self.scale is not None
+        return self._scored if is_scaled else self._compared[0]
+
+    @quantity
+    def fill_decides(self) -> Bool[np.ndarray, "tokens"] | None:
+        groups = self._prepared.router.rule.groups
+        last = np.take_along_axis(self._compared[0], self.chosen[:, -1:], axis=1)[:, 0]
+        return fill_decides(last, np.nan if groups is None else groups.fill)  # nan: nothing is
+
+    @quantity
+    def float_bound(self) -> Float64[np.ndarray, "tokens"] | None:
+        norm, margin = self.input_norm, self.margin
+        if norm is None or margin is None:
+            return None
+        return float_bound(self._prepared, norm, self._scored, self.chosen, margin, self.scale)
+
+    # ------------------------------------------------------------------ scores and weights
+    @quantity
+    def _mapped(self) -> Float[np.ndarray, "tokens experts"]:
+        """What scores are taken of: logits behind the map, without the bias that only selects.
+
+        An affine rule has added that bias to its logits.
+        """
+        return self._mapped_of(self._scored)
+
+    def _mapped_of(
+        self, logits: Float[np.ndarray, "tokens experts"]
+    ) -> Float[np.ndarray, "tokens experts"]:
+        router = self._prepared.router
+        if router.rule.is_affine and router.selection_bias is not None:
+            return logits - router.selection_bias.astype(logits.dtype)
+        return mapped_logits(logits, router.rule.logit_map)
+
+    @quantity
+    def _statistics(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        score = self._prepared.router.rule.score
+        return self.task.kernels["score_statistics"](self._mapped, score)
+
+    @quantity
+    def probability(self) -> Float[np.ndarray, "tokens experts"] | None:
+        return self._statistics[0]
+
+    @quantity
+    def entropy(self) -> Float64[np.ndarray, "tokens"] | None:
+        return self._statistics[1]
+
+    @quantity
+    def log_sum_exp(self) -> Float64[np.ndarray, "tokens"] | None:
+        return self._statistics[2]
+
+    @quantity
+    def weights(self) -> Float64[np.ndarray, "tokens k"] | None:
+        return self._of_choice
+
+    @quantity
+    def _of_choice(self) -> Float64[np.ndarray, "tokens k"]:
+        """Weights of the chosen experts, though some logits be bounds alone."""
+        return self._weights(self._mapped, self.chosen)
+
+    def _weights(
+        self, mapped: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]
+    ) -> Float64[np.ndarray, "tokens k"]:
+        router = self._prepared.router
+        shared_sum = None
+        if router.shared_rows is not None:
+            shared = self._inputs.astype(np.float64) @ router.shared_rows.T.astype(np.float64)
+            scores = SCORES[router.rule.score](mapped_logits(shared, router.rule.logit_map))
+            shared_sum = scores.sum(axis=1)
+        found = self.task.kernels["routing_weights"](mapped, chosen, router.rule, shared_sum)
+        return found if router.expert_scale is None else found * router.expert_scale[chosen]
+
+    # -------------------------------------------------------------------------- boundaries
+    @quantity
+    def _boundary(self) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """Least and largest distance to the boundary, and the nearest wall where it is known."""
+        prepared, kernels = self._prepared, self.task.kernels
+        if prepared.curved is not None:
+            lower, upper, pair = kernels["curved_distance"](
+                self.logits, self.chosen, prepared.curved
+            )
+            # a bracket as narrow as the kernel makes it is a distance
+            return lower, np.where(upper <= lower * _POINT, lower, upper), pair
+        lacks_scale = prepared.router.has_cosine_logits and self.scale is None
+        if prepared.rows is None or lacks_scale:
+            return None, None, None
+        chosen, rows = self.chosen, prepared.rows
+        margin = self.margin if self.scale is None else self._choice[1]
+        if self.top_expert is not None:
+            top = self.top_logits, self.top_expert
+            return kernels["distance_bracket"](*top, chosen, margin, rows)
+        distance, pair = kernels["boundary_distance"](self.logits, chosen, margin, rows)
+        return distance, distance, pair
+
+    @quantity
+    def distance(self) -> Float64[np.ndarray, "tokens"] | None:
+        return self._boundary[0]
+
+    @quantity
+    def distance_upper(self) -> Float64[np.ndarray, "tokens"] | None:
+        return self._boundary[1]
+
+    @quantity
+    def pair(self) -> Int32[np.ndarray, "tokens 2"] | None:
+        return self._boundary[2]
+
+    @quantity
+    def noise_scale(self) -> Float64[np.ndarray, "tokens"] | None:
+        if self.input_norm is None or self.distance is None:
+            return None
+        return bf16_noise_scale(self.input_norm, self._prepared.router.hidden_size)
+
+    @quantity
+    def rounding_sigmas(self) -> Float64[np.ndarray, "tokens"] | None:
+        weight = self._prepared.router.weight
+        return self.task.kernels["rounding_sigmas"](
+            self._float32(), self.logits, self.chosen, weight
+        )
+
+    @quantity
+    def angle(self) -> Float64[np.ndarray, "tokens"] | None:
+        prepared, kernels = self._prepared, self.task.kernels
+        return angle_before_norm(prepared, self._float32(), self.logits, self.chosen, kernels)
+
+    @quantity
+    def direction(self) -> Float64[np.ndarray, "tokens hidden"] | None:
+        return unit_rows(self._inputs)
+
+    @quantity
+    def order_distance(self) -> OrderDistances | None:
+        num_tokens = self.task.source.facts.num_tokens
+        return order_distances(self._prepared, self.logits, self.token, num_tokens, self.task.seed)
+
+    # ------------------------------------------------------------------------- other choices
+    @quantity
+    def switch(self) -> Switch | None:
+        task, kernels = self.task, self.task.kernels
+        if task.other is not None:
+            theirs = task.other.read_chosen(self._prepared.router.name, self.token)
+            return switch_to(theirs, self.chosen, self._of_choice)
+        if task.against is not None and self.their_logits is not None:
+            theirs = chosen_by(task.against, self.their_logits, kernels)
+            return switch_to_ranked(theirs, self.chosen, self._of_choice)
+        if task.variant is None:
+            return None
+        if task.reference is not None:
+            logits, chosen, margin = emulated_choice(task.reference, self._inputs, kernels)
+            # walls are those of the router as stored: the noise model knows no other reference
+            weights = self._weights(self._mapped_of(logits), chosen)
+            reference = Reference(self._inputs, logits, chosen, margin, weights, None)
+        else:
+            pair = self.pair if self._prepared.router.rule.is_affine else None
+            weights, margin = self._of_choice, self.margin
+            assert margin is not None, "unavailable() asks for router inputs"
+            reference = Reference(self._inputs, self.logits, self.chosen, margin, weights, pair)
+        return switch_of(task.variant, reference, kernels)
+
+    @quantity
+    def noise(self) -> NoisySwitch | None:
+        task = self.task
+        if task.noise is None or self.input_norm is None:
+            return None
+        return noisy_switch(
+            task.noise,
+            self._prepared,
+            self._inputs,
+            self.logits,
+            self.chosen,
+            self.input_norm,
+            self.token,
+            task.seed,
+        )
+
+    # --------------------------------------------------------------------------------- parts
+    @property
+    def _prepared(self) -> PreparedRouter:
+        return self.task.prepared
+
+    @property
+    def _inputs(self) -> Float[np.ndarray, "tokens hidden"]:
+        assert self.values is not None, "unavailable() asks for router inputs"
+        return self.values
+
+    def _float32(self) -> Float32[np.ndarray, "tokens hidden"]:
+        """For kernels, which know no bfloat16; an engine of devices hands on what is stored."""
+        return self._inputs.astype(np.float32, copy=False)
+
+
+#: What is known of a whole range and is no quantity of its tokens.
+_OF_RANGE = ("columns", "is_lost")
+
+
+def _finite(
+    known: Known, theirs: Float[np.ndarray, "tokens experts"] | None
+) -> Bool[np.ndarray, "tokens"] | None:
+    """Which tokens have finite logits; None where all have.
+
+    One sum tells whether all are finite: nan and infinities survive it, and if finite numbers
+    overflow it, the closer look finds nothing. A non-finite input makes every logit of its token
+    non-finite, even through a weight of 0.
+    """
+    if known.is_lost is not None:
+        return ~known.is_lost
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
+        total = known.logits.sum() + (0.0 if theirs is None else theirs.sum())
+    if np.isfinite(total):
+        return None
+    finite = np.isfinite(known.logits).all(axis=1)
+    if theirs is not None:
+        finite &= np.isfinite(theirs).all(axis=1)
+    return np.asarray(finite)
+
+
+def _token_scale(
+    task: Task, values: Float[np.ndarray, "tokens hidden"] | None
+) -> Float64[np.ndarray, "tokens"] | None:
+    """What ``W y + b`` is multiplied by; None for nothing, and for logits of a recording.
+
+    The tokens begin on a tile border.
+    """
+    inner = task.prepared.router.projection
+    if inner is None or inner.scale is None or values is None:
+        return None
+    columns = np.ascontiguousarray(inner.weight.T.astype(np.float64))
+    with np.errstate(invalid="ignore", over="ignore"):  # non-finite tokens are counted apart
+        projected = tile_logits(values, columns, inner.bias)
+        return cosine_scale(np.sqrt((projected**2).sum(axis=1)), inner.scale)
+
+
+def refuse_non_finite(router: str, source: str, non_finite: tuple[int, ...], seen: int) -> None:
+    """Raises NonFiniteError naming the first token, unless there is none."""
+    if non_finite:
+        raise NonFiniteError(
+            f"{source}: {len(non_finite)} of {seen} tokens read so far at router {router} are not "
+            f"finite or overflow (first: token {non_finite[0]}).",
+            "Record again in float32, or leave them out with --non-finite skip.",
+        )
+
+
+def angle_before_norm(
+    prepared: PreparedRouter,
+    values: Float[np.ndarray, "tokens hidden"],
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    kernels: Kernels,
+) -> Float64[np.ndarray, "tokens"]:
+    """Exact behind straight walls, a certified lower bound behind curved and grouped ones."""
+    router = prepared.router
+    assert router.gain is not None, "unavailable() asks for a norm"
+    gain = router.gain.astype(np.float64)
+    length = np.full(len(values), np.sqrt(router.hidden_size))
+    if gain.all():  # else a coordinate is lost, and the norm of the input stands for all of them
+        length = np.sqrt(((values / gain) ** 2).sum(axis=1))
+    if not router.rule.is_affine:
+        lower, _, _ = kernels["curved_distance"](logits, chosen, prepared.curved_before_norm)
+        return angle_bound(lower, length)
+    bias = np.zeros(router.num_experts) if router.affine_bias is None else router.affine_bias
+    rows = router.weight.astype(np.float64) * gain
+    return boundary_angle(logits, chosen, rows, bias.astype(np.float64), length)
+
+
+#: Tokens that are looked at, times experts: a search takes about as long as there are experts, so
+#: that every router takes a second or two.
+_TOKENS_TIMES_EXPERTS = 4096
+_LEAST_TOKENS, _MOST_TOKENS = 8, 64
+
+#: Steps of one search; nearly all end by themselves after two for each expert.
+_MOST_NODES = 1000
+
+
+def order_distances(
+    prepared: PreparedRouter,
+    logits: Float[np.ndarray, "tokens experts"],
+    token: Int64[np.ndarray, "tokens"],
+    num_tokens: int,
+    seed: int,
+) -> OrderDistances:
+    """Brackets for some tokens of a stream of ``num_tokens``, drawn from seed and tile alone.
+
+    The router is affine and was prepared with coordinates.
+    """
+    rows, k = prepared.coordinates, prepared.router.rule.top_k
+    assert rows is not None, "prepared with coordinates where these distances are wanted"
+    looked_at = _rows_looked_at(token, tokens_of_tile(logits.shape[1], num_tokens), seed)
+    found = [
+        [order_distance(of_token, rows, k, order, _MOST_NODES) for order in ORDERS]
+        for of_token in logits[looked_at].astype(np.float64)
+    ]
+    shape = (len(looked_at), len(ORDERS))
+    return OrderDistances(
+        looked_at,
+        np.array([[bracket.lower for bracket in of_token] for of_token in found]).reshape(shape),
+        np.array([[bracket.upper for bracket in of_token] for of_token in found]).reshape(shape),
+    )
+
+
+def tokens_of_tile(num_experts: int, num_tokens: int) -> int:
+    """How many tokens of each tile are looked at; a stream has the same number in all at most."""
+    wanted = min(max(_TOKENS_TIMES_EXPERTS // num_experts, _LEAST_TOKENS), _MOST_TOKENS)
+    tiles = min(-(-num_tokens // TILE), SMALL_SAMPLE_TOKENS // TILE)
+    return -(-wanted // tiles)
+
+
+def _rows_looked_at(
+    token: Int64[np.ndarray, "tokens"], of_tile: int, seed: int
+) -> Int64[np.ndarray, "looked_at"]:
+    """Rows of ``of_tile`` tokens of each tile, or of all that it holds; ascending."""
+    rows = [np.empty(0, np.int64)]
+    for tile in np.unique(token // TILE):
+        held = np.flatnonzero(token // TILE == tile)
+        generator = np.random.Generator(np.random.PCG64([seed, int(tile)]))
+        drawn = generator.choice(len(held), min(of_tile, len(held)), replace=False)
+        rows.append(held[np.sort(drawn)])
+    return np.concatenate(rows)
+
+
+#: Tokens of each tile that are simulated, and how often.
+LOOKED_AT, DRAWS = 256, 8
+
+#: Exit times are those of half of the paths.
+_HALF = 0.5
+
+
+def noisy_switch(
+    noise: InputNoise,
+    prepared: PreparedRouter,
+    values: Float[np.ndarray, "tokens hidden"],
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    norm: Float64[np.ndarray, "tokens"],
+    token: Int64[np.ndarray, "tokens"],
+    seed: int,
+) -> NoisySwitch:
+    """What the noise does to some tokens; random numbers depend on seed, router and tile alone."""
+    router = prepared.router
+    scale = np.full(len(norm), noise.scale)
+    if noise.is_relative:
+        scale = noise.scale * norm / np.sqrt(router.hidden_size)
+    rows, switched = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for tile in np.unique(token // TILE):
+        first = np.flatnonzero(token // TILE == tile)[:LOOKED_AT]
+        generator = np.random.Generator(
+            np.random.PCG64([seed, router.layer, *router.name.encode(), int(tile)])
+        )
+        found = simulate_switch(
+            values[first],
+            router.weight,
+            router.rule,
+            scale[first, None],
+            DRAWS,
+            generator,
+            router.logit_bias,
+            router.selection_bias,
+        )
+        rows.append(first)
+        switched.append(found.switched)
+    row = np.concatenate(rows)
+    if prepared.rows is None:
+        return NoisySwitch(None, None, None, row, np.concatenate(switched), DRAWS)
+    bounds = switch_bounds(logits, chosen, prepared.rows, scale)
+    early, late = _exit_times(logits[row], chosen[row], prepared.rows, scale[row])
+    return NoisySwitch(
+        bounds.lower,
+        bounds.estimate,
+        bounds.upper,
+        row,
+        np.concatenate(switched),
+        DRAWS,
+        early,
+        late,
+    )
+
+
+def _exit_times(
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    rows: RowDistances,
+    scale: Float64[np.ndarray, "tokens"],
+) -> tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]:
+    """Bounds on the time by which half of the paths have left; no noise is never."""
+    early, late = np.full((2, len(logits)), np.inf)
+    moving = np.flatnonzero(scale > 0.0)
+    sigmas = wall_sigmas(logits[moving], chosen[moving], rows) / scale[moving, None]
+    early[moving], late[moving] = cell_quantiles(sigmas, _HALF)
+    return early, late
