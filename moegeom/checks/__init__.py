@@ -1,9 +1,8 @@
 """Results to findings and verdicts: one file per check."""
 
 from moegeom.checks.check import CHECKS, Check, Limit, Tested, Unknown
-from moegeom.checks.judge import judge
 from moegeom.checks.measured import NO_NAME, Measured, measured_results, measured_rows
-from moegeom.checks.run import run_checks
+from moegeom.checks.run import judge, run_checks
 
 __all__ = [
     "CHECKS",

@@ -37,6 +37,14 @@ _STEPS = 4096.0
 
 _FACTS = ("num_experts", "hidden_size", "top_k", "stored_dtype")
 
+#: Numbers of each expert that not every router has, by the column of ``experts`` they come from.
+_VECTORS = {
+    "selection_bias": "selection_bias",
+    "logit_bias": "logit_bias",
+    "load": "load",
+    "load_error": "load_se",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class BaselineRouter:
@@ -147,11 +155,8 @@ def _router_of(
         norms=norms,
         projections=projections,
         mean_projections=mean,
-        selection_bias=vector("selection_bias"),
-        logit_bias=vector("logit_bias"),
-        load=vector("load"),
-        load_error=vector("load_se"),
         samples=None if None in samples else [str(sample) for sample in samples],
+        **{name: vector(column) for name, column in _VECTORS.items()},
     )
 
 
@@ -234,15 +239,7 @@ def _named(name: str) -> str:
 def _to_json(router: BaselineRouter) -> dict[str, Any]:
     scale = np.where(router.norms > 0.0, router.norms, 1.0)[:, None]
     steps = np.clip(np.rint(router.projections / scale * _STEPS), -32767, 32767)
-    arrays = {
-        "norms": _text(router.norms, np.float32),
-        "projections": _text(steps, np.int16),
-        "mean_projections": _text(router.mean_projections, np.float32),
-        "selection_bias": _text(router.selection_bias, np.float32),
-        "logit_bias": _text(router.logit_bias, np.float32),
-        "load": _text(router.load, np.float32),
-        "load_error": _text(router.load_error, np.float32),
-    }
+    vectors = ("norms", "mean_projections", *_VECTORS)
     columns = {
         name: [_rounded(value), None if error is None else _rounded(error)]
         for name, (value, error) in router.columns.items()
@@ -252,7 +249,8 @@ def _to_json(router: BaselineRouter) -> dict[str, Any]:
         "columns": columns,
         "digests": dict(router.digests),
         "samples": router.samples,
-        **arrays,
+        "projections": _text(steps, np.int16),
+        **{name: _text(getattr(router, name), np.float32) for name in vectors},
     }
 
 
@@ -266,13 +264,13 @@ def _from_json(entry: Mapping[str, Any]) -> BaselineRouter:
     if samples is not None and len(samples) != experts:
         raise ValueError(f"{len(samples)} samples for {experts} experts")
 
-    def optional(name: str) -> Float32[np.ndarray, "experts"] | None:
-        text = entry.get(name)
-        return None if text is None else _array(text, np.float32, experts)
-
-    load, load_error = optional("load"), optional("load_error")
-    for values in (norms, load, load_error):
-        _not_negative(values)
+    vectors = {
+        name: None if entry.get(name) is None else _array(entry[name], np.float32, experts)
+        for name in _VECTORS
+    }
+    for values in (norms, vectors["load"], vectors["load_error"]):
+        if values is not None and (values < 0.0).any():
+            raise ValueError("a length, load or error is negative")
     return BaselineRouter(
         facts=facts,
         columns={str(name): _figure(name, *pair) for name, pair in entry["columns"].items()},
@@ -280,11 +278,8 @@ def _from_json(entry: Mapping[str, Any]) -> BaselineRouter:
         norms=norms,
         projections=(steps.reshape(experts, NUM_PROJECTIONS) * scale).astype(np.float32),
         mean_projections=_array(entry["mean_projections"], np.float32, NUM_PROJECTIONS),
-        selection_bias=optional("selection_bias"),
-        logit_bias=optional("logit_bias"),
-        load=load,
-        load_error=load_error,
         samples=None if samples is None else [str(sample) for sample in samples],
+        **vectors,
     )
 
 
@@ -297,11 +292,6 @@ def _figure(name: str, value: Any, error: Any) -> tuple[float, float | None]:
     if not math.isfinite(found[0]) or (found[1] is not None and not 0.0 <= found[1] < 1e100):
         raise ValueError(f"{name} is {found[0]:g} with standard error {found[1]}")
     return found
-
-
-def _not_negative(values: np.ndarray | None) -> None:
-    if values is not None and (values < 0.0).any():
-        raise ValueError("a length, load or error is negative")
 
 
 def _rounded(value: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,6 +107,12 @@ class Check:
         routers = (router,) if isinstance(router, str) else router
         next_command = next_command or f"moegeom check --explain {self.code}"
         return Finding(self.severity, self.code, routers, title, detail, next_command, repair)
+
+    def refused(self, measured: Measured) -> Iterator[Finding]:
+        """The refusal that stopped reading, when it breaks the statement of this check."""
+        refusal = measured.run.get("refused")
+        if refusal and refusal["code"] == self.code:
+            yield self.finding((), refusal["message"], refusal["hint"])
 
 
 def same_sentence(finding: Finding) -> str:

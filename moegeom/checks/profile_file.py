@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 from moegeom.checks.check import CHECKS
 from moegeom.checks.profile import (
-    DEFAULT,
     Ignore,
     LayerLimits,
     LimitSettings,
@@ -85,8 +84,7 @@ def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
     """The profile that a TOML table describes; ``where`` is named in errors."""
     _known(table, _READERS, where)
     read = {key: _READERS[key](value, f"{where}: {key}") for key, value in table.items()}
-    thresholds = read.pop("threshold", ())
-    return Profile(**{**vars(DEFAULT), **read, "thresholds": thresholds})
+    return Profile(thresholds=read.pop("threshold", ()), **read)
 
 
 def _table_of(path: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Running the selected checks, and controlling the errors of all of them together."""
+"""Running the selected checks, controlling the errors of all of them together, and telling it."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moegeom.checks.check import CHECKS, NOTHING_FOUND, Check, Claim, Limits, Tested, Unknown
@@ -14,6 +14,7 @@ from moegeom.checks.profile import DEFAULT, Profile
 from moegeom.checks.statistics import detectable_shift, holm_rejects
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.core.metric import RULE_HAS_NO
 from moegeom.core.verdict import Outcome, State, Verdict
 
 #: Findings of one check that are told one by one; more are told as one.
@@ -281,3 +282,42 @@ def _unseen(measured: Measured) -> Iterable[str]:
 def _not_looked_at(measured: Measured) -> tuple[str, ...]:
     lacking = ("load, margins, dead experts (no tokens)",) * (not measured.has_tokens)
     return (*lacking, *NOT_LOOKED_AT)
+
+
+def judge(
+    measured: Measured, reasons: Mapping[str, Mapping[str, str]], notes: Sequence[str]
+) -> tuple[list[Finding], dict[str, list[str]]]:
+    """Findings of all checks, then notes; and by fact of ``run.json`` the codes of checks.
+
+    ``checks_not_judged`` did not pass and did not fail; ``checks_inconclusive``, which are among
+    them or passed in part, had what they need, and it was too little.
+
+    ``reasons`` says by router and metric why a figure is null; equal reasons make one note,
+    and what the rule does not have makes none.
+    """
+    verdict = run_checks(measured)
+    findings = list(verdict.findings)
+    where: dict[tuple[str, str], list[str]] = {}
+    for router, why in reasons.items():
+        for metric, reason in why.items():
+            if not reason.startswith(RULE_HAS_NO):
+                where.setdefault((metric, reason), []).append(router)
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (metric, reason), routers in where.items():
+        alike.setdefault((reason, tuple(routers)), []).append(metric)
+    findings += [
+        Finding("note", "", routers, f"{_are_null(metrics)}: {reason}.")
+        for (reason, routers), metrics in alike.items()
+    ]
+    findings += [Finding("note", "", (), note) for note in notes]
+    codes = {
+        "checks_not_judged": [
+            o.code for o in verdict.outcomes if o.state not in ("passed", "failed")
+        ],
+        "checks_inconclusive": [o.code for o in verdict.open],
+    }
+    return findings, codes
+
+
+def _are_null(metrics: Sequence[str]) -> str:
+    return f"{', '.join(metrics)} {'is' if len(metrics) == 1 else 'are'} null"

@@ -15,60 +15,34 @@ noise) and ``pre_norm_angle`` (in front of the norm).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.metrics._ladder import (
-    LADDER_COLUMNS,
-    ladder_values,
-    quantile_columns,
-    quantile_errors,
-    quantile_values,
-)
+from moegeom.core.metric import Column
+from moegeom.metrics._ladder import ladder_metric
 
-#: Powers of two from far below the rounding of an input to the size of one.
-LADDER = 2.0 ** np.arange(-12, 9)
-
-
-def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    histogram = reductions["distance_histogram"]
-    values = quantile_values("boundary_distance", histogram)
-    in_rms = values["boundary_distance_p50"] / np.sqrt(facts.router.hidden_size)
-    return {
-        "layers": values | {"boundary_distance_rms_p50": in_rms},
-        "margins": ladder_values("boundary_distance", histogram, LADDER),
-    }
-
-
-METRIC = Metric(
-    name="boundary_distance",
-    version=1,
-    text="Quantiles of the exact Euclidean distance to the nearest wall, and a ladder of shares.",
-    scope="router",
-    needs=("distance_histogram",),
-    columns={
-        "layers": (
-            *quantile_columns(
-                "boundary_distance",
-                "the distance to the boundary; a lower bound unless distance_exact_share is 1",
-                "router input",
-                "boundary_distance",
-            ),
-            Column(
-                "boundary_distance_rms_p50",
-                "median distance over the root of the hidden size; a lower bound unless "
-                "distance_exact_share is 1",
-                "rms of the input",
-                formula="boundary_distance",
-                has_se=True,
-            ),
+METRIC = ladder_metric(
+    "boundary_distance",
+    "Quantiles of the exact Euclidean distance to the nearest wall, and a ladder of shares.",
+    (
+        "boundary_distance",
+        "the distance to the boundary; a lower bound unless distance_exact_share is 1",
+        "router input",
+    ),
+    ("distance_histogram",),
+    2.0 ** np.arange(-12, 9),  # from far below the rounding of an input to the size of one
+    ("token_permutation", "expert_relabelling", "common_row_shift"),
+    after=(
+        Column(
+            "boundary_distance_rms_p50",
+            "median distance over the root of the hidden size; a lower bound unless "
+            "distance_exact_share is 1",
+            "rms of the input",
+            formula="boundary_distance",
+            has_se=True,
         ),
-        "margins": LADDER_COLUMNS,
+    ),
+    more=lambda _, facts, quantiles: {
+        "boundary_distance_rms_p50": quantiles["boundary_distance_p50"]
+        / np.sqrt(facts.router.hidden_size)
     },
-    finish=_finish,
-    invariances=("token_permutation", "expert_relabelling", "common_row_shift"),
-    errors=quantile_errors("boundary_distance", "distance_histogram"),
 )

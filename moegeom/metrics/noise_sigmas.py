@@ -12,45 +12,18 @@ so, on a sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from moegeom.core.metric import Metric, RouterFacts, Values
-from moegeom.metrics._ladder import (
-    LADDER_COLUMNS,
-    ladder_values,
-    quantile_columns,
-    quantile_errors,
-    quantile_values,
-)
+from moegeom.metrics._ladder import ladder_metric
 
 #: From an eighth of a sigma, where half the tokens switch, to what no noise reaches.
 LADDER = 2.0 ** np.arange(-3, 7)
 
-
-def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    histogram = reductions["noise_sigmas_histogram"]
-    return {
-        "layers": quantile_values("noise_sigmas", histogram),
-        "margins": ladder_values("noise_sigmas", histogram, LADDER),
-    }
-
-
-METRIC = Metric(
-    name="noise_sigmas",
-    version=1,
-    text="Boundary distance in standard deviations of bfloat16 rounding of the input, isotropic.",
-    scope="router",
-    needs=("noise_sigmas_histogram",),
-    columns={
-        "layers": quantile_columns(
-            "noise_sigmas", "the boundary distance in sigmas", "sigma", "noise_sigmas"
-        ),
-        "margins": LADDER_COLUMNS,
-    },
-    finish=_finish,
-    invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
-    errors=quantile_errors("noise_sigmas", "noise_sigmas_histogram"),
+METRIC = ladder_metric(
+    "noise_sigmas",
+    "Boundary distance in standard deviations of bfloat16 rounding of the input, isotropic.",
+    ("noise_sigmas", "the boundary distance in sigmas", "sigma"),
+    ("noise_sigmas_histogram",),
+    LADDER,
+    ("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
 )

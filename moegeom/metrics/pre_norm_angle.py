@@ -12,52 +12,17 @@ with its gain.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from moegeom.core.metric import Metric, RouterFacts, Values
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
-from moegeom.metrics._ladder import (
-    LADDER_COLUMNS,
-    ladder_values,
-    quantile_columns,
-    quantile_errors,
-    quantile_values,
-)
+from moegeom.metrics._ladder import ladder_metric
 
-#: From far below the angle of bfloat16 rounding (0.0017) to half a radian.
-LADDER = 2.0 ** np.arange(-20, 0)
-
-
-def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    histogram = reductions["angle_histogram"]
-    return {
-        "layers": quantile_values("pre_norm_angle", histogram),
-        "margins": ladder_values("pre_norm_angle", histogram, LADDER),
-    }
-
-
-METRIC = Metric(
-    name="pre_norm_angle",
-    version=1,
-    text="Angle in front of the norm to the nearest direction with another chosen set, on a sample "
+METRIC = ladder_metric(
+    "pre_norm_angle",
+    "Angle in front of the norm to the nearest direction with another chosen set, on a sample "
     f"of at most {SMALL_SAMPLE_TOKENS} tokens.",
-    scope="router",
-    needs=("angle_histogram",),
-    columns={
-        "layers": quantile_columns(
-            "pre_norm_angle", "the angle to the nearest wall", "radian", "pre_norm_angle"
-        ),
-        "margins": LADDER_COLUMNS,
-    },
-    finish=_finish,
-    invariances=(
-        "expert_relabelling",
-        "common_row_shift",
-        "positive_scaling",
-        "gain_folding",
-    ),
-    errors=quantile_errors("pre_norm_angle", "angle_histogram"),
+    ("pre_norm_angle", "the angle to the nearest wall", "radian"),
+    ("angle_histogram",),
+    2.0 ** np.arange(-20, 0),  # from far below bfloat16 rounding (0.0017) to half a radian
+    ("expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"),
 )

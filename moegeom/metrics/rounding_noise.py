@@ -9,53 +9,29 @@ every near pair.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.core.metric import Column
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.kernels.reductions._sums import means
-from moegeom.metrics._ladder import (
-    LADDER_COLUMNS,
-    ladder_values,
-    quantile_columns,
-    quantile_errors,
-    quantile_values,
-)
+from moegeom.metrics._ladder import ladder_metric
 from moegeom.metrics.noise_sigmas import LADDER
 
-
-def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    histogram = reductions["rounding_sigmas_histogram"]
-    (share,) = means(reductions["rounding_switch"])
-    return {
-        "layers": quantile_values("rounding_sigmas", histogram) | {"bf16_switch_share": share},
-        "margins": ladder_values("rounding_sigmas", histogram, LADDER),
-    }
-
-
-METRIC = Metric(
-    name="rounding_noise",
-    version=1,
-    text="Nearest wall in standard deviations of rounding the input to bfloat16, coordinate by "
+METRIC = ladder_metric(
+    "rounding_noise",
+    "Nearest wall in standard deviations of rounding the input to bfloat16, coordinate by "
     f"coordinate, on a sample of at most {SMALL_SAMPLE_TOKENS} tokens.",
-    scope="router",
-    needs=("rounding_sigmas_histogram", "rounding_switch"),
-    columns={
-        "layers": (
-            *quantile_columns(
-                "rounding_sigmas", "the nearest wall in sigmas", "sigma", "rounding_sigmas"
-            ),
-            Column(
-                "bf16_switch_share",
-                "expected share of tokens that rounding the input to bfloat16 switches",
-                formula="rounding_sigmas",
-                has_se=True,
-            ),
+    ("rounding_sigmas", "the nearest wall in sigmas", "sigma"),
+    ("rounding_sigmas_histogram", "rounding_switch"),
+    LADDER,
+    ("expert_relabelling", "common_row_shift", "positive_scaling"),
+    after=(
+        Column(
+            "bf16_switch_share",
+            "expected share of tokens that rounding the input to bfloat16 switches",
+            formula="rounding_sigmas",
+            has_se=True,
         ),
-        "margins": LADDER_COLUMNS,
+    ),
+    more=lambda reductions, facts, quantiles: {
+        "bf16_switch_share": means(reductions["rounding_switch"])[0]
     },
-    finish=_finish,
-    invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
-    errors=quantile_errors("rounding_sigmas", "rounding_sigmas_histogram"),
 )

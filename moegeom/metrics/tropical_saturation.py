@@ -14,57 +14,27 @@ the most frequent set is ``modal_coalition_share``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from moegeom.core.metric import Column, Metric, RouterFacts, Values
+from moegeom.core.metric import Column
 from moegeom.geometry.arithmetic.float_bits import lowest
-from moegeom.metrics._ladder import (
-    LADDER_COLUMNS,
-    ladder_values,
-    quantile_columns,
-    quantile_errors,
-    quantile_values,
-)
+from moegeom.metrics._ladder import ladder_metric
 
-#: From the rounding of a float32 input to half its length.
-LADDER = 2.0 ** np.arange(-20, 0)
-
-
-def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    histogram = reductions["relative_distance_histogram"]
-    return {
-        "layers": quantile_values("boundary_distance_over_norm", histogram)
-        | {"tropical_saturation": lowest(histogram)},
-        "margins": ladder_values("boundary_distance_over_norm", histogram, LADDER),
-    }
-
-
-METRIC = Metric(
-    name="tropical_saturation",
-    version=1,
-    text="Boundary distance over the length of the router input: quantiles, least, and a ladder.",
-    scope="router",
-    needs=("relative_distance_histogram",),
-    columns={
-        "layers": (
-            *quantile_columns(
-                "boundary_distance_over_norm",
-                "the boundary distance over the length of the input",
-                "1",
-                "boundary_distance_over_norm",
-            ),
-            Column(
-                "tropical_saturation",
-                "least relative distance of a token, at most 6 % below it",
-                formula="boundary_distance_over_norm",
-            ),
+METRIC = ladder_metric(
+    "tropical_saturation",
+    "Boundary distance over the length of the router input: quantiles, least, and a ladder.",
+    ("boundary_distance_over_norm", "the boundary distance over the length of the input", "1"),
+    ("relative_distance_histogram",),
+    2.0 ** np.arange(-20, 0),  # from the rounding of a float32 input to half its length
+    ("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
+    after=(
+        Column(
+            "tropical_saturation",
+            "least relative distance of a token, at most 6 % below it",
+            formula="boundary_distance_over_norm",
         ),
-        "margins": LADDER_COLUMNS,
+    ),
+    more=lambda reductions, facts, quantiles: {
+        "tropical_saturation": lowest(reductions["relative_distance_histogram"])
     },
-    finish=_finish,
-    invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
-    errors=quantile_errors("boundary_distance_over_norm", "relative_distance_histogram"),
 )

@@ -65,7 +65,7 @@ def test_an_empty_house_keeps_its_contracts(house):
         ("router/load.py", "moegeom.tokens"),
         ("document/html.py", "moegeom.metrics"),
         ("document/html.py", "moegeom.geometry"),
-        ("checks/judge.py", "moegeom.document"),
+        ("checks/run.py", "moegeom.document"),
         ("engine/loop.py", "cupy"),
         ("kernels/cpu/fused.py", "cupy"),
         ("engine/loop.py", "moegeom.metrics"),

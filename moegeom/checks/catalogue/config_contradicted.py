@@ -17,13 +17,12 @@ from collections.abc import Iterator
 
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured
-from moegeom.checks.refused import refused
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
-    yield from refused(CHECK, measured)
+    yield from CHECK.refused(measured)
     checkpoint = measured.run.get("checkpoint", {})
     surprises = checkpoint.get("layer_notes", ())
     if surprises:

@@ -11,30 +11,16 @@ What to do: compare equal mixtures of text first, then the gain of the norm (MGI
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from moegeom.checks.check import Limit
+from moegeom.checks.figure import change_check
 
-from moegeom.checks.change import changes
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
-from moegeom.checks.measured import Measured
-
-COLUMN = "mean_resultant_length"
-
-
-def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
-    def words(old: float, new: float) -> str:
-        return f"mean resultant length {new:.3f}; the baseline has {old:.3f}."
-
-    return changes(CHECK, measured, limits, COLUMN, words, largest=1.0)
-
-
-CHECK = Check(
+CHECK = change_check(
     "MGG402",
     "router inputs are not spread as they were",
-    "warning",
-    _judge,
-    (COLUMN,),
-    (Limit("change", 0.02, "largest change of the mean resultant length"),),
-    inputs="baseline and tokens",
+    "mean_resultant_length",
+    Limit("change", 0.02, "largest change of the mean resultant length"),
+    lambda old, new: f"mean resultant length {new:.3f}; the baseline has {old:.3f}.",
+    lambda shift: f"a mean resultant length that changed by {shift:.3f} more than allowed",
+    largest=1.0,
     absent="the recording holds no router inputs",
-    detects=lambda shift: f"a mean resultant length that changed by {shift:.3f} more than allowed",
 )

@@ -11,30 +11,16 @@ What to do: look which experts moved (MGB402) and in which domains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from moegeom.checks.check import Limit
+from moegeom.checks.figure import change_check
 
-from moegeom.checks.change import changes
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
-from moegeom.checks.measured import Measured
-
-COLUMN = "load_entropy_normalised"
-
-
-def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
-    def words(old: float, new: float) -> str:
-        return f"load entropy {new:.4f} of 1; the baseline has {old:.4f}."
-
-    return changes(CHECK, measured, limits, COLUMN, words, largest=1.0)
-
-
-CHECK = Check(
+CHECK = change_check(
     "MGB403",
     "the load entropy is not what it was",
-    "warning",
-    _judge,
-    (COLUMN,),
-    (Limit("change", 0.01, "largest change of the load entropy over log E"),),
-    inputs="baseline and tokens",
+    "load_entropy_normalised",
+    Limit("change", 0.01, "largest change of the load entropy over log E"),
+    lambda old, new: f"load entropy {new:.4f} of 1; the baseline has {old:.4f}.",
+    lambda shift: f"a load entropy that changed by {shift:.4f} more than its limit",
+    largest=1.0,
     absent="the tokens say nothing of load",
-    detects=lambda shift: f"a load entropy that changed by {shift:.4f} more than its limit",
 )

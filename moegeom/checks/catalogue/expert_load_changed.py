@@ -11,13 +11,13 @@ What to do: look at the rows of these experts (MGG401) and at the norm in front.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.drift import places_in_baseline
+from moegeom.checks.figure import difference_error
 from moegeom.checks.measured import Measured
-from moegeom.checks.statistics import p_above, welch_freedom
+from moegeom.checks.statistics import p_above
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
@@ -34,14 +34,12 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             continue  # MGI124 says so
         place = places_in_baseline(measured, router)
         limit, tests = limits("change", router), len(rows)
-        blocks = (row["num_blocks"] - 1, before.columns.get("num_blocks", (1.0, None))[0] - 1)
         told = []
         for e in rows:
             old, old_error = (
                 float(x[place[e["expert"]]]) for x in (before.load, before.load_error)
             )
-            both = math.hypot(e["load_se"], old_error)
-            freedom = welch_freedom((e["load_se"], old_error), blocks)
+            both, freedom = difference_error(row, before, e["load_se"], old_error)
             p_value = p_above(abs(e["load"] - old), limit, both, freedom)
             told.append((p_value, e["expert"], old, e["load"], both, freedom))
         told.sort()

@@ -11,33 +11,19 @@ What to do: compare the rows (MGG401) and the directions of the inputs (MGG402).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from moegeom.checks.check import Limit
+from moegeom.checks.figure import change_check
 
-from moegeom.checks.change import changes
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
-from moegeom.checks.measured import Measured
-
-COLUMN = "bf16_switch_share_isotropic"
-
-
-def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
-    def words(old: float, new: float) -> str:
-        return (
-            f"rounding the input to bf16 would switch {100 * new:.2f} % of tokens; the baseline "
-            f"has {100 * old:.2f} %."
-        )
-
-    return changes(CHECK, measured, limits, COLUMN, words, largest=0.5)
-
-
-CHECK = Check(
+CHECK = change_check(
     "MGN401",
     "near-boundary exposure is not what it was",
-    "warning",
-    _judge,
-    (COLUMN,),
-    (Limit("change", 0.001, "largest change of the share of tokens"),),
-    inputs="baseline and tokens",
+    "bf16_switch_share_isotropic",
+    Limit("change", 0.001, "largest change of the share of tokens"),
+    lambda old, new: (
+        f"rounding the input to bf16 would switch {100 * new:.2f} % of tokens; the baseline has "
+        f"{100 * old:.2f} %."
+    ),
+    lambda shift: f"an exposure that changed by {100 * shift:.2f} % of tokens",
+    largest=0.5,
     absent="boundary distances are not known for this rule or recording",
-    detects=lambda shift: f"an exposure that changed by {100 * shift:.2f} % of tokens",
 )

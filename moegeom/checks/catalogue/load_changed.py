@@ -11,30 +11,16 @@ What to do: look which experts moved (MGB402) and in which domains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from moegeom.checks.check import Limit
+from moegeom.checks.figure import change_check
 
-from moegeom.checks.change import changes
-from moegeom.checks.check import Check, Limit, Limits, Tested, Unknown
-from moegeom.checks.measured import Measured
-
-COLUMN = "load_cv_ddof0"
-
-
-def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
-    def words(old: float, new: float) -> str:
-        return f"load CV {new:.3f}; the baseline has {old:.3f}."
-
-    return changes(CHECK, measured, limits, COLUMN, words, largest=10.0)
-
-
-CHECK = Check(
+CHECK = change_check(
     "MGB401",
     "the load is not as even as it was",
-    "warning",
-    _judge,
-    (COLUMN,),
-    (Limit("change", 0.03, "largest change of the load CV"),),
-    inputs="baseline and tokens",
+    "load_cv_ddof0",
+    Limit("change", 0.03, "largest change of the load CV"),
+    lambda old, new: f"load CV {new:.3f}; the baseline has {old:.3f}.",
+    lambda shift: f"a load CV that changed by {shift:.3f} more than its limit",
+    largest=10.0,
     absent="the tokens say nothing of load",
-    detects=lambda shift: f"a load CV that changed by {shift:.3f} more than its limit",
 )

@@ -16,12 +16,11 @@ from collections.abc import Iterator
 
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured
-from moegeom.checks.refused import refused
 from moegeom.core.finding import Finding
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
-    yield from refused(CHECK, measured)
+    yield from CHECK.refused(measured)
 
 
 CHECK = Check("MGI106", "the storage of a router is not known", "error", _judge)

@@ -1,0 +1,129 @@
+"""Checks of one figure per router: is it beyond its limit, or has it changed, by more than chance?
+
+The words of a check stand in its own file, and so does its page: the docstring of that file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from moegeom.checks.baseline import BaselineRouter
+from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
+from moegeom.checks.measured import Measured, Row
+from moegeom.checks.statistics import p_above, welch_freedom
+from moegeom.core.intervals import range_text
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One router's figure, its standard error and its limit, to be put into words."""
+
+    measured: Measured
+    row: Row
+    value: float
+    error: float
+    limit: float
+
+    def basis(self, digits: int) -> str:
+        """Where the limit comes from, and how well the figure is known, to so many digits."""
+        told = range_text(self.value, self.error, self.row["num_blocks"], digits)
+        return f"uncalibrated; 95 % range over documents {told}"
+
+
+def figure_check(
+    code: str,
+    title: str,
+    column: str,
+    limit: Limit,
+    words: Callable[[Figure], tuple[str, str]],
+    detects: Callable[[float], str],
+    room: Callable[[Figure], float],
+    absent: str,
+    sign: float = 1.0,
+    offset: float = 0.0,
+    extra: str = "",
+) -> Check:
+    """A check that ``offset`` + ``column`` is at most its limit; at least, with ``sign`` -1.
+
+    ``words`` puts a figure beyond its limit into a title and a detail, ``room`` is how far beyond
+    it can be at all, and ``extra`` an option of the command that measures again.
+    """
+
+    def judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
+        rows = [row for row in measured.layers if row.get(column) is not None]
+        for row in sorted(rows, key=lambda row: -sign * row[column]):
+            router, error = row["router"], row.get(f"{column}_se")
+            if error is None:
+                yield Unknown(router, NO_ERROR)
+                continue
+            figure = Figure(measured, row, offset + row[column], error, limits(limit.name, router))
+            again, freedom = measured.measure_again(router, extra), row["num_blocks"] - 1
+            finding = check.finding(router, *words(figure), again)
+            p_value = p_above(sign * figure.value, sign * figure.limit, error, freedom)
+            yield Tested(router, finding, p_value, error, freedom, room=room(figure))
+
+    judge.__module__ = words.__module__
+    check = Check(code, title, "warning", judge, (column,), (limit,), "tokens", "", absent, detects)
+    return check
+
+
+def change_check(
+    code: str,
+    title: str,
+    column: str,
+    limit: Limit,
+    words: Callable[[float, float], str],
+    detects: Callable[[float], str],
+    largest: float,
+    absent: str,
+) -> Check:
+    """A check that ``column`` is within a limit of what the baseline has.
+
+    The two sets of tokens are taken as independent. ``words`` puts the two values, before and now,
+    into a sentence; ``largest`` is the largest change that the column can show.
+    """
+
+    def claim(measured: Measured, row: Row, limit: float) -> Tested | Unknown | None:
+        router, before = row["router"], measured.before(row["router"])
+        value, error = row.get(column), row.get(f"{column}_se")
+        if before is None or value is None or column not in before.columns:
+            return None
+        old, old_error = before.columns[column]
+        if error is None or old_error is None:
+            return Unknown(router, f"{NO_ERROR}, here and in the baseline")
+        both, freedom = difference_error(row, before, error, old_error)
+        finding = check.finding(
+            router,
+            words(old, value),
+            f"Changed by {value - old:+.3g} (limit {limit:g}, uncalibrated; standard error of the "
+            f"difference {both:.2g}).",
+            measured.measure_again(router),
+        )
+        # both directions: the other tail is lighter, so that twice the one is an upper bound
+        p_value = min(1.0, 2.0 * p_above(abs(value - old), limit, both, freedom))
+        return Tested(router, finding, p_value, both, freedom, 2, largest)
+
+    def judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
+        claims = [
+            claim(measured, row, limits(limit.name, row["router"])) for row in measured.layers
+        ]
+        yield from sorted(
+            (one for one in claims if one),
+            key=lambda one: one.p_value if isinstance(one, Tested) else 2.0,
+        )
+
+    judge.__module__ = words.__module__
+    inputs = "baseline and tokens"
+    check = Check(code, title, "warning", judge, (column,), (limit,), inputs, "", absent, detects)
+    return check
+
+
+def difference_error(
+    row: Row, before: BaselineRouter, error: float, old_error: float
+) -> tuple[float, float]:
+    """Standard error of a figure less the baseline's, and its degrees of freedom."""
+    old_blocks = before.columns.get("num_blocks", (1.0, None))[0]
+    freedom = welch_freedom((error, old_error), (row["num_blocks"] - 1, old_blocks - 1))
+    return math.hypot(error, old_error), freedom
