@@ -8,14 +8,14 @@ from numba import njit
 
 from moegeom.geometry.boundary.curved_rows import CurvedRows
 from moegeom.kernels.cpu.curved.grouped import bracket
-from moegeom.kernels.cpu.curved.walls import load_token, nearest_wall, walls_of, work_for
+from moegeom.kernels.cpu.curved.walls import fill, load_token, nearest_wall, walls_of, work_for
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _separable(walls, work, logits, chosen, lower, upper, pair):
     for token in range(logits.shape[0]):
         load_token(walls, logits[token], work)
-        work.is_open[:] = True
+        fill(work.is_open, True)
         for rank in range(chosen.shape[1]):
             work.is_open[chosen[token, rank]] = False
         found = nearest_wall(walls, work, chosen[token])
@@ -26,7 +26,7 @@ def _separable(walls, work, logits, chosen, lower, upper, pair):
 def _bounded(walls, work, logits, chosen, lower, upper, pair):
     for token in range(logits.shape[0]):
         lower[token], upper[token] = bracket(walls, work, logits[token], chosen[token])
-        pair[token] = work.pair
+        pair[token, 0], pair[token, 1] = work.pair[0], work.pair[1]
 
 
 def curved_distance(

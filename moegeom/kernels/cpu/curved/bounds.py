@@ -17,9 +17,9 @@ import math
 
 from numba import njit
 
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.kernels.cpu._inner import UNCOUNTED
 from moegeom.kernels.cpu.curved.curve import curve_at
-from moegeom.kernels.cpu.curved.walls import load_token
+from moegeom.kernels.cpu.curved.walls import fill, load_token
 
 #: Share of the squared terms of a gradient that their rounding may cancel to.
 _ROUNDING = 1e-14
@@ -36,7 +36,7 @@ _MAX_STEPS = 200
 SHORTEST = 1e-12
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def load_scores(walls, logits, work):
     """Scores, slopes and log-odds of one token, and the mean row."""
     work.mean_square[0] = 0.0
@@ -72,7 +72,7 @@ def load_scores(walls, logits, work):
         work.mean_square[0] += p[expert] * mean[expert]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def bound_scores(walls, work, radius):
     """Least and largest selection score of each expert within a distance."""
     for expert in range(work.odds.shape[0]):
@@ -83,7 +83,7 @@ def bound_scores(walls, work, radius):
         work.high[expert] = high + walls.bias[expert]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _bend(walls, work, number, radius):
     r"""Bound of how fast the slope of the constraint falls along any line, within a distance.
 
@@ -111,13 +111,13 @@ def _bend(walls, work, number, radius):
     return out
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _root(bend, slope, gap):
     root = slope + math.sqrt(slope * slope + 2.0 * bend * gap)
     return 2.0 * gap / root if root > 0.0 else math.inf
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def reach_of(walls, work, number, gap, slope, radius):
     r"""No input within this distance breaks the constraint; at most ``radius``.
 
@@ -140,14 +140,14 @@ def reach_of(walls, work, number, gap, slope, radius):
     return max(reach, 2.0 * gap / walls.widest) if walls.widest > 0.0 else reach
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def steepest_descent(walls, work, number, of_logits):
     """Slope of the constraint; into ``work.coefficients`` its steepest descent, of unit length.
 
     ``of_logits``: of the same sum of logits instead of scores. 0 and no direction without any.
     """
     experts, signs, coefficients = work.experts, work.signs, work.coefficients
-    coefficients[:] = 0.0
+    fill(coefficients, 0.0)
     excess = 0.0
     own = 0.0
     squared = 0.0
@@ -172,7 +172,7 @@ def steepest_descent(walls, work, number, of_logits):
     return slope
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _load_selection(walls, work, length):
     there = work.there
     if not walls.is_softmax:
@@ -192,7 +192,7 @@ def _load_selection(walls, work, length):
         there[expert] = there[expert] / total + walls.bias[expert]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def best_sum(values, start, stop, takes):
     """Sum of the one or two largest values of a group."""
     first = -math.inf
@@ -206,10 +206,10 @@ def best_sum(values, start, stop, takes):
     return first + second if takes == 2 else first
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def keep_groups(walls, q, kept):
     """The groups that are kept; of equal ones, the lower index."""
-    kept[:] = walls.num_kept == walls.num_groups
+    fill(kept, walls.num_kept == walls.num_groups)
     if walls.num_kept == walls.num_groups:
         return
     size = q.shape[0] // walls.num_groups
@@ -226,7 +226,7 @@ def keep_groups(walls, q, kept):
         kept[best] = True
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def is_changed(walls, work, length):
     """Whether the rule chooses other experts after a step of this length."""
     _load_selection(walls, work, length)
@@ -248,7 +248,7 @@ def is_changed(walls, work, length):
     return q[best] > q[worst] or (q[best] == q[worst] and best < worst)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def point(walls, work, experts, coefficients, number):
     """The direction of logits that some coefficients of rows stand for."""
     for expert in range(work.direction.shape[0]):
@@ -258,7 +258,7 @@ def point(walls, work, experts, coefficients, number):
         work.direction[expert] = value
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def shorter_change(walls, work, low, length):
     """The step along ``work.direction`` if it changes the set, shortened; inf if it does not."""
     if not is_changed(walls, work, length):
@@ -272,7 +272,7 @@ def shorter_change(walls, work, low, length):
     return length
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def first_change(walls, work, low, guess, limit):
     """Length of a step along ``work.direction`` after which the set differs; inf from ``limit`` on.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from numba import njit
 
 from moegeom.geometry.boundary.score_curve import BENDS, ScoreCurve
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.kernels.cpu._inner import UNCOUNTED
 
 #: What compiled loops select a score by.
 _CODES = {"identity": 0, "sigmoid": 1, "sqrt_softplus": 2}
@@ -56,7 +56,7 @@ def curve_of(curve: ScoreCurve) -> Curve:
     )
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _own_at(code, t):
     if code == _IDENTITY:
         return t, math.inf, 1.0
@@ -72,7 +72,7 @@ def _own_at(code, t):
     return score, math.inf, sigmoid / (2.0 * score) if score > 0.0 else 0.0
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def curve_at(curve, logit):
     """Score, how far it is below the upper end of the range of the score, and slope.
 
@@ -85,7 +85,7 @@ def curve_at(curve, logit):
     return score, rest, slope * (1.0 - ratio * ratio)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def curve_inverse(curve, score, rest):
     """Logit with this score, and the slope there; -inf or inf, and 0, outside the range."""
     if score <= curve.own_low:
@@ -110,7 +110,7 @@ def curve_inverse(curve, score, rest):
     return curve.soft_cap * math.atanh(ratio), slope * (1.0 - ratio * ratio)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def curve_slopes(curve, low, high):
     """Least and largest slope between two logits, by the shape of s' and of the cap."""
     c = curve.soft_cap

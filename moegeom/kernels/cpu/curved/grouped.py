@@ -27,7 +27,7 @@ import numpy as np
 from numba import njit
 
 from moegeom.geometry.boundary.linear import NEVER
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.kernels.cpu._inner import UNCOUNTED
 from moegeom.kernels.cpu.curved.bounds import (
     RESOLUTION,
     SHORTEST,
@@ -43,7 +43,7 @@ from moegeom.kernels.cpu.curved.bounds import (
     steepest_descent,
 )
 from moegeom.kernels.cpu.curved.curve import curve_inverse
-from moegeom.kernels.cpu.curved.walls import FAR, NOBODY, nearest_wall, pair_wall
+from moegeom.kernels.cpu.curved.walls import FAR, NOBODY, fill, nearest_wall, pair_wall
 
 #: Bounds that are this near to each other are not brought nearer.
 _CLOSE = 1.05
@@ -55,16 +55,16 @@ _FIRST_SWAP, _SWAPS = 0, 1
 _ONE, _TWO = np.int64(1), np.int64(2)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _clear(work):
     """No barrier yet."""
-    work.bounds[:] = math.inf
-    work.pair[:] = -1
-    work.experts[:] = 0
-    work.coefficients[:] = 0.0
+    fill(work.bounds, math.inf)
+    fill(work.pair, -1)
+    fill(work.experts, 0)
+    fill(work.coefficients, 0.0)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add(work, lower, guess, out, entering):
     bounds = work.bounds
     if lower < bounds[0]:
@@ -77,23 +77,25 @@ def _add(work, lower, guess, out, entering):
     if guess < bounds[2]:
         bounds[2] = guess
         work.low_of_nearest[0] = lower
-        work.nearest[:] = work.experts
-        work.way[:] = work.coefficients
+        for n in range(4):
+            work.nearest[n] = work.experts[n]
+            work.way[n] = work.coefficients[n]
+        work.way[4] = work.coefficients[4]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add_constraint(walls, work, number, gap, always, out, entering, radius):
     slope = steepest_descent(walls, work, number, False)
     lower = reach_of(walls, work, number, gap, slope, radius)
     _add(work, max(lower, always), gap / slope if slope > 0.0 else math.inf, out, entering)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add_wall(walls, work, i, j, found, out, entering):
     """The way to the nearest point of a wall, from the logits of the pair there."""
     lower, upper, at_i, at_j = found
     coefficients = work.coefficients
-    coefficients[:] = 0.0
+    fill(coefficients, 0.0)
     work.experts[0] = i
     work.experts[1] = j
     if 0.0 < upper < math.inf:
@@ -112,7 +114,7 @@ def _add_wall(walls, work, i, j, found, out, entering):
     _add(work, lower, upper, out, entering)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add_swap(walls, work, i, j, radius):
     work.experts[0] = i
     work.experts[1] = j
@@ -122,17 +124,17 @@ def _add_swap(walls, work, i, j, radius):
     _add_constraint(walls, work, _TWO, gap, 0.0, i, j, radius)
 
 
-@njit(**INNER)
-def _first(work, candidates):
-    """The best of the experts that are marked; NOBODY if none is."""
+@njit(**UNCOUNTED)
+def _first(work, marks, mark):
+    """The best of the experts with this mark; NOBODY if there is none."""
     first = NOBODY
     for expert in range(work.q.shape[0]):
-        if candidates[expert] and (first < 0 or work.q[expert] > work.q[first]):
+        if marks[expert] == mark and (first < 0 or work.q[expert] > work.q[first]):
             first = expert
     return first
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add_swaps(walls, work, members, radius):
     """Swaps between the kept groups; for scores of one logit the nearest, which is exact."""
     if not walls.is_softmax:
@@ -156,13 +158,13 @@ def _add_swaps(walls, work, members, radius):
             if distance < NEVER:
                 work.experts[0] = i
                 work.experts[1] = j
-                work.coefficients[:] = 0.0
+                fill(work.coefficients, 0.0)
                 work.coefficients[0] = -inverse
                 work.coefficients[1] = inverse
                 _add(work, distance, distance, i, j)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add_fill(walls, work, expert, sign, radius):
     gap = max(sign * (work.q[expert] - walls.fill), 0.0)
     work.experts[0] = expert
@@ -176,12 +178,12 @@ def _add_fill(walls, work, expert, sign, radius):
     length = walls.length[expert]
     if gap == 0.0 or (way < math.inf and length > 0.0):
         distance = 0.0 if gap == 0.0 else max(way, 0.0) / length
-        work.coefficients[:] = 0.0
+        fill(work.coefficients, 0.0)
         work.coefficients[0] = -sign / length if length > 0.0 else 0.0
         _add(work, distance, distance, NOBODY, NOBODY)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add_fills(walls, work, members, radius):
     """Scores that pass the value which masked experts have.
 
@@ -205,7 +207,7 @@ def _add_fills(walls, work, members, radius):
                 _add_fill(walls, work, expert, -1.0, radius)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _tops_of(q, start, stop):
     """The largest and the second largest of a range of experts, -1 where there is none."""
     first = start
@@ -219,7 +221,7 @@ def _tops_of(q, start, stop):
     return first, second
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _oppose(walls, work, ours, theirs):
     """The constraint of the best of one group and as many of another; their number."""
     takes = walls.takes
@@ -231,7 +233,7 @@ def _oppose(walls, work, ours, theirs):
     return 2 * takes
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add_rival(walls, work, tops, rivals, always, radius):
     if walls.takes == 1 and not walls.is_softmax:
         i, j = tops[0], rivals[0]
@@ -247,7 +249,7 @@ def _add_rival(walls, work, tops, rivals, always, radius):
     _add_constraint(walls, work, number, gap, always, NOBODY, NOBODY, radius)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _add_groups(walls, work, radius):
     """Dropped groups that may overtake kept ones.
 
@@ -287,17 +289,20 @@ def _add_groups(walls, work, radius):
                         _add_rival(walls, work, tops, (one, two), always, radius)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _search(walls, work, limit):
     """A verified change through the barrier that seems nearest, or ``limit``."""
     guess = work.bounds[2]
-    if guess == 0.0 and not work.way.any():
+    is_nowhere = True
+    for n in range(5):
+        is_nowhere &= work.way[n] == 0.0
+    if guess == 0.0 and is_nowhere:
         return 0.0
     point(walls, work, work.nearest, work.way, 4)
     return min(limit, first_change(walls, work, work.low_of_nearest[0], guess, limit))
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _sort_out(walls, chosen, work):
     """Who is chosen, allowed and open; the chosen experts of kept groups, and their number."""
     size = work.q.shape[0] // walls.num_groups
@@ -313,7 +318,7 @@ def _sort_out(walls, chosen, work):
     return number
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _along(walls, work, number, low, length, far):
     """Shortest step down the constraint that changes the set; ``far`` if none does."""
     for of_logits in (False, True):
@@ -324,7 +329,7 @@ def _along(walls, work, number, low, length, far):
     return far
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _on_rays(walls, work, chosen, low, far):
     """What changes on rays, at lengths that grow until something does.
 
@@ -334,7 +339,7 @@ def _on_rays(walls, work, chosen, low, far):
     """
     q = work.q
     size = q.shape[0] // walls.num_groups
-    last, first = chosen[chosen.shape[0] - 1], _first(work, ~work.inside)
+    last, first = chosen[chosen.shape[0] - 1], _first(work, work.inside, False)
     if first < 0:
         return far
     length = max(low, SHORTEST)
@@ -366,7 +371,7 @@ def _on_rays(walls, work, chosen, low, far):
     return far
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def bracket(walls, work, logits, chosen):
     """Lower and upper bound of one token; ``work.pair`` is the pair if it is known, else -1.
 
@@ -374,8 +379,8 @@ def bracket(walls, work, logits, chosen):
     is not what the rule makes of these logits: a tie up to rounding.
     """
     load_scores(walls, logits, work)
-    work.inside[:] = False
-    work.direction[:] = 0.0
+    fill(work.inside, False)
+    fill(work.direction, 0.0)
     for rank in range(chosen.shape[0]):
         work.inside[chosen[rank]] = True
     _clear(work)
@@ -385,7 +390,7 @@ def bracket(walls, work, logits, chosen):
     far = math.inf
     for stage in range(3):
         if stage == _FIRST_SWAP:
-            first = _first(work, work.is_open)
+            first = _first(work, work.is_open, True)
             if walls.is_softmax and first >= 0 and members.shape[0] > 0:
                 _add_swap(walls, work, members[-1], first, FAR)
         elif stage == _SWAPS:
@@ -403,5 +408,5 @@ def bracket(walls, work, logits, chosen):
     if far > _CLOSE * low:
         far = _on_rays(walls, work, chosen, low, far)
     if not (work.bounds[0] < far < math.inf and work.bounds[1] >= far):
-        work.pair[:] = -1
+        fill(work.pair, -1)
     return min(far, work.bounds[0]), far

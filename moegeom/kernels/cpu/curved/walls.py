@@ -29,7 +29,7 @@ from numba import njit
 from moegeom.geometry.boundary.curved_rows import CurvedRows
 from moegeom.geometry.boundary.linear import NEVER
 from moegeom.geometry.boundary.score_curve import ScoreCurve
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.kernels.cpu._inner import UNCOUNTED
 from moegeom.kernels.cpu.curved.curve import Curve, curve_at, curve_inverse, curve_of, curve_slopes
 
 #: Certified: lower >= (1 - TOLERANCE) upper.
@@ -167,7 +167,14 @@ def work_for(walls: Walls) -> Work:
     )
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
+def fill(values, value):
+    """Sets all entries; a slice would be compiled to much more."""
+    for n in range(values.shape[0]):
+        values[n] = value
+
+
+@njit(**UNCOUNTED)
 def _node(curve, plane, p, o, delta, x):
     first, along, _, sign = plane
     logit = p + first * x
@@ -179,7 +186,7 @@ def _node(curve, plane, p, o, delta, x):
     return x, logit, other, ratio, sign * (other - o - along * x)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _cost(plane, node):
     rise = max(node[4], 0.0)
     if rise == 0.0:
@@ -189,7 +196,7 @@ def _cost(plane, node):
     return math.hypot(node[0], rise / plane[2])
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _lowest(a, b, low, high, width):
     """Least value between two ends of a function whose slope is between ``low`` and ``high``."""
     if a == -math.inf or b == -math.inf:
@@ -208,7 +215,7 @@ def _lowest(a, b, low, high, width):
     return a + low * step
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _ratios(curve, a, b):
     """Least and largest dh/dp between two nodes.
 
@@ -225,7 +232,7 @@ def _ratios(curve, a, b):
     return lower, upper
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _bound(curve, plane, a, b):
     """No point of the wall between two nodes is nearer than this."""
     first, along, across, sign = plane
@@ -262,7 +269,7 @@ def _bound(curve, plane, a, b):
     return max(box, tilted)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _push(stack, top, a, b):
     for entry in range(5):
         stack[top, entry] = a[entry]
@@ -270,13 +277,13 @@ def _push(stack, top, a, b):
     return top + 1
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _read(stack, top, offset):
     row = stack[top]
     return row[offset], row[offset + 1], row[offset + 2], row[offset + 3], row[offset + 4]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _descended(curve, plane, p, o, delta, x, limit):
     """The nearest of nodes that approach a local minimum: that of each tangent in turn."""
     node = _node(curve, plane, p, o, delta, x)
@@ -300,7 +307,7 @@ def _descended(curve, plane, p, o, delta, x, limit):
     return nearest
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _branch_and_bound(curve, plane, p, o, delta, start, limit, stack):
     """The nearest point of the wall nearer than ``limit``."""
     nearest = _descended(curve, plane, p, o, delta, start, limit)
@@ -344,7 +351,7 @@ def _branch_and_bound(curve, plane, p, o, delta, start, limit, stack):
     return lower, cost, other, nearest[1]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _finite_start(curve, plane, p, o, delta):
     """0, or an x where the other logit is finite: the middle of the scores that allow it."""
     if plane[0] == 0.0 or math.isfinite(_node(curve, plane, p, o, delta, 0.0)[4]):
@@ -359,7 +366,7 @@ def _finite_start(curve, plane, p, o, delta):
     return (logit - p) / plane[0]
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def wall_distance(curve, u, v, first, along, across, delta, limit, stack):
     """Lower and upper bound of the distance to a wall, and both logits at its nearest point.
 
@@ -397,7 +404,7 @@ def wall_distance(curve, u, v, first, along, across, delta, limit, stack):
     return NO_WALL_FOUND
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def load_token(walls, logits, work):
     """Logits times the multiplier, selection scores and slopes of one token."""
     for expert in range(logits.shape[0]):
@@ -408,7 +415,7 @@ def load_token(walls, logits, work):
         work.slope[expert] = slope
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def pair_wall(walls, work, i, j, limit):
     """As :func:`wall_distance`, of j catching up with i; straight for equal selection biases."""
     u = work.z[i]
@@ -430,13 +437,13 @@ def pair_wall(walls, work, i, j, limit):
     )
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def slope_bounds(walls, slope, factor):
     """Least and largest slope where it changes by ``factor`` at most."""
     return slope / factor, min(max(slope, 1e-300) * factor, walls.curve.steepest)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def slope_factor(walls, radius):
     """By how much any slope may change within ``radius``.
 
@@ -447,7 +454,7 @@ def slope_factor(walls, radius):
     return math.exp(min(exponent, 600.0)) * _SAFE
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _steepest_difference(walls, work, i, j, factor):
     """Largest norm of s w_i - t w_j over slopes s and t within their bounds: at a corner."""
     squared = 0.0
@@ -459,7 +466,7 @@ def _steepest_difference(walls, work, i, j, factor):
     return math.sqrt(squared)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def nearest_wall(walls, work, members):
     """Lower and upper bound, pair and logits there, between ``members`` and ``work.is_open``.
 
