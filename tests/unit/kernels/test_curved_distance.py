@@ -109,6 +109,16 @@ def test_a_masked_expert_that_was_chosen_leaves_where_a_kept_score_rises_to_zero
     np.testing.assert_allclose([lower, upper], 0.25, rtol=1e-8)
 
 
+def test_behind_a_soft_cap_a_score_rises_to_zero_where_its_logit_says_so():
+    """Expert 1 has sigmoid(tanh(-1)) - 1/2, which is 0 at a logit of 0: a distance of 1."""
+    groups, cap = GroupMask(2, 1, "max", 0.0), LogitMap(1.0, 1.0)
+    rule = Rule(2, "sigmoid", SCORES, True, groups=groups, logit_map=cap)
+    bias = [0.0, -0.5, -0.9, -0.9]
+    lower, upper, _, chosen = measured(np.eye(4), [[2.0, -1.0, 0.0, 0.0]], rule, bias)
+    np.testing.assert_array_equal(chosen, [[0, 2]])
+    np.testing.assert_allclose([lower, upper], 1.0, rtol=1e-8)
+
+
 def test_a_choice_that_the_rule_does_not_make_is_a_tie():
     rows = curved_rows(np.eye(4), sigmoid_rule(1, GroupMask(2, 1, "max", -np.inf)))
     wrong = np.array([[3]], dtype=np.int32)

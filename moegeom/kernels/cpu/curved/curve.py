@@ -31,6 +31,7 @@ class Curve(NamedTuple):
     bend: float
     convex_until: float
     own_low: float
+    own_high: float
     own_steepest: float
     own_peak: float
 
@@ -51,6 +52,7 @@ def curve_of(curve: ScoreCurve) -> Curve:
         bends.bend,
         bends.convex_until,
         own.low,
+        own.high,
         own.steepest,
         own.peak,
     )
@@ -74,7 +76,7 @@ def _own_at(code, t):
 
 @njit(**UNCOUNTED)
 def curve_at(curve, logit):
-    """Score, how far it is below the upper end of the range of the score, and slope.
+    """Score, how far it is below the upper end of the range without a cap, and slope.
 
     The rest keeps its digits where the score saturates; it is inf for an unbounded score.
     """
@@ -87,7 +89,10 @@ def curve_at(curve, logit):
 
 @njit(**UNCOUNTED)
 def curve_inverse(curve, score, rest):
-    """Logit with this score, and the slope there; -inf or inf, and 0, outside the range."""
+    """Logit with this score, and the slope there; -inf or inf, and 0, outside the range.
+
+    ``rest`` is how far it is below the upper end of the range without a cap.
+    """
     if score <= curve.own_low:
         return -math.inf, 0.0
     if rest <= 0.0:

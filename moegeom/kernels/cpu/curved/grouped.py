@@ -173,7 +173,7 @@ def _add_fill(walls, work, expert, sign, radius):
         _add_constraint(walls, work, _ONE, gap, 0.0, NOBODY, NOBODY, radius)
         return
     score = walls.fill - walls.bias[expert]
-    there, _ = curve_inverse(walls.curve, score, walls.curve.high - score)
+    there, _ = curve_inverse(walls.curve, score, walls.curve.own_high - score)
     way = sign * (work.z[expert] - there)
     length = walls.length[expert]
     if gap == 0.0 or (way < math.inf and length > 0.0):
