@@ -25,12 +25,10 @@ from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.arithmetic.number_format import rounded_to
 from moegeom.geometry.arithmetic.rounding import rounding_sigmas, switch_probability
 from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.boundary.curved_wall import wall_distance
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.logit_distance import free_logit_distance
 from moegeom.geometry.boundary.order_distance import flat_distance, order_distance
 from moegeom.geometry.boundary.orders import extra_experts, order_eps, order_exact, tie_spread
-from moegeom.geometry.boundary.score_curve import ScoreCurve
 from moegeom.geometry.gram.angular import cap_area_log10, cap_constant
 from moegeom.geometry.gram.gram import best_gram_score, cosines, gram_score, random_gram_score
 from moegeom.geometry.load.coalition import chao1, good_turing_coverage
@@ -51,6 +49,7 @@ from moegeom.geometry.space.intrinsic_dimension import (
     participation_ratio_corrected,
     two_nn,
 )
+from moegeom.kernels.cpu.curved_distance import curved_distance
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = DATA / "theory_fixtures.json"
@@ -172,18 +171,21 @@ def nearest_wall_by_factor(W, b, x, k, sigma):
 
 
 def sigmoid_pair(u, v, K, Delta):
-    (own, product), (_, other) = K
-    along = product / np.sqrt(own)
-    rows = (float(np.sqrt(own)), float(along), float(np.sqrt(other - along**2)))
-    return wall_distance(ScoreCurve("sigmoid"), (u, v), rows, Delta).upper
+    """A router of these two experts."""
+    _, upper, _ = curved_distance(row([u, v]), np.int32([[0]]), pair_of_sigmoids(K, Delta))
+    return upper[0]
 
 
 def sigmoid_lipschitz(u, v, K, Delta):
     """Each expert a group by itself: the difference of group scores is the one of the pair."""
-    rule = Rule(1, "sigmoid", Weights("scores"), True, groups=GroupMask(2, 1, "max", -np.inf))
-    bias = np.array([Delta, 0.0])
-    rows = curved_rows(np.linalg.cholesky(np.array(K)), rule, None, bias)
-    return margin(selection_scores(row([u, v]), rule, bias), 1)[0] / rows.group_slopes[0, 1]
+    rows = pair_of_sigmoids(K, Delta, GroupMask(2, 1, "max", -np.inf))
+    scores = selection_scores(row([u, v]), rows.rule, rows.bias)
+    return margin(scores, 1)[0] / rows.group_slopes[0, 1]
+
+
+def pair_of_sigmoids(K, Delta, groups=None):
+    rule = Rule(1, "sigmoid", Weights("scores"), True, groups=groups)
+    return curved_rows(np.linalg.cholesky(np.array(K)), rule, None, np.array([Delta, 0.0]))
 
 
 #: Fixture -> the function of its inputs that must give the expected numbers.

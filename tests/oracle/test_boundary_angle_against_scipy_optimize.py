@@ -11,7 +11,7 @@ from moegeom.core.router import Rule, Weights
 from moegeom.geometry.boundary.curved_rows import curved_rows
 from moegeom.geometry.rows.pre_norm import angle_bound, boundary_angle
 from moegeom.geometry.selection.pick import top_k
-from moegeom.kernels.reference.curved_distance import curved_distance
+from moegeom.kernels.cpu.curved_distance import curved_distance
 
 
 def logits_of(rows, bias, x):

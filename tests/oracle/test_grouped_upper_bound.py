@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.boundary.grouped import grouped_boundary
 from moegeom.geometry.selection.route import route
-from moegeom.kernels.table import load_kernels
-
-KERNELS = load_kernels("cpu")
+from moegeom.kernels.cpu.curved_distance import curved_distance
 
 #: Random routers; most have one token near which the steepest descent finds nothing good.
 ROUTERS = 60
@@ -81,38 +77,14 @@ def test_the_upper_bound_is_as_near_as_a_dense_search_finds_a_flip():
         logits = y @ weight.T
         chosen = route(logits, rule, bias).chosen
         rows = curved_rows(weight, rule, None, bias)
-        lower, upper, _ = KERNELS["curved_distance"](logits, chosen, rows)
+        lower, upper, _ = curved_distance(logits, chosen, rows)
         best = Search(weight, bias, rule, y).dense(random)
         assert lower[0] <= best
         assert np.isfinite(upper[0]) == np.isfinite(best)
         if np.isfinite(best):
             ratios.append(upper[0] / best)
+    # the search finds one within the bound each time, as the rule does change by then
+    assert min(ratios) > 1.0 - 1e-9
     assert np.median(ratios) < 1.01
     assert np.quantile(ratios, 0.9) < 1.1
     assert max(ratios) < 2.0
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_reference_and_the_kernel_find_the_same_flip(seed):
-    weight, bias, rule, y, _ = drawn(seed)
-    logits = y @ weight.T
-    chosen = route(logits, rule, bias).chosen
-    rows = curved_rows(weight, rule, None, bias)
-    found = grouped_boundary(logits, chosen, rows)
-    lower, upper, pair = KERNELS["curved_distance"](logits, chosen, rows)
-    np.testing.assert_allclose([lower, upper], [found.lower, found.upper], rtol=1e-6)
-    np.testing.assert_array_equal(pair, found.pair)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_step_of_the_upper_bound_has_its_length_and_flips(seed):
-    weight, bias, rule, y, _ = drawn(seed)
-    logits = y @ weight.T
-    chosen = route(logits, rule, bias).chosen
-    found = grouped_boundary(logits, chosen, curved_rows(weight, rule, None, bias))
-    centred = weight - weight.mean(axis=0)
-    change = found.step - found.step.mean(axis=1, keepdims=True)
-    step = np.linalg.lstsq(centred, change.T, rcond=None)[0].T
-    np.testing.assert_array_less(np.linalg.norm(step), found.upper * (1.0 + 1e-6))
-    moved = Search(weight, bias, rule, y).is_changed(step * (1.0 + 1e-7))
-    assert moved.all()

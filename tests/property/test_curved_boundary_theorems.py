@@ -1,4 +1,4 @@
-"""Nothing switches nearer than the lower bound, something does after a step of the upper one."""
+"""Nothing switches nearer than the lower bound, something does on the circle of the upper one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary.curved import curved_boundary
 from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.boundary.grouped import grouped_boundary
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.selection.route import route
+from moegeom.kernels.cpu.curved_distance import curved_distance
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,9 @@ BOUNDED = [
 every_rule = pytest.mark.parametrize("setting", SEPARABLE + BOUNDED, ids=lambda s: s.name)
 separable = pytest.mark.parametrize("setting", SEPARABLE, ids=lambda s: s.name)
 bounded = pytest.mark.parametrize("setting", BOUNDED, ids=lambda s: s.name)
+#: A circle, fine enough to meet what is only a hair behind a wall.
+AROUND = np.exp(2j * np.pi * np.arange(8192) / 8192)
+AROUND = np.stack([AROUND.real, AROUND.imag], axis=1)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -74,9 +76,9 @@ class Case:
 
     experts = 12
 
-    def __init__(self, setting: Setting, seed: int, tokens: int = 4) -> None:
+    def __init__(self, setting: Setting, seed: int, tokens: int = 4, hidden: int = 0) -> None:
         self.random = np.random.default_rng(seed)
-        hidden = int(self.random.integers(2, 6))
+        hidden = hidden or int(self.random.integers(2, 6))
         k = int(self.random.integers(1, 7))
         self.weight = self.random.uniform(
             0.3, 1.5, (self.experts, 1)
@@ -90,8 +92,10 @@ class Case:
         )
         self.rows = curved_rows(self.weight, self.rule, None, self.bias)
         self.y = self.random.standard_normal((tokens, hidden))
-        boundary = curved_boundary if self.rows.is_separable else grouped_boundary
-        self.found = boundary(self.logits(self.y), self.chosen(self.y), self.rows)
+        self.lower, self.upper, self.pair = self.bounds(self.y)
+
+    def bounds(self, y):
+        return curved_distance(self.logits(y), self.chosen(y), self.rows)
 
     def logits(self, y):
         return y @ self.weight.T
@@ -106,12 +110,16 @@ class Case:
         drawn = self.random.standard_normal((count, self.y.shape[1]))
         return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
-    def steps(self):
-        """The least steps of the router input that change logits as the witness says."""
-        weight, step = self.weight * self.rows.multiplier, self.found.step
-        if self.rule.score == "softmax":
-            weight, step = weight - weight.mean(axis=0), step - step.mean(axis=1, keepdims=True)
-        return np.linalg.lstsq(weight, step.T, rcond=None)[0].T
+    def switches(self, token, steps):
+        """Whether the set after each step is another one."""
+        before, y = self.sets(self.y[token : token + 1]), self.y[token] + steps
+        return (self.sets(y) != before).any(axis=1)
+
+    def circle(self, rows):
+        """Unit vectors all around in the span of one or two rows."""
+        found = np.linalg.svd(rows, full_matrices=False)
+        basis = found.Vh[: np.linalg.matrix_rank(rows, rtol=1e-9)]
+        return AROUND[:, : len(basis)] @ basis if len(basis) > 1 else np.vstack([basis, -basis])
 
 
 @every_rule
@@ -120,53 +128,50 @@ class Case:
 def test_no_direction_switches_within_the_lower_bound(setting, seed):
     """4 tokens, 500 directions: 480 000 trials over all rules and seeds."""
     case = Case(setting, seed)
-    reach = np.minimum(case.found.lower, 1e6)
-    before = case.sets(case.y)
+    reach = np.minimum(case.lower, 1e6)
     for token in range(len(case.y)):
-        moved = case.y[token] + 0.999 * reach[token] * case.directions(500)
-        expected = np.tile(before[token], (500, 1))
-        np.testing.assert_array_equal(case.sets(moved), expected)
+        steps = 0.999 * reach[token] * case.directions(500)
+        np.testing.assert_array_equal(case.switches(token, steps), False)
 
 
 @separable
 @settings(max_examples=12)
 @given(SEEDS)
-def test_a_step_of_the_distance_along_the_witness_switches(setting, seed):
+def test_in_the_plane_of_the_pair_the_set_switches_at_the_distance_and_not_before(setting, seed):
     case = Case(setting, seed)
-    exists = np.isfinite(case.found.upper) & (case.found.upper > 0.0)
-    steps = case.steps()[exists]
-    length = np.linalg.norm(steps, axis=1)
-    np.testing.assert_allclose(length, case.found.upper[exists], rtol=1e-6)
-    before, y = case.sets(case.y)[exists], case.y[exists]
-    np.testing.assert_array_equal((case.sets(y + 1.001 * steps) != before).any(axis=1), True)
-    np.testing.assert_array_equal(case.sets(y + 0.999 * steps), before)
+    for token in np.flatnonzero(np.isfinite(case.upper) & (case.upper > 0.0)).tolist():
+        around = case.circle(case.weight[case.pair[token]])
+        assert case.switches(token, (1.0 + 1e-5) * case.upper[token] * around).any()
+        for share in (0.1, 0.5, 0.9, 1.0 - 1e-5):
+            assert not case.switches(token, share * case.lower[token] * around).any()
 
 
 @bounded
 @settings(max_examples=8)
 @given(SEEDS)
-def test_the_rule_chooses_another_set_after_a_step_of_the_upper_bound(setting, seed):
-    case = Case(setting, seed)
-    exists = np.isfinite(case.found.upper) & (case.found.upper > 1e-9)
-    steps = case.steps()[exists]
-    np.testing.assert_array_less(
-        np.linalg.norm(steps, axis=1), case.found.upper[exists] * (1.0 + 1e-6)
-    )
-    # the step ends a hair behind the wall; the logits of this test are rounded anew
-    moved = case.sets(case.y[exists] + steps * (1.0 + 1e-7))
-    np.testing.assert_array_equal((moved != case.sets(case.y)[exists]).any(axis=1), True)
+def test_in_the_plane_the_first_switch_is_between_the_bounds(setting, seed):
+    """Two coordinates: a disc holds all inputs that are so near."""
+    case = Case(setting, seed, hidden=2)
+    for token in range(len(case.y)):
+        for share in (0.1, 0.5, 0.9, 0.999):
+            steps = share * min(case.lower[token], 1e6) * AROUND
+            assert not case.switches(token, steps).any()
+        if 1e-9 < case.upper[token] < np.inf:
+            # the step of the upper bound ends anywhere behind the wall, within its resolution
+            hairs = (1.0 + 1e-6, 1.0 + 1e-4, 1.001)
+            assert any(case.switches(token, h * case.upper[token] * AROUND).any() for h in hairs)
 
 
 @separable
 @settings(max_examples=12)
 @given(SEEDS)
 def test_the_bracket_of_a_separable_rule_is_closed(setting, seed):
-    found = Case(setting, seed).found
-    finite = np.isfinite(found.upper)
+    case = Case(setting, seed)
+    finite = np.isfinite(case.upper)
     np.testing.assert_array_less(
-        found.upper[finite] * (1.0 - 1.0000001e-6) - 1e-300, found.lower[finite]
+        case.upper[finite] * (1.0 - 1.0000001e-6) - 1e-300, case.lower[finite]
     )
-    np.testing.assert_array_equal(found.lower[~finite], np.inf)
+    np.testing.assert_array_equal(case.lower[~finite], np.inf)
 
 
 @bounded
@@ -174,12 +179,11 @@ def test_the_bracket_of_a_separable_rule_is_closed(setting, seed):
 @given(SEEDS)
 def test_the_bounds_are_in_order_and_the_pair_is_one_that_swaps(setting, seed):
     case = Case(setting, seed)
-    found = case.found
-    np.testing.assert_array_equal(found.lower <= found.upper, True)
-    known = found.pair[:, 0] >= 0
+    np.testing.assert_array_equal(case.lower <= case.upper, True)
+    known = case.pair[:, 0] >= 0
     chosen = np.zeros((len(case.y), case.experts), dtype=bool)
     np.put_along_axis(chosen, case.chosen(case.y), True, axis=1)
-    out, entering = found.pair[known].T
+    out, entering = case.pair[known].T
     np.testing.assert_array_equal(chosen[known, out], True)
     np.testing.assert_array_equal(chosen[known, entering], False)
 
@@ -191,8 +195,8 @@ def test_equal_selection_biases_leave_the_straight_walls_of_the_logits(setting, 
     case = Case(Setting(setting.score, None, setting.logit_map, 0.0, 0.25), seed)
     logits = case.logits(case.y)
     straight = boundary_distance(logits, case.chosen(case.y), row_distances(case.weight))
-    np.testing.assert_allclose(case.found.upper, straight.distance, rtol=1e-12)
-    np.testing.assert_allclose(case.found.lower, straight.distance, rtol=1e-12)
+    np.testing.assert_allclose(case.upper, straight.distance, rtol=1e-12)
+    np.testing.assert_allclose(case.lower, straight.distance, rtol=1e-12)
 
 
 @separable
@@ -201,9 +205,7 @@ def test_equal_selection_biases_leave_the_straight_walls_of_the_logits(setting, 
 def test_the_distance_is_one_lipschitz(setting, seed):
     case = Case(setting, seed, tokens=1)
     step = case.random.exponential(0.3) * case.directions(1)
-    logits = case.logits(case.y + step)
-    other = curved_boundary(logits, case.chosen(case.y + step), case.rows)
-    before, after = case.found.upper, other.upper
+    before, (_, after, _) = case.upper, case.bounds(case.y + step)
     both = np.isfinite(before) & np.isfinite(after)
     change = np.abs(after[both] - before[both])
     slack = 1e-9 + 2e-6 * (before[both] + after[both])

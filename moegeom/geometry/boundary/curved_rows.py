@@ -9,9 +9,11 @@ from jaxtyping import Float, Float64
 
 from moegeom.core.errors import RouterRuleError
 from moegeom.core.router import GroupMask, LogitMap, Rule
-from moegeom.geometry.boundary.curved_wall import PARALLEL
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
 from moegeom.geometry.boundary.score_curve import ScoreCurve
+
+#: A row is parallel to another when it leaves its line by less than this share of its length.
+_PARALLEL = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +40,6 @@ class CurvedRows:
     group_slopes: Float64[np.ndarray, "groups groups"]
 
     @property
-    def cap(self) -> LogitMap:
-        """The map of logits that are multiplied already."""
-        return LogitMap(1.0, np.inf if self.curve is None else self.curve.soft_cap)
-
-    @property
     def groups(self) -> GroupMask | None:
         return self.rule.groups
 
@@ -62,7 +59,7 @@ def curved_rows(
     logit_bias: Float[np.ndarray, "experts"] | None = None,
     selection_bias: Float[np.ndarray, "experts"] | None = None,
 ) -> CurvedRows:
-    """The rows of a router made ready for :mod:`moegeom.geometry.boundary.curved`.
+    """The rows of a router made ready for :mod:`moegeom.kernels.cpu.curved_distance`.
 
     Softmax scores that nothing is added to order as their logits do, and so do group maxima of
     them: such a rule is taken as one of logits, masked with -inf, which all scores are above.
@@ -127,7 +124,7 @@ def _across(
         residual = rows[near] - share[i, near, None] * rows[i]
         squared[i, near] = (residual**2).sum(axis=1)
     across = np.sqrt(squared)
-    across[across <= PARALLEL * length[None, :]] = 0.0
+    across[across <= _PARALLEL * length[None, :]] = 0.0
     across[length == 0.0] = 0.0
     return across
 

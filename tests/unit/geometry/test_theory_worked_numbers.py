@@ -14,12 +14,12 @@ from moegeom.cells.exact.hypersimplex import face_counts
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_FLOAT32
 from moegeom.geometry.arithmetic.summation import gamma
-from moegeom.geometry.boundary.curved_wall import wall_distance
+from moegeom.geometry.boundary.curved_rows import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.logit_distance import free_logit_distance
 from moegeom.geometry.boundary.order_distance import order_distance
 from moegeom.geometry.boundary.orders import extra_experts, order_eps, tie_spread
-from moegeom.geometry.boundary.score_curve import ScoreCurve
+from moegeom.geometry.boundary.score_curve import BENDS
 from moegeom.geometry.gram.angular import cap_area_log10, cap_constant
 from moegeom.geometry.gram.gram import (
     best_gram_score,
@@ -33,13 +33,14 @@ from moegeom.geometry.load.statistics import gini, load_cv, load_entropy_nats, m
 from moegeom.geometry.noise.prediction import spacing, tie_probability
 from moegeom.geometry.paths.exit_time import face_quantile, log_crossing_probability
 from moegeom.geometry.rows.pre_norm import boundary_angle
-from moegeom.geometry.selection.pick import top_k
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection.pick import margin, top_k
+from moegeom.geometry.selection.route import route, selection_scores
 from moegeom.geometry.space.capacity import expert_capacity
 from moegeom.geometry.space.intrinsic_dimension import (
     participation_ratio,
     participation_ratio_corrected,
 )
+from moegeom.kernels.cpu.curved_distance import curved_distance
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/theory.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (\w+) [^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -63,10 +64,11 @@ def distance():
 
 
 def curved():
-    sigmoid = ScoreCurve("sigmoid")
-    margin = sigmoid.at(1.0).score + 0.1 - sigmoid.at(0.0).score
-    wall = wall_distance(sigmoid, (1.0, 0.0), (1.0, 0.0, 1.0), 0.1)
-    return [margin, wall.upper, margin / (sigmoid.bends.steepest * sqrt(2.0))]
+    rule, bias = Rule(1, "sigmoid", Weights("scores"), True), np.array([0.1, 0.0])
+    logits = np.array([[1.0, 0.0]])
+    gap = margin(selection_scores(logits, rule, bias), 1)[0]
+    _, upper, _ = curved_distance(logits, np.int32([[0]]), curved_rows(np.eye(2), rule, None, bias))
+    return [gap, upper[0], gap / (BENDS["sigmoid"].steepest * sqrt(2.0))]
 
 
 def angle():

@@ -124,7 +124,7 @@ def test_the_reference_backend_counts_the_same(made, undisturbed):
     from moegeom.metrics import METRICS
 
     kind, expected = undisturbed
-    # distances of curved walls take the reference milliseconds a token; parity tests hold them
+    # parity tests hold distances
     metrics = [m for m in METRICS.all() if {"experts", "coalitions"} & set(m.columns)]
     found = made.measured(made.recording(), made.router(kind), backend="reference", metrics=metrics)
     np.testing.assert_equal(found["coalitions"], expected["coalitions"])

@@ -16,7 +16,7 @@ from moegeom.geometry.boundary.curved_rows import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.rows.norm import normed
 from moegeom.geometry.selection.route import route
-from moegeom.kernels.table import load_kernels
+from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.metrics import METRICS, measure_router
 
 TOKENS = 2 * TILE + 60
@@ -253,12 +253,10 @@ def test_the_file_of_tokens_is_the_reference_route_and_adds_up_to_the_counts(
         np.testing.assert_array_equal(rows["expert_in"], nearest.pair[:, 1])
     else:
         curved = curved_rows(router.weight, router.rule, None, router.selection_bias)
-        lower, upper, pair = load_kernels("reference")["curved_distance"](
-            logits[:300], expected.chosen[:300], curved
-        )
-        np.testing.assert_allclose(rows["boundary_distance"][:300], lower, rtol=1e-6)
-        np.testing.assert_allclose(rows["boundary_distance_upper"][:300], upper, rtol=3e-6)
-        np.testing.assert_array_equal(rows["expert_out"][:300], pair[:, 0])
+        lower, upper, pair = curved_distance(logits, expected.chosen, curved)
+        np.testing.assert_allclose(rows["boundary_distance"], lower, rtol=1e-6)
+        np.testing.assert_allclose(rows["boundary_distance_upper"], upper, rtol=3e-6)
+        np.testing.assert_array_equal(rows["expert_out"], pair[:, 0])
     slots = [
         row["num_slots"]
         for row in tables["experts"]

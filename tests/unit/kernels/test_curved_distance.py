@@ -9,23 +9,20 @@ import pytest
 
 from moegeom.core.errors import RouterRuleError
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary.curved import curved_boundary
 from moegeom.geometry.boundary.curved_rows import curved_rows, group_slopes
-from moegeom.geometry.boundary.grouped import grouped_boundary
 from moegeom.geometry.selection.route import route
+from moegeom.kernels.cpu.curved_distance import curved_distance
 
 SCORES = Weights("scores")
 
 
 def measured(weight, y, rule, bias, logit_bias=None):
-    """The boundary, and the experts that were chosen."""
+    """Lower and upper bound, the pair, and the experts that were chosen."""
     weight = np.array(weight, dtype=np.float64)
     logits = np.array(y) @ weight.T + (0.0 if logit_bias is None else logit_bias)
     bias = np.array(bias, dtype=np.float64)
-    rows = curved_rows(weight, rule, logit_bias, bias)
     chosen = route(logits, rule, bias).chosen
-    boundary = curved_boundary if rows.is_separable else grouped_boundary
-    return boundary(logits, chosen, rows), chosen
+    return *curved_distance(logits, chosen, curved_rows(weight, rule, logit_bias, bias)), chosen
 
 
 def sigmoid_rule(k, groups=None):
@@ -33,38 +30,36 @@ def sigmoid_rule(k, groups=None):
 
 
 def test_the_worked_pair_of_experts():
-    found, _ = measured(np.eye(2), [[1.0, 0.0]], sigmoid_rule(1), [0.1, 0.0])
-    np.testing.assert_allclose(found.upper, [1.007672], atol=1e-6)
-    np.testing.assert_array_equal(found.pair, [[0, 1]])
-    np.testing.assert_allclose(found.step, [[0.25398 - 1.0, 0.67739]], atol=2e-5)
+    _, upper, pair, _ = measured(np.eye(2), [[1.0, 0.0]], sigmoid_rule(1), [0.1, 0.0])
+    np.testing.assert_allclose(upper, [1.007672], atol=1e-6)
+    np.testing.assert_array_equal(pair, [[0, 1]])
 
 
 def test_choosing_every_expert_leaves_no_boundary():
-    found, _ = measured(np.eye(3), [[1.0, 0.0, 2.0]], sigmoid_rule(3), [0.1, 0.0, 0.2])
-    np.testing.assert_array_equal([found.lower, found.upper], np.inf)
-    np.testing.assert_array_equal(found.pair, [[-1, -1]])
-    np.testing.assert_array_equal(np.isnan(found.step), True)
+    lower, upper, pair, _ = measured(np.eye(3), [[1.0, 0.0, 2.0]], sigmoid_rule(3), [0.1, 0.0, 0.2])
+    np.testing.assert_array_equal([lower, upper], np.inf)
+    np.testing.assert_array_equal(pair, [[-1, -1]])
 
 
 def test_equal_rows_and_biases_tie_permanently():
     weight = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
-    found, _ = measured(weight, [[2.0, 0.0]], sigmoid_rule(1), [0.1, 0.1, 0.0])
-    np.testing.assert_array_equal([found.lower, found.upper], 0.0)
-    np.testing.assert_array_equal(found.pair, [[0, 1]])
+    lower, upper, pair, _ = measured(weight, [[2.0, 0.0]], sigmoid_rule(1), [0.1, 0.1, 0.0])
+    np.testing.assert_array_equal([lower, upper], 0.0)
+    np.testing.assert_array_equal(pair, [[0, 1]])
 
 
 def test_equal_rows_told_apart_by_a_bias_are_no_wall():
     """Neither by a selection bias nor by a logit bias."""
     weight = [[1.0, 0.0], [1.0, 0.0]]
     for bias, logit_bias in (([0.1, 0.0], None), ([0.1, 0.1], np.array([0.5, 0.0]))):
-        found, _ = measured(weight, [[2.0, 0.0]], sigmoid_rule(1), bias, logit_bias)
-        np.testing.assert_array_equal([found.lower, found.upper], np.inf)
+        lower, upper, _, _ = measured(weight, [[2.0, 0.0]], sigmoid_rule(1), bias, logit_bias)
+        np.testing.assert_array_equal([lower, upper], np.inf)
 
 
 def test_a_multiplier_is_a_factor_of_the_rows():
     rule = Rule(1, "sigmoid", SCORES, True, logit_map=LogitMap(4.0))
-    scaled, _ = measured(np.eye(2), [[0.25, 0.0]], rule, [0.1, 0.0])
-    np.testing.assert_allclose(scaled.upper, [1.0076719 / 4.0], rtol=1e-6)
+    _, scaled, _, _ = measured(np.eye(2), [[0.25, 0.0]], rule, [0.1, 0.0])
+    np.testing.assert_allclose(scaled, [1.0076719 / 4.0], rtol=1e-6)
 
 
 def test_softmax_of_capped_logits_with_a_bias_is_refused():
@@ -76,24 +71,24 @@ def test_softmax_of_capped_logits_with_a_bias_is_refused():
 def test_two_probabilities_are_sigmoids_of_the_difference():
     """p_0 - p_1 = tanh(d/2) with d = z_0 - z_1, so that the wall is where tanh(d/2) = -0.2."""
     rule = Rule(1, "softmax", SCORES, True)
-    found, _ = measured(np.eye(2), [[1.0, 0.0]], rule, [0.2, 0.0])
+    lower, upper, _, _ = measured(np.eye(2), [[1.0, 0.0]], rule, [0.2, 0.0])
     exact = (1.0 - 2.0 * np.arctanh(-0.2)) / np.sqrt(2.0)
-    assert found.lower[0] <= exact <= found.upper[0]
-    np.testing.assert_allclose(found.upper, exact, rtol=1.1e-3)
+    assert lower[0] <= exact <= upper[0]
+    np.testing.assert_allclose(upper, exact, rtol=1.1e-3)
 
 
 def test_softmax_group_maxima_without_a_bias_have_straight_walls():
     """Groups (0, 1) and (2, 3) by logits 3, 1 | 2, 0: the group changes where z_0 = z_2."""
     rule = Rule(1, "softmax", SCORES, False, groups=GroupMask(2, 1, "max", 0.0))
-    found, _ = measured(np.eye(4), [[3.0, 1.0, 2.0, 0.0]], rule, np.zeros(4))
-    np.testing.assert_allclose([found.lower, found.upper], np.sqrt(0.5), rtol=1e-8)
+    lower, upper, _, _ = measured(np.eye(4), [[3.0, 1.0, 2.0, 0.0]], rule, np.zeros(4))
+    np.testing.assert_allclose([lower, upper], np.sqrt(0.5), rtol=1e-8)
 
 
 def test_sums_of_two_logits_change_groups_at_a_plane():
     """3 + 1 against 2 + 1.5 with four orthonormal rows: half apart, a normal of length 2."""
     rule = Rule(1, "identity", SCORES, False, groups=GroupMask(2, 1, "top2_sum", -np.inf))
-    found, _ = measured(np.eye(4), [[3.0, 1.0, 2.0, 1.5]], rule, np.zeros(4))
-    np.testing.assert_allclose([found.lower, found.upper], 0.25, rtol=1e-8)
+    lower, upper, _, _ = measured(np.eye(4), [[3.0, 1.0, 2.0, 1.5]], rule, np.zeros(4))
+    np.testing.assert_allclose([lower, upper], 0.25, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("fill", "distance"), [(0.0, 0.3), (-np.inf, 0.7 / np.sqrt(2.0))])
@@ -102,30 +97,40 @@ def test_a_fill_of_zero_is_a_wall_that_minus_infinity_is_not(fill, distance):
     rule = Rule(2, "identity", SCORES, False, groups=GroupMask(2, 1, "max", fill))
     weight = np.eye(6)
     y = [[5.0, 0.3, -0.4, -2.0, -3.0, -4.0]]
-    found, chosen = measured(weight, y, rule, np.zeros(6))
+    lower, upper, _, chosen = measured(weight, y, rule, np.zeros(6))
     np.testing.assert_array_equal(chosen, [[0, 1]])
-    np.testing.assert_allclose([found.lower, found.upper], distance, rtol=1e-8)
+    np.testing.assert_allclose([lower, upper], distance, rtol=1e-8)
 
 
 def test_a_masked_expert_that_was_chosen_leaves_where_a_kept_score_rises_to_zero():
     rule = Rule(2, "identity", SCORES, False, groups=GroupMask(2, 1, "max", 0.0))
-    found, chosen = measured(np.eye(4), [[5.0, -0.25, -2.0, -3.0]], rule, np.zeros(4))
+    lower, upper, _, chosen = measured(np.eye(4), [[5.0, -0.25, -2.0, -3.0]], rule, np.zeros(4))
     np.testing.assert_array_equal(chosen, [[0, 2]])
-    np.testing.assert_allclose([found.lower, found.upper], 0.25, rtol=1e-8)
+    np.testing.assert_allclose([lower, upper], 0.25, rtol=1e-8)
+
+
+def test_behind_a_soft_cap_a_score_rises_to_zero_where_its_logit_says_so():
+    """Expert 1 has sigmoid(tanh(-1)) - 1/2, which is 0 at a logit of 0: a distance of 1."""
+    groups, cap = GroupMask(2, 1, "max", 0.0), LogitMap(1.0, 1.0)
+    rule = Rule(2, "sigmoid", SCORES, True, groups=groups, logit_map=cap)
+    bias = [0.0, -0.5, -0.9, -0.9]
+    lower, upper, _, chosen = measured(np.eye(4), [[2.0, -1.0, 0.0, 0.0]], rule, bias)
+    np.testing.assert_array_equal(chosen, [[0, 2]])
+    np.testing.assert_allclose([lower, upper], 1.0, rtol=1e-8)
 
 
 def test_a_choice_that_the_rule_does_not_make_is_a_tie():
     rows = curved_rows(np.eye(4), sigmoid_rule(1, GroupMask(2, 1, "max", -np.inf)))
     wrong = np.array([[3]], dtype=np.int32)
-    found = grouped_boundary(np.array([[3.0, 1.0, 2.0, 0.0]]), wrong, rows)
-    np.testing.assert_array_equal([found.lower, found.upper], 0.0)
+    lower, upper, _ = curved_distance(np.array([[3.0, 1.0, 2.0, 0.0]]), wrong, rows)
+    np.testing.assert_array_equal([lower, upper], 0.0)
 
 
 def test_no_token_gives_no_distance():
     for rule in (sigmoid_rule(1), sigmoid_rule(1, GroupMask(2, 1, "max", 0.0))):
-        found, _ = measured(np.eye(4), np.empty((0, 4)), rule, np.zeros(4))
-        assert found.lower.shape == found.upper.shape == (0,)
-        assert found.pair.shape == (0, 2)
+        lower, upper, pair, _ = measured(np.eye(4), np.empty((0, 4)), rule, np.zeros(4))
+        assert lower.shape == upper.shape == (0,)
+        assert pair.shape == (0, 2)
 
 
 @pytest.mark.parametrize("kind", ["max", "top2_sum"])

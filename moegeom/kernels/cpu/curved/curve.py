@@ -1,4 +1,8 @@
-"""Scores of single logits, compiled; see :mod:`moegeom.geometry.boundary.score_curve`."""
+"""Increasing scores of a single logit: value, slope, inverse, and bounds between two logits.
+
+A curve is a score behind an optional soft cap, ``z -> s(cap * tanh(z / cap))``; a multiplier is
+folded into logits and rows before. :mod:`moegeom.geometry.boundary.score_curve` has the numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,16 @@ from typing import NamedTuple
 
 from numba import njit
 
-from moegeom.geometry.boundary.score_curve import BENDS, SEPARABLE_SCORES, ScoreCurve
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.geometry.boundary.score_curve import BENDS, ScoreCurve
+from moegeom.kernels.cpu._inner import UNCOUNTED
 
-IDENTITY, SIGMOID, SQRT_SOFTPLUS = range(len(SEPARABLE_SCORES))
+#: What compiled loops select a score by.
+_CODES = {"identity": 0, "sigmoid": 1, "sqrt_softplus": 2}
+_IDENTITY, _SIGMOID, _SQRT_SOFTPLUS = _CODES.values()
 
 
 class Curve(NamedTuple):
-    """The numbers of a curve; ``own_`` are those of the score without its cap."""
+    """The numbers of a curve, from ``low`` to ``high``; ``own_``: of the score without its cap."""
 
     code: int
     soft_cap: float
@@ -25,34 +31,39 @@ class Curve(NamedTuple):
     bend: float
     convex_until: float
     own_low: float
+    own_high: float
     own_steepest: float
     own_peak: float
 
 
 def curve_of(curve: ScoreCurve) -> Curve:
     """The curve in the layout that compiled loops take."""
-    bends, own = curve.bends, BENDS[curve.score]
+    bends, own, cap = curve.bends, BENDS[curve.score], float(curve.soft_cap)
+    code, (low, high) = _CODES[curve.score], (own.low, own.high)
+    if math.isfinite(cap):
+        low, high = (_own_at.py_func(code, end)[0] for end in (-cap, cap))
     return Curve(
-        curve.code,
-        float(curve.soft_cap),
-        bends.low,
-        bends.high,
+        code,
+        cap,
+        low,
+        high,
         bends.steepest,
         bends.log_slope,
         bends.bend,
         bends.convex_until,
         own.low,
+        own.high,
         own.steepest,
         own.peak,
     )
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def _own_at(code, t):
-    if code == IDENTITY:
+    if code == _IDENTITY:
         return t, math.inf, 1.0
     decay = math.exp(-abs(t))
-    if code == SIGMOID:
+    if code == _SIGMOID:
         larger = 1.0 / (1.0 + decay)
         smaller = decay * larger
         if t >= 0.0:
@@ -63,9 +74,12 @@ def _own_at(code, t):
     return score, math.inf, sigmoid / (2.0 * score) if score > 0.0 else 0.0
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def curve_at(curve, logit):
-    """Score, distance to the upper end of the range, and slope."""
+    """Score, how far it is below the upper end of the range without a cap, and slope.
+
+    The rest keeps its digits where the score saturates; it is inf for an unbounded score.
+    """
     if math.isinf(curve.soft_cap):
         return _own_at(curve.code, logit)
     ratio = math.tanh(logit / curve.soft_cap)
@@ -73,19 +87,22 @@ def curve_at(curve, logit):
     return score, rest, slope * (1.0 - ratio * ratio)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def curve_inverse(curve, score, rest):
-    """Logit with this score and the slope there; infinite, and 0, outside the range."""
+    """Logit with this score, and the slope there; -inf or inf, and 0, outside the range.
+
+    ``rest`` is how far it is below the upper end of the range without a cap.
+    """
     if score <= curve.own_low:
         return -math.inf, 0.0
     if rest <= 0.0:
         return math.inf, 0.0
     inner = score
     slope = 1.0
-    if curve.code == SIGMOID:
+    if curve.code == _SIGMOID:
         inner = math.log(score / rest)
         slope = score * rest
-    elif curve.code == SQRT_SOFTPLUS:
+    elif curve.code == _SQRT_SOFTPLUS:
         square = score * score
         powers = -math.expm1(-square)
         inner = square + math.log(powers)
@@ -98,15 +115,16 @@ def curve_inverse(curve, score, rest):
     return curve.soft_cap * math.atanh(ratio), slope * (1.0 - ratio * ratio)
 
 
-@njit(**INNER)
+@njit(**UNCOUNTED)
 def curve_slopes(curve, low, high):
-    """Least and largest slope between two logits."""
+    """Least and largest slope between two logits, by the shape of s' and of the cap."""
     c = curve.soft_cap
     if math.isinf(c):
         first = _own_at(curve.code, low)[2] if math.isfinite(low) else 0.0
         last = _own_at(curve.code, high)[2] if math.isfinite(high) else 0.0
         inside = low < curve.own_peak < high
         return min(first, last), curve.own_steepest if inside else max(first, last)
+    # the product of the least, and of the largest, values of both factors of the slope
     a = math.tanh(low / c)
     b = math.tanh(high / c)
     first = _own_at(curve.code, c * a)[2]
