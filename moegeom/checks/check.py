@@ -77,7 +77,8 @@ class Check:
     ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
     a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
     ``needs`` are columns of ``layers``: where all are null the check does not apply, and ``absent``
-    says why; so where ``facts``, a key of ``run.json``, holds nothing. ``alike`` gives findings of
+    says why; so where ``facts``, a key of ``run.json``, holds nothing, and where ``too_little``
+    says what there is less of than the statement needs. ``alike`` gives findings of
     the same statement the same key: those are told as one.
     ``inputs`` says what it takes beyond the weights. ``detects`` puts the least defect
     that could have been found, in units of the tested figure, into words.
@@ -94,6 +95,7 @@ class Check:
     absent: str = "nothing of the kind is in this checkpoint"
     detects: Callable[[float], str] | None = None
     alike: Callable[[Finding], str] = lambda finding: ""
+    too_little: Callable[[Measured], str] = lambda measured: ""
 
     def finding(
         self,

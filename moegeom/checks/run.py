@@ -122,6 +122,8 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
     for need in check.needs:
         if all(row.get(need) is None for row in measured.layers):
             return "does not apply", check.absent
+    if too_little := check.too_little(measured):
+        return "does not apply", too_little
     return None
 
 

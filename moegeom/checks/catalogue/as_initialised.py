@@ -27,11 +27,16 @@ from moegeom.core.finding import Finding
 _LEAST = 512
 
 
+def _too_little(measured: Measured) -> str:
+    counts = [facts["num_weights"] for facts in measured.run["initialised"]["routers"]]
+    return "" if max(counts, default=0) >= _LEAST else f"routers of fewer than {_LEAST} numbers"
+
+
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     drawn = measured.run["initialised"]
     for facts in drawn["routers"]:
         count, spread = facts["num_weights"], facts["std"] / drawn["initializer_range"]
-        if count < _LEAST:
+        if count < _LEAST:  # at this router; at all, there is too little to judge
             continue
         errors = (
             (spread - 1.0) * math.sqrt(2.0 * count),
@@ -65,4 +70,5 @@ CHECK = Check(
     ),
     facts="initialised",
     absent="the config has no initializer_range",
+    too_little=_too_little,
 )

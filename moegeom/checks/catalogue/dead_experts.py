@@ -26,7 +26,12 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         rows = measured.experts[router]
         fair = sum(e["num_slots"] or 0 for e in rows) / len(rows)
         limit = limits("fair_share", router)
-        if row.get("starved_share") is None or fair < limits("expected_choices", router):
+        least = limits("expected_choices", router)
+        if row.get("starved_share") is None:
+            continue
+        if fair < least:
+            few = f"{fair:,.3g} choices expected of each expert; needed: {least:g}, of more tokens"
+            yield Unknown(router, few)
             continue
         low = [e for e in rows if e["load"] < limit]
         if not low:

@@ -33,7 +33,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     found: dict[str, tuple[float, str]] = {}
     for name, words in _FEATURES.items():
         rows = [row for row in measured.layers if _value(row, name) is not None]
-        if len(rows) < _LEAST_LAYERS:
+        if len(rows) < _LEAST_LAYERS:  # of one figure; of all, there is too little to judge
             continue
         steps = _steps([_value(row, name) or 0.0 for row in rows])
         usual = statistics.median(abs(step) for step in steps)
@@ -88,4 +88,7 @@ CHECK = Check(
         Limit("times_usual", 8.0, "the same over the median of all layers"),
     ),
     absent="no row is finite",
+    too_little=lambda measured: (
+        f"fewer than {_LEAST_LAYERS} layers" if len(measured.layers) < _LEAST_LAYERS else ""
+    ),
 )

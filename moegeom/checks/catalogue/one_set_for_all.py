@@ -15,17 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limits
+from moegeom.checks.check import Check, Limits, Unknown
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
 
 
-def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
+def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     for row in measured.layers:
         router, tokens = row["router"], row["num_tokens"] or 0
         shape = measured.facts(router)
         experts, top_k = shape.get("num_experts"), shape.get("top_k")
-        if row.get("num_coalitions") != 1 or tokens < 2 or not top_k or top_k == experts:
+        if row.get("num_coalitions") != 1 or not top_k or top_k == experts:
+            continue
+        if tokens < 2:
+            yield Unknown(router, "one token differs from no other; needed: more tokens")
             continue
         yield CHECK.finding(
             router,

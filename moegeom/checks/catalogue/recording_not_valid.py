@@ -19,6 +19,15 @@ from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 
 
+def _too_little(measured: Measured) -> str:
+    """Inputs of the right length are those of any checkpoint of the family."""
+    trust = measured.run.get("trust") or {}
+    names = trust.get("fingerprint", "unknown") != "unknown" or trust.get("overridden")
+    if names or any(row.get("num_reproduced") is not None for row in measured.layers):
+        return ""
+    return "the tokens name no checkpoint and hold no choices to follow"
+
+
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for message in (measured.run.get("trust") or {}).get("overridden", ()):
         yield CHECK.finding((), "a test of the recording failed and was allowed.", message)
@@ -49,4 +58,5 @@ CHECK = Check(
         Limit("share", 0.05, "largest share of choices that differ by more than float rounding"),
     ),
     inputs="tokens",
+    too_little=_too_little,
 )

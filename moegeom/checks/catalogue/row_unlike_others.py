@@ -42,8 +42,6 @@ _FEATURES = {
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     rows = _rows(measured)
-    if len(rows) < _LEAST_ROWS:
-        return
     found: dict[str, list[tuple[float, int, str]]] = {}
     for name, words in _FEATURES.items():
         values = {key: value for key, row in rows.items() if (value := row[name]) is not None}
@@ -110,4 +108,7 @@ CHECK = Check(
     ("centred_norm_median",),
     (Limit("sigmas", 12.0, "largest distance from the median, in robust standard deviations"),),
     absent="no row is finite",
+    too_little=lambda measured: (
+        f"fewer than {_LEAST_ROWS} rows" if len(_rows(measured)) < _LEAST_ROWS else ""
+    ),
 )

@@ -112,11 +112,11 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
     ),
     "beyond noise": (
         "some of B's choices are further off than noise can carry, and nothing tried explains it.",
-        "a bug: look at the tokens named below first.",
+        "compare the weights (moegeom signoff A B); look at the tokens that are named.",
     ),
     "inconclusive": (
         "what is recorded cannot tell.",
-        "record router inputs on both sides; name what else B may have loaded (--against).",
+        "name what else B may have loaded (--against); record router inputs on both sides, if not.",
     ),
 }
 

@@ -34,6 +34,10 @@ _BEYOND = 3
 #: to bfloat16. Uncalibrated.
 _MOST_NOISE = 0.05
 
+#: Roundings to bfloat16 that a router's own arithmetic may be worth: of its input, of its rows, of
+#: its logits. Inputs that are alike by this factor do not carry more. Uncalibrated.
+_OWN_ROUNDINGS, _MUCH_LESS = 3.0, 4.0
+
 #: Mean difference of log-probabilities, in nats, that arithmetic leaves. Uncalibrated.
 _LOG_PROB_NOISE = 0.05
 
@@ -151,7 +155,8 @@ def _best(layers: Sequence[LayerEvidence]) -> Tried | None:
         if _explains(layers[0], tried.name) and _standing(layers, tried.name) >= _STANDS_IN_ALL
     ]
     most = max((tried.repaired for tried in good), default=0.0)
-    return next((tried for tried in good if tried.repaired >= most - _AS_GOOD), None)
+    enough = most if most >= 1.0 else most - _AS_GOOD  # what reproduces everything is exact
+    return next((tried for tried in good if tried.repaired >= enough), None)
 
 
 def _explains(layer: LayerEvidence, name: str) -> bool:
@@ -233,6 +238,23 @@ def _beyond_noise(found: Evidence) -> Verdict | None:
                 f"{number_of(noise.num_beyond, 'token')} that "
                 f"agreed before switch further from a wall than noise of {_percent(noise.scale)} "
                 f"of the input, which fits the others, can carry. {_unexplained(found)}"
+            )
+            return Verdict("beyond noise", detail, layer.router)
+    return None
+
+
+def _at_the_router(found: Evidence) -> Verdict | None:
+    """Inputs that are recorded on both sides and too much alike for what B chooses otherwise."""
+    for layer in found.layers:
+        noise = layer.noise
+        if noise is None or noise.measured is None or noise.roundings <= _OWN_ROUNDINGS:
+            continue
+        if noise.measured < noise.scale / _MUCH_LESS:
+            detail = (
+                f"{_share(found)} In {found.names(layer.router)} it takes noise of "
+                f"{_percent(noise.scale)} of the input ({noise.roundings:.2g} roundings to "
+                f"bfloat16) to make as many, and the recorded inputs of A and B differ by "
+                f"{_percent(noise.measured)}: what differs is B's router. {_unexplained(found)}"
             )
             return Verdict("beyond noise", detail, layer.router)
     return None
@@ -320,5 +342,6 @@ _RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _unrelated,
     _innocent,
     _beyond_noise,
+    _at_the_router,
     _noise,
 )
