@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from moegeom.cells.ball._cell_answer import MET, OPEN
+from moegeom.cells.ball._cell_search import Ball, ball_around
 from moegeom.cells.ball.cell_distance import cell_distance
 from moegeom.cells.ball.nearest import arrangement_of, shifted
 from moegeom.cells.exact.dictionary import Arrangement
@@ -26,15 +27,11 @@ class Problem:
     fixed: Int64[np.ndarray, "fixed"]
     kept: Int64[np.ndarray, "kept"]
     k: int
-    weight: Float64[np.ndarray, "kept dims"]
-    shift: Float64[np.ndarray, "kept"]
-    error: float
+    ball: Ball
     sure: Bool[np.ndarray, "kept kept"]
     foot: Float64[np.ndarray, "kept kept"]
     exact: Arrangement
     centre: Float64[np.ndarray, "dims"]
-    radius: float
-    scale: float
 
     @staticmethod
     def of(
@@ -69,15 +66,17 @@ class Problem:
             fixed,
             kept,
             k - len(fixed),
-            np.ascontiguousarray(weight[kept]),
-            shift[kept],
-            float(error[kept].max(initial=0.0)),
+            ball_around(
+                weight[kept],
+                shift[kept],
+                error[kept].max(initial=0.0),
+                radius,
+                min(radius, typical),
+            ),
             np.ascontiguousarray(sure[among]),
             np.ascontiguousarray(foot[among]),
             arrangement_of(weight[kept], bias[kept]),
             centre,
-            radius,
-            min(radius, typical),
         )
 
     def start(self) -> Bool[np.ndarray, "kept"]:
@@ -90,7 +89,7 @@ class Problem:
         for attempt in range(9):
             # lengths below a thousandth of the scale, in directions without pattern
             angle = np.sin((attempt + 1.0) * (1.0 + np.arange(len(centre))) ** 1.5)
-            size = self.scale * 2.0**-11 / math.sqrt(len(centre)) if attempt else 0.0
+            size = self.ball.limits.scale * 2.0**-11 / math.sqrt(len(centre)) if attempt else 0.0
             step = [Fraction(value) for value in (size * angle).tolist()]
             point = [c + y for c, y in zip(centre, step, strict=True)]
             logits = [
@@ -116,7 +115,8 @@ class Problem:
         if found.point is None or found.squared is None:
             return False, math.inf, math.inf
         lower, upper = root_bracket(found.squared)
-        if math.isfinite(self.radius) and found.squared >= Fraction(self.radius) ** 2:
+        radius = self.ball.limits.radius
+        if math.isfinite(radius) and found.squared >= Fraction(radius) ** 2:
             return False, lower, upper
         if is_open:
             return True, lower, upper
@@ -131,7 +131,7 @@ class Problem:
     ) -> tuple[Float64[np.ndarray, "cells 2"], int]:
         """Brackets of given cells or walls, infinite above where not met; how many were settled."""
         bracket = np.empty((len(inside), 2))
-        bracket[:] = self.radius, math.inf
+        bracket[:] = self.ball.limits.radius, math.inf
         number = np.full(self.experts + 1, -2, np.int64)
         number[self.kept], number[-1] = np.arange(len(self.kept)), -1
         pairs = number[pairs]
@@ -140,9 +140,7 @@ class Problem:
         can = inside[:, self.fixed].all(axis=1) & ~inside[:, dropped].any(axis=1)
         rows = np.flatnonzero(can & (pairs != -2).all(axis=1))
         reduced = np.ascontiguousarray(inside[np.ix_(rows, self.kept)])
-        found = cell_distance(
-            self.weight, self.shift, self.error, reduced, pairs[rows], self.radius, self.scale
-        )
+        found = cell_distance(self.ball, reduced, pairs[rows])
         bracket[rows, 0] = found.lower
         bracket[rows, 1] = np.where(found.state == MET, found.upper, math.inf)
         left = np.flatnonzero(found.state == OPEN).tolist()

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float64, Int16, Int64
 
 from moegeom.cells.ball._ball_problem import Problem
 from moegeom.cells.ball._cell_answer import BEYOND, MET, OPEN
-from moegeom.cells.ball.cell_distance import cell_distance, wall_distance_loop
+from moegeom.cells.ball.cell_distance import Walls, cell_distance, wall_distance_loop
 from moegeom.cells.exact.exact_nearest import exact_nearest, root_bracket
 
 #: Walls that there is room for at first.
@@ -201,23 +201,11 @@ class _Found:
         most = max(_WALLS, problem.k * (len(problem.kept) - problem.k))
         wall, state = np.empty((most, 3), np.int64), np.empty(most, np.uint8)
         bracket, first = np.empty((most, 2)), 0
+        room = Walls(wall, state, bracket, self._margin, self._tests)
+        cells = np.ascontiguousarray(frontier)
         while first < len(frontier):
             first, num = wall_distance_loop(
-                problem.weight,
-                problem.shift,
-                problem.error,
-                np.ascontiguousarray(frontier),
-                first,
-                known,
-                problem.sure,
-                problem.foot,
-                problem.radius,
-                problem.scale,
-                wall,
-                state,
-                bracket,
-                self._margin,
-                self._tests,
+                problem.ball, problem.sure, problem.foot, cells, first, known, room
             )
             for n in np.flatnonzero(state[:num] == OPEN).tolist():
                 state[n], bracket[n] = self._settled(frontier, *wall[n].tolist())
@@ -232,7 +220,7 @@ class _Found:
         self._num_exact += 1
         is_met, lower, upper = self._problem.settled(frontier[cell], (out, into), is_open=False)
         if not is_met and lower < math.inf:
-            away = max(0.0, lower - self._problem.radius)
+            away = max(0.0, lower - self._problem.ball.limits.radius)
             self._margin[0] = min(self._margin[0], away)
         return MET if is_met else BEYOND, (lower, upper)
 
@@ -284,9 +272,9 @@ class _Found:
         cells = place[np.where(is_turned, walls[:, 1::-1], walls[:, :2])]
         by_cell = np.lexsort([cells[:, 1], cells[:, 0]])
         ends = [self._margin[0]]
-        if math.isfinite(problem.radius):
+        if math.isfinite(problem.ball.limits.radius):
             reached = np.concatenate([bracket[:, 1], brackets[:, 1]])
-            ends.append(problem.radius - float(reached.max()))
+            ends.append(problem.ball.limits.radius - float(reached.max()))
         return BallCells(
             coalition=coalition[order].astype(np.int16),
             distance_lower=bracket[order, 0],
@@ -310,9 +298,8 @@ class _Found:
         """Brackets of the distances of cells, and steps to their nearest points."""
         problem = self._problem
         no_pair = np.full((len(inside), 2), -1, np.int64)
-        found = cell_distance(
-            problem.weight, problem.shift, problem.error, inside, no_pair, math.inf, problem.scale
-        )
+        limits = problem.ball.limits._replace(radius=math.inf)
+        found = cell_distance(problem.ball._replace(limits=limits), inside, no_pair)
         bracket, step = np.stack([found.lower, found.upper], axis=1), found.step
         for n in np.flatnonzero(found.state != MET).tolist():
             self._num_exact += 1
