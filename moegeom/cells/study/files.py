@@ -227,7 +227,7 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
         ("num_walls", pa.int64(), "", "walls of the cell"),
         ("is_bounded", pa.bool_(), "", "null where a ball, a box or steps bound the search"),
         ("is_checked", pa.bool_(), "", "the witness was verified in integers (--certify)"),
-        ("inradius", pa.float64(), "input", "radius of the largest ball inside (--inradius)"),
+        ("inradius", pa.float64(), "input", "radius of the largest ball inside (inradius)"),
         ("distance_lower", pa.float64(), "input", "to the cell, from the centre or the token"),
         ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
         ("hops", pa.int64(), "", "walls between the token's cell and this one"),

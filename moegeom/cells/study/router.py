@@ -118,7 +118,7 @@ def _by_cells(
     starts = _starts(request, sample, points)
     if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
         raise UsageError(
-            f"--radius and --hops look at slices of at most {MOST_DIMS} dimensions; this one is "
+            f"--radius and hops look at slices of at most {MOST_DIMS} dimensions; this one is "
             f"{asked.text} with {dims:,}.",
             "Add --subspace pca:D or random:D.",
         )
@@ -162,10 +162,10 @@ def _by_cells(
 def _starts(
     request: CellsRequest, sample: TokenSample | None, points: np.ndarray
 ) -> Float64[np.ndarray, "points dims"]:
-    """Where the tokens of --at lie on the slice."""
+    """Where the tokens ``at`` lie on the slice."""
     if not request.at or sample is None:
         return np.empty((0, points.shape[1]))
-    return points[sample.rows_of(request.at, "--at")].astype(np.float64)
+    return points[sample.rows_of(request.at, "at")].astype(np.float64)
 
 
 def _placed(
@@ -271,7 +271,7 @@ def _by_pixels(
         )
     _refuse_out(router, asked, request)
     if request.radius is not None or request.box is not None or request.hops is not None:
-        raise UsageError("--radius, --box and --hops go with routers whose walls are straight.")
+        raise UsageError("--radius, box and hops go with routers whose walls are straight.")
     points = None if sample is None else part.coordinates(sample.inputs)
     frame = frame_of(points, asked, sample, request, _reach(router))
     plane = plane_router(
