@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from moegeom.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN
-from moegeom.cells.ball._cell_search import ball_around
+from moegeom.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around
 from moegeom.cells.ball.cell_distance import Distances, cell_distance
 from moegeom.cells.ball.nearest import arrangement_of, nearest, shifted
 from moegeom.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket

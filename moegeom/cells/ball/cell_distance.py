@@ -12,8 +12,17 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 from numba import njit
 
-from moegeom.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, answer, excluded
-from moegeom.cells.ball._cell_search import Ball, ordered, work_for
+from moegeom.cells.ball._cell_answer import (
+    BEYOND,
+    EMPTY,
+    MET,
+    OPEN,
+    Ball,
+    answer,
+    excluded,
+    ordered,
+    work_for,
+)
 
 
 class Distances(NamedTuple):

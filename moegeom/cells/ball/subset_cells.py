@@ -14,8 +14,7 @@ from math import comb
 import numpy as np
 from jaxtyping import Bool, Float64, Int16
 
-from moegeom.cells.ball._cell_answer import EMPTY
-from moegeom.cells.ball._cell_search import ball_around
+from moegeom.cells.ball._cell_answer import EMPTY, ball_around
 from moegeom.cells.ball.cell_distance import cell_distance
 from moegeom.cells.exact.certificate import cell_certificate
 from moegeom.cells.exact.certificate_check import CellPoint

@@ -16,8 +16,7 @@ from moegeom.cells.ball.ball_cells import filter_ball
 from moegeom.cells.ball.inradius import inradii
 from moegeom.cells.exact.certificate_check import CellPoint
 from moegeom.cells.exact.witness import check_witness
-from moegeom.cells.graph.exchange import exchanged
-from moegeom.cells.graph.wall_graph import is_one_swap
+from moegeom.cells.graph.wall_graph import exchanged, is_one_swap
 from moegeom.cells.study.found import FoundCells, Scaled
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.study.router import Looked

@@ -16,14 +16,12 @@ from moegeom.cells.graph.visited_graph import visited_graph
 from moegeom.cells.graph.wall_graph import wall_graph
 from moegeom.cells.plane.circle import Arcs, circle_arcs
 from moegeom.cells.plane.raster import plane_raster
-from moegeom.cells.plane.raster_frame import Frame, PixelState, Raster
-from moegeom.cells.plane.raster_slice import plane_router
+from moegeom.cells.plane.raster_frame import Frame, PixelState, Raster, plane_router
 from moegeom.cells.plane.subspace import Slice
 from moegeom.cells.record import Between, Cells, NullCells, Outcome, RouterCells, Visited
 from moegeom.cells.study.found import FoundCells, domain_text, find_cells, with_witnesses
-from moegeom.cells.study.frame import frame_of
 from moegeom.cells.study.request import CellsRequest
-from moegeom.cells.study.slices import AskedSlice
+from moegeom.cells.study.slices import AskedSlice, frame_of
 from moegeom.cells.study.tokens import TokenSample
 from moegeom.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
 from moegeom.cells.walk.segment_crossings import segment_crossings

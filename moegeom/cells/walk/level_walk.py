@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float64, Int16, Int32, UInt32, UInt64
 
 from moegeom.cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.cells.exact.exact_walk import diagram_edges, first_vertex, is_of_order
-from moegeom.cells.walk._level_table import advance, check_links, enter, entered, fill_table
 from moegeom.cells.walk._level_vertex import (
     EXACT,
     GONE,
@@ -25,7 +24,12 @@ from moegeom.cells.walk._level_vertex import (
     RAY,
     UNCERTAIN,
     UNORDERED,
+    advance,
+    check_links,
+    enter,
+    entered,
     examine,
+    fill_table,
 )
 
 #: Vertices that there is room for at first; four times as many when that is full.
