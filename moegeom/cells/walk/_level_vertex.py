@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from numba import njit
 
 from moegeom.kernels.cpu._inner import INNER
@@ -31,6 +34,42 @@ _FAST: set[str] = {"nnan", "nsz", "reassoc", "contract"}
 
 #: Products and sums in one operation, in the order in which they stand.
 _FUSED: set[str] = {"nnan", "nsz", "contract"}
+
+
+class Level(NamedTuple):
+    """A router, padded with experts far below all, and the direction ``upwards`` of its diagram.
+
+    The direction is a tuple, for its length is a part of its type: kernels are compiled for each.
+    """
+
+    columns: Float64[np.ndarray, "dims lanes"]
+    bias: Float64[np.ndarray, "lanes"]
+    k: int
+    num_experts: int
+    upwards: tuple[float, ...]
+
+
+class Vertices(NamedTuple):
+    """Room for vertices: the experts ``on`` the level and, as bits, those ``above`` it.
+
+    ``rising`` are the experts of ``on`` as bits whose edge upwards climbs, ``links`` the vertices
+    at the ends of edges: at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up.
+    """
+
+    on: Int16[np.ndarray, "vertices on"]
+    above: UInt64[np.ndarray, "vertices words"]
+    point: Float64[np.ndarray, "vertices dims"]
+    rising: UInt32[np.ndarray, "vertices"]
+    state: UInt8[np.ndarray, "vertices"]
+    links: Int32[np.ndarray, "vertices edges"]
+
+
+class Seen(NamedTuple):
+    """Where a vertex is found by its on-set: a table of numbers, and the hashes of the sets."""
+
+    table: Int32[np.ndarray, "slots"]
+    codes: UInt64[np.ndarray, "vertices"]
+    marks: UInt64[np.ndarray, "experts"]
 
 
 @njit(**INNER)
@@ -212,20 +251,14 @@ def _is_ray(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def examine(
-    columns, bias, k, num_experts, upwards, on, above, point, rising, state, links, met, gap,
-    start, stop,
-):  # fmt: skip
-    """Signs and ends of the edges of the vertices ``start`` to ``stop`` of ``on``.
+def examine(level, vertices, met, gap, start, stop):
+    """Signs and ends of the edges of the vertices ``start`` to ``stop``.
 
-    ``columns`` [d, lanes] and ``bias`` [lanes] are the router, padded with experts far below all.
-    ``above`` [vertices, words] becomes the experts over the level as bits, ``point`` [vertices, d]
-    where the vertex lies, ``rising`` [vertices] the experts of ``on`` as bits whose edge upwards
-    climbs along the direction ``upwards`` [d], and ``met`` [vertices - start, 2 (d + 1)] the
-    expert that enters at the end of each edge that the diagram has and ``links`` does not know yet:
-    at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. ``gap`` [0] is the least of
-    |f| / bound.
+    ``met`` [vertices - start, 2 (d + 1)] becomes the expert that enters at the end of each edge
+    that the diagram has and the links do not know yet. ``gap`` [0] is the least of |f| / bound.
     """
+    columns, bias, k, num_experts, upwards = level
+    on, above, point, rising, state, links = vertices
     dims, lanes = upwards, columns.shape[1]
     # known to the compiler, which unrolls what runs over it
     d = len(dims)
@@ -385,13 +418,15 @@ def _swapped(on, leaving, entering, out, dims):
 
 
 @njit(nogil=True, cache=True)
-def enter(on, above, links, codes, table, marks, met, start, first, stop, num, dims):
+def enter(vertices, seen, met, start, first, stop, num, dims):
     """Numbers for the ends of the edges of the vertices ``first`` to ``stop``.
 
     ``met`` is what ``examine`` found for the vertices from ``start`` on. The same edge is entered
     at its other end, which need not be shot again. Returns the first vertex that is left, as there
     was no room for all of its ends, and the number of vertices.
     """
+    on, above, links = vertices.on, vertices.above, vertices.links
+    table, codes, marks = seen
     following = np.empty(on.shape[1], dtype=on.dtype)
     for vertex in range(first, stop):
         for edge in range(2 * len(dims) + 2):
@@ -417,10 +452,7 @@ def enter(on, above, links, codes, table, marks, met, start, first, stop, num, d
 
 
 @njit(nogil=True, cache=True)
-def advance(
-    columns, bias, k, num_experts, upwards, on, above, point, rising, state, links, met, gap,
-    codes, table, marks, head, num, most,
-):  # fmt: skip
+def advance(level, vertices, seen, met, gap, head, num, most):
     """``examine`` and ``enter`` by turns, for at most ``most`` vertices from ``head`` on.
 
     Returns the first vertex whose edges are not entered, the number of vertices, and whether there
@@ -429,13 +461,8 @@ def advance(
     last = head + most
     while head < min(num, last):
         stop = min(num, head + len(met), last)
-        examine(
-            columns, bias, k, num_experts, upwards, on, above, point, rising, state, links, met,
-            gap, head, stop,
-        )  # fmt: skip
-        done, num = enter(
-            on, above, links, codes, table, marks, met, head, head, stop, num, upwards
-        )
+        examine(level, vertices, met, gap, head, stop)
+        done, num = enter(vertices, seen, met, head, head, stop, num, level.upwards)
         head = done
         if done < stop:
             return head, num, False
@@ -443,12 +470,13 @@ def advance(
 
 
 @njit(nogil=True, cache=True)
-def check_links(on, above, state, links, num):
+def check_links(vertices, num):
     """Takes the proof from vertices with an edge whose ends differ in more than was exchanged.
 
     Where both ends have proved signs and differ in the two experts alone, no hyperplane lies
     between them: each is the other's neighbour, whatever rounding did to the shot.
     """
+    on, above, state, links = vertices.on, vertices.above, vertices.state, vertices.links
     words, lost = above.shape[1], 0
     expected = np.empty(words, np.uint64)
     for u in range(num):
@@ -477,13 +505,14 @@ def check_links(on, above, state, links, num):
 
 
 @njit(nogil=True, cache=True)
-def fill_table(table, on, codes, num, dims):
+def fill_table(seen, on, num, dims):
     """Puts the first on-sets into the table."""
+    table, codes, _ = seen
     for row in range(num):
         table[_place(table, on, codes, on[row], codes[row], dims)] = row
 
 
 @njit(nogil=True, cache=True)
-def entered(table, on, codes, marks, num, row, dims):
+def entered(seen, on, num, row, dims):
     """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
-    return _number(table, on, codes, num, row, _code(marks, row), dims)
+    return _number(seen.table, on, seen.codes, num, row, _code(seen.marks, row), dims)
