@@ -12,7 +12,10 @@ import pytest
 
 from moegeom.cells.exact.certificate_check import check_certificate, from_json
 from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.cells.study.request import CellsRequest
+from moegeom.cells.study.study import cells as cells_of
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.errors import UsageError
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 
@@ -39,8 +42,16 @@ def place(tmp_path, matrix) -> Path:
 BARE = ("cells", "--weights", "router.npz", "--top-k", "3")
 
 
+def of_matrix(folder: Path, **asked) -> CellsRequest:
+    return CellsRequest("", weights=folder / "router.npz", top_k=3, **asked)
+
+
+def of_sample(**asked) -> CellsRequest:
+    return CellsRequest(CKPT, tokens=REC, layers="0", **asked)
+
+
 def test_tables_hold_the_cells_and_walls_of_a_bare_matrix(moegeom, place, matrix):
-    ran = moegeom(place, *BARE, "--out", "found", "--certify", "--inradius")
+    ran = moegeom(place, *BARE, "--out", "found", "--certify")
     assert (ran.code, ran.err) == (0, ""), ran.err
     exact = exact_cells(*matrix, 3)
     cells = pq.read_table(place / "found/cells.parquet").to_pylist()
@@ -62,8 +73,8 @@ def test_tables_hold_the_cells_and_walls_of_a_bare_matrix(moegeom, place, matrix
     assert f"{len(cells)} of C(9, 3) = 84 sets" in ran.out
 
 
-def test_the_inradius_is_the_distance_from_its_centre_to_every_rival(moegeom, place, matrix):
-    assert moegeom(place, *BARE, "--out", "found", "--inradius").code == 0
+def test_the_inradius_is_the_distance_from_its_centre_to_every_rival(place, matrix):
+    cells_of(of_matrix(place, out=place / "found", inradius=True))
     weight, bias = matrix
     points = np.random.default_rng(0).uniform(-6.0, 6.0, (200_000, 2))
     logits = points @ weight.T + bias
@@ -128,12 +139,10 @@ def test_a_slice_that_was_written_is_read_again(moegeom, tmp_path):
     assert one.equals(two)
 
 
-@pytest.mark.parametrize(("bound", "value"), [("--radius", "1"), ("--box", "1")])
-def test_a_bounded_search_finds_the_cells_of_the_points_inside(moegeom, tmp_path, bound, value):
-    asked = (*ON_SAMPLE, "--subspace", "pca:3", bound, value, "--out", "found")
-    assert moegeom(tmp_path, *asked).code == 0
-    whole = (*ON_SAMPLE, "--subspace", "pca:3", "--out", "whole")
-    assert moegeom(tmp_path, *whole).code == 0
+@pytest.mark.parametrize("bound", ["radius", "box"])
+def test_a_bounded_search_finds_the_cells_of_the_points_inside(tmp_path, bound):
+    for name, bounds in (("found", {bound: 1.0}), ("whole", {})):
+        cells_of(of_sample(subspace="pca:3", out=tmp_path / name, **bounds))
     part, all_cells = (
         {tuple(c) for c in pq.read_table(tmp_path / n / "cells.parquet")["coalition"].to_pylist()}
         for n in ("found", "whole")
@@ -142,16 +151,14 @@ def test_a_bounded_search_finds_the_cells_of_the_points_inside(moegeom, tmp_path
     with np.load(tmp_path / "found/slices/text.0.npz") as stored:
         weight, bias = stored["weight"], stored["bias"]
     points = np.random.default_rng(0).uniform(-1.0, 1.0, (20_000, 3))
-    if bound == "--radius":
+    if bound == "radius":
         points = points[np.linalg.norm(points, axis=1) < 1.0]
     chosen = np.sort(np.argsort(-(points @ weight.T + bias), axis=1)[:, :4], axis=1)
     assert {tuple(row) for row in chosen.tolist()} <= part
 
 
-def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(moegeom, tmp_path):
-    asked = (*ON_SAMPLE, "--subspace", "pca:4", "--hops", "1", "--at", "5,77", "--out", "found")
-    ran = moegeom(tmp_path, *asked)
-    assert ran.code == 0, ran.err
+def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
+    cells_of(of_sample(subspace="pca:4", hops=1, at=(5, 77), out=tmp_path / "found"))
     rows = pq.read_table(tmp_path / "found/cells.parquet").to_pylist()
     with np.load(tmp_path / "found/slices/text.0.npz") as stored:
         weight, bias, centre, basis = (stored[n] for n in ("weight", "bias", "centre", "basis"))
@@ -208,7 +215,7 @@ def test_curved_walls_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
     assert refused.code == 3
     assert "they are no polyhedra" in refused.err
     recorded = (*checkpoint, "--tokens", str(CURVED / "rec/step_1500"), "--subspace", "pca:2")
-    ran = moegeom(tmp_path, *recorded, "--pixels", "64", "--plot", "figure.png")
+    ran = moegeom(tmp_path, *recorded, "--plot", "figure.png")
     assert ran.code == 0, ran.err
     assert "pixels are undecided" in " ".join(ran.out.split())
     assert (tmp_path / "figure.labels.csv").exists()
@@ -238,9 +245,7 @@ def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
         ((*BARE, "--coalition", "1,2,2"), "expected 3 different experts"),
         ((*BARE, "--coalition", "1,x"), "expected numbers"),
         ((*BARE, "--coalition", "0-999999999"), "expected numbers"),
-        ((*BARE, "--radius", "1", "--box", "2"), "exclude each other"),
         ((*BARE, "--radius", "-1"), "positive"),
-        ((*BARE, "--hops", "2"), "--at"),
         ((*BARE, "--subspace", "pca:2"), "--tokens"),
         ((*BARE, "--subspace", "random:3"), "from 1 to 2"),
         ((*BARE, "--subspace", "sphere"), "expected full, pca:D"),
@@ -250,7 +255,6 @@ def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
         ((*BARE, "--plot", "x.svg", "--view", "sky"), "sky"),
         ((*BARE, "--certify"), "--certify goes with"),
         ((*BARE, "--caption"), "--caption goes with --plot"),
-        ((*BARE, "--inradius"), "--inradius goes with --out"),
         ((*BARE, "--coalition", "0,1,2", "--tie-broken"), "without --tie-broken"),
         ((*BARE, "--coalition", "0,1,2", "--radius", "1"), "without --radius"),
         ((*BARE, "--radius", "1", "--plot", "x.svg"), "--plot draws the whole slice"),
@@ -272,6 +276,27 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place, arguments
     assert ran.out == ""
     assert said in " ".join(ran.err.split())
     assert not (place / "x.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"radius": 1.0, "box": 2.0}, "--radius and box exclude each other"),
+        ({"box": -1.0}, "box -1: expected a positive number"),
+        ({"hops": 2}, "hops goes with at"),
+        ({"hops": 2, "at": (5,)}, "at names tokens of a recording: add --tokens"),
+        ({"hops": -1, "at": (5,)}, "hops -1: expected 0 to"),
+        ({"null": 1001}, "null 1001: expected 0 to 1,000"),
+        ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
+        ({"inradius": True}, "inradius goes with --out"),
+        ({"band": 0.1}, "band goes with --plot"),
+        ({"coalition": (0, 1, 2), "null": 3}, "--coalition goes without null"),
+        ({"box": 1.0, "plot": Path("x.svg")}, "not what box leaves of it"),
+    ],
+)
+def test_a_request_names_its_parameters_as_they_are_given(place, asked, said):
+    with pytest.raises(UsageError, match=said):
+        cells_of(of_matrix(place, **asked))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from moegeom.cells.exact.collected import collected
 from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.exact.kset_polytope import kset_vertices, largest_sum
+from moegeom.cells.exact.hypersimplex import kset_vertices, largest_sum
 from moegeom.cells.exact.recession import (
     BOUNDED,
     THIN,

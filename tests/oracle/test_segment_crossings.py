@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moegeom.cells.exact.crossings import crossing_rate, exact_crossings
-from moegeom.cells.exact.sweep import sweep
+from moegeom.cells.exact.exact_cells import sweep
 from moegeom.cells.walk.segment_crossings import segment_crossings
 
 KINDS = {

@@ -14,8 +14,7 @@ from moegeom.cells.exact.exact_cells import coalitions, exact_cells
 from moegeom.cells.plane import raster as pixels
 from moegeom.cells.plane.raster import plane_raster, raster
 from moegeom.cells.plane.raster_enclosure import Rectangles
-from moegeom.cells.plane.raster_frame import Frame, PixelState
-from moegeom.cells.plane.raster_slice import PlaneRouter, plane_router
+from moegeom.cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
 from moegeom.cells.plane.score_ranges import score_ranges
 from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
 from moegeom.geometry.rows.projected_rows import composed_rows, cosine_scale

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from moegeom.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN
+from moegeom.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around
 from moegeom.cells.ball.cell_distance import Distances, cell_distance
 from moegeom.cells.ball.nearest import arrangement_of, nearest, shifted
 from moegeom.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
@@ -51,7 +51,8 @@ class Case:
             inside[n, row] = True
         pairs = np.array([pair or (-1, -1) for _, pair in self.asked], np.int64)
         shift, error = shifted(self.weight, self.bias, self.centre)
-        return cell_distance(self.weight, shift, float(error.max()), inside, pairs, radius, 1.0)
+        ball = ball_around(self.weight, shift, error.max(), radius, 1.0)
+        return cell_distance(ball, inside, pairs)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -141,7 +142,7 @@ def test_rounding_that_no_bound_covers_is_left_open_and_settled_exactly():
     weight, bias = np.array([[1.0], [-1.0]]), np.array([0.0, 2.0])
     inside, pair = np.array([[True, False]]), np.array([[0, 1]])
     for radius, state in [(1.0 - 1e-9, BEYOND), (1.0, OPEN), (1.0 + 1e-9, MET)]:
-        found = cell_distance(weight, bias, 0.0, inside, pair, radius, 1.0)
+        found = cell_distance(ball_around(weight, bias, 0.0, radius, 1.0), inside, pair)
         assert found.state.tolist() == [state]
     ours = nearest(weight, bias, [0], np.zeros(1), (0, 1))
     assert ours.lower <= 1.0 <= ours.upper
@@ -158,7 +159,8 @@ def test_an_infinite_distance_is_proved_and_not_only_large():
         expected = 2.0**40 if state == MET else math.inf
         np.testing.assert_allclose(ours.distance, expected, rtol=1e-9)
         inside = np.array([[False, False, True]])
-        found = cell_distance(weight, bias, 0.0, inside, np.array([[-1, -1]]), math.inf, 1.0)
+        ball = ball_around(weight, bias, 0.0, math.inf, 1.0)
+        found = cell_distance(ball, inside, np.array([[-1, -1]]))
         assert found.state[0] in (state, OPEN)
 
 
@@ -166,10 +168,10 @@ def test_equal_rows_part_nowhere():
     weight, bias = np.array([[1.0, 2.0], [1.0, 2.0]]), np.array([0.0, 1.0])
     inside = np.array([[True, False], [True, False], [False, True], [False, True]])
     pairs = np.array([[-1, -1], [0, 1], [-1, -1], [1, 0]])
-    found = cell_distance(weight, bias, 0.0, inside, pairs, math.inf, 1.0)
+    found = cell_distance(ball_around(weight, bias, 0.0, math.inf, 1.0), inside, pairs)
     assert found.state.tolist() == [EMPTY, EMPTY, MET, EMPTY]
     assert found.upper[2] == 0.0
-    same = cell_distance(weight, np.zeros(2), 0.0, inside, pairs, math.inf, 1.0)
+    same = cell_distance(ball_around(weight, np.zeros(2), 0.0, math.inf, 1.0), inside, pairs)
     assert same.state.tolist() == [OPEN] * 4
 
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.cells.plane.raster import plane_raster
-from moegeom.cells.plane.raster_frame import Frame, PixelState
-from moegeom.cells.plane.raster_slice import PlaneLength, PlaneRouter
+from moegeom.cells.plane.raster_frame import Frame, PixelState, PlaneLength, PlaneRouter
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.selection.route import route
 

@@ -39,13 +39,6 @@ def run(
     radius: Annotated[
         float | None, typer.Option("--radius", help="Only within so far of the centre.")
     ] = None,
-    box: Annotated[
-        float | None, typer.Option("--box", help="Only within so far along every direction.")
-    ] = None,
-    hops: Annotated[
-        int | None, typer.Option("--hops", min=0, help="Only so many walls from tokens --at.")
-    ] = None,
-    at: Annotated[str | None, typer.Option("--at", help="Tokens, such as 12,40-43.")] = None,
     coalition: Annotated[
         str | None,
         typer.Option("--coalition", help="Is this set a cell? Experts, such as 3,17,40."),
@@ -56,13 +49,6 @@ def run(
     tie_broken: Annotated[
         bool, typer.Option("--tie-broken", help="Of equal experts the lower number wins.")
     ] = False,
-    inradius: Annotated[
-        bool, typer.Option("--inradius", help="The largest ball in each cell (with --out).")
-    ] = False,
-    null: Annotated[
-        int,
-        typer.Option("--null", min=0, max=1000, help="Count cells of so many random routers too."),
-    ] = 0,
     vertices: Annotated[
         int, typer.Option("--vertices", min=1, help="Vertices to walk at most.")
     ] = 10_000_000,
@@ -75,22 +61,9 @@ def run(
     view: Annotated[
         str, typer.Option("--view", help="cells, expert:E or tropical (the surface of e_k).")
     ] = "cells",
-    band: Annotated[
-        float | None, typer.Option("--band", help="Shade so far on either side of walls.")
-    ] = None,
-    frame: Annotated[
-        float | None, typer.Option("--frame", help="Half the side of what is drawn.")
-    ] = None,
-    pixels: Annotated[
-        int, typer.Option("--pixels", min=8, max=4096, help="Pixels a side where walls are curved.")
-    ] = 512,
     caption: Annotated[
         bool, typer.Option("--caption", help="Write the caption below the picture.")
     ] = False,
-    page_width: Annotated[
-        float, typer.Option("--width", help="Width of the picture in mm: one column is 89.")
-    ] = 89.0,
-    dpi: Annotated[int, typer.Option("--dpi", help="Dots per inch where pixels count.")] = 300,
     seed: Seed = 0,
     overwrite: Overwrite = False,
     threads: Annotated[
@@ -114,26 +87,16 @@ def run(
         top_k=None if weights is None else model.top_k,
         subspace=subspace,
         radius=radius,
-        box=box,
-        hops=hops,
-        at=parse_numbers("--at", at),
         coalition=None if coalition is None else parse_numbers("--coalition", coalition),
         certify=certify,
         tie_broken=tie_broken,
-        inradius=inradius,
-        null=null,
         vertices=vertices,
         threads=threads or num_workers(),
         out=out,
         plot=plot,
         view=kind,
         expert=expert,
-        band=band,
-        frame=frame,
-        pixels=pixels,
         caption=caption,
-        width=page_width,
-        dpi=dpi,
         **token_options.terms,
         **model.terms,
     )

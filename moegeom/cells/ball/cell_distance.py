@@ -6,19 +6,26 @@ search ends as soon as the radius is passed, and an answer that float64 cannot p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 from numba import njit
 
-from moegeom.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, answer, excluded
-from moegeom.cells.ball._cell_bounds import magnitudes
-from moegeom.cells.ball._cell_search import ordered
+from moegeom.cells.ball._cell_answer import (
+    BEYOND,
+    EMPTY,
+    MET,
+    OPEN,
+    Ball,
+    answer,
+    excluded,
+    ordered,
+    work_for,
+)
 
 
-@dataclass(frozen=True, eq=False)
-class Distances:
+class Distances(NamedTuple):
     """What is known of each cell or wall, and proved brackets of its distance.
 
     ``state`` is OPEN, MET, BEYOND or EMPTY. ``step`` leads from the centre to a point inside each
@@ -35,144 +42,81 @@ class Distances:
     multipliers: Float64[np.ndarray, "cells active"]
 
 
+class Walls(NamedTuple):
+    """Room for walls: cell, out and into of each, what is known of it, and its bracket.
+
+    ``margin[0]`` becomes the least distance of rejected walls from the radius, ``tests[0]`` the
+    number of walls that were asked for.
+    """
+
+    wall: Int64[np.ndarray, "most 3"]
+    state: UInt8[np.ndarray, "most"]
+    bracket: Float64[np.ndarray, "most 2"]
+    margin: Float64[np.ndarray, "1"]
+    tests: Int64[np.ndarray, "1"]
+
+
 def cell_distance(
-    weight: Float64[np.ndarray, "experts dims"],
-    shift: Float64[np.ndarray, "experts"],
-    error: float,
-    inside: Bool[np.ndarray, "cells experts"],
-    exchanged: Int64[np.ndarray, "cells 2"],
-    radius: float,
-    scale: float,
+    ball: Ball, inside: Bool[np.ndarray, "cells experts"], exchanged: Int64[np.ndarray, "cells 2"]
 ) -> Distances:
     """Distance of each cell, or of its wall where the pair (out, into) ties; (-1, -1) for none.
 
-    ``shift`` are the logits at the centre, ``error`` what any of them may be off by, ``scale`` a
-    typical distance. A search that passes the radius ends there with a lower bound beyond it.
+    A search that passes the radius ends there with a lower bound beyond it.
     """
-    count, dims = len(inside), weight.shape[1]
-    state, bracket = np.zeros(count, np.uint8), np.empty((count, 2))
-    step = np.full((count, dims), np.nan)
-    pairs = np.full((count, dims + 1, 2), -1, np.int64)
-    multipliers = np.zeros((count, dims + 1))
-    cell_distance_loop(
-        np.ascontiguousarray(weight),
-        np.ascontiguousarray(shift),
-        float(error),
-        np.ascontiguousarray(inside),
-        np.ascontiguousarray(exchanged),
-        float(radius),
-        float(scale),
-        state,
-        bracket,
-        step,
-        pairs,
-        multipliers,
+    num, dims = len(inside), ball.weight.shape[1]
+    found = Distances(
+        np.zeros(num, np.uint8),
+        np.empty(num),
+        np.empty(num),
+        np.full((num, dims), np.nan),
+        np.full((num, dims + 1, 2), -1, np.int64),
+        np.zeros((num, dims + 1)),
     )
-    return Distances(state, bracket[:, 0], bracket[:, 1], step, pairs, multipliers)
+    _distance_loop(ball, np.ascontiguousarray(inside), np.ascontiguousarray(exchanged), found)
+    return found
 
 
 @njit(nogil=True, cache=True)
-def cell_distance_loop(
-    weight,
-    values,
-    error,
-    inside,
-    pair,
-    radius,
-    scale,
-    state,
-    bracket,
-    nearest,
-    active,
-    multiplier,
-):
-    """One cell or wall after the other; ``pair`` is (-1, -1) for a cell, or (out, into)."""
-    greatest, longest = magnitudes(weight, values)
-    experts, dims = weight.shape
-    rows, columns = np.empty((experts, dims)), np.empty((dims, experts))
-    shift, order, logits = np.empty(experts), np.empty(experts, np.int64), np.empty(experts)
-    pairs, multipliers = np.empty((dims + 1, 2), np.int64), np.empty(dims + 1)
-    step, moved, direction = np.empty(dims), np.empty(dims), np.empty(dims)
-    basis, upper = np.empty((dims, dims)), np.empty((dims, dims))
-    height, share, away = np.empty(dims), np.empty(dims), np.empty(dims)
-    place = np.empty(experts, np.int64)
+def _distance_loop(ball, inside, exchanged, found):
+    """One cell or wall after the other."""
+    experts, dims = ball.weight.shape
+    work = work_for(experts, dims)
+    order, place = np.empty(experts, np.int64), np.empty(experts, np.int64)
     for n in range(len(inside)):
-        k = ordered(weight, values, inside[n], rows, columns, shift, order)
+        k = ordered(ball, inside[n], order, work.columns, work.shift)
         for m in range(experts):
             place[order[m]] = m
-        out = place[pair[n, 0]] if pair[n, 0] >= 0 else -1
-        into = place[pair[n, 1]] if pair[n, 0] >= 0 else -1
-        state[n], bracket[n, 0], bracket[n, 1], q = answer(
-            rows,
-            columns,
-            shift,
-            logits,
-            pairs,
-            multipliers,
-            step,
-            moved,
-            basis,
-            upper,
-            height,
-            share,
-            away,
-            direction,
-            k,
-            out,
-            into,
-            radius,
-            scale,
-            error,
-            greatest,
-            longest,
-        )
-        for c in range(weight.shape[1]):
-            nearest[n, c] = moved[c] if state[n] == MET else np.nan
+        out = place[exchanged[n, 0]] if exchanged[n, 0] >= 0 else -1
+        into = place[exchanged[n, 1]] if exchanged[n, 0] >= 0 else -1
+        state, found.lower[n], found.upper[n], q = answer(work, ball.limits, k, out, into)
+        found.state[n] = state
+        if state == MET:
+            found.step[n] = work.moved
         for m in range(q):
-            active[n, m, 0], active[n, m, 1] = order[pairs[m, 0]], order[pairs[m, 1]]
-            multiplier[n, m] = multipliers[m]
+            found.pairs[n, m, 0] = order[work.pairs[m, 0]]
+            found.pairs[n, m, 1] = order[work.pairs[m, 1]]
+            found.multipliers[n, m] = work.multipliers[m]
 
 
 @njit(nogil=True, cache=True)
-def wall_distance_loop(
-    weight,
-    values,
-    error,
-    inside,
-    first,
-    known,
-    sure,
-    foot,
-    radius,
-    scale,
-    wall,
-    state,
-    bracket,
-    margin,
-    tests,
-):
+def wall_distance_loop(ball, sure, foot, inside, first, known, walls):
     """All walls of cells from ``first`` on that are MET or OPEN; the next cell, and how many.
 
-    Ends before a cell whose walls may be too many for ``wall`` [most, 3], which holds cell, out and
-    into. ``known`` has walls of the same form, in order, that are passed over; ``sure[i, j]`` is
-    true where i is above j in the whole ball, ``foot`` bounds the distance of the tie of two.
-    ``margin[0]`` becomes the least distance of rejected walls from the radius.
+    Ends before a cell whose walls may be too many for the room in ``walls``. ``known`` has walls of
+    the same form, in order, that are passed over; ``sure[i, j]`` is true where i is above j in the
+    whole ball, ``foot`` bounds the distance of the tie of two.
     """
-    greatest, longest = magnitudes(weight, values)
-    experts, dims = weight.shape
-    rows, columns = np.empty((experts, dims)), np.empty((dims, experts))
-    shift, order, logits = np.empty(experts), np.empty(experts, np.int64), np.empty(experts)
-    pairs, multipliers = np.empty((dims + 1, 2), np.int64), np.empty(dims + 1)
-    step, moved, direction = np.empty(dims), np.empty(dims), np.empty(dims)
-    basis, upper = np.empty((dims, dims)), np.empty((dims, dims))
-    height, share, away = np.empty(dims), np.empty(dims), np.empty(dims)
+    experts, dims = ball.weight.shape
+    work, order = work_for(experts, dims), np.empty(experts, np.int64)
+    limits, radius = ball.limits, ball.limits.radius
+    wall, margin, tests = walls.wall, walls.margin, walls.tests
     found, at = 0, 0
     is_known = np.zeros((experts, experts), np.bool_)
     is_free = np.empty(experts, np.bool_)
     while at < len(known) and known[at, 0] < first:
         at += 1
     for n in range(first, len(inside)):
-        k = ordered(weight, values, inside[n], rows, columns, shift, order)
+        k = ordered(ball, inside[n], order, work.columns, work.shift)
         if found + k * (experts - k) > len(wall):
             return n, found
         start = at
@@ -191,30 +135,10 @@ def wall_distance_loop(
             if is_free[m]:
                 tests[0] += 1
                 out, into = (m, -1) if m < k else (-1, m)
-                known_of, lower, _, _ = excluded(
-                    rows,
-                    columns,
-                    shift,
-                    logits,
-                    pairs,
-                    multipliers,
-                    step,
-                    basis,
-                    upper,
-                    height,
-                    share,
-                    away,
-                    k,
-                    out,
-                    into,
-                    radius,
-                    error,
-                    greatest,
-                    longest,
-                )
-                if known_of == BEYOND:
+                state, lower, _, _ = excluded(work, limits, k, out, into)
+                if state == BEYOND:
                     margin[0] = min(margin[0], lower - radius)
-                is_free[m] = known_of == OPEN
+                is_free[m] = state == OPEN
         for out in range(k):
             if not is_free[out]:
                 continue
@@ -223,37 +147,14 @@ def wall_distance_loop(
                 if not is_free[into] or foot[own, other] >= radius or is_known[own, other]:
                     continue
                 tests[0] += 1
-                known_of, lower, reached, _ = answer(
-                    rows,
-                    columns,
-                    shift,
-                    logits,
-                    pairs,
-                    multipliers,
-                    step,
-                    moved,
-                    basis,
-                    upper,
-                    height,
-                    share,
-                    away,
-                    direction,
-                    k,
-                    out,
-                    into,
-                    radius,
-                    scale,
-                    error,
-                    greatest,
-                    longest,
-                )
-                if known_of == BEYOND:
+                state, lower, upper, _ = answer(work, limits, k, out, into)
+                if state == BEYOND:
                     margin[0] = min(margin[0], lower - radius)
-                if known_of in (BEYOND, EMPTY):
+                if state in (BEYOND, EMPTY):
                     continue
                 wall[found, 0], wall[found, 1], wall[found, 2] = n, own, other
-                state[found] = known_of
-                bracket[found, 0], bracket[found, 1] = lower, reached
+                walls.state[found] = state
+                walls.bracket[found, 0], walls.bracket[found, 1] = lower, upper
                 found += 1
         for m in range(start, at):
             is_known[known[m, 1], known[m, 2]] = False

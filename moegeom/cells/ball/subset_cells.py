@@ -14,7 +14,7 @@ from math import comb
 import numpy as np
 from jaxtyping import Bool, Float64, Int16
 
-from moegeom.cells.ball._cell_answer import EMPTY
+from moegeom.cells.ball._cell_answer import EMPTY, ball_around
 from moegeom.cells.ball.cell_distance import cell_distance
 from moegeom.cells.exact.certificate import cell_certificate
 from moegeom.cells.exact.certificate_check import CellPoint
@@ -53,12 +53,13 @@ def subset_cells(
     if comb(experts, k) > MOST_SUBSETS:
         raise ValueError(f"{comb(experts, k)} sets of experts; at most {MOST_SUBSETS} are tried")
     scale = max(float(np.abs(bias).max()), 1e-300) / max(float(np.abs(weight).max()), 1e-300)
+    ball = ball_around(weight, bias, 0.0, np.inf, scale)
     sets, points, num_exact = [], [], 0
     for chunk in _chunks(experts, k):
         inside = np.zeros((len(chunk), experts), dtype=bool)
         np.put_along_axis(inside, chunk, True, axis=1)
         none = np.full((len(chunk), 2), -1, np.int64)
-        found = cell_distance(weight, bias, 0.0, inside, none, np.inf, scale)
+        found = cell_distance(ball, inside, none)
         is_cell = _is_ahead(weight, bias, inside, found.step)
         witness = found.step
         for row in np.flatnonzero(~is_cell & (found.state != EMPTY)).tolist():

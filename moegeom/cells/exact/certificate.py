@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.cells.exact.certificate_check import CellPoint, NoCell, NoWall, WallPoint
-from moegeom.cells.exact.exact_margin import solve_strictly
-from moegeom.cells.exact.problem import Multipliers, Point, Problem, exact_logit
+from moegeom.cells.exact.problem import Multipliers, Point, Problem, exact_logit, solve_strictly
 
 #: Significant bits to which a proposed point is cut down while it still is a proof.
 _BITS = (6, 12, 26, 53)

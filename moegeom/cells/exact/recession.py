@@ -22,10 +22,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int16, Integer, UInt8
 
 from moegeom.cells.exact.dictionary import Arrangement
-from moegeom.cells.exact.exact_cells import exact_cells
+from moegeom.cells.exact.exact_cells import exact_cells, sweep
 from moegeom.cells.exact.exact_walk import Coalition, Point, exact_walk
 from moegeom.cells.exact.rank import independent_columns, rank
-from moegeom.cells.exact.sweep import sweep
 
 #: What is known of a cell: it is bounded, unbounded with a cone of less than d dimensions, or
 #: unbounded with one of all d, which is a cell of the central router.

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
 
-from moegeom.cells.exact.sweep import sweep
+from moegeom.cells.exact.exact_cells import sweep
 
 
 @dataclass(frozen=True, eq=False)

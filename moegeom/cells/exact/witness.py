@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float64, Int16
 from moegeom.cells.ball.nearest import arrangement_of
 from moegeom.cells.exact.certificate import cell_certificate
 from moegeom.cells.exact.certificate_check import CellPoint, NoCell, check_certificate
-from moegeom.cells.exact.exact_margin import solve_strictly
 from moegeom.cells.exact.exact_nearest import exact_nearest
-from moegeom.cells.exact.problem import Point, Problem, exact_logit
+from moegeom.cells.exact.problem import Point, Problem, exact_logit, solve_strictly
 
 _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 

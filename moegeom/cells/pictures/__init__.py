@@ -2,9 +2,9 @@
 
 from moegeom.cells.pictures._caption import caption_text
 from moegeom.cells.pictures._figure_csv import figure_csv
-from moegeom.cells.pictures._options import PictureOptions
 from moegeom.cells.pictures._picture import (
     CircleCells,
+    PictureOptions,
     PlaneCells,
     RasterCells,
     SliceCaption,

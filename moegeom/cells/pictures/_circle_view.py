@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from moegeom.cells.pictures._colours import INK, PALETTE, cell_colours
-from moegeom.cells.pictures._legend import legend_of, token_entries, with_entries
-from moegeom.cells.pictures._options import PictureOptions
+from moegeom.cells.pictures._legend import (
+    INK,
+    PALETTE,
+    cell_colours,
+    legend_of,
+    token_entries,
+    with_entries,
+)
 from moegeom.cells.pictures._page import SIZE, SMALL, Space, new_page
-from moegeom.cells.pictures._picture import CircleCells
+from moegeom.cells.pictures._picture import CircleCells, PictureOptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,32 +9,32 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from moegeom.cells.pictures._caption import count_text, percent_text
-from moegeom.cells.pictures._colours import (
+from moegeom.cells.pictures._legend import (
     ACCENT,
     INK,
     PALE,
     PALETTE,
+    Entry,
+    Legend,
     cell_colours,
+    legend_of,
     shaded,
+    token_entries,
+    with_entries,
 )
-from moegeom.cells.pictures._layers import (
+from moegeom.cells.pictures._page import (
+    SIZE,
+    SMALL,
+    Space,
     add_polygons,
     add_tokens,
     add_walls,
     frame_axes,
     frame_ratio,
+    new_page,
     page_box,
 )
-from moegeom.cells.pictures._legend import (
-    Entry,
-    Legend,
-    legend_of,
-    token_entries,
-    with_entries,
-)
-from moegeom.cells.pictures._options import PictureOptions, asked_expert
-from moegeom.cells.pictures._page import SIZE, SMALL, Space, new_page
-from moegeom.cells.pictures._picture import Frame, PlaneCells
+from moegeom.cells.pictures._picture import Frame, PictureOptions, PlaneCells, asked_expert
 from moegeom.cells.pictures._polygons import (
     Region,
     areas,

@@ -8,12 +8,17 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
 from moegeom.cells.pictures._caption import count_text
-from moegeom.cells.pictures._colours import INK, PALETTE, cell_colours
-from moegeom.cells.pictures._layers import add_tokens, frame_axes, frame_ratio
-from moegeom.cells.pictures._legend import Entry, legend_of, token_entries, with_entries
-from moegeom.cells.pictures._options import PictureOptions
-from moegeom.cells.pictures._page import SIZE, Space, new_page
-from moegeom.cells.pictures._picture import CROSSED, OPEN, RasterCells
+from moegeom.cells.pictures._legend import (
+    INK,
+    PALETTE,
+    Entry,
+    cell_colours,
+    legend_of,
+    token_entries,
+    with_entries,
+)
+from moegeom.cells.pictures._page import SIZE, Space, add_tokens, frame_axes, frame_ratio, new_page
+from moegeom.cells.pictures._picture import CROSSED, OPEN, PictureOptions, RasterCells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

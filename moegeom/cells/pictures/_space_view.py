@@ -1,21 +1,52 @@
-"""Cells in space: a point for each, a line for each wall."""
+"""Pictures in space: cells as points with their walls, and the surface of the largest logits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from moegeom.cells.pictures._caption import count_text
-from moegeom.cells.pictures._colours import INK, PALETTE, cell_colours
-from moegeom.cells.pictures._legend import legend_of
-from moegeom.cells.pictures._options import PictureOptions
-from moegeom.cells.pictures._picture import SpaceCells
-from moegeom.cells.pictures._space_page import new_space
+from moegeom.cells.pictures._legend import INK, PALETTE, Legend, cell_colours, legend_of
+from moegeom.cells.pictures._page import Space, new_page
+from moegeom.cells.pictures._picture import PictureOptions, PlaneCells, SlicePicture, SpaceCells
+from moegeom.cells.pictures._polygons import areas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def new_space(
+    picture: SlicePicture,
+    options: PictureOptions,
+    legend: Legend,
+    title: str,
+    names: tuple[str, str, str],
+    limits: Sequence[tuple[float, float]],
+) -> tuple[Figure, Any]:
+    """A page with plain axes in space, whose layers are drawn in the order of their zorder."""
+    from matplotlib.ticker import MaxNLocator
+
+    # Annotations of matplotlib know little of axes in space.
+    axes: Any
+    space = Space(0.78, left=0.0, right=8.0, bottom=2.0)
+    figure, axes = new_page(picture, options, legend, space, title, "3d")
+    axes.computed_zorder = False
+    axes.set(**dict(zip(("xlim", "ylim", "zlim"), limits, strict=True)))
+    for axis, name in zip((axes.xaxis, axes.yaxis, axes.zaxis), names, strict=True):
+        axis.set_major_locator(MaxNLocator(4, prune="both"))
+        axis.set_label_text(name)
+        axis.labelpad = -8
+        axis.set_tick_params(pad=-3)
+        axis.set_pane_color((1.0, 1.0, 1.0, 0.0))
+        axis.line.set_linewidth(0.4)
+    axes.grid(visible=False)
+    axes.view_init(elev=24, azim=-58)
+    axes.set_box_aspect((1, 1, 0.85), zoom=1.1)
+    return figure, axes
+
 
 #: Points farther from the middle than this many typical distances are drawn nearer.
 _FAR = 6.0
@@ -118,3 +149,48 @@ def draw_space(picture: SpaceCells, options: PictureOptions) -> Figure:
     for cell, letter in legend.letters.items():
         axes.text(*place[cell], letter, ha="center", va="center", weight="bold", zorder=3)
     return figure
+
+
+def heights(picture: PlaneCells, cell: int) -> Float64[np.ndarray, "corners"]:
+    """The sum of the k largest logits at the corners of a cell."""
+    return picture.polygons[cell] @ picture.gradient[cell] + picture.offset[cell]
+
+
+def draw_tropical(picture: PlaneCells, options: PictureOptions) -> Figure:
+    """The surface above its cells."""
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    colours = cell_colours(picture.coalitions, picture.wall_cells)
+    legend = legend_of(picture.coalitions, areas(picture), colours, PALETTE)
+    title = f"sum of the {picture.caption.top_k} largest logits over its cells"
+    shown = [cell for cell, polygon in enumerate(picture.polygons) if len(polygon) > 2]
+    lifted = [np.column_stack([picture.polygons[c], heights(picture, c)]) for c in shown]
+    low = min((float(p[:, 2].min()) for p in lifted), default=0.0)
+    high = max((float(p[:, 2].max()) for p in lifted), default=1.0)
+    floor = low - 0.45 * max(high - low, 1e-12)
+    lifted = _alike(lifted)
+    names = ("first", "second", "sum of logits")
+    limits = (picture.frame[:2], picture.frame[2:], (floor, max(high, floor + 1e-9)))
+    figure, axes = new_space(picture, options, legend, title, names, limits)
+    if not lifted:
+        return figure
+    below = [np.column_stack([p[:, :2], np.full(len(p), floor)]) for p in lifted]
+    fills = [PALETTE[colours[c]] for c in shown]
+    width = float(np.clip(6 / np.sqrt(max(len(shown), 1)), 0.05, 0.4))
+    for polygons, name, order in ((below, "floor", 1), (lifted, "surface", 2)):
+        faces = Poly3DCollection(
+            polygons, facecolors=fills, edgecolors=INK, linewidths=width, gid=name, zorder=order
+        )
+        axes.add_collection3d(faces)
+    return figure
+
+
+def _alike(
+    polygons: list[Float64[np.ndarray, "_ 3"]],
+) -> list[Float64[np.ndarray, "corners 3"]]:
+    """The same polygons with equally many corners: the last one is repeated.
+
+    Of unequal ones matplotlib fills the rest with whatever was in memory.
+    """
+    most = max(map(len, polygons), default=0)
+    return [np.concatenate([p, np.repeat(p[-1:], most - len(p), axis=0)]) for p in polygons]

@@ -7,26 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moegeom.cells.pictures._circle_view import draw_circle
-from moegeom.cells.pictures._options import PictureOptions, picture_options
 from moegeom.cells.pictures._page import page_bytes, page_style
 from moegeom.cells.pictures._picture import (
     CircleCells,
+    PictureOptions,
     PlaneCells,
     RasterCells,
     SlicePicture,
     SpaceCells,
+    picture_options,
 )
 from moegeom.cells.pictures._plane_view import draw_cells, draw_expert
 from moegeom.cells.pictures._raster_view import draw_raster
-from moegeom.cells.pictures._space_view import draw_space
-from moegeom.cells.pictures._tropical_view import draw_tropical
-from moegeom.cells.pictures._web_graph import circle_page, space_page
+from moegeom.cells.pictures._space_view import draw_space, draw_tropical
 from moegeom.cells.pictures._web_plane import (
     cells_page,
+    circle_page,
     expert_page,
+    raster_page,
+    space_page,
     tropical_page,
 )
-from moegeom.cells.pictures._web_raster import raster_page
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable, write_whole
 from moegeom.core.registry import nearest_name, unknown_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int16, Int64
 
-from moegeom.cells.graph.exchange import exchanged
+from moegeom.cells.graph.wall_graph import exchanged
 
 Frame = tuple[float, float, float, float]
 

@@ -15,7 +15,7 @@ from moegeom.cells.plane.raster_enclosure import (
     composed,
     product,
 )
-from moegeom.cells.plane.raster_slice import PlaneLength, PlaneRouter
+from moegeom.cells.plane.raster_frame import PlaneLength, PlaneRouter
 from moegeom.geometry.boundary.score_curve import BENDS
 from moegeom.geometry.rows.projected_rows import LEAST_LENGTH
 

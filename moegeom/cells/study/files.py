@@ -16,8 +16,7 @@ from moegeom.cells.ball.ball_cells import filter_ball
 from moegeom.cells.ball.inradius import inradii
 from moegeom.cells.exact.certificate_check import CellPoint
 from moegeom.cells.exact.witness import check_witness
-from moegeom.cells.graph.exchange import exchanged
-from moegeom.cells.graph.wall_graph import is_one_swap
+from moegeom.cells.graph.wall_graph import exchanged, is_one_swap
 from moegeom.cells.study.found import FoundCells, Scaled
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.study.router import Looked
@@ -227,7 +226,7 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
         ("num_walls", pa.int64(), "", "walls of the cell"),
         ("is_bounded", pa.bool_(), "", "null where a ball, a box or steps bound the search"),
         ("is_checked", pa.bool_(), "", "the witness was verified in integers (--certify)"),
-        ("inradius", pa.float64(), "input", "radius of the largest ball inside (--inradius)"),
+        ("inradius", pa.float64(), "input", "radius of the largest ball inside (inradius)"),
         ("distance_lower", pa.float64(), "input", "to the cell, from the centre or the token"),
         ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
         ("hops", pa.int64(), "", "walls between the token's cell and this one"),

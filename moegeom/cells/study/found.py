@@ -18,7 +18,7 @@ from moegeom.cells.ball.box import filter_box
 from moegeom.cells.exact.certificate_check import CellPoint
 from moegeom.cells.exact.rank import independent_columns_of
 from moegeom.cells.exact.witness import strict_witnesses
-from moegeom.cells.graph.exchange import exchanged
+from moegeom.cells.graph.wall_graph import exchanged
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 from moegeom.core.errors import InternalError, UsageError

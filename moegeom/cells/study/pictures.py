@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom import __version__
-from moegeom.cells.graph.exchange import exchanged
+from moegeom.cells.graph.wall_graph import exchanged
 from moegeom.cells.pictures import (
     CircleCells,
     PlaneCells,
@@ -20,9 +20,9 @@ from moegeom.cells.pictures import (
 from moegeom.cells.plane.polygons import polygons
 from moegeom.cells.plane.raster_frame import PixelState
 from moegeom.cells.study.found import FoundCells
-from moegeom.cells.study.frame import frame_of
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.study.router import Looked
+from moegeom.cells.study.slices import frame_of
 from moegeom.core.errors import UsageError
 from moegeom.core.files import write_whole
 

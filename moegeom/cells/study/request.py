@@ -16,13 +16,30 @@ from moegeom.tokens.foreign.npy_arrays import read_numbers
 
 @dataclass(frozen=True)
 class CellsRequest(TokensRequest):
-    """What was asked for.
+    """What was asked for, by the command line or, for the fields below, from Python alone.
 
-    ``weights`` is a bare matrix with its ``top_k`` instead of a checkpoint. ``radius`` and ``box``
-    (half the side) bound the search around the centre of the slice, ``hops`` the walls crossed from
-    the tokens ``at``. ``coalition`` asks about one set of experts. ``null`` is the number of random
-    routers whose cells are counted too. ``plot`` is a picture of one router, ``frame`` half the
-    side of what it shows, ``width`` in millimetres.
+    ``weights`` is a bare matrix with its ``top_k`` instead of a checkpoint. ``radius`` bounds the
+    search around the centre of the slice. ``coalition`` asks about one set of experts. ``plot`` is
+    a picture of one router.
+
+    Parameters
+    ----------
+    box
+        Only what lies within so far of the centre along every direction of the slice.
+    hops, at
+        Only the cells that so many walls, or fewer, part from those of the tokens ``at``.
+    inradius
+        The radius of the largest ball in each cell, in the table of ``out``.
+    null
+        Count the cells of so many random routers with the same row lengths too.
+    band
+        Shade in the picture what lies within so far of a wall.
+    frame
+        Half the side of what the picture shows; without it there is room for the tokens.
+    pixels
+        Pixels a side where walls are curved.
+    width, dpi
+        Width of the picture in millimetres (one column is 89), and dots per inch where they count.
     """
 
     weights: Path | None = None
@@ -52,7 +69,10 @@ class CellsRequest(TokensRequest):
 
 
 def check_request(request: CellsRequest) -> None:
-    """Raises UsageError for what cannot be meant, before anything is read."""
+    """Raises UsageError for what cannot be meant, before anything is read.
+
+    Parameters that the command line has are named as they are typed there.
+    """
     if (request.weights is None) == (not request.checkpoint):
         raise UsageError("expected a checkpoint, or --weights FILE.npz, and not both.")
     if request.weights is not None and request.top_k is None:
@@ -63,19 +83,37 @@ def check_request(request: CellsRequest) -> None:
         raise UsageError("--tokens goes with a checkpoint, not with --weights.")
     bounds = [n for n in ("radius", "box", "hops") if getattr(request, n) is not None]
     if len(bounds) > 1:
-        raise UsageError(f"--{bounds[0]} and --{bounds[1]} exclude each other.")
+        raise UsageError(f"{_typed(bounds[0])} and {_typed(bounds[1])} exclude each other.")
     for name in ("radius", "box", "frame"):
         value = getattr(request, name)
         if value is not None and not 0.0 < value < np.inf:
-            raise UsageError(f"--{name} {value:g}: expected a positive number.")
+            raise UsageError(f"{_typed(name)} {value:g}: expected a positive number.")
+    for name, (least, most) in _RANGES.items():
+        value = getattr(request, name)
+        if value is not None and not least <= value <= most:
+            raise UsageError(f"{name} {value}: expected {least:,} to {most:,}.")
     if (request.hops is None) != (not request.at):
-        raise UsageError("--hops H goes with --at TOKENS, the tokens to begin at.")
+        raise UsageError("hops goes with at, the tokens to begin at.")
     if request.at and request.tokens is None and request.source is None:
-        raise UsageError("--at names tokens of a recording: add --tokens REC.")
+        raise UsageError("at names tokens of a recording: add --tokens REC.")
     _refuse_alone(request)
     _check_plot(request)
     if request.certify and request.coalition is None and request.out is None:
         raise UsageError("--certify goes with --coalition or --out: what it checks is written.")
+
+
+#: Fields that the command line has no option for.
+_OF_PYTHON = frozenset(
+    ("box", "hops", "at", "inradius", "null", "band", "frame", "pixels", "width", "dpi")
+)
+
+#: The least and the largest of what such a field may be.
+_RANGES = {"hops": (0, 2**31), "null": (0, 1000), "pixels": (8, 4096)}
+
+
+def _typed(name: str) -> str:
+    """A parameter as the one who gave it wrote it."""
+    return name if name in _OF_PYTHON else f"--{name.replace('_', '-')}"
 
 
 #: Options that mean nothing without another one, and what they are when they are not given.
@@ -102,11 +140,11 @@ def _refuse_alone(request: CellsRequest) -> None:
     """Raises UsageError for options that would be passed over."""
     for name, (wanted, default) in _GOES_WITH.items():
         if getattr(request, name) != default and getattr(request, wanted) is None:
-            raise UsageError(f"--{name} goes with --{wanted}.")
+            raise UsageError(f"{_typed(name)} goes with {_typed(wanted)}.")
     if request.coalition is not None:
         for name, default in _NOT_WITH_COALITION.items():
             if getattr(request, name) != default:
-                raise UsageError(f"--coalition goes without --{name.replace('_', '-')}.")
+                raise UsageError(f"--coalition goes without {_typed(name)}.")
     if request.weights is not None and request.layers is not None:
         raise UsageError("--layer goes with a checkpoint, not with --weights.")
 
@@ -118,8 +156,8 @@ def _check_plot(request: CellsRequest) -> None:
     for name in ("radius", "box", "hops"):
         if getattr(request, name) is not None:
             raise UsageError(
-                f"--plot draws the whole slice, not what --{name} leaves of it.",
-                "--frame R is half the side of what is drawn.",
+                f"--plot draws the whole slice, not what {_typed(name)} leaves of it.",
+                "frame=R, from Python, is half the side of what is drawn.",
             )
     check_picture(request.plot, view=request.view, band=request.band, width=request.width)
     if not request.plot.absolute().parent.is_dir():

@@ -16,14 +16,12 @@ from moegeom.cells.graph.visited_graph import visited_graph
 from moegeom.cells.graph.wall_graph import wall_graph
 from moegeom.cells.plane.circle import Arcs, circle_arcs
 from moegeom.cells.plane.raster import plane_raster
-from moegeom.cells.plane.raster_frame import Frame, PixelState, Raster
-from moegeom.cells.plane.raster_slice import plane_router
+from moegeom.cells.plane.raster_frame import Frame, PixelState, Raster, plane_router
 from moegeom.cells.plane.subspace import Slice
 from moegeom.cells.record import Between, Cells, NullCells, Outcome, RouterCells, Visited
 from moegeom.cells.study.found import FoundCells, domain_text, find_cells, with_witnesses
-from moegeom.cells.study.frame import frame_of
 from moegeom.cells.study.request import CellsRequest
-from moegeom.cells.study.slices import AskedSlice
+from moegeom.cells.study.slices import AskedSlice, frame_of
 from moegeom.cells.study.tokens import TokenSample
 from moegeom.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
 from moegeom.cells.walk.segment_crossings import segment_crossings
@@ -118,7 +116,7 @@ def _by_cells(
     starts = _starts(request, sample, points)
     if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
         raise UsageError(
-            f"--radius and --hops look at slices of at most {MOST_DIMS} dimensions; this one is "
+            f"--radius and hops look at slices of at most {MOST_DIMS} dimensions; this one is "
             f"{asked.text} with {dims:,}.",
             "Add --subspace pca:D or random:D.",
         )
@@ -162,10 +160,10 @@ def _by_cells(
 def _starts(
     request: CellsRequest, sample: TokenSample | None, points: np.ndarray
 ) -> Float64[np.ndarray, "points dims"]:
-    """Where the tokens of --at lie on the slice."""
+    """Where the tokens ``at`` lie on the slice."""
     if not request.at or sample is None:
         return np.empty((0, points.shape[1]))
-    return points[sample.rows_of(request.at, "--at")].astype(np.float64)
+    return points[sample.rows_of(request.at, "at")].astype(np.float64)
 
 
 def _placed(
@@ -271,7 +269,7 @@ def _by_pixels(
         )
     _refuse_out(router, asked, request)
     if request.radius is not None or request.box is not None or request.hops is not None:
-        raise UsageError("--radius, --box and --hops go with routers whose walls are straight.")
+        raise UsageError("--radius, box and hops go with routers whose walls are straight.")
     points = None if sample is None else part.coordinates(sample.inputs)
     frame = frame_of(points, asked, sample, request, _reach(router))
     plane = plane_router(

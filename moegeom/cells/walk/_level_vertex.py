@@ -1,8 +1,11 @@
-"""Vertices of the order-k diagram, one by one: signs with proof, and where the edges end."""
+"""Vertices of the order-k diagram: their signs with proof, where the edges end, and those seen."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from numba import njit
 
 from moegeom.kernels.cpu._inner import INNER
@@ -31,6 +34,42 @@ _FAST: set[str] = {"nnan", "nsz", "reassoc", "contract"}
 
 #: Products and sums in one operation, in the order in which they stand.
 _FUSED: set[str] = {"nnan", "nsz", "contract"}
+
+
+class Level(NamedTuple):
+    """A router, padded with experts far below all, and the direction ``upwards`` of its diagram.
+
+    The direction is a tuple, for its length is a part of its type: kernels are compiled for each.
+    """
+
+    columns: Float64[np.ndarray, "dims lanes"]
+    bias: Float64[np.ndarray, "lanes"]
+    k: int
+    num_experts: int
+    upwards: tuple[float, ...]
+
+
+class Vertices(NamedTuple):
+    """Room for vertices: the experts ``on`` the level and, as bits, those ``above`` it.
+
+    ``rising`` are the experts of ``on`` as bits whose edge upwards climbs, ``links`` the vertices
+    at the ends of edges: at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up.
+    """
+
+    on: Int16[np.ndarray, "vertices on"]
+    above: UInt64[np.ndarray, "vertices words"]
+    point: Float64[np.ndarray, "vertices dims"]
+    rising: UInt32[np.ndarray, "vertices"]
+    state: UInt8[np.ndarray, "vertices"]
+    links: Int32[np.ndarray, "vertices edges"]
+
+
+class Seen(NamedTuple):
+    """Where a vertex is found by its on-set: a table of numbers, and the hashes of the sets."""
+
+    table: Int32[np.ndarray, "slots"]
+    codes: UInt64[np.ndarray, "vertices"]
+    marks: UInt64[np.ndarray, "experts"]
 
 
 @njit(**INNER)
@@ -212,20 +251,14 @@ def _is_ray(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def examine(
-    columns, bias, k, num_experts, upwards, on, above, point, rising, state, links, met, gap,
-    start, stop,
-):  # fmt: skip
-    """Signs and ends of the edges of the vertices ``start`` to ``stop`` of ``on``.
+def examine(level, vertices, met, gap, start, stop):
+    """Signs and ends of the edges of the vertices ``start`` to ``stop``.
 
-    ``columns`` [d, lanes] and ``bias`` [lanes] are the router, padded with experts far below all.
-    ``above`` [vertices, words] becomes the experts over the level as bits, ``point`` [vertices, d]
-    where the vertex lies, ``rising`` [vertices] the experts of ``on`` as bits whose edge upwards
-    climbs along the direction ``upwards`` [d], and ``met`` [vertices - start, 2 (d + 1)] the
-    expert that enters at the end of each edge that the diagram has and ``links`` does not know yet:
-    at 2 c where ``on[c]`` goes down and 2 c + 1 where it goes up. ``gap`` [0] is the least of
-    |f| / bound.
+    ``met`` [vertices - start, 2 (d + 1)] becomes the expert that enters at the end of each edge
+    that the diagram has and the links do not know yet. ``gap`` [0] is the least of |f| / bound.
     """
+    columns, bias, k, num_experts, upwards = level
+    on, above, point, rising, state, links = vertices
     dims, lanes = upwards, columns.shape[1]
     # known to the compiler, which unrolls what runs over it
     d = len(dims)
@@ -328,3 +361,158 @@ def examine(
                 else:
                     state[vertex] = UNCERTAIN
         rising[vertex] = bits
+
+
+@njit(**INNER)
+def _code(marks, row):
+    """The hash of a set of experts, which changes by two marks when one is exchanged."""
+    value = np.uint64(0)
+    for c in range(len(row)):
+        value ^= marks[row[c]]
+    return value
+
+
+@njit(**INNER)
+def _place(table, on, codes, row, code, dims):
+    """The slot of an on-set in the table, or the empty one where it belongs."""
+    mask = np.uint64(len(table) - 1)
+    slot = code & mask
+    while table[slot] >= 0:
+        vertex = table[slot]
+        if codes[vertex] == code:
+            same = True
+            for c in range(len(dims) + 1):
+                same &= on[vertex, c] == row[c]
+            if same:
+                return slot
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
+@njit(**INNER)
+def _number(table, on, codes, num, row, code, dims):
+    """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
+    slot = _place(table, on, codes, row, code, dims)
+    if table[slot] < 0:
+        if num == len(on):
+            return -1
+        for c in range(len(dims) + 1):
+            on[num, c] = row[c]
+        codes[num] = code
+        table[slot] = num
+    return table[slot]
+
+
+@njit(**INNER)
+def _swapped(on, leaving, entering, out, dims):
+    """The on-set without ``on[leaving]`` and with ``entering``, in order; where that stands."""
+    size, place = len(dims) + 1, 0
+    for c in range(size):
+        place += np.int64((on[c] < entering) & (c != leaving))
+    # no branches: which way they went could not be foretold
+    for n in range(size):
+        left = n - np.int64(n > place)
+        out[n] = on[min(left + np.int64(left >= leaving), size - 1)]
+    out[place] = entering
+    return place
+
+
+@njit(nogil=True, cache=True)
+def enter(vertices, seen, met, start, first, stop, num, dims):
+    """Numbers for the ends of the edges of the vertices ``first`` to ``stop``.
+
+    ``met`` is what ``examine`` found for the vertices from ``start`` on. The same edge is entered
+    at its other end, which need not be shot again. Returns the first vertex that is left, as there
+    was no room for all of its ends, and the number of vertices.
+    """
+    on, above, links = vertices.on, vertices.above, vertices.links
+    table, codes, marks = seen
+    following = np.empty(on.shape[1], dtype=on.dtype)
+    for vertex in range(first, stop):
+        for edge in range(2 * len(dims) + 2):
+            entering = met[vertex - start, edge]
+            if entering == NONE or links[vertex, edge] != NONE:
+                continue
+            if entering == RAY:
+                links[vertex, edge] = RAY
+                continue
+            leaving = on[vertex, edge >> 1]
+            place = _swapped(on[vertex], edge >> 1, entering, following, dims)
+            code = codes[vertex] ^ marks[leaving] ^ marks[entering]
+            end = _number(table, on, codes, num, following, code, dims)
+            if end < 0:
+                return vertex, num
+            num = max(num, end + 1)
+            links[vertex, edge] = end
+            was_above = (above[vertex, entering >> 6] >> np.uint64(entering & 63)) & np.uint64(1)
+            back = 2 * place + np.int64(was_above)
+            if links[end, back] == NONE:
+                links[end, back] = vertex
+    return stop, num
+
+
+@njit(nogil=True, cache=True)
+def advance(level, vertices, seen, met, gap, head, num, most):
+    """``examine`` and ``enter`` by turns, for at most ``most`` vertices from ``head`` on.
+
+    Returns the first vertex whose edges are not entered, the number of vertices, and whether there
+    was room for all.
+    """
+    last = head + most
+    while head < min(num, last):
+        stop = min(num, head + len(met), last)
+        examine(level, vertices, met, gap, head, stop)
+        done, num = enter(vertices, seen, met, head, head, stop, num, level.upwards)
+        head = done
+        if done < stop:
+            return head, num, False
+    return head, num, True
+
+
+@njit(nogil=True, cache=True)
+def check_links(vertices, num):
+    """Takes the proof from vertices with an edge whose ends differ in more than was exchanged.
+
+    Where both ends have proved signs and differ in the two experts alone, no hyperplane lies
+    between them: each is the other's neighbour, whatever rounding did to the shot.
+    """
+    on, above, state, links = vertices.on, vertices.above, vertices.state, vertices.links
+    words, lost = above.shape[1], 0
+    expected = np.empty(words, np.uint64)
+    for u in range(num):
+        if state[u] != PROVED:
+            continue
+        for edge in range(links.shape[1]):
+            v = links[u, edge]
+            if v < 0 or state[v] == UNCERTAIN:
+                continue
+            leaving = on[u, edge // 2]
+            for w in range(words):
+                expected[w] = above[u, w]
+            bit = np.uint64(1) << np.uint64(leaving & 63)
+            if edge % 2 == 1:
+                expected[leaving >> 6] |= bit
+            for c in range(on.shape[1]):
+                expected[on[v, c] >> 6] &= ~(np.uint64(1) << np.uint64(on[v, c] & 63))
+            fits = state[v] != GONE
+            for w in range(words):
+                fits &= expected[w] == above[v, w]
+            if not fits:
+                state[u] = UNCERTAIN
+                lost += 1
+                break
+    return lost
+
+
+@njit(nogil=True, cache=True)
+def fill_table(seen, on, num, dims):
+    """Puts the first on-sets into the table."""
+    table, codes, _ = seen
+    for row in range(num):
+        table[_place(table, on, codes, on[row], codes[row], dims)] = row
+
+
+@njit(nogil=True, cache=True)
+def entered(seen, on, num, row, dims):
+    """The number of an on-set, ``num`` for a new one that was put there; -1 without room for it."""
+    return _number(seen.table, on, seen.codes, num, row, _code(seen.marks, row), dims)

@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float64, Int16, Int32, UInt32, UInt64
 
 from moegeom.cells.exact.dictionary import Arrangement, Dictionary, dictionary
 from moegeom.cells.exact.exact_walk import diagram_edges, first_vertex, is_of_order
-from moegeom.cells.walk._level_table import advance, check_links, enter, entered, fill_table
 from moegeom.cells.walk._level_vertex import (
     EXACT,
     GONE,
@@ -25,7 +24,15 @@ from moegeom.cells.walk._level_vertex import (
     RAY,
     UNCERTAIN,
     UNORDERED,
+    Level,
+    Seen,
+    Vertices,
+    advance,
+    check_links,
+    enter,
+    entered,
     examine,
+    fill_table,
 )
 
 #: Vertices that there is room for at first; four times as many when that is full.
@@ -42,8 +49,6 @@ _STEP = 50_000
 _LANES, _BELOW = 8, -1e200
 
 Watch = Callable[[int, int], None]
-
-_Vertices = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +118,8 @@ def level_walk(
 class _Walk:
     """Arrays that grow while vertices are found."""
 
-    _on: np.ndarray
-    _above: np.ndarray
-    _point: np.ndarray
-    _rising: np.ndarray
-    _state: np.ndarray
-    _links: np.ndarray
-    _codes: np.ndarray
+    _vertices: Vertices
+    _seen: Seen
 
     def __init__(
         self,
@@ -131,14 +131,14 @@ class _Walk:
         watch: Watch | None,
     ) -> None:
         experts, d = weight.shape
-        self._weight, self._bias, self._k, self._most = weight, bias, k, most
+        self._weight, self._bias, self._most = weight, bias, most
         self._threads, self._watch, self._size = threads, watch, d + 1
         lanes = -(-experts // _LANES) * _LANES
-        self._columns, self._padded = np.zeros((d, lanes)), np.full(lanes, _BELOW)
-        self._columns[:, :experts], self._padded[:experts] = weight.T, bias
+        columns, padded = np.zeros((d, lanes)), np.full(lanes, _BELOW)
+        columns[:, :experts], padded[:experts] = weight.T, bias
         generator = np.random.default_rng(0)
-        # a tuple, for its length is a part of its type: kernels are compiled for each d
-        self._upwards = tuple(generator.standard_normal(d).tolist())
+        upwards = tuple(generator.standard_normal(d).tolist())
+        self._level = Level(columns, padded, k, experts, upwards)
         self._marks = generator.integers(1, 2**63, experts).astype(np.uint64)
         self._exact: Arrangement | None = None
         self._num = self._head = 0
@@ -156,30 +156,29 @@ class _Walk:
 
     def _make(self, room: int) -> None:
         """Room for so many vertices; what was found stays."""
-        words = (len(self._weight) + 63) // 64
-        arrays = {
-            "_on": np.full((room, self._size), -1, np.int16),
-            "_above": np.zeros((room, words), np.uint64),
-            "_point": np.zeros((room, self._size - 1)),
-            "_rising": np.zeros(room, np.uint32),
-            "_state": np.zeros(room, np.uint8),
-            "_links": np.full((room, 2 * self._size), NONE, np.int32),
-            "_codes": np.zeros(room, np.uint64),
-        }
-        for name, array in arrays.items():
-            if self._num:
-                array[: self._num] = getattr(self, name)[: self._num]
-            setattr(self, name, array)
-        self._table = np.full(1 << max(4, (2 * room - 1).bit_length()), -1, np.int32)
-        fill_table(self._table, self._on, self._codes, self._num, self._upwards)
+        words, size, num = (len(self._weight) + 63) // 64, self._size, self._num
+        grown = Vertices(
+            on=np.full((room, size), -1, np.int16),
+            above=np.zeros((room, words), np.uint64),
+            point=np.zeros((room, size - 1)),
+            rising=np.zeros(room, np.uint32),
+            state=np.zeros(room, np.uint8),
+            links=np.full((room, 2 * size), NONE, np.int32),
+        )
+        table = np.full(1 << max(4, (2 * room - 1).bit_length()), -1, np.int32)
+        seen = Seen(table, np.zeros(room, np.uint64), self._marks)
+        if num:
+            for array, old in zip(grown, self._vertices, strict=True):
+                array[:num] = old[:num]
+            seen.codes[:num] = self._seen.codes[:num]
+        fill_table(seen, grown.on, num, self._level.upwards)
+        self._vertices, self._seen = grown, seen
 
     def _add(self, on: tuple[int, ...]) -> int | None:
         """The number of a vertex, a new one if need be; None where there is no room for it."""
         row = np.array(on, np.int16)
         for _ in range(2):
-            number = entered(
-                self._table, self._on, self._codes, self._marks, self._num, row, self._upwards
-            )
+            number = entered(self._seen, self._vertices.on, self._num, row, self._level.upwards)
             if number >= 0:
                 self._num = max(self._num, int(number) + 1)
                 return int(number)
@@ -188,34 +187,28 @@ class _Walk:
         return None
 
     def _grow(self) -> bool:
-        if len(self._on) == self._most:
+        if len(self._vertices.on) == self._most:
             return False
-        self._make(min(self._most, 4 * len(self._on)))
+        self._make(min(self._most, 4 * len(self._vertices.on)))
         return True
 
     def begin(self) -> bool:
         """A first vertex, proved in float64 where one is found so; False where there is none."""
-        for on in _guesses(self._weight, self._bias, self._k):
+        for on in _guesses(self._weight, self._bias, self._level.k):
             number = self._add(on)
             if number is None:
                 return True
             met = np.empty((1, 2 * self._size), np.int16)
             self._examine(met, number, number + 1, self._gap)
-            if self._state[number] == PROVED:
+            if self._vertices.state[number] == PROVED:
                 return True
-            self._num, self._state[number] = 0, UNCERTAIN
-            self._table.fill(-1)
-        first = first_vertex(self._arrangement, self._k)
+            self._num, self._vertices.state[number] = 0, UNCERTAIN
+            self._seen.table.fill(-1)
+        first = first_vertex(self._arrangement, self._level.k)
         return first is not None and self._add(first.on) is not None
 
     def _examine(self, met: np.ndarray, start: int, stop: int, gap: np.ndarray) -> None:
-        examine(*self._router(), *self._vertices(), met, gap, start, stop)
-
-    def _router(self) -> tuple[np.ndarray, np.ndarray, int, int, tuple[float, ...]]:
-        return self._columns, self._padded, self._k, len(self._weight), self._upwards
-
-    def _vertices(self) -> _Vertices:
-        return self._on, self._above, self._point, self._rising, self._state, self._links
+        examine(self._level, self._vertices, met, gap, start, stop)
 
     def run(self) -> bool:
         """Walks until nothing is left; False where there is no room for more."""
@@ -226,15 +219,15 @@ class _Walk:
                     has_room = self._turn_of_all()
                 else:
                     self._head, self._num, has_room = advance(
-                        *self._router(), *self._vertices(), turn, self._gap,
-                        self._codes, self._table, self._marks, self._head, self._num, _STEP,
+                        self._level, self._vertices, self._seen, turn, self._gap,
+                        self._head, self._num, _STEP,
                     )  # fmt: skip
                 if self._watch is not None:
                     self._watch(self._head, self._num)
                 if not has_room and not self._grow():
                     return False
-            check_links(self._on, self._above, self._state, self._links, self._num)
-            left = np.flatnonzero(self._state[: self._num] == UNCERTAIN).tolist()
+            check_links(self._vertices, self._num)
+            left = np.flatnonzero(self._vertices.state[: self._num] == UNCERTAIN).tolist()
             if not left:
                 return True
             if not all(self._settle(vertex) for vertex in left):
@@ -257,8 +250,8 @@ class _Walk:
         self._gap[0] = min(self._gap[0], *(gap[0] for gap in gaps))
         while self._head < stop:
             self._head, self._num = enter(
-                self._on, self._above, self._links, self._codes, self._table, self._marks,
-                met, start, self._head, stop, self._num, self._upwards,
+                self._vertices, self._seen, met, start, self._head, stop, self._num,
+                self._level.upwards,
             )  # fmt: skip
             if self._head < stop and not self._grow():
                 return False
@@ -269,26 +262,26 @@ class _Walk:
 
         Hyperplanes that only rounding made meet are no vertex: whoever came here is settled next.
         """
-        on = tuple(self._on[vertex].tolist())
+        on = tuple(self._vertices.on[vertex].tolist())
         found = dictionary(self._arrangement, on)
-        self._links[vertex] = NONE
+        self._vertices.links[vertex] = NONE
         if found is None:
-            self._state[vertex] = GONE
+            self._vertices.state[vertex] = GONE
             return True
-        self._above[vertex] = 0
+        self._vertices.above[vertex] = 0
         for expert in found.above:
-            self._above[vertex, expert >> 6] |= np.uint64(1 << (expert & 63))
-        if not is_of_order(found, self._k, self._size - 1):
-            self._state[vertex] = GONE
+            self._vertices.above[vertex, expert >> 6] |= np.uint64(1 << (expert & 63))
+        if not is_of_order(found, self._level.k, self._size - 1):
+            self._vertices.state[vertex] = GONE
             return True
-        self._state[vertex] = EXACT
-        self._rising[vertex] = UNORDERED
-        self._point[vertex] = [float(value) for value in found.point(self._arrangement)]
-        for column, upwards in diagram_edges(found, self._k, self._size - 1):
+        self._vertices.state[vertex] = EXACT
+        self._vertices.rising[vertex] = UNORDERED
+        self._vertices.point[vertex] = [float(value) for value in found.point(self._arrangement)]
+        for column, upwards in diagram_edges(found, self._level.k, self._size - 1):
             end = self._end(found, column, upwards)
             if end is None:
                 return False
-            self._links[vertex, 2 * column + upwards] = end
+            self._vertices.links[vertex, 2 * column + upwards] = end
         return True
 
     def _end(self, found: Dictionary, column: int, upwards: bool) -> int | None:
@@ -299,18 +292,18 @@ class _Walk:
 
     def found(self, is_whole: bool) -> Walked:
         """What was found until now; vertices that are none are left out."""
-        state = self._state[: self._num]
+        state = self._vertices.state[: self._num]
         kept = np.flatnonzero(state != GONE)
         number = np.append(np.full(self._num, NONE, np.int32), np.array([RAY, NONE], np.int32))
         number[kept] = np.arange(len(kept))
         return Walked(
-            on=self._on[kept],
-            bits=self._above[kept],
-            point=self._point[kept],
-            rising=self._rising[kept],
-            links=number[self._links[kept]],
+            on=self._vertices.on[kept],
+            bits=self._vertices.above[kept],
+            point=self._vertices.point[kept],
+            rising=self._vertices.rising[kept],
+            links=number[self._vertices.links[kept]],
             is_simple=state[kept] == PROVED,
-            upwards=np.array(self._upwards),
+            upwards=np.array(self._level.upwards),
             num_experts=len(self._weight),
             gap=float(self._gap[0]),
             is_whole=is_whole,

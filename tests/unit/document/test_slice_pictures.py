@@ -25,7 +25,7 @@ from moegeom.cells.pictures import (
     figure_csv,
     write_picture,
 )
-from moegeom.cells.pictures._colours import PALETTE, cell_colours
+from moegeom.cells.pictures._legend import PALETTE, cell_colours
 from moegeom.cells.pictures._plane_view import wall_names
 from moegeom.cells.pictures._polygons import area, areas, eroded, hull, region_of
 from moegeom.cells.pictures._raster_view import runs
