@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from typing import Annotated
@@ -18,6 +19,7 @@ from moegeom_cli.streams import error_line, error_width
 PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # type: ignore[assignment]
 
 EXIT_USAGE = 2
+EXIT_INPUT = 3
 EXIT_INTERNAL = 5
 EXIT_INTERRUPTED = 130
 
@@ -80,13 +82,22 @@ def _exit_code(arguments: list[str]) -> int:
         # the reader of our output has left, as `| head` does: nothing more to say, nothing wrong
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _internal(error)
+        _show(f"error: the output cannot be written ({error.strerror}).\n  hint: Make room there.")
+        return EXIT_INPUT
     except SystemExit as ending:
         # the parser's own answer to a reader that has left
         return 0 if ending.code == 1 else EXIT_INTERNAL
     except Exception as error:  # noqa: BLE001 - the last line of defence names the error and exits 5
-        _show(f"internal error: {type(error).__name__}: {error}\n  hint: this is a bug; --debug.")
-        return EXIT_INTERNAL
+        return _internal(error)
     return code if isinstance(code, int) else 0
+
+
+def _internal(error: Exception) -> int:
+    _show(f"internal error: {type(error).__name__}: {error}\n  hint: this is a bug; --debug.")
+    return EXIT_INTERNAL
 
 
 def _show(text: str) -> None:

@@ -20,7 +20,6 @@ _PACKAGES = {
     "gguf": ("gguf",),
     "hub": ("huggingface_hub", "fsspec"),
     "cuda12 or cuda13": ("cupy",),
-    "ray": ("ray",),
 }
 
 #: Distributions that bring a package of another name.

@@ -223,7 +223,9 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
             reasons.setdefault("weights", why)
     if "distance" in reasons:
         reasons["noise_scale"] = reasons.get("noise_scale", reasons["distance"])
-    if not facts.has_chosen or stage == "ids":
+    if stage == "ids":
+        reasons["matches_recording"] = "the recording holds choices alone: nothing to follow from"
+    elif not facts.has_chosen:
         reasons["matches_recording"] = "the recording does not say what the model chose"
     return reasons
 

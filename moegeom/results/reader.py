@@ -11,8 +11,9 @@ from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError
 from moegeom.core.files import read_regular
 from moegeom.core.parquet import parquet_facts, read_columns
-from moegeom.core.populations import is_whole
-from moegeom.core.text import quoted
+from moegeom.core.populations import ALL, is_whole
+from moegeom.core.text import number_of, quoted
+from moegeom.core.variant_names import AS_STORED
 from moegeom.results.run_file import fault
 
 if TYPE_CHECKING:
@@ -53,12 +54,41 @@ class _Row(dict[str, Any]):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
     """A results directory. ``run`` is ``run.json``; tables are read when asked for."""
 
     path: Path
     run: dict[str, Any]
+
+    def __repr__(self) -> str:
+        tokens = (self.run.get("tokens") or {}).get("num_tokens", 0)
+        routers = number_of(len(self.run["routers"]), "router")
+        return f"Results({str(self.path)!r}: {routers}, {number_of(tokens, 'token')})"
+
+    def layers(self, variant: str = AS_STORED, population: str = ALL) -> pa.Table:
+        """One row for each router, in the order of the layers, of one variant and population.
+
+        ``router``, ``layer``, ``num_experts`` and ``top_k`` come first; columns that hold nothing
+        are left out.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        is_asked = (pc.field("variant") == variant) & (pc.field("population") == population)
+        table = self.table("layers").filter(is_asked)
+        row = {name: number for number, name in enumerate(table["router"].to_pylist())}
+        facts = [router for router in self.run["routers"] if router["name"] in row]
+        table = table.take(pa.array([row[router["name"]] for router in facts], pa.int64()))
+        first = {
+            "router": table["router"],
+            "layer": pa.array([int(router["name"].split("/")[1]) for router in facts]),
+            "num_experts": pa.array([router["num_experts"] for router in facts]),
+            "top_k": pa.array([router["top_k"] for router in facts]),
+        }
+        left_out = {"variant", "population", *first}
+        held = [n for n in table.column_names if table[n].null_count < len(table)]
+        return pa.table(first | {name: table[name] for name in held if name not in left_out})
 
     def tables(self) -> list[str]:
         """Names of the tables, sorted."""

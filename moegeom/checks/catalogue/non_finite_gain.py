@@ -15,16 +15,17 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for row in measured.layers:
         count = row.get("num_non_finite_gain")
         if count:
-            entries = "entry of the gain is" if count == 1 else "entries of the gain are"
+            entries = number_of(count, "entry of the gain is", "entries of the gain are")
             yield CHECK.finding(
                 row["router"],
-                f"{count} {entries} not finite, and with them every logit of every token.",
+                f"{entries} not finite: neither is any logit of any token.",
                 "The norm in front multiplies the router input by its gain, coordinate by "
                 "coordinate.",
             )

@@ -28,6 +28,8 @@ from moegeom.core.text import number_of
 #: Pairs that a repair lists.
 _MOST_PAIRS = 4
 
+_ROWS = "rows are those of other experts"
+
 #: A bias moved along when it is this near to its old value, over the spread of the biases.
 _BIAS_MOVED = 0.1
 
@@ -49,10 +51,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
         swaps = ", ".join(f"{e} was {drift.place[e]}" for e in experts[:4])
         yield CHECK.finding(
             router,
-            f"{number_of(len(experts), 'row is', 'rows are')} those of other experts in the "
-            f"baseline: {swaps}"
+            f"{number_of(len(experts), 'row is that of another expert', _ROWS)} in the baseline: "
+            f"{swaps}"
             f"{' ...' if len(experts) > 4 else ''}.",
-            f"{why} Rows that changed places: {listed(experts)}.",
+            f"{why} Rows of other experts: {listed(experts)}.",
             repair=_exchange(drift.place, _tensors(measured, router, drift.place)),
         )
 

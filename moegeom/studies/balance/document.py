@@ -211,7 +211,7 @@ def _pushed(router: RouterBalance) -> str:
 def _limits(found: Balance) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
     units = sorted({router.num_units for router in found.routers})
-    count = f"{units[-1]} {_plural(found.unit)}"
+    count = number_of(units[-1], found.unit, _plural(found.unit))
     shares = sorted({100.0 * (1.0 - r.top_k / r.num_experts) for r in found.routers})
     at_random = " to ".join(dict.fromkeys(f"{s:.3g}" for s in (shares[0], shares[-1])))
     halves = [r.worst for r in found.routers if r.worst is not None]

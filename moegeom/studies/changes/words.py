@@ -131,7 +131,7 @@ WORDS: dict[str, Word] = {
     ),
     "another layer": Word(
         "{kind}",
-        _always("the routers of these layers changed places: every token goes to other experts."),
+        _always("these routers are those of other layers of A: tokens go to other experts."),
     ),
     "unrelated": Word(
         "unrelated {kind}",
