@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
-from moegeom.engine.switching import Reference, switch_of
+from moegeom.engine.switching import ReferenceChoice, switch_of
 from moegeom.geometry.arithmetic.rounding import UNIT_BFLOAT16, rounding_sigmas
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.selection.route import route
@@ -98,7 +98,7 @@ def _trials(
             for router, name, emulated in emulations:
                 logits = values @ router.weight.T
                 found = route(logits, router.rule, router.selection_bias)
-                reference = Reference(
+                reference = ReferenceChoice(
                     values, logits, found.chosen, found.margin, found.weights, None
                 )
                 certain = switch_of(emulated, reference, kernels).proved

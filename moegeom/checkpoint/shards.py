@@ -24,7 +24,7 @@ from moegeom.core.errors import CheckpointError
 _CONFIGS = ("config.json", "params.json")
 
 
-class Shard(Protocol):
+class CheckpointShard(Protocol):
     """One file of a checkpoint, in any format."""
 
     @property
@@ -43,7 +43,7 @@ class ShardedStore:
     def __init__(
         self,
         folder: Folder,
-        shards: Mapping[str, Shard],
+        shards: Mapping[str, CheckpointShard],
         shard_of: Mapping[str, str],
         index_bytes: int = 0,
     ) -> None:
@@ -132,7 +132,7 @@ class ShardedStore:
         with held:
             return [(info.name, self.read(info.name)) for info in span.infos]
 
-    def _shard(self, name: str) -> Shard:
+    def _shard(self, name: str) -> CheckpointShard:
         if name not in self._shard_of:
             raise CheckpointError(f"{self.label}: there is no tensor {name!r}.")
         shard = self._shards[self._shard_of[name]]
@@ -231,7 +231,7 @@ class MissingShard:
         raise self.error()
 
 
-def join_shards(shards: Mapping[str, Shard], num_parallel: int = 1) -> dict[str, str]:
+def join_shards(shards: Mapping[str, CheckpointShard], num_parallel: int = 1) -> dict[str, str]:
     """File by tensor name for files without an index; reads every header."""
     shard_of: dict[str, str] = {}
     held = in_parallel(lambda shard: shard.names(), shards.values(), num_parallel)

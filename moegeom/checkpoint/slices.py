@@ -23,7 +23,7 @@ _MOST_CELLS = 2**20
 _ALL_FILES = "Copy the files of all ranks into one folder, from every node."
 
 
-class Source(Protocol):
+class SliceSource(Protocol):
     """A piece as it is stored."""
 
     def read(self) -> Shaped[np.ndarray, "*shape"]:
@@ -41,7 +41,7 @@ class Piece:
 
     offsets: tuple[int, ...]
     info: TensorInfo
-    source: Source
+    source: SliceSource
 
     @property
     def sizes(self) -> tuple[int, ...]:

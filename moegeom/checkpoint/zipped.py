@@ -39,7 +39,7 @@ _OUTSIDE = re.compile(r"^$|^/|(^|/)\.\.(/|$)|[\\:\0]")
 _AGAIN = "Download or copy this file again."
 
 
-class Entry(NamedTuple):
+class ZipEntry(NamedTuple):
     """One entry: its header begins at ``header``, its ``size`` bytes of data end by ``behind``.
 
     A tuple, since there may be many.
@@ -57,7 +57,7 @@ class Archive:
     """Entries by name; no two overlap and none lies outside the file."""
 
     file: RangeFile
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ZipEntry]
     _starts: dict[str, int] = field(default_factory=dict)
 
     def start(self, name: str) -> int:
@@ -78,7 +78,7 @@ class Archive:
             )
         return self.file.read(self.start(name), size)
 
-    def _read_start(self, entry: Entry) -> int:
+    def _read_start(self, entry: ZipEntry) -> int:
         """The header repeats the name, and has padding of which the directory does not know."""
         if not entry.is_plain:
             raise CheckpointError(
@@ -118,10 +118,10 @@ def read_archive(file: RangeFile) -> Archive:
         return Archive(file, _read_entries(file, file.read(start, size), count, start))
 
 
-def _read_entries(file: RangeFile, raw: bytes, count: int, start: int) -> Mapping[str, Entry]:
+def _read_entries(file: RangeFile, raw: bytes, count: int, start: int) -> Mapping[str, ZipEntry]:
     """Entries by name from the directory ``raw``, which begins at ``start``."""
     found = sorted(_parse(file, raw, count), key=lambda entry: entry.header)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ZipEntry] = {}
     ends = [*(entry.header for entry in found[1:]), start]
     for entry, behind in zip(found, ends, strict=False):  # an empty directory has one end
         name = entry.name
@@ -161,7 +161,7 @@ def _no_directory(file: RangeFile, file_size: int) -> CheckpointError:
     return CheckpointError(f"{file.label}: is no zip archive, as torch.save writes it.")
 
 
-def _parse(file: RangeFile, raw: bytes, count: int) -> Iterator[Entry]:
+def _parse(file: RangeFile, raw: bytes, count: int) -> Iterator[ZipEntry]:
     """Every entry, without its end."""
     at = 0
     for _ in range(count):
@@ -178,7 +178,7 @@ def _parse(file: RangeFile, raw: bytes, count: int) -> Iterator[Entry]:
         if wide is None:
             raise _contradiction(file, f"{name!r} lacks its 64-bit sizes")
         size, packed, header = wide
-        yield Entry(name, header, packed, _is_plain(flags, method) and packed == size)
+        yield ZipEntry(name, header, packed, _is_plain(flags, method) and packed == size)
         at = behind
     if at != len(raw):
         raise _contradiction(file, f"{len(raw) - at} bytes follow its last entry")

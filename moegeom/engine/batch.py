@@ -25,7 +25,7 @@ from moegeom.engine.recorded import (
     recorded_output,
 )
 from moegeom.engine.switching import (
-    Reference,
+    ReferenceChoice,
     emulated_choice,
     switch_of,
     switch_to,
@@ -374,12 +374,14 @@ class LazyBatch(TokenBatch):
             logits, chosen, margin = emulated_choice(task.reference, self._inputs, kernels)
             # walls are those of the router as stored: the noise model knows no other reference
             weights = self._weights(self._mapped_of(logits), chosen)
-            reference = Reference(self._inputs, logits, chosen, margin, weights, None)
+            reference = ReferenceChoice(self._inputs, logits, chosen, margin, weights, None)
         else:
             pair = self.pair if self._prepared.router.rule.is_affine else None
             weights, margin = self._of_choice, self.margin
             assert margin is not None, "unavailable() asks for router inputs"
-            reference = Reference(self._inputs, self.logits, self.chosen, margin, weights, pair)
+            reference = ReferenceChoice(
+                self._inputs, self.logits, self.chosen, margin, weights, pair
+            )
         return switch_of(task.variant, reference, kernels)
 
     @quantity

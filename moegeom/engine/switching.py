@@ -37,7 +37,7 @@ _ROWS = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class ReferenceChoice:
     """The choice that a variant is compared with; ``pair`` is the nearest wall, where known."""
 
     values: Float[np.ndarray, "tokens hidden"]
@@ -48,7 +48,7 @@ class Reference:
     pair: Int32[np.ndarray, "tokens 2"] | None
 
 
-def switch_of(emulated: Emulated, reference: Reference, kernels: Kernels) -> Switch:
+def switch_of(emulated: Emulated, reference: ReferenceChoice, kernels: Kernels) -> Switch:
     """What the variant changes; the tokens begin on a tile border.
 
     The engine's logits are the float32 product of its own inputs and rows, rounded as it rounds
@@ -226,7 +226,7 @@ def _same_set(
 
 def _predicted(
     emulated: Emulated,
-    reference: Reference,
+    reference: ReferenceChoice,
     inputs: Float[np.ndarray, "tokens hidden"],
     norm: Float64[np.ndarray, "tokens"],
     kernels: Kernels,

@@ -83,7 +83,7 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class View:
+class StateView:
     """Another way of selecting from the state of the reduction ``of``."""
 
     name: str
@@ -104,7 +104,7 @@ REDUCTIONS: Registry[Reduction] = Registry(
 )
 
 #: Views by file name in ``moegeom/kernels/views``.
-VIEWS: Registry[View] = Registry("view", "moegeom.kernels.views", "VIEW", View)
+VIEWS: Registry[StateView] = Registry("view", "moegeom.kernels.views", "VIEW", StateView)
 
 
 def reductions_for(is_used: Callable[[Use], bool]) -> tuple[str, ...]:

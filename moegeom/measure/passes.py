@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.core.variant_names import AGAINST, OTHER, under_null
 from moegeom.engine.batch import LazyBatch
-from moegeom.engine.devices.dispatch import engine_for
+from moegeom.engine.devices.cuda import scan_on_devices
+from moegeom.engine.devices.device_router import refusal
 from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
 from moegeom.engine.per_token import PerTokenFile
 from moegeom.engine.plan import (
@@ -353,7 +355,7 @@ def _pace(run: RouterRun) -> Pace:
 def _scan(run: RouterRun, planned: Pass) -> Progress:
     """The pass over all tokens, with rows per token or with snapshots to go on from."""
     task, tiles, skips = planned.task, planned.tiles, planned.skip_non_finite
-    engine = engine_for(task, run.devices, run.options.batch_tokens, run.said)
+    engine = _engine_for(task, run.devices, run.options.batch_tokens, run.said)
     if run.options.per_token and run.folder is not None:
         # a Parquet file cannot be continued: with rows per token a router is scanned in one go
         file = PerTokenFile(run.folder / "tokens.parquet", run.router)
@@ -371,6 +373,26 @@ def _scan(run: RouterRun, planned: Pass) -> Progress:
         snapshot=(lambda progress: write_snapshot(snapshot, progress)) if snapshot else None,
     )
     return engine(task, tiles, _pace(run), skips, hooks, begin)
+
+
+def _engine_for(
+    task: Task,
+    devices: Sequence[Device],
+    batch_tokens: int | None = None,
+    said: Callable[[str], None] | None = None,
+) -> Callable[..., Progress]:
+    """The loop on the devices where there are any that can do the task, else the processor's.
+
+    ``batch_tokens`` is what a user asked for; ``said`` hears why a task stays on the
+    processor though there are devices.
+    """
+    if not devices:
+        return scan_router
+    if reason := refusal(task):
+        if said:
+            said(f"router {task.prepared.router.name}: on the processor, since {reason}")
+        return scan_router
+    return functools.partial(scan_on_devices, devices=devices, batch_tokens=batch_tokens, said=said)
 
 
 def _extend(rows: Rows, more: Rows) -> None:

@@ -18,10 +18,13 @@ from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
-from moegeom.engine.fold import Fold
+from moegeom.engine.batch import LazyBatch, refuse_non_finite
+from moegeom.engine.loop import Progress, extent_of
 from moegeom.engine.plan import num_workers
 from moegeom.engine.prepared import prepare
+from moegeom.engine.task import Task
 from moegeom.engine.trust import Trust, examine
+from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import (
     MeasuredRouter,
@@ -39,20 +42,65 @@ from moegeom.recorder.taps import Place
 _BACKEND = "cpu"
 
 
+class _Fold:
+    """Accumulators of one pass; equal to what ``scan_router`` gives for the same tokens.
+
+    The tokens offered must be readable from ``task.source`` at that moment, and only then.
+    """
+
+    def __init__(self, task: Task, tiles: Sequence[int], skip_non_finite: bool) -> None:
+        self._task = task
+        self._tiles = tiles if isinstance(tiles, range) else frozenset(tiles)
+        self._skip_non_finite = skip_non_finite
+        extent = extent_of(task)
+        self._accumulators = {name: REDUCTIONS[name].start(extent) for name in task.reductions}
+        self._progress = Progress()
+
+    def take(self, start: int, stop: int) -> None:
+        """Folds tokens ``[start, stop)`` of one tile in, if the pass wants that tile.
+
+        The caller holds BLAS to one thread, as a scan does: a product may depend on their number.
+
+        Raises
+        ------
+        NonFiniteError
+            At a token that is not finite, unless the pass skips them.
+        """
+        tile = start // TILE
+        if tile not in self._tiles:
+            return
+        batch = LazyBatch(self._task, start, stop)
+        self._progress = self._progress.after(tile + 1, stop - start, batch.non_finite)
+        if not self._skip_non_finite:
+            refuse_non_finite(
+                self._task.prepared.router.name,
+                self._task.source.facts.name,
+                batch.non_finite,
+                self._progress.num_tokens,
+            )
+        for accumulator in self._accumulators.values():
+            accumulator.fold(batch, self._task.kernels)
+
+    def progress(self) -> Progress:
+        """What has been folded in so far."""
+        states = {name: found.state() for name, found in self._accumulators.items()}
+        return dataclasses.replace(self._progress, states=states)
+
+
 class _RouterFold:
     """All passes of one router; they are planned when the first tile has come."""
 
     def __init__(self, router: Router, source: LiveSource) -> None:
         self._run = RouterRun(router, source, metrics_of_scan())
         self._passes: tuple[Pass, ...] = ()
-        self._folds: dict[str, Fold] = {}
+        self._folds: dict[str, _Fold] = {}
         self._seconds = 0.0
 
     def take(self, start: int, stop: int) -> None:
         began = time.perf_counter()
         if not self._passes:
             self._passes = plan_passes(self._run)
-            self._folds = {p.name: Fold(p.task, p.tiles, p.skip_non_finite) for p in self._passes}
+            self._folds = {p.name: _Fold(p.task, p.tiles, p.skip_non_finite) for p in self._passes}
         for first in range(start, stop, TILE):
             for fold in self._folds.values():
                 fold.take(first, min(first + TILE, stop))

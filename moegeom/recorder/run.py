@@ -19,8 +19,8 @@ from moegeom.pipeline import Watch
 from moegeom.recorder.keep import Keep, parse_keep
 from moegeom.recorder.recorder import RouterRecorder
 from moegeom.recorder.text import (
-    Piece,
     TextFile,
+    TextPiece,
     cut,
     files_digest,
     read_documents,
@@ -133,7 +133,7 @@ def capture(request: CaptureRequest, plan: CapturePlan, watch: Watch | None = No
     tokenize = tokenizer_of(request.model, request.tokenizer)
     model = _load(request)
     engine = _engine(request, model)
-    pieces: Iterable[Piece] = cut(
+    pieces: Iterable[TextPiece] = cut(
         read_documents(request.texts, tokenize), plan.length, request.num_tokens
     )
     domains: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def _journal(request: CaptureRequest, plan: CapturePlan, engine: str) -> dict[st
     }
 
 
-def _run(model: torch.nn.Module, piece: Piece, recorder: RouterRecorder) -> None:
+def _run(model: torch.nn.Module, piece: TextPiece, recorder: RouterRecorder) -> None:
     ids = torch.tensor([piece.token_ids], device=next(model.parameters()).device)
     positions = torch.arange(ids.shape[1])[None] + piece.position
     recorder.tokens(ids, documents=[piece.document], positions=positions, domain=piece.domain)

@@ -31,7 +31,7 @@ class TextFile:
 
 
 @dataclass(frozen=True)
-class Document:
+class TextDocument:
     """One text as token ids."""
 
     token_ids: tuple[int, ...]
@@ -39,7 +39,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Tokens of one document that the model reads at once; ``position`` is that of the first."""
 
     token_ids: tuple[int, ...]
@@ -70,7 +70,7 @@ def files_digest(files: Sequence[TextFile]) -> str:
     return digest.hexdigest()
 
 
-def read_documents(files: Sequence[TextFile], tokenize: Tokenize) -> Iterator[Document]:
+def read_documents(files: Sequence[TextFile], tokenize: Tokenize) -> Iterator[TextDocument]:
     """Documents in order: lines of ``.jsonl`` files, each other file as one document.
 
     Raises
@@ -83,7 +83,7 @@ def read_documents(files: Sequence[TextFile], tokenize: Tokenize) -> Iterator[Do
         yield from (_lines if is_lines else _whole)(file, tokenize)
 
 
-def cut(documents: Iterator[Document], length: int, num_tokens: int) -> Iterator[Piece]:
+def cut(documents: Iterator[TextDocument], length: int, num_tokens: int) -> Iterator[TextPiece]:
     """Pieces of at most ``length`` tokens, ``num_tokens`` tokens in all; empty documents count."""
     left = num_tokens
     for number, document in enumerate(documents):
@@ -92,10 +92,10 @@ def cut(documents: Iterator[Document], length: int, num_tokens: int) -> Iterator
                 return
             ids = document.token_ids[position : position + min(length, left)]
             left -= len(ids)
-            yield Piece(ids, number, position, document.domain)
+            yield TextPiece(ids, number, position, document.domain)
 
 
-def _whole(file: TextFile, tokenize: Tokenize) -> Iterator[Document]:
+def _whole(file: TextFile, tokenize: Tokenize) -> Iterator[TextDocument]:
     try:
         text = read_regular(file.path, _MAX_BYTES, follows=True).decode("utf-8")
     except OSError as error:
@@ -109,10 +109,10 @@ def _whole(file: TextFile, tokenize: Tokenize) -> Iterator[Document]:
         raise RecordingError(
             f"{file.path.name} is no UTF-8 text (byte {error.start}).", "Convert it, or name text."
         ) from None
-    yield Document(tuple(tokenize(text)), file.domain)
+    yield TextDocument(tuple(tokenize(text)), file.domain)
 
 
-def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[Document]:
+def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[TextDocument]:
     try:
         with open_regular(file.path, follows=True) as stream:
             number = 0
@@ -124,7 +124,7 @@ def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[Document]:
         raise RecordingError(f"{file.path}: cannot be read ({error.strerror}).") from None
 
 
-def _document(line: bytes, where: str, file: TextFile, tokenize: Tokenize) -> Document:
+def _document(line: bytes, where: str, file: TextFile, tokenize: Tokenize) -> TextDocument:
     try:
         found = parse_json(line, _MAX_BYTES)
     except DocumentError as error:
@@ -136,9 +136,9 @@ def _document(line: bytes, where: str, file: TextFile, tokenize: Tokenize) -> Do
         raise RecordingError(f"{where}: domain {quoted(domain)}; expected a text.", _HINT)
     text, ids = found.get("text"), found.get("token_ids")
     if isinstance(text, str):
-        return Document(tuple(tokenize(text)), domain)
+        return TextDocument(tuple(tokenize(text)), domain)
     if isinstance(ids, list) and all(type(i) is int and 0 <= i < 2**31 for i in ids):
-        return Document(tuple(ids), domain)
+        return TextDocument(tuple(ids), domain)
     names = ", ".join(list(found)[:8]) or "no keys"
     raise RecordingError(f"{where}: found {names}; expected text or token_ids.", _HINT)
 

@@ -44,7 +44,7 @@ _BESIDE = re.compile(
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FamilyCandidate:
     """Tensors of one name pattern (``{i}`` for numbers) that may be routers.
 
     ``evidence`` holds one phrase for each thing that speaks for them.
@@ -66,7 +66,7 @@ class Candidate:
         return name_regex(self.names[0])
 
 
-def propose_routers(store: TensorStore) -> list[Candidate]:
+def propose_routers(store: TensorStore) -> list[FamilyCandidate]:
     """Candidates, most evidence first; reads the headers of a first, a middle and a last layer."""
     said = _numbers(store.config)
     experts = expert_counts(store)
@@ -82,7 +82,7 @@ def propose_routers(store: TensorStore) -> list[Candidate]:
         # matrices of a hidden size, the same in many layers, are most of a model
         speaks = _SOUNDS_LIKE.search(pattern) or min(shape) in experts
         if speaks and len(evidence) >= 2:
-            found.append(Candidate(pattern, tuple(group), shape, tuple(evidence)))
+            found.append(FamilyCandidate(pattern, tuple(group), shape, tuple(evidence)))
     return sorted(found, key=lambda c: -len(c.evidence))
 
 
@@ -226,7 +226,10 @@ def _settings(
 
 
 def _in_tensors(
-    store: TensorStore, first: Candidate, others: Sequence[Candidate], biases: Sequence[str]
+    store: TensorStore,
+    first: FamilyCandidate,
+    others: Sequence[FamilyCandidate],
+    biases: Sequence[str],
 ) -> Iterator[str]:
     """What shapes and names show and options do not say."""
     if first.shape[0] > first.shape[1]:
@@ -253,7 +256,7 @@ def _in_tensors(
         yield f"tensors of the router or beside it, such as a scale, a bias or a table: {shown}"
 
 
-def _biases(store: TensorStore, candidate: Candidate) -> Iterator[tuple[str, str]]:
+def _biases(store: TensorStore, candidate: FamilyCandidate) -> Iterator[tuple[str, str]]:
     """An option and its regular expression for each bias of the routers that the names show."""
     stem = candidate.pattern.rpartition(".")[0] + "."
     layer = candidate.pattern.partition("{i}.")[0] + "{i}."

@@ -45,6 +45,16 @@ def test_every_folder_with_modules_is_a_package(package):
     assert sorted(missing) == []
 
 
+def test_one_class_has_one_name():
+    """A reader who meets a name in two places must not have to ask which one it is."""
+    homes: dict[str, list[str]] = {}
+    for name, text in SOURCES.items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
 def test_file_names_name_a_thing():
     vague = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
     assert [str(f.relative_to(ROOT)) for f in MODULES if f.stem.strip("_") in vague] == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
 from moegeom.engine.float_bound import float_bound
 from moegeom.engine.prepared import prepare
-from moegeom.engine.switching import Reference, switch_of
+from moegeom.engine.switching import ReferenceChoice, switch_of
 from moegeom.geometry.arithmetic.number_format import rounded_to
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
@@ -102,7 +102,7 @@ def proved_tokens(
     if router.logit_bias is not None:
         logits = logits + router.logit_bias
     found = route(logits, router.rule, router.selection_bias)
-    before = Reference(values, logits, found.chosen, found.margin, found.weights, None)
+    before = ReferenceChoice(values, logits, found.chosen, found.margin, found.weights, None)
     return switch_of(emulated, before, KERNELS).proved, found.chosen, emulated
 
 

@@ -69,7 +69,7 @@ def _magnitudes(weight, shift):
     return greatest, math.sqrt(longest) * (1.0 + 2.0 * (weight.shape[1] + 4) * _UNIT) + TINY
 
 
-class Work(NamedTuple):
+class BallWork(NamedTuple):
     """One cell, its chosen experts first, and what is known of its nearest point.
 
     ``columns`` are the router in that order, ``shift`` and ``logits`` its logits at the centre and
@@ -95,7 +95,7 @@ class Work(NamedTuple):
 @njit(**INNER)
 def work_for(experts, dims):
     """Room for one cell after the other."""
-    return Work(
+    return BallWork(
         np.empty((dims, experts)),
         np.empty(experts),
         np.empty(experts),

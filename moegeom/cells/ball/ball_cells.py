@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
 
 from moegeom.cells.ball._cell_answer import BEYOND, MET, OPEN, Ball, ball_around
-from moegeom.cells.ball.cell_distance import Walls, cell_distance, wall_distance_loop
+from moegeom.cells.ball.cell_distance import BallWalls, cell_distance, wall_distance_loop
 from moegeom.cells.ball.nearest import arrangement_of, shifted
 from moegeom.cells.exact.dictionary import Arrangement
 from moegeom.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
@@ -26,7 +26,7 @@ _UNIT = 2.0**-53
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class BallProblem:
     """The experts that are neither surely chosen nor surely not, anywhere in the ball."""
 
     experts: int
@@ -46,7 +46,7 @@ class Problem:
         k: int,
         centre: Float64[np.ndarray, "dims"],
         radius: float,
-    ) -> Problem:
+    ) -> BallProblem:
         shift, error = shifted(weight, bias, centre)
         gap = shift[:, None] - shift[None]
         loss = 1.01 * (error[:, None] + error[None]) + 4.0 * _UNIT * np.abs(gap)
@@ -67,7 +67,7 @@ class Problem:
         feet = foot[np.isfinite(foot) & (foot > 0.0)]
         typical = float(np.median(feet)) if len(feet) else 1.0
         among = np.ix_(kept, kept)
-        return Problem(
+        return BallProblem(
             len(bias),
             fixed,
             kept,
@@ -226,7 +226,7 @@ def ball_cells(
     _check(weight, bias, k, centre, radius)
     if not math.isfinite(radius):
         raise ValueError(f"radius {radius}; must be finite")
-    problem = Problem.of(weight, bias, k, centre, radius)
+    problem = BallProblem.of(weight, bias, k, centre, radius)
     return _Found(problem, most).run(None)
 
 
@@ -245,7 +245,7 @@ def cells_within_hops(
     most answers are left to exact arithmetic: take independent columns first.
     """
     _check(weight, bias, k, point, math.inf)
-    problem = Problem.of(weight, bias, k, point, math.inf)
+    problem = BallProblem.of(weight, bias, k, point, math.inf)
     return _Found(problem, most).run(hops)
 
 
@@ -268,7 +268,7 @@ def filter_ball(
     """
     k = coalition.shape[1]
     _check(weight, bias, k, centre, radius)
-    problem = Problem.of(weight, bias, k, centre, radius)
+    problem = BallProblem.of(weight, bias, k, centre, radius)
     inside = np.zeros((len(coalition), len(bias)), np.bool_)
     np.put_along_axis(inside, coalition.astype(np.int64), True, axis=1)
     no_pair = np.full((len(coalition), 2), -1, np.int64)
@@ -298,7 +298,7 @@ def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, rad
 class _Found:
     """Cells and walls that grow while the search goes on."""
 
-    def __init__(self, problem: Problem, most: int) -> None:
+    def __init__(self, problem: BallProblem, most: int) -> None:
         self._problem, self._most = problem, most
         start = problem.start()
         self._inside = [start[None]]
@@ -338,7 +338,7 @@ class _Found:
         most = max(_WALLS, problem.k * (len(problem.kept) - problem.k))
         wall, state = np.empty((most, 3), np.int64), np.empty(most, np.uint8)
         bracket, first = np.empty((most, 2)), 0
-        room = Walls(wall, state, bracket, self._margin, self._tests)
+        room = BallWalls(wall, state, bracket, self._margin, self._tests)
         cells = np.ascontiguousarray(frontier)
         while first < len(frontier):
             first, num = wall_distance_loop(

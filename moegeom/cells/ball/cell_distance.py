@@ -42,7 +42,7 @@ class Distances(NamedTuple):
     multipliers: Float64[np.ndarray, "cells active"]
 
 
-class Walls(NamedTuple):
+class BallWalls(NamedTuple):
     """Room for walls: cell, out and into of each, what is known of it, and its bracket.
 
     ``margin[0]`` becomes the least distance of rejected walls from the radius, ``tests[0]`` the

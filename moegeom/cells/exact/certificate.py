@@ -15,7 +15,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.cells.exact.certificate_check import CellPoint, NoCell, NoWall, WallPoint
-from moegeom.cells.exact.problem import Multipliers, Point, Problem, exact_logit, solve_strictly
+from moegeom.cells.exact.problem import (
+    ExactProblem,
+    Multipliers,
+    Point,
+    exact_logit,
+    solve_strictly,
+)
 
 #: Significant bits to which a proposed point is cut down while it still is a proof.
 _BITS = (6, 12, 26, 53)
@@ -42,7 +48,7 @@ def cell_certificate(
     Raises ValueError for numbers that are not finite, an empty box or a coalition that is none.
     Oracle in tests: the certified instances of docs/theory.md G1, and ``check_certificate``.
     """
-    problem = Problem(weight, bias, coalition, None, lower, upper)
+    problem = ExactProblem(weight, bias, coalition, None, lower, upper)
     found = _solve(problem, guess)
     return CellPoint(found) if isinstance(found, tuple) else problem.no_cell(found)
 
@@ -68,13 +74,13 @@ def wall_certificate(
 
     Raises ValueError as ``cell_certificate``, and for an ``out`` outside or an ``into`` inside.
     """
-    problem = Problem(weight, bias, coalition, (int(out), int(into)), lower, upper)
+    problem = ExactProblem(weight, bias, coalition, (int(out), int(into)), lower, upper)
     carried = None if neighbour is None else problem.carried(neighbour)
     found = carried or _solve(problem, guess)
     return WallPoint(found) if isinstance(found, tuple) else problem.no_wall(found)
 
 
-def _solve(problem: Problem, guess: np.ndarray | None) -> Point | Multipliers:
+def _solve(problem: ExactProblem, guess: np.ndarray | None) -> Point | Multipliers:
     """From the cheapest proof to the one that always ends."""
     with np.errstate(all="ignore"):
         return (
@@ -86,7 +92,7 @@ def _solve(problem: Problem, guess: np.ndarray | None) -> Point | Multipliers:
         )
 
 
-def _checked(problem: Problem, proposals: Iterable[np.ndarray | Point]) -> Point | None:
+def _checked(problem: ExactProblem, proposals: Iterable[np.ndarray | Point]) -> Point | None:
     """The first proposed point that is one, in as few bits as it takes."""
     for point in proposals:
         if isinstance(point, np.ndarray) and not np.isfinite(point).all():
@@ -99,12 +105,12 @@ def _checked(problem: Problem, proposals: Iterable[np.ndarray | Point]) -> Point
     return None
 
 
-def _middle(problem: Problem) -> np.ndarray:
+def _middle(problem: ExactProblem) -> np.ndarray:
     """The middle of the box: for k = E, and for luck."""
     return (np.maximum(problem.lower, -1e6) + np.minimum(problem.upper, 1e6)) / 2
 
 
-def _closed_form(problem: Problem) -> Iterator[np.ndarray | Point]:
+def _closed_form(problem: ExactProblem) -> Iterator[np.ndarray | Point]:
     """Where W has rank E - 1, x with logits 1, 0 (the pair) and -1, but for a common shift."""
     experts, dims = problem.weight.shape
     if problem.is_boxed or dims < experts - 1 or experts == 1:
@@ -145,7 +151,7 @@ def _closed_form(problem: Problem) -> Iterator[np.ndarray | Point]:
         yield tuple(exact)
 
 
-def _program(problem: Problem) -> Point | Multipliers:
+def _program(problem: ExactProblem) -> Point | Multipliers:
     """HiGHS and then exact arithmetic, with more columns until the multipliers hold in all."""
     experts, dims = problem.weight.shape
     columns = np.arange(dims)
@@ -172,7 +178,7 @@ def _program(problem: Problem) -> Point | Multipliers:
 
 
 def _proposal(
-    problem: Problem, columns: np.ndarray
+    problem: ExactProblem, columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """What HiGHS says: a point with the widest margin, multipliers, and the rows by tightness.
 
@@ -221,7 +227,7 @@ def _proposal(
     return point, multipliers, np.lexsort([solved.slack, -found]), support
 
 
-def _rounded_proof(problem: Problem, multipliers: np.ndarray) -> Multipliers | None:
+def _rounded_proof(problem: ExactProblem, multipliers: np.ndarray) -> Multipliers | None:
     """Multipliers of HiGHS as they are where a box without open ends leaves them room."""
     is_open = np.isinf(problem.lower).any() or np.isinf(problem.upper).any()
     if is_open or not np.isfinite(multipliers).all() or not multipliers.any():
@@ -241,7 +247,9 @@ def _rounded_proof(problem: Problem, multipliers: np.ndarray) -> Multipliers | N
     return found if problem.most(found)[0] <= 0 else None
 
 
-def _exact_program(problem: Problem, columns: np.ndarray, order: np.ndarray) -> Point | Multipliers:
+def _exact_program(
+    problem: ExactProblem, columns: np.ndarray, order: np.ndarray
+) -> Point | Multipliers:
     """The exact answer with the other coordinates at 0, from the rows that are tight first."""
 
     def logit(i: int) -> list[Fraction]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64, Int16, Int64, UInt8
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class CollectedCells:
     """Cells in the order of their sorted experts, and the walls between them.
 
     ``witness`` is the mean of the vertices of each plus the sum of its rays, as far as float64
@@ -36,7 +36,7 @@ def collected(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
     k: int,
-) -> Cells:
+) -> CollectedCells:
     """Cells and walls that meet at the vertices of a whole walk.
 
     At a vertex with a experts above and d + 1 on the level every choice of k - a of those is a
@@ -78,7 +78,7 @@ def collected(
     order = np.lexsort(coalition.T[::-1])
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
-    return Cells(
+    return CollectedCells(
         coalition=coalition[order].astype(np.int16),
         witness=(total / vertices[:, None] + spread)[order],
         is_bounded=~open_ends[order],

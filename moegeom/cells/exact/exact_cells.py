@@ -73,7 +73,7 @@ def _next_break(
 Pair = tuple[Coalition, Coalition]
 
 
-class Place:
+class CellPlace:
     """Where a point of a chart or of a few columns lies among all coordinates."""
 
     def __init__(self, whole: Callable[[Sequence[Fraction]], list[Fraction]]) -> None:
@@ -83,18 +83,18 @@ class Place:
         return self._whole(inner)
 
     @staticmethod
-    def on_chart(mixture: Sequence[Fraction], side: Fraction) -> Place:
+    def on_chart(mixture: Sequence[Fraction], side: Fraction) -> CellPlace:
         """Points whose last coordinate is such that the mixed one is ``side``."""
 
         def whole(inner: Sequence[Fraction]) -> list[Fraction]:
             last = side - sum((c * x for c, x in zip(mixture, inner, strict=True)), Fraction(0))
             return [*inner, last]
 
-        return Place(whole)
+        return CellPlace(whole)
 
-    def after(self, columns: Sequence[int], total: int) -> Place:
+    def after(self, columns: Sequence[int], total: int) -> CellPlace:
         """This place for points that have some of the columns only."""
-        return Place(lambda inner: self._whole(_spread(inner, columns, total)))
+        return CellPlace(lambda inner: self._whole(_spread(inner, columns, total)))
 
 
 def _spread(inner: Sequence[Fraction], columns: Sequence[int], total: int) -> list[Fraction]:
@@ -242,8 +242,8 @@ def exact_cells(
     elif bias is None and len(kept) > 1:  # on a line the charts would miss the wall at 0
         _central(inner, k, checked)
     else:
-        _affine(inner, offsets, k, checked, Place(list))
-    spread = Place(list).after(kept, len(rows[0]))
+        _affine(inner, offsets, k, checked, CellPlace(list))
+    spread = CellPlace(list).after(kept, len(rows[0]))
     return ExactCells(
         {cell: tuple(spread(point)) for cell, point in checked.cells.items()},
         {pair: tuple(spread(point)) for pair, point in checked.walls.items()},
@@ -268,7 +268,7 @@ def _central(rows: Sequence[Sequence[Fraction]], k: int, checked: Checked) -> No
     ]
     for side in (Fraction(1), Fraction(-1)):
         chart, offsets = [row[:-1] for row in mixed], [side * row[-1] for row in mixed]
-        _affine(chart, offsets, k, checked, Place.on_chart(mixture, side))
+        _affine(chart, offsets, k, checked, CellPlace.on_chart(mixture, side))
     checked.unbounded |= set(checked.cells)
 
 
@@ -285,7 +285,7 @@ def _affine(
     offsets: Sequence[Fraction],
     k: int,
     checked: Checked,
-    place: Place,
+    place: CellPlace,
 ) -> None:
     """Cells of an affine instance; ``place`` takes its points to those of the router."""
     columns = independent_columns(rows) if rows[0] else []
@@ -317,7 +317,7 @@ def _facets(
     rows: Sequence[Sequence[Fraction]],
     offsets: Sequence[Fraction],
     checked: Checked,
-    place: Place,
+    place: CellPlace,
 ) -> None:
     """Walls of a cell at which more than one pair may tie: what lies behind each of its facets."""
 
@@ -361,7 +361,7 @@ def _swept(
     offset: Sequence[Fraction],
     k: int,
     checked: Checked,
-    place: Place,
+    place: CellPlace,
 ) -> None:
     before: Coalition | None = None
     for coalition, start, stop in sweep(slope, offset, k):

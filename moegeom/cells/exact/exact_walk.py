@@ -33,7 +33,7 @@ class Hull:
 
 
 @dataclass(eq=False)
-class Diagram:
+class ExactDiagram:
     """Cells and walls of the perturbed instance, as hulls; walls by the pair of their cells."""
 
     cells: dict[Coalition, Hull] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Diagram:
     num_vertices: int = 0
 
 
-def exact_walk(arrangement: Arrangement, k: int) -> Diagram:
+def exact_walk(arrangement: Arrangement, k: int) -> ExactDiagram:
     """All cells with k experts above and the walls between them, for d >= 2 and full rank.
 
     The rows less the first must have rank d, and 0 < k < E. Ties are broken as if the bias of a
     lower number were larger by more: cells of the instance itself are among those found.
     """
-    found = Diagram()
+    found = ExactDiagram()
     first = first_vertex(arrangement, k)
     if first is None:
         return found
@@ -87,7 +87,9 @@ def diagram_edges(vertex: Dictionary, k: int, dimension: int) -> Iterator[tuple[
             yield column, False
 
 
-def _around(found: Diagram, on: Sequence[int], above: frozenset[int], k: int) -> Iterator[Hull]:
+def _around(
+    found: ExactDiagram, on: Sequence[int], above: frozenset[int], k: int
+) -> Iterator[Hull]:
     """Cells and walls that meet where ``on`` are on the level and ``above`` over it."""
     for some in itertools.combinations(on, k - len(above)):
         coalition = above | set(some)

@@ -18,7 +18,7 @@ Multipliers = dict[int, Fraction]
 _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 
 
-class Problem:
+class ExactProblem:
     """One question about one cell or wall."""
 
     def __init__(

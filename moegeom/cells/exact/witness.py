@@ -14,7 +14,7 @@ from moegeom.cells.ball.nearest import arrangement_of
 from moegeom.cells.exact.certificate import cell_certificate
 from moegeom.cells.exact.certificate_check import CellPoint, NoCell, check_certificate
 from moegeom.cells.exact.exact_nearest import exact_nearest
-from moegeom.cells.exact.problem import Point, Problem, exact_logit, solve_strictly
+from moegeom.cells.exact.problem import ExactProblem, Point, exact_logit, solve_strictly
 
 _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 
@@ -173,7 +173,7 @@ class _Cell:
             return False
         with np.errstate(all="ignore"):
             return all(
-                Problem(self._weight[e], self._bias[e], s, None, None, None).holds(point)
+                ExactProblem(self._weight[e], self._bias[e], s, None, None, None).holds(point)
                 for e, s in self._parts
                 if s
             )

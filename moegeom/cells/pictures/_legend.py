@@ -94,7 +94,7 @@ LETTERS = "ABCDEFGHIJKL"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LegendEntry:
     """One line: a box in a colour with a letter, or a mark of a token in an ink, or nothing."""
 
     text: str
@@ -110,7 +110,7 @@ class Legend:
     """``letters`` by cell; ``head`` names the experts that all named coalitions have."""
 
     head: str
-    entries: tuple[Entry, ...]
+    entries: tuple[LegendEntry, ...]
     letters: dict[int, str]
 
 
@@ -130,10 +130,10 @@ def legend_of(
     for letter, cell in zip(LETTERS, named, strict=False):
         own = tuple(expert for expert in coalitions[cell] if expert not in shared)
         text = coalition_text(own) or "no other"
-        entries.append(Entry(text, palette[int(colours[cell])], letter))
+        entries.append(LegendEntry(text, palette[int(colours[cell])], letter))
     if len(rest):
         share = percent_text(float(sizes[rest].sum() / sizes.sum()))
-        entries.append(Entry(f"{count_text(len(rest))} more {what}, {share}"))
+        entries.append(LegendEntry(f"{count_text(len(rest))} more {what}, {share}"))
     head = f"{coalition_text(tuple(sorted(shared)))} and:" if shared else ""
     return Legend(
         head,
@@ -149,12 +149,12 @@ def shared_experts(coalitions: Sequence[Coalition]) -> frozenset[int]:
     return functools.reduce(frozenset.__and__, map(frozenset, coalitions))
 
 
-def with_entries(legend: Legend, *more: Entry) -> Legend:
+def with_entries(legend: Legend, *more: LegendEntry) -> Legend:
     """The legend with lines at its end."""
     return dataclasses.replace(legend, entries=(*legend.entries, *more))
 
 
-def token_entries(picture: SlicePicture) -> tuple[Entry, ...]:
+def token_entries(picture: SlicePicture) -> tuple[LegendEntry, ...]:
     """What filled and hollow marks are and how many are drawn; domains, where there are several."""
     match picture:
         case SpaceCells():
@@ -172,17 +172,17 @@ def token_entries(picture: SlicePicture) -> tuple[Entry, ...]:
             return (*_counts(tokens.is_own[is_drawn]), *_domains(tokens))
 
 
-def _counts(is_own: Bool[np.ndarray, "tokens"]) -> tuple[Entry, ...]:
+def _counts(is_own: Bool[np.ndarray, "tokens"]) -> tuple[LegendEntry, ...]:
     own = int(is_own.sum())
     return (
-        Entry(f"token in its own cell ({count_text(own)})", mark="own"),
-        Entry(f"token of another cell ({count_text(len(is_own) - own)})", mark="else"),
+        LegendEntry(f"token in its own cell ({count_text(own)})", mark="own"),
+        LegendEntry(f"token of another cell ({count_text(len(is_own) - own)})", mark="else"),
     )
 
 
-def _domains(tokens: TokenMarks) -> tuple[Entry, ...]:
+def _domains(tokens: TokenMarks) -> tuple[LegendEntry, ...]:
     numbers = [] if tokens.label is None else np.unique(tokens.label).tolist()
     if not 1 < len(numbers) <= len(DOMAIN_INKS):
         return ()
     inks = {number: DOMAIN_INKS[number % len(DOMAIN_INKS)] for number in numbers}
-    return tuple(Entry(f"domain {n}", mark="domain", ink=ink) for n, ink in inks.items())
+    return tuple(LegendEntry(f"domain {n}", mark="domain", ink=ink) for n, ink in inks.items())

@@ -23,8 +23,8 @@ from moegeom.cells.pictures._legend import (
     DOMAIN_INKS,
     FAINT,
     INK,
-    Entry,
     Legend,
+    LegendEntry,
 )
 from moegeom.cells.pictures._picture import Frame, PictureOptions, SlicePicture, TokenMarks
 
@@ -191,7 +191,7 @@ def _draw_legend(
 _MARKS = {"own": ("o", INK, INK), "else": ("o", "none", INK), "domain": ("o", INK, INK)}
 
 
-def _draw_mark(figure: Figure, entry: Entry, x: float, y: float) -> None:
+def _draw_mark(figure: Figure, entry: LegendEntry, x: float, y: float) -> None:
     from matplotlib.lines import Line2D
 
     marker, face, edge = _MARKS[entry.mark]

@@ -14,8 +14,8 @@ from moegeom.cells.pictures._legend import (
     INK,
     PALE,
     PALETTE,
-    Entry,
     Legend,
+    LegendEntry,
     cell_colours,
     legend_of,
     shaded,
@@ -79,7 +79,7 @@ def draw_expert(picture: PlaneCells, options: PictureOptions) -> Figure:
     """Where one expert serves; the title says how much that is and whether it is convex."""
     expert = asked_expert(options, picture.caption.num_experts)
     region = region_of(picture, expert)
-    entries = [Entry(f"expert {expert} serves", SERVED), Entry("it does not", PALE)]
+    entries = [LegendEntry(f"expert {expert} serves", SERVED), LegendEntry("it does not", PALE)]
     legend = Legend("", (*entries, *token_entries(picture)), {})
     title = region_text(region, expert)
     figure, axes = new_page(picture, options, legend, Space(frame_ratio(picture.frame)), title)
@@ -97,10 +97,10 @@ def draw_expert(picture: PlaneCells, options: PictureOptions) -> Figure:
     return figure
 
 
-def _band_entry(options: PictureOptions) -> tuple[Entry, ...]:
+def _band_entry(options: PictureOptions) -> tuple[LegendEntry, ...]:
     if not options.band:
         return ()
-    return (Entry(f"within {options.band:g} of a wall", shaded(PALE, 0.3)),)
+    return (LegendEntry(f"within {options.band:g} of a wall", shaded(PALE, 0.3)),)
 
 
 SERVED = "#f3c28b"

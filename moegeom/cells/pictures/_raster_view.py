@@ -11,7 +11,7 @@ from moegeom.cells.pictures._caption import count_text
 from moegeom.cells.pictures._legend import (
     INK,
     PALETTE,
-    Entry,
+    LegendEntry,
     cell_colours,
     legend_of,
     token_entries,
@@ -35,8 +35,12 @@ def draw_raster(picture: RasterCells, options: PictureOptions) -> Figure:
     """An image: colours by coalition, pixels that a wall crosses dark, undecided ones hatched."""
     colours = raster_colours(picture)
     legend = legend_of(picture.coalitions, pixel_counts(picture), colours, PALETTE)
-    marks = [Entry(f"crossed by a wall ({_count(picture, CROSSED)} pixels)", shade_of_crossed())]
-    marks.append(Entry(f"not decided ({_count(picture, OPEN)} pixels)", _OPEN_GREY, hatch="/"))
+    marks = [
+        LegendEntry(f"crossed by a wall ({_count(picture, CROSSED)} pixels)", shade_of_crossed())
+    ]
+    marks.append(
+        LegendEntry(f"not decided ({_count(picture, OPEN)} pixels)", _OPEN_GREY, hatch="/")
+    )
     legend = with_entries(legend, *marks, *token_entries(picture))
     figure, axes = new_page(picture, options, legend, Space(frame_ratio(picture.frame)))
     axes.imshow(

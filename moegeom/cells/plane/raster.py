@@ -33,7 +33,7 @@ MOST_LEADERS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptCells:
     """Which groups a mask keeps: ``at_centre``, ``always`` and ``perhaps``.
 
     The latter two hold for every point of a rectangle.
@@ -65,7 +65,7 @@ def certain_choice(
     with np.errstate(over="ignore", invalid="ignore"):
         if groups is None:
             one = np.ones((len(scores.value), 1), dtype=bool)
-            return _certain(scores, Kept(one, one, one), rule.top_k, -np.inf)
+            return _certain(scores, KeptCells(one, one, one), rule.top_k, -np.inf)
         kept = _kept_groups(scores, groups)
         proved, chosen = _certain(scores, kept, rule.top_k, groups.fill)
         is_duel = (kept.always != kept.perhaps).sum(axis=1) == 2
@@ -77,7 +77,7 @@ def certain_choice(
             for side in (_first, _last):
                 mask = always | side(always != perhaps)
                 is_one, same = _certain(
-                    _rows(scores, left), Kept(mask, mask, mask), rule.top_k, groups.fill
+                    _rows(scores, left), KeptCells(mask, mask, mask), rule.top_k, groups.fill
                 )
                 proved[left] &= is_one & (same == chosen[left]).all(axis=1)
         return proved, chosen
@@ -92,7 +92,9 @@ def _last(marks: np.ndarray) -> np.ndarray:
     return _first(marks[:, ::-1])[:, ::-1]
 
 
-def _certain(scores: Enclosure, groups: Kept, k: int, fill: float) -> tuple[np.ndarray, np.ndarray]:
+def _certain(
+    scores: Enclosure, groups: KeptCells, k: int, fill: float
+) -> tuple[np.ndarray, np.ndarray]:
     size = scores.value.shape[1] // groups.always.shape[1]
     at_centre, is_always, is_possible = (
         np.repeat(kept, size, axis=1) for kept in (groups.at_centre, groups.always, groups.perhaps)
@@ -160,7 +162,7 @@ def _least_gap(ahead: Enclosure, behind: Enclosure) -> np.ndarray:
     return ahead.value[:, :, None] - behind.value[:, None, :] - change * (1.0 + SPARE)
 
 
-def _kept_groups(scores: Enclosure, groups: GroupMask) -> Kept:
+def _kept_groups(scores: Enclosure, groups: GroupMask) -> KeptCells:
     """Groups that are kept for certain or perhaps, from which group is ahead of which."""
     size = scores.value.shape[1] // groups.num_groups
     at_centre = kept_groups(group_scores(scores.value, groups), groups.num_kept)
@@ -172,7 +174,7 @@ def _kept_groups(scores: Enclosure, groups: GroupMask) -> Kept:
         ahead = low[left][:, :, None] > high[left][:, None, :]
         ahead |= _groups_ahead(_rows(scores, left), low[left], groups.num_groups, count)
         always[left], perhaps[left] = _kept(ahead, groups.num_kept)
-    return Kept(at_centre, always, perhaps)
+    return KeptCells(at_centre, always, perhaps)
 
 
 def _kept(ahead: np.ndarray, num_kept: int) -> tuple[np.ndarray, np.ndarray]:

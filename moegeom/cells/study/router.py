@@ -22,7 +22,7 @@ from moegeom.cells.record import Between, Cells, NullCells, Outcome, RouterCells
 from moegeom.cells.study.found import FoundCells, domain_text, find_cells, with_witnesses
 from moegeom.cells.study.request import CellsRequest
 from moegeom.cells.study.slices import AskedSlice, frame_of
-from moegeom.cells.study.tokens import TokenSample
+from moegeom.cells.study.tokens import SliceTokens
 from moegeom.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
 from moegeom.cells.walk.segment_crossings import segment_crossings
 from moegeom.core.errors import RouterRuleError, UsageError
@@ -53,7 +53,7 @@ class Looked:
     record: RouterCells
     router: Router
     asked: AskedSlice
-    sample: TokenSample | None
+    sample: SliceTokens | None
     found: tuple[FoundCells, ...] = ()
     placed: Placed | None = None
     part: Slice | None = None
@@ -67,7 +67,7 @@ class Looked:
 def look_at(
     router: Router,
     asked: AskedSlice,
-    sample: TokenSample | None,
+    sample: SliceTokens | None,
     request: CellsRequest,
     told: Told | None,
 ) -> Looked:
@@ -96,7 +96,7 @@ def _refuse_out(router: Router, asked: AskedSlice, request: CellsRequest) -> Non
 def _by_cells(
     router: Router,
     asked: AskedSlice,
-    sample: TokenSample | None,
+    sample: SliceTokens | None,
     request: CellsRequest,
     told: Told | None,
     started: float,
@@ -158,7 +158,7 @@ def _by_cells(
 
 
 def _starts(
-    request: CellsRequest, sample: TokenSample | None, points: np.ndarray
+    request: CellsRequest, sample: SliceTokens | None, points: np.ndarray
 ) -> Float64[np.ndarray, "points dims"]:
     """Where the tokens ``at`` lie on the slice."""
     if not request.at or sample is None:
@@ -168,7 +168,7 @@ def _starts(
 
 def _placed(
     points: Float64[np.ndarray, "tokens dims"],
-    sample: TokenSample,
+    sample: SliceTokens,
     weight: Float64[np.ndarray, "experts dims"],
     offset: Float64[np.ndarray, "experts"] | None,
     k: int,
@@ -179,7 +179,7 @@ def _placed(
     return Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
 
 
-def _is_equal(drawn: np.ndarray, sample: TokenSample) -> Bool[np.ndarray, "tokens"]:
+def _is_equal(drawn: np.ndarray, sample: SliceTokens) -> Bool[np.ndarray, "tokens"]:
     return (drawn == np.sort(sample.chosen, axis=1)).all(axis=1)
 
 
@@ -194,7 +194,7 @@ def _numbers(drawn: np.ndarray, cells: np.ndarray | None) -> Int64[np.ndarray, "
 def _record(
     router: Router,
     asked: AskedSlice,
-    sample: TokenSample | None,
+    sample: SliceTokens | None,
     dims: int,
     domain: str,
     outcome: Outcome,
@@ -253,7 +253,7 @@ def _with_tokens(placed: Placed | None) -> int | None:
 def _by_pixels(
     router: Router,
     asked: AskedSlice,
-    sample: TokenSample | None,
+    sample: SliceTokens | None,
     request: CellsRequest,
     started: float,
 ) -> Looked:
@@ -311,7 +311,7 @@ def _reach(router: Router) -> float:
 def _on_circle(
     router: Router,
     asked: AskedSlice,
-    sample: TokenSample | None,
+    sample: SliceTokens | None,
     request: CellsRequest,
     started: float,
 ) -> Looked:
@@ -386,7 +386,7 @@ def null_of(router: Router, part: Slice, request: CellsRequest) -> NullCells | N
     return NullCells(len(counts), float(np.mean(counts)), sd)
 
 
-def between_of(router: Router, sample: TokenSample | None, seed: int) -> Between | None:
+def between_of(router: Router, sample: SliceTokens | None, seed: int) -> Between | None:
     """Walls on the ways between pairs of tokens that a seed chose; None for curved walls."""
     if sample is None or not router.rule.is_affine or len(sample.inputs) < 2:
         return None
@@ -408,7 +408,7 @@ def between_of(router: Router, sample: TokenSample | None, seed: int) -> Between
     )
 
 
-def visited_of(sample: TokenSample) -> Visited:
+def visited_of(sample: SliceTokens) -> Visited:
     """The graph of the sets that the tokens chose."""
     graph = visited_graph(sample.chosen)
     return Visited(

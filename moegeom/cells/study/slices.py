@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from moegeom.cells.plane.subspace import Slice, principal_slice, random_slice, slice_through
 from moegeom.cells.study.request import CellsRequest
-from moegeom.cells.study.tokens import TokenSample
+from moegeom.cells.study.tokens import SliceTokens
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.tokens.foreign.npy_arrays import read_numbers
@@ -48,12 +48,12 @@ class _Asked:
     """One router, its tokens if there are any, and what stands behind the colon."""
 
     router: Router
-    sample: TokenSample | None
+    sample: SliceTokens | None
     source: str
     value: str
     seed: int
 
-    def tokens(self, kind: str) -> TokenSample:
+    def tokens(self, kind: str) -> SliceTokens:
         if self.sample is None:
             raise UsageError(
                 f"--subspace {kind} is laid through recorded tokens of a checkpoint.",
@@ -81,7 +81,7 @@ class _Asked:
 
 
 def asked_slice(
-    text: str, router: Router, sample: TokenSample | None, source: str, seed: int
+    text: str, router: Router, sample: SliceTokens | None, source: str, seed: int
 ) -> AskedSlice:
     """The slice that ``text`` names, for one router.
 
@@ -206,7 +206,7 @@ _TAIL, _MARGIN = 0.002, 0.08
 def frame_of(
     points: Float64[np.ndarray, "tokens 2"] | None,
     asked: AskedSlice,
-    sample: TokenSample | None,
+    sample: SliceTokens | None,
     request: CellsRequest,
     reach: float,
 ) -> Frame:

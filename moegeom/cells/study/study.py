@@ -18,7 +18,7 @@ from moegeom.cells.study.pictures import draw
 from moegeom.cells.study.request import CellsRequest, check_request, matrix_router
 from moegeom.cells.study.router import look_at, prediction
 from moegeom.cells.study.slices import AskedSlice, asked_slice
-from moegeom.cells.study.tokens import TokenSample, token_sample
+from moegeom.cells.study.tokens import SliceTokens, token_sample
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
@@ -26,7 +26,7 @@ from moegeom.engine.session import Session
 from moegeom.kernels.table import load_kernels
 
 
-class Watch(Protocol):
+class CellsWatch(Protocol):
     """What is told while vertices are walked."""
 
     def start(self, num_tokens: int) -> None: ...
@@ -47,7 +47,7 @@ class _Opened:
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
+def cells(request: CellsRequest, watch: CellsWatch | None = None) -> Enumerations:
     """Every router that was asked for on its slice; tables and pictures where they were asked for.
 
     Raises
@@ -65,7 +65,7 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
         return _cells(request, watch)
 
 
-def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
+def _cells(request: CellsRequest, watch: CellsWatch | None) -> Enumerations:
     opened = _opened(request)
     if request.plot is not None and len(opened.routers) > 1:
         raise UsageError(
@@ -133,7 +133,7 @@ def _opened(request: CellsRequest) -> _Opened:
 
 def _sample(
     request: CellsRequest, router: Router, source: TokenSource | None
-) -> TokenSample | None:
+) -> SliceTokens | None:
     if source is None:
         return None
     return token_sample(router, source, load_kernels("cpu"), request.seed)
@@ -142,7 +142,7 @@ def _sample(
 def _slice(
     request: CellsRequest,
     router: Router,
-    sample: TokenSample | None,
+    sample: SliceTokens | None,
     source: TokenSource | None,
 ) -> AskedSlice:
     """What --subspace names; without it the plane of the picture, or the whole space."""
@@ -153,7 +153,7 @@ def _slice(
     return asked_slice(text, router, sample, name, request.seed)
 
 
-def _told(watch: Watch | None) -> Callable[[int, int], None] | None:
+def _told(watch: CellsWatch | None) -> Callable[[int, int], None] | None:
     """Vertices as progress: how many are done of those that are known."""
     if watch is None:
         return None

@@ -21,7 +21,7 @@ from moegeom.tokens.stages import INPUT_STAGES
 
 
 @dataclass(frozen=True, eq=False)
-class TokenSample:
+class SliceTokens:
     """What the router reads of some tokens, and what it chooses; ``token`` are their numbers.
 
     ``distance`` to the nearest wall in all dimensions, a lower bound of curved and grouped rules.
@@ -48,7 +48,7 @@ class TokenSample:
         return np.array([row_of[number] for number in numbers])
 
 
-def token_sample(router: Router, source: TokenSource, kernels: Kernels, seed: int) -> TokenSample:
+def token_sample(router: Router, source: TokenSource, kernels: Kernels, seed: int) -> SliceTokens:
     """A seeded sample of at most 20 000 tokens, whole tiles.
 
     Raises RecordingError where the recording does not hold what the router reads.
@@ -68,4 +68,4 @@ def token_sample(router: Router, source: TokenSource, kernels: Kernels, seed: in
             left_out += len(batch.non_finite)
             parts.append([getattr(batch, name) for name in names])
     token, inputs, chosen, *distance = map(np.concatenate, zip(*parts, strict=True))
-    return TokenSample(token, inputs, chosen, distance[0] if distance else None, left_out)
+    return SliceTokens(token, inputs, chosen, distance[0] if distance else None, left_out)

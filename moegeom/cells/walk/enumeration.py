@@ -11,7 +11,7 @@ from math import comb
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
 
-from moegeom.cells.exact.collected import Cells, collected
+from moegeom.cells.exact.collected import CollectedCells, collected
 from moegeom.cells.exact.exact_cells import ExactCells, exact_cells
 from moegeom.cells.exact.rank import independent_columns_of
 from moegeom.cells.walk._level_diagram import diagram_of, points_near
@@ -295,7 +295,7 @@ def level_cells(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
     k: int,
-) -> Cells:
+) -> CollectedCells:
     """The cells and walls that meet at the vertices of a whole walk, as ``collected`` gives them.
 
     Along a direction without pattern each cell and each wall that is bounded below has one lowest
@@ -319,7 +319,7 @@ def level_cells(
     pairs = place[walls[:, :2]]
     # walls in the order of their cells, whatever vertex they were found at
     by_cells = np.argsort(pairs[:, 0] * len(order) + pairs[:, 1])
-    return Cells(
+    return CollectedCells(
         coalition=coalition.astype(np.int16),
         witness=witness[order],
         is_bounded=diagram.is_bounded[order],

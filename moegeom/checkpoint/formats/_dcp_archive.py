@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint.formats._pytorch_archive import TorchArchive, View, read_torch_archive
-from moegeom.checkpoint.formats._pytorch_globals import StoredTensor, UnreadableTensor
+from moegeom.checkpoint.formats._pytorch_archive import TensorView, TorchArchive, read_torch_archive
+from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, UnreadableTensor
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError
@@ -44,10 +44,10 @@ class PieceArchive:
     def _part(self) -> FilePart:
         return FilePart(self.file, self.info.offset, self.length, self.what)
 
-    def _open(self, part: RangeFile) -> tuple[TorchArchive, View]:
+    def _open(self, part: RangeFile) -> tuple[TorchArchive, TensorView]:
         """The archive, whose tensor has the dtype and the shape that the metadata promises."""
         archive = read_torch_archive(part)
-        if not isinstance(archive.root, (StoredTensor, UnreadableTensor)):
+        if not isinstance(archive.root, (PickledTensor, UnreadableTensor)):
             raise CheckpointError(
                 f"{self.what} is a {type(archive.root).__name__}, expected one tensor."
             )

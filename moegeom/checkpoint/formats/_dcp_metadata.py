@@ -88,14 +88,14 @@ _ALLOWED: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Chunk:
+class DcpChunk:
     """A box of a tensor."""
 
     offsets: Offsets
     sizes: Offsets
 
 
-class Place(NamedTuple):
+class DcpPlace(NamedTuple):
     """Where the ``torch.save`` archive of one chunk lies; a tuple, since there may be many."""
 
     file: str
@@ -105,12 +105,12 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class DcpLayout:
     """A tensor as it was saved."""
 
     dtype: TorchDtype
     shape: Offsets
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[DcpChunk, ...]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Metadata:
 
     where: str
     tensors: Mapping[str, Any]
-    places: Mapping[tuple[str, Offsets], Place]
+    places: Mapping[tuple[str, Offsets], DcpPlace]
 
     @property
     def names(self) -> Collection[str]:
@@ -137,7 +137,7 @@ class Metadata:
         """The shape of a tensor as it was saved."""
         return _counts(self.tensors[name], "size", f"{self.where}: tensor {name!r}")
 
-    def layout(self, name: str) -> Layout:
+    def layout(self, name: str) -> DcpLayout:
         """Dtype, shape and chunks of a tensor; whether the chunks tile it is not checked here."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.where}: there is no tensor {name!r}.")
@@ -151,9 +151,9 @@ class Metadata:
         for chunk in _field(tensor, "chunks", list, what):
             if not isinstance(chunk, _Chunk):
                 raise CheckpointError(f"{what} has {_kind(chunk)} among its chunks.")
-            chunks.append(Chunk(_counts(chunk, "offsets", what), _counts(chunk, "sizes", what)))
+            chunks.append(DcpChunk(_counts(chunk, "offsets", what), _counts(chunk, "sizes", what)))
         # Ranks that hold the same copy describe it once each, and it is stored once.
-        return Layout(dtype, self.shape(name), tuple(dict.fromkeys(chunks)))
+        return DcpLayout(dtype, self.shape(name), tuple(dict.fromkeys(chunks)))
 
 
 def parse_metadata(raw: bytes, where: str) -> Metadata:
@@ -209,13 +209,13 @@ def _check_chunks(tensors: Mapping[str, _Tensor], where: str) -> None:
         )
 
 
-def _place(storage: _Storage, what: str) -> Place:
+def _place(storage: _Storage, what: str) -> DcpPlace:
     file = _field(storage, "relative_path", str, what)
     offset = _field(storage, "offset", int, what)
     length = _field(storage, "length", int, what)
     if not 0 <= offset <= limits.LARGEST_COUNT or not 0 <= length <= limits.LARGEST_COUNT:
         raise CheckpointError(f"{what} lies at byte {offset} and has {length}, which cannot be.")
-    return Place(file, offset, length, bool(storage.state.get("transform_descriptors")))
+    return DcpPlace(file, offset, length, bool(storage.state.get("transform_descriptors")))
 
 
 def _check_inside(file: str, what: str) -> None:

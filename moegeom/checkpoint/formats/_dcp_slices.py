@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from moegeom.checkpoint import limits
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
-from moegeom.checkpoint.shards import Shard, ShardedStore
+from moegeom.checkpoint.shards import CheckpointShard, ShardedStore
 from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
 from moegeom.core.errors import CheckpointError
 from moegeom.core.text import number_of
@@ -25,7 +25,7 @@ from moegeom.core.text import number_of
 _PREFIX = "shard-"
 
 
-class SlicedFile(Shard, Protocol):
+class SlicedFile(CheckpointShard, Protocol):
     """A safetensors file; ``slices`` is what stands under DCP_SHARDING_INFO, "" without it."""
 
     @property
@@ -36,7 +36,7 @@ class SlicedFile(Shard, Protocol):
 class _Part:
     """What one file holds of a tensor."""
 
-    shard: Shard
+    shard: CheckpointShard
     name: str
 
     def read(self) -> Shaped[np.ndarray, "*shape"]:
@@ -105,7 +105,7 @@ def check_whole(file: str, slices: Any) -> None:
         )
 
 
-def _piece(shard: Shard, name: str, offsets: Mapping[str, Any] | None) -> Piece:
+def _piece(shard: CheckpointShard, name: str, offsets: Mapping[str, Any] | None) -> Piece:
     info = shard.info(name)
     corner = (0,) * len(info.shape) if offsets is None else _offsets(name, offsets, shard.label)
     return Piece(corner, info, _Part(shard, name))

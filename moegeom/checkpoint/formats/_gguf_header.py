@@ -33,7 +33,7 @@ _NUMBER = Struct("<I")
 _TYPE_AND_OFFSET = Struct("<IQ")
 
 
-class Entry(NamedTuple):
+class GgufEntry(NamedTuple):
     """A tensor as the header describes it; the offset counts from the first tensor."""
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Header:
+class GgufHeader:
     """A parsed header; no tensor in it ends behind the end of the file or in another tensor.
 
     ``end`` is where the header ends; the tensors begin at the next multiple of ``alignment``.
@@ -64,7 +64,7 @@ class Header:
 
     file: str
     settings: Mapping[str, Any]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, GgufEntry]
     end: int
     alignment: int
 
@@ -102,7 +102,7 @@ def round_up(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
-def read_header(file: RangeFile) -> Header:
+def read_header(file: RangeFile) -> GgufHeader:
     """The header of one file; costs its own bytes, less the numbers of a vocabulary."""
     cursor = Cursor(file)
     num_tensors, num_settings = _read_start(cursor)
@@ -112,14 +112,14 @@ def read_header(file: RangeFile) -> Header:
         if key in settings:
             raise CheckpointError(f"{file.label}: holds the key {key!r} twice.")
         settings[key] = read_value(cursor, f"{file.label}: {key!r}")
-    entries: dict[str, Entry] = {}
+    entries: dict[str, GgufEntry] = {}
     for index in range(num_tensors):
         name = read_name(cursor, f"{file.label}: the name of tensor {index}")
         if name in entries:
             raise CheckpointError(f"{file.label}: holds the tensor {name!r} twice.")
         entries[name] = _read_entry(cursor, f"{file.label}: tensor {name!r}")
     alignment = _alignment(file.label, settings)
-    header = Header(file.label, settings, entries, cursor.offset, alignment)
+    header = GgufHeader(file.label, settings, entries, cursor.offset, alignment)
     _check_places(header, cursor.file_size)
     return header
 
@@ -155,7 +155,7 @@ def _read_start(cursor: Cursor) -> tuple[int, int]:
     return counts
 
 
-def _read_entry(cursor: Cursor, what: str) -> Entry:
+def _read_entry(cursor: Cursor, what: str) -> GgufEntry:
     (dimensions,) = cursor.numbers(_NUMBER)
     if dimensions > limits.DIMENSIONS:
         raise CheckpointError(
@@ -166,7 +166,7 @@ def _read_entry(cursor: Cursor, what: str) -> Entry:
     if prod(max(n, 1) for n in shape) > limits.LARGEST_COUNT // 8:
         raise CheckpointError(f"{what} has shape {shape}, more than a 64-bit count of bytes.")
     type_code, offset = cursor.numbers(_TYPE_AND_OFFSET)
-    return Entry(shape, type_code, offset)
+    return GgufEntry(shape, type_code, offset)
 
 
 def _alignment(label: str, settings: Mapping[str, Any]) -> int:
@@ -176,7 +176,7 @@ def _alignment(label: str, settings: Mapping[str, Any]) -> int:
     return found
 
 
-def _check_places(header: Header, file_size: int) -> None:
+def _check_places(header: GgufHeader, file_size: int) -> None:
     """Raise unless every tensor begins on the grid, ends in the file and overlaps no other."""
     last, last_end = "", 0
     largest_end = header.end

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moegeom.checkpoint.folder import Folder, Location
-from moegeom.checkpoint.shards import Shard, ShardedStore, missing_shards, parse_index
+from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, missing_shards, parse_index
 from moegeom.core.errors import CheckpointError
 
 
@@ -52,7 +52,9 @@ def choose(location: Location, files: Sequence[str], naming: Naming) -> Chosen:
     return Chosen(files=single or files)
 
 
-def open_index(folder: Folder, chosen: Chosen, open_file: Callable[[str], Shard]) -> ShardedStore:
+def open_index(
+    folder: Folder, chosen: Chosen, open_file: Callable[[str], CheckpointShard]
+) -> ShardedStore:
     """The checkpoint behind an index.
 
     Raises

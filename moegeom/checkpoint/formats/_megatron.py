@@ -16,7 +16,7 @@ from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.formats._pytorch_globals import ALLOWED, Dropped
 from moegeom.checkpoint.pickle.machine import Record
 from moegeom.checkpoint.pickle.pickled import unpickle
-from moegeom.checkpoint.shards import Shard, ShardedStore
+from moegeom.checkpoint.shards import CheckpointShard, ShardedStore
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.checkpoint.zipped import read_archive
 from moegeom.core.errors import CheckpointError
@@ -45,7 +45,7 @@ class MegatronStore(ShardedStore):
     def __init__(
         self,
         folder: Folder,
-        shards: Mapping[str, Shard],
+        shards: Mapping[str, CheckpointShard],
         shard_of: Mapping[str, str],
         index_bytes: int,
         shape_of: Callable[[str], tuple[int, ...]],

@@ -13,16 +13,16 @@ from moegeom.checkpoint import limits
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.formats._pytorch_globals import (
     ALLOWED,
+    PickledTensor,
     Storage,
     StorageType,
-    StoredTensor,
     TorchDtype,
     UnreadableTensor,
     storage_of,
 )
 from moegeom.checkpoint.pickle.pickled import unpickle
 from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.zipped import Archive, Entry, read_archive
+from moegeom.checkpoint.zipped import Archive, ZipEntry, read_archive
 from moegeom.core.errors import CheckpointError
 
 #: What torch.save wrote first before version 1.6, when its files were no archives.
@@ -38,7 +38,7 @@ _RESAVE = "Write it again with a current torch: torch.save(torch.load(file), new
 
 
 @dataclass(frozen=True)
-class View:
+class TensorView:
     """A tensor in the file: bytes ``[offset, offset + span)`` hold its elements at ``strides``."""
 
     dtype: str
@@ -71,7 +71,7 @@ class TorchArchive:
     folder: str
     root: Any
 
-    def view(self, tensor: StoredTensor | UnreadableTensor, where: str) -> View:
+    def view(self, tensor: PickledTensor | UnreadableTensor, where: str) -> TensorView:
         """Where a tensor lies, inside its storage; ``where`` begins the sentence of an error."""
         if isinstance(tensor, UnreadableTensor):
             raise CheckpointError(
@@ -101,7 +101,7 @@ class TorchArchive:
                 f"{where} has shape {shape} and its storage {entry.size} bytes: it repeats them.",
                 "Save tensor.contiguous().",
             )
-        view = View(
+        view = TensorView(
             dtype.name,
             dtype.size,
             shape,
@@ -116,7 +116,7 @@ class TorchArchive:
             )
         return view
 
-    def _storage(self, tensor: StoredTensor, where: str) -> tuple[TorchDtype, str, Entry, int]:
+    def _storage(self, tensor: PickledTensor, where: str) -> tuple[TorchDtype, str, ZipEntry, int]:
         """Dtype, entry and elements of a tensor's storage."""
         found = tensor.storage
         if not isinstance(found, Storage) or not isinstance(found.type, StorageType):
@@ -135,7 +135,7 @@ class TorchArchive:
             )
         return dtype, name, entry, num_bytes // dtype.size
 
-    def read_bytes(self, view: View, start: int, size: int) -> bytes:
+    def read_bytes(self, view: TensorView, start: int, size: int) -> bytes:
         """``size`` bytes of a tensor, in the order of its elements, from byte ``start`` of it."""
         kept = max(min(size, view.size_bytes - start), 0)
         if view.is_contiguous:
@@ -146,7 +146,7 @@ class TorchArchive:
         strided = np.lib.stride_tricks.as_strided(items, view.shape, view.strides, writeable=False)
         return strided.tobytes()[start : start + kept]
 
-    def read(self, view: View, where: str) -> Shaped[np.ndarray, "*shape"]:
+    def read(self, view: TensorView, where: str) -> Shaped[np.ndarray, "*shape"]:
         """The tensor in the dtype it is stored in."""
         dtype = numpy_dtype(view.dtype, where)
         return as_array(self.read_bytes(view, 0, view.size_bytes), dtype, view.shape, where)

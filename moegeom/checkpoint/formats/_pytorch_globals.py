@@ -40,7 +40,7 @@ class Storage:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredTensor:
+class PickledTensor:
     """A tensor as the pickle describes it; nothing is checked before it is asked for."""
 
     __slots__ = ("dtype", "flags", "offset", "shape", "storage", "stride")
@@ -84,8 +84,8 @@ def _tensor(
     _: Any = None,
     __: Any = None,
     flags: Any = None,
-) -> StoredTensor:
-    return StoredTensor(storage, offset, shape, stride, None, flags)
+) -> PickledTensor:
+    return PickledTensor(storage, offset, shape, stride, None, flags)
 
 
 def _tensor_of_dtype(
@@ -97,8 +97,8 @@ def _tensor_of_dtype(
     __: Any,
     dtype: Any,
     flags: Any = None,
-) -> StoredTensor:
-    return StoredTensor(storage, offset, shape, stride, dtype, flags)
+) -> PickledTensor:
+    return PickledTensor(storage, offset, shape, stride, dtype, flags)
 
 
 def _unreadable(kind: str) -> Callable[..., UnreadableTensor]:

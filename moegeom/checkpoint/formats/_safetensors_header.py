@@ -27,7 +27,7 @@ _AGAIN = "Download or copy this file again."
 
 
 @dataclass(frozen=True)
-class Header:
+class SafetensorsHeader:
     """A parsed header; no tensor in it ends behind the end of the file.
 
     Entries are checked one by one, when their tensor is asked for. ``slices`` is what torch writes
@@ -71,14 +71,14 @@ class Header:
         return TensorInfo(name, dtype, shape, self.file, self.data_start + begin, end - begin)
 
 
-def read_header(file: RangeFile) -> Header:
+def read_header(file: RangeFile) -> SafetensorsHeader:
     """The header of one file; costs its own bytes and little more than parsing its JSON."""
     file_size = file.size_bytes()
     raw = _read_text(file, file_size)
     entries, largest_end = _parse_entries(raw, f"{file.label}: the header")
     metadata = entries.pop("__metadata__", {})
     slices = metadata.get(_ROW_SLICES, "") if isinstance(metadata, dict) else ""
-    header = Header(file.label, 8 + len(raw), entries, slices)
+    header = SafetensorsHeader(file.label, 8 + len(raw), entries, slices)
     if largest_end is None:
         largest_end = _check_every_entry(header)
     end = header.data_start + largest_end
@@ -95,7 +95,7 @@ def read_header(file: RangeFile) -> Header:
     return header
 
 
-def _check_apart(header: Header) -> None:
+def _check_apart(header: SafetensorsHeader) -> None:
     """Raise if two tensors name the same bytes, which no writer does."""
     pairs = [_begin_and_end(entry) for entry in header.entries.values()]
     begins, ends = sorted(b for b, _ in pairs), sorted(e for _, e in pairs)
@@ -166,7 +166,7 @@ def _count_strings(entries: dict[str, Any]) -> tuple[int, int]:
     return num_metadata + 5 * len(tensors), largest_end
 
 
-def _check_every_entry(header: Header) -> int:
+def _check_every_entry(header: SafetensorsHeader) -> int:
     infos = [header.info(name) for name in header.names]
     return max((i.offset + i.size_bytes - header.data_start for i in infos), default=0)
 

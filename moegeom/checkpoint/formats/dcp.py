@@ -9,7 +9,13 @@ from math import prod
 
 from moegeom.checkpoint.folder import Folder, LocalFolder, Location
 from moegeom.checkpoint.formats._dcp_archive import PieceArchive
-from moegeom.checkpoint.formats._dcp_metadata import Chunk, Layout, Metadata, Place, parse_metadata
+from moegeom.checkpoint.formats._dcp_metadata import (
+    DcpChunk,
+    DcpLayout,
+    DcpPlace,
+    Metadata,
+    parse_metadata,
+)
 from moegeom.checkpoint.formats._megatron import COMMON, MegatronStore
 from moegeom.checkpoint.pickle import pickled
 from moegeom.checkpoint.reading import RangeFile
@@ -147,7 +153,7 @@ class _Pieces:
             for name, end in self.metadata.file_ends.items()
         }
 
-    def _piece(self, name: str, layout: Layout, chunk: Chunk, place: Place) -> Piece:
+    def _piece(self, name: str, layout: DcpLayout, chunk: DcpChunk, place: DcpPlace) -> Piece:
         what = f"{place.file}: the piece of {name!r} at byte {place.offset}"
         if place.is_transformed:
             raise CheckpointError(

@@ -17,7 +17,7 @@ from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats._gguf_header import (
     ALIGNMENT,
     DEFAULT_ALIGNMENT,
-    Header,
+    GgufHeader,
     read_header,
     round_up,
 )
@@ -49,7 +49,7 @@ class GgufFile:
         return self.file.size_bytes()
 
     @lazy
-    def header(self) -> Header:
+    def header(self) -> GgufHeader:
         return read_header(self.file)
 
     def names(self) -> Collection[str]:
@@ -283,7 +283,7 @@ def models(files: Sequence[str]) -> dict[str, str]:
     return first
 
 
-def parts(file: str, header: Header) -> list[str]:
+def parts(file: str, header: GgufHeader) -> list[str]:
     """All files of the model that ``file`` is, or is a part of, in their order.
 
     The name and the header of the file must agree.
@@ -306,7 +306,7 @@ def parts(file: str, header: Header) -> list[str]:
     return [name.of(n) for n in range(1, count + 1)]
 
 
-def check_parts(headers: Sequence[Header]) -> None:
+def check_parts(headers: Sequence[GgufHeader]) -> None:
     """Raise unless the parts, in their order, are those of one model.
 
     Raises
@@ -336,7 +336,7 @@ def check_parts(headers: Sequence[Header]) -> None:
         )
 
 
-def _check_alignment(first: Header, part: Header) -> None:
+def _check_alignment(first: GgufHeader, part: GgufHeader) -> None:
     """Raise if it is left open on which grid the tensors of a part lie.
 
     The first part alone holds the settings. Some writers keep its alignment in the other parts,
@@ -350,7 +350,7 @@ def _check_alignment(first: Header, part: Header) -> None:
         )
 
 
-def _setting(header: Header, key: str, default: int | None = None) -> int:
+def _setting(header: GgufHeader, key: str, default: int | None = None) -> int:
     """A count of the header; without ``default`` it must be given."""
     found: Any = header.settings.get(key, default)
     if type(found) is not int or found < 0:

@@ -12,8 +12,8 @@ from jaxtyping import Shaped
 
 from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
-from moegeom.checkpoint.formats._pytorch_archive import TorchArchive, View, read_torch_archive
-from moegeom.checkpoint.formats._pytorch_globals import StoredTensor, UnreadableTensor
+from moegeom.checkpoint.formats._pytorch_archive import TensorView, TorchArchive, read_torch_archive
+from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, UnreadableTensor
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote.lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore, join_shards
@@ -69,7 +69,7 @@ class PytorchFile:
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         return self.content.read_bytes(self._view(name), start, size)
 
-    def _view(self, name: str) -> View:
+    def _view(self, name: str) -> TensorView:
         if name not in self.tensors:
             raise CheckpointError(
                 f"{self._where(name)} is not in this file, which holds {len(self.tensors)}."
@@ -112,7 +112,7 @@ def open_pytorch(location: Location) -> ShardedStore:
 FORMAT = Format("pytorch", recognises, open_pytorch)
 
 
-Tensor = StoredTensor | UnreadableTensor
+Tensor = PickledTensor | UnreadableTensor
 
 #: Characters of all names, and items looked at: one dict may be reached on a million ways, and a
 #: list may hold itself. The largest public checkpoint needs a tenth.
@@ -158,7 +158,7 @@ def flatten(root: Any, where: str) -> Mapping[str, Tensor]:
 def _items(value: Any) -> list[tuple[str | int, Any]]:
     """Items that are tensors or may hold some, under keys that can be part of a name."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    kinds = (StoredTensor, UnreadableTensor, dict, list, tuple)
+    kinds = (PickledTensor, UnreadableTensor, dict, list, tuple)
     return [
         (key, item) for key, item in pairs if isinstance(item, kinds) and isinstance(key, str | int)
     ]

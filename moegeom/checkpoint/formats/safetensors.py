@@ -13,7 +13,7 @@ from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.formats._dcp_slices import check_complete, check_whole, open_slices
 from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
-from moegeom.checkpoint.formats._safetensors_header import Header, read_header
+from moegeom.checkpoint.formats._safetensors_header import SafetensorsHeader, read_header
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote.lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore, join_shards
@@ -40,7 +40,7 @@ class SafetensorsFile:
         return self.file.size_bytes()
 
     @lazy
-    def header(self) -> Header:
+    def header(self) -> SafetensorsHeader:
         header = read_header(self.file)
         if self.is_indexed:
             check_whole(header.file, header.slices)

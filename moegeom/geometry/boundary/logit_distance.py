@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from moegeom.geometry.boundary.order_search import (
     Experts,
     Flat,
-    Nearest,
+    NearestOrder,
     OrderDistance,
     search_ties,
 )
@@ -73,12 +73,12 @@ class _Supremum:
 
     def flat(self, tied: Experts) -> Flat:
         is_single = len(tied) == 1
-        nearest = Nearest(0.0, 0.0, self.logits) if is_single else self.nearest(tied, (), ())
+        nearest = NearestOrder(0.0, 0.0, self.logits) if is_single else self.nearest(tied, (), ())
         own = self.logits[list(tied)]
         spread = np.maximum(own.max(), self.logits) - np.minimum(own.min(), self.logits)
         return Flat(nearest, np.maximum(spread / 2.0, nearest.bound))
 
-    def nearest(self, tied: Experts, above: Experts, below: Experts) -> Nearest:
+    def nearest(self, tied: Experts, above: Experts, below: Experts) -> NearestOrder:
         """min t with -t <= (B a)_e <= t, a the coordinates of the change."""
         from scipy.optimize import linprog
 
@@ -103,7 +103,7 @@ class _Supremum:
             method="highs",
         )
         if found.status == _INFEASIBLE:
-            return Nearest(np.inf, np.inf, self.logits)
+            return NearestOrder(np.inf, np.inf, self.logits)
         if found.status != _SOLVED:
-            return Nearest(0.0, np.inf, self.logits)
-        return Nearest(found.fun, found.fun, self.logits + self.basis @ found.x[:-1])
+            return NearestOrder(0.0, np.inf, self.logits)
+        return NearestOrder(found.fun, found.fun, self.logits + self.basis @ found.x[:-1])

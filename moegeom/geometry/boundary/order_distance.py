@@ -12,7 +12,7 @@ from moegeom.geometry.boundary.linear import squared_row_distances
 from moegeom.geometry.boundary.order_search import (
     Experts,
     Flat,
-    Nearest,
+    NearestOrder,
     OrderDistance,
     search_ties,
 )
@@ -107,25 +107,27 @@ class _Euclidean:
     def flat(self, tied: Experts) -> Flat:
         if len(tied) == 1:
             gaps = np.abs(self.logits - self.logits[tied[0]])
-            return Flat(Nearest(0.0, 0.0, self.logits), self._steps(gaps, self.lengths[tied[0]]))
+            return Flat(
+                NearestOrder(0.0, 0.0, self.logits), self._steps(gaps, self.lengths[tied[0]])
+            )
         flat = self._along(tied)
         if flat is None:
-            nowhere = Nearest(np.inf, np.inf, self.logits)
+            nowhere = NearestOrder(np.inf, np.inf, self.logits)
             return Flat(nowhere, np.full(len(self.logits), np.inf))
         normals, gaps = self._differences(flat, tied[0])
         steps = self._steps(np.abs(gaps), np.sqrt((normals**2).sum(axis=1)))
-        nearest = Nearest(flat.distance, flat.distance, flat.logits)
+        nearest = NearestOrder(flat.distance, flat.distance, flat.logits)
         return Flat(nearest, np.hypot(flat.distance, steps))
 
-    def nearest(self, tied: Experts, above: Experts, below: Experts) -> Nearest:
+    def nearest(self, tied: Experts, above: Experts, below: Experts) -> NearestOrder:
         flat = self._along(tied)
         if flat is None:
-            return Nearest(np.inf, np.inf, self.logits)
+            return NearestOrder(np.inf, np.inf, self.logits)
         normals, gaps = self._differences(flat, tied[0])
         others = [*above, *below]
         sign = np.repeat([1.0, -1.0], [len(above), len(below)])
         found = least_distance(sign[:, None] * normals[others], -sign * gaps[others], self.slack)
-        return Nearest(
+        return NearestOrder(
             float(np.hypot(flat.distance, found.bound)),
             float(np.hypot(flat.distance, np.linalg.norm(found.point))),
             flat.logits + flat.rows @ found.point,

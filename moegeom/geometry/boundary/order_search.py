@@ -36,7 +36,7 @@ class OrderDistance:
 
 
 @dataclass(frozen=True, eq=False)
-class Nearest:
+class NearestOrder:
     """A point with given ties: its logits, its distance, and what no such point is nearer than."""
 
     bound: float
@@ -51,11 +51,11 @@ class Flat:
     ``costs`` is, for each expert, a lower bound on the distance to where it ties with them as well.
     """
 
-    nearest: Nearest
+    nearest: NearestOrder
     costs: Float64[np.ndarray, "experts"]
 
 
-class Metric(Protocol):
+class RowMetric(Protocol):
     """A way to measure distance from one input; logits within ``slack`` count as equal."""
 
     @property
@@ -65,7 +65,7 @@ class Metric(Protocol):
         """Where ``tied``, one expert or more, have one logit; bound and costs inf if nowhere."""
         ...
 
-    def nearest(self, tied: Experts, above: Experts, below: Experts) -> Nearest:
+    def nearest(self, tied: Experts, above: Experts, below: Experts) -> NearestOrder:
         """As the flat, but with ``above`` not below the tied experts, nor ``below`` above them."""
         ...
 
@@ -80,7 +80,7 @@ class _Step:
 
 
 def search_ties(
-    metric: Metric,
+    metric: RowMetric,
     logits: Float64[np.ndarray, "experts"],
     k: int,
     order: int,
@@ -120,7 +120,7 @@ def search_ties(
 
 @dataclass(frozen=True)
 class _Search:
-    metric: Metric
+    metric: RowMetric
     k: int
     order: int
 

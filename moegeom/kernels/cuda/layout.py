@@ -16,7 +16,7 @@ MAX_TOP_K = 64
 
 
 @dataclass(frozen=True)
-class Layout:
+class LaneLayout:
     """``lanes`` lanes a token with ``per`` experts each, both powers of two."""
 
     experts: int
@@ -47,7 +47,7 @@ class Layout:
         return 1
 
 
-def layout_of(experts: int, top_k: int) -> Layout:
+def layout_of(experts: int, top_k: int) -> LaneLayout:
     """Lanes for this many experts: 1 for up to 8, 8 for 64, the whole warp from 256 on."""
     lanes = 1
     while lanes < 32 and lanes * _WANTED < experts:
@@ -55,4 +55,4 @@ def layout_of(experts: int, top_k: int) -> Layout:
     per = 1
     while lanes * per < experts:
         per *= 2
-    return Layout(experts, top_k, lanes, per)
+    return LaneLayout(experts, top_k, lanes, per)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.kernels.cuda.device import Device
-from moegeom.kernels.cuda.layout import Layout
+from moegeom.kernels.cuda.layout import LaneLayout
 from moegeom.kernels.cuda.program import Program
 
 #: Threads of a block in kernels that give a token to a thread.
@@ -26,7 +26,7 @@ def c_type(array: np.ndarray) -> str:
 def run_part(
     device: Device,
     program: Program,
-    layout: Layout | None,
+    layout: LaneLayout | None,
     inputs: Sequence[Any],
     outputs: Sequence[np.ndarray | None],
     sizes: Sequence[np.generic] = (),

@@ -13,7 +13,7 @@ from moegeom.geometry.arithmetic.float_bits import NUM_BINS
 from moegeom.geometry.arithmetic.rounding import LARGEST_EXPONENT, LARGEST_SIZE
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.cuda.device import DeviceArray, Queue
-from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K, Layout, layout_of
+from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K, LaneLayout, layout_of
 from moegeom.kernels.cuda.program import Program
 from moegeom.kernels.cuda.score_kinds import SCORE_KINDS
 from moegeom.kernels.cuda.tally_facts import TALLY_DEFINES
@@ -51,7 +51,7 @@ class RouteRule:
         return "" if self.score in SCORE_KINDS else f"{self.score} scores"
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> LaneLayout:
         return layout_of(self.num_experts, self.top_k)
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from moegeom.kernels.reduction import State, View
+from moegeom.kernels.reduction import State, StateView
 
 
 def _select(
@@ -17,4 +17,4 @@ def _select(
     return blocks if without is None else np.delete(blocks, without, axis=0)
 
 
-VIEW = View("expert_counts_by_block", "expert_counts", _select)
+VIEW = StateView("expert_counts_by_block", "expert_counts", _select)

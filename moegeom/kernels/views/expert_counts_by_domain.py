@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from moegeom.kernels.reduction import State, View
+from moegeom.kernels.reduction import State, StateView
 
 
 def _select(
@@ -19,4 +19,4 @@ def _select(
     return total if population is None else total[population][None]
 
 
-VIEW = View("expert_counts_by_domain", "expert_counts", _select)
+VIEW = StateView("expert_counts_by_domain", "expert_counts", _select)

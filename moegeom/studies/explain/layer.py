@@ -25,12 +25,12 @@ from moegeom.geometry.selection.score import SCORES
 from moegeom.geometry.selection.weights import routing_weights
 from moegeom.studies.explain.record import FlipNoise, LayerEvidence, Tried, WeightRule
 from moegeom.studies.explain.sides import Sides
-from moegeom.studies.explain.trials import Choices, Trial, inputs, trials
+from moegeom.studies.explain.trials import MatchedChoices, Trial, inputs, trials
 from moegeom.tokens.stages import INPUT_STAGES, VALUE_STAGES
 
 
 def layer_evidence(
-    choices: Choices,
+    choices: MatchedChoices,
     sides: Sides,
     against: Router | None,
     is_first: bool,
@@ -45,7 +45,7 @@ def layer_evidence(
         candidates = list(trials(choices, sides, against))
         share = np.zeros((len(candidates), len(rows)))
         credit = np.zeros((len(TIES), *share.shape))
-        nearest = Nearest.of(prepared, len(rows), sides.source.facts)
+        nearest = NearestWalls.of(prepared, len(rows), sides.source.facts)
         for there, batch, values in inputs(choices, sides, rows):
             nearest.note(there, prepared, sides, batch.logits, batch.norm)
             for number, trial in enumerate(candidates):
@@ -76,7 +76,7 @@ def layer_evidence(
 
 
 def left_over(
-    choices: Choices, sides: Sides, against: Router | None, name: str, is_first: bool
+    choices: MatchedChoices, sides: Sides, against: Router | None, name: str, is_first: bool
 ) -> FlipNoise | None:
     """Noise that makes what a hypothesis leaves over; None where it does not apply."""
     trial = next((t for t in trials(choices, sides, against) if t.name == name), None)
@@ -84,7 +84,7 @@ def left_over(
         return None
     rows, prepared = sides.routed(is_first), trial.prepared()
     nearest, agrees = (
-        Nearest.of(prepared, len(rows), sides.source.facts),
+        NearestWalls.of(prepared, len(rows), sides.source.facts),
         np.zeros(len(rows), dtype=bool),
     )
     for there, batch, values in inputs(choices, sides, rows):
@@ -231,7 +231,7 @@ _MEASURED = 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Nearest:
+class NearestWalls:
     """Distances to the nearest walls of tokens that are routed, over the rms of their input.
 
     Filled batch by batch; a curved rule has one lower bound for each token, and an unknown one no
@@ -242,13 +242,13 @@ class Nearest:
     num_walls: int
 
     @staticmethod
-    def of(prepared: PreparedRouter, num_rows: int, facts: SourceFacts) -> Nearest:
+    def of(prepared: PreparedRouter, num_rows: int, facts: SourceFacts) -> NearestWalls:
         """Nothing noted yet of tokens that are recorded so."""
         experts, k = prepared.router.num_experts, prepared.router.rule.top_k
         walls, columns = k * (experts - k), 0
         if "distance" not in unavailable(prepared.router, facts):
             columns = min(walls, _WALLS) if prepared.router.rule.is_affine else 1
-        return Nearest(np.full((num_rows, columns), np.nan), walls)
+        return NearestWalls(np.full((num_rows, columns), np.nan), walls)
 
     def note(
         self,
@@ -275,7 +275,7 @@ class Nearest:
 
 
 def flip_noise(
-    nearest: Nearest,
+    nearest: NearestWalls,
     sides: Sides,
     prepared: PreparedRouter,
     rows: Int64[np.ndarray, "tokens"],

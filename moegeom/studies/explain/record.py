@@ -232,7 +232,7 @@ class LogProbs:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CauseVerdict:
     """One of the closed list; ``detail`` says where and by how much, ``router`` where it begins."""
 
     cause: Cause
@@ -268,7 +268,7 @@ class Explanation:
     num_padding: int
     layers: tuple[LayerEvidence, ...]
     log_probs: LogProbs | None
-    verdict: Verdict
+    verdict: CauseVerdict
     not_looked_at: Sequence[str] = ()
     is_of_another: bool = False
 

@@ -29,7 +29,7 @@ from moegeom.studies.explain.layer import layer_evidence, left_over
 from moegeom.studies.explain.log_probs import log_probs
 from moegeom.studies.explain.record import Explanation, LayerEvidence
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
-from moegeom.studies.explain.trials import Choices
+from moegeom.studies.explain.trials import MatchedChoices
 from moegeom.studies.explain.verdict import Evidence, verdict
 from moegeom.tokens.traces.alignment import placing
 from moegeom.tokens.traces.counted import CountedSource
@@ -131,7 +131,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     )
 
 
-def _choices(routers: Sequence[Router], sides: Sides) -> list[Choices]:
+def _choices(routers: Sequence[Router], sides: Sides) -> list[MatchedChoices]:
     """What both chose at every router, and which tokens had agreed until then."""
     clean, found = np.ones(len(sides.token), dtype=bool), []
     for router in routers:
@@ -142,13 +142,13 @@ def _choices(routers: Sequence[Router], sides: Sides) -> list[Choices]:
         agrees = sides.kernels["same_set"](mine, other)
         common = common_choices(mine, other, router.num_experts)
         matching = expert_matching(common)
-        found.append(Choices(prepared, mine, other, clean, agrees, matching, common))
+        found.append(MatchedChoices(prepared, mine, other, clean, agrees, matching, common))
         clean = clean & agrees
     return found
 
 
 def _layers(
-    choices: Sequence[Choices],
+    choices: Sequence[MatchedChoices],
     sides: Sides,
     elsewhere: Mapping[str, Router],
     watch: Watch | None,
@@ -167,7 +167,7 @@ def _layers(
 
 def _without(
     layers: Sequence[LayerEvidence],
-    choices: Sequence[Choices],
+    choices: Sequence[MatchedChoices],
     sides: Sides,
     elsewhere: Mapping[str, Router],
     name: str,
@@ -180,7 +180,7 @@ def _without(
     return found
 
 
-def _num_padding(choices: Sequence[Choices]) -> int:
+def _num_padding(choices: Sequence[MatchedChoices]) -> int:
     """Tokens for which B has one and the same set in all layers, and A another."""
     if len(choices) < 2:
         return 0

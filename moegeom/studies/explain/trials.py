@@ -25,7 +25,7 @@ NOTHING, RENAMED = "nothing", "renamed"
 
 
 @dataclass(frozen=True, eq=False)
-class Choices:
+class MatchedChoices:
     """What both sides chose at one router, and which tokens agreed at all earlier ones.
 
     ``matching`` is, for each expert of A, the number of B that fits its choices best, by how often
@@ -78,7 +78,7 @@ class Trial:
         return prepare(dataclasses.replace(router, selection_bias=bias))
 
 
-def trials(choices: Choices, sides: Sides, against: Router | None) -> Iterator[Trial]:
+def trials(choices: MatchedChoices, sides: Sides, against: Router | None) -> Iterator[Trial]:
     """Nothing changed, experts renamed, and every hypothesis that applies and can be tried.
 
     Each is made ready when it is asked for.
@@ -110,7 +110,7 @@ def _is_stored_so(emulated: Emulated, router: Router) -> bool:
 
 
 def inputs(
-    choices: Choices, sides: Sides, rows: Int64[np.ndarray, "rows"]
+    choices: MatchedChoices, sides: Sides, rows: Int64[np.ndarray, "rows"]
 ) -> Iterator[tuple[slice, Batch, Float[np.ndarray, "tokens hidden"] | None]]:
     """Batches of A with their place among ``rows``, and the inputs that are routed again."""
     stop = 0

@@ -10,10 +10,10 @@ import numpy as np
 from moegeom.core.text import number_of
 from moegeom.studies.explain.record import (
     Cause,
+    CauseVerdict,
     LayerEvidence,
     LogProbs,
     Tried,
-    Verdict,
     num_hypotheses,
 )
 from moegeom.tokens.traces.alignment import Placing
@@ -71,26 +71,26 @@ class Evidence:
     names: Callable[[str], str]
 
 
-def verdict(found: Evidence) -> Verdict:
+def verdict(found: Evidence) -> CauseVerdict:
     """The first rule that has something to say, in the order of ``_RULES``."""
     for rule in _RULES:
         said = rule(found)
         if said is not None:
             return said
-    return Verdict("inconclusive", f"{_share(found)} {_unexplained(found)}")
+    return CauseVerdict("inconclusive", f"{_share(found)} {_unexplained(found)}")
 
 
-def _padding(found: Evidence) -> Verdict | None:
+def _padding(found: Evidence) -> CauseVerdict | None:
     if not found.num_padding:
         return None
-    return Verdict(
+    return CauseVerdict(
         "padding counted",
         f"{found.num_padding:,} of {found.num_matched:,} tokens have one and the same set in every "
         "layer of B, and another one in A.",
     )
 
 
-def _shifted(found: Evidence) -> Verdict | None:
+def _shifted(found: Evidence) -> CauseVerdict | None:
     place = found.placing
     if place is None or not place.is_misplaced:
         return None
@@ -98,20 +98,20 @@ def _shifted(found: Evidence) -> Verdict | None:
     if (place.best.share - place.here.share) / missing < _REPAIRS:
         return None
     cause: Cause = "tokens shifted" if place.best.token_shift else "layers shifted"
-    return Verdict(cause, f"{place.measured}.")
+    return CauseVerdict(cause, f"{place.measured}.")
 
 
-def _no_disagreement(found: Evidence) -> Verdict | None:
+def _no_disagreement(found: Evidence) -> CauseVerdict | None:
     if any(layer.agreement < 1.0 for layer in found.layers):
         return None
     if found.num_matched < _ENOUGH:
         matched = f"The {number_of(found.num_matched, 'token')} that are matched agree"
         few = f"{matched}; fewer than {_ENOUGH} say little."
-        return Verdict("inconclusive", few)
-    return _wrong_weights(found) or _elsewhere(found, "") or Verdict("no disagreement", "")
+        return CauseVerdict("inconclusive", few)
+    return _wrong_weights(found) or _elsewhere(found, "") or CauseVerdict("no disagreement", "")
 
 
-def _wrong_weights(found: Evidence) -> Verdict | None:
+def _wrong_weights(found: Evidence) -> CauseVerdict | None:
     for layer in found.layers:
         rule = layer.weights
         if rule is None or rule.error <= _SAME_WEIGHTS:
@@ -119,13 +119,13 @@ def _wrong_weights(found: Evidence) -> Verdict | None:
         where = f"from {found.names(layer.router)} on weights differ by {rule.error:.2g}, relative"
         if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
             detail = f"{where}; with the selection bias in the scores by {rule.with_bias:.1g}."
-            return Verdict("bias in routing weights", detail, layer.router)
+            return CauseVerdict("bias in routing weights", detail, layer.router)
         near = f"nearest is {rule.nearest} ({rule.nearest_error:.2g})"
-        return Verdict("routing weights differ", f"{where}; {near}.", layer.router)
+        return CauseVerdict("routing weights differ", f"{where}; {near}.", layer.router)
     return None
 
 
-def _hypothesis(found: Evidence) -> Verdict | None:
+def _hypothesis(found: Evidence) -> CauseVerdict | None:
     """The best hypothesis at the first router where one explains what nothing changed does not."""
     for number, layer in enumerate(found.layers):
         best = _best(found.layers[number:])
@@ -136,7 +136,7 @@ def _hypothesis(found: Evidence) -> Verdict | None:
         where = found.names(layer.router)
         begins = "the first layer" if number == 0 else f"{where}, before which nothing does"
         explained = [_explains(later, best.name) for later in found.layers[number:]]
-        return Verdict(
+        return CauseVerdict(
             best.cause,
             f"{best.text} reproduces {_percent(best.share)} of B's choices in {where}, nothing "
             f"changed {_percent(layer.nothing.share)}; it begins in {begins}, and explains "
@@ -183,14 +183,14 @@ def _is_beyond(layer: LayerEvidence) -> bool:
     return layer.noise is not None and layer.noise.num_beyond >= _BEYOND
 
 
-def _another_checkpoint(found: Evidence) -> Verdict | None:
+def _another_checkpoint(found: Evidence) -> CauseVerdict | None:
     """Nothing on the list explains B, and its recording says that it is not of these routers."""
     if not found.is_of_another:
         return None
-    return Verdict("another checkpoint", f"{_share(found)} {_unexplained(found)}")
+    return CauseVerdict("another checkpoint", f"{_share(found)} {_unexplained(found)}")
 
 
-def _unrelated(found: Evidence) -> Verdict | None:
+def _unrelated(found: Evidence) -> CauseVerdict | None:
     if found.num_matched < _ENOUGH or not found.layers:
         return None
     most = max(layer.beyond_chance for layer in found.layers)
@@ -201,10 +201,10 @@ def _unrelated(found: Evidence) -> Verdict | None:
         f"Sets overlap no more than those of two dice: by {_percent(max(most, 0.0))} of what equal "
         "sets would, in any layer."
     )
-    return Verdict("unrelated", f"{_share(found)} {overlap}")
+    return CauseVerdict("unrelated", f"{_share(found)} {overlap}")
 
 
-def _innocent(found: Evidence) -> Verdict | None:
+def _innocent(found: Evidence) -> CauseVerdict | None:
     """B's own inputs, through the router of A, give B's choices: what differs are the inputs."""
     if not found.has_other_inputs:
         return None
@@ -221,15 +221,15 @@ def _innocent(found: Evidence) -> Verdict | None:
         f"the router of A gives {_percent(1.0 - left / len(nothing))} of B's choices on B's inputs"
     )
     if not sizes:
-        return Verdict("not the router", f"{own}.")
+        return CauseVerdict("not the router", f"{own}.")
     most = max(sizes)
     differs = f"{own}; those inputs differ from A's by up to {_percent(most)} of their rms"
     if most > _MOST_NOISE:
-        return Verdict("not the router", f"{differs}, more than rounding does.")
-    return _elsewhere(found, differs) or Verdict("arithmetic noise only", f"{differs}.")
+        return CauseVerdict("not the router", f"{differs}, more than rounding does.")
+    return _elsewhere(found, differs) or CauseVerdict("arithmetic noise only", f"{differs}.")
 
 
-def _beyond_noise(found: Evidence) -> Verdict | None:
+def _beyond_noise(found: Evidence) -> CauseVerdict | None:
     for layer in found.layers:
         noise = layer.noise
         if noise is not None and _is_beyond(layer):
@@ -239,11 +239,11 @@ def _beyond_noise(found: Evidence) -> Verdict | None:
                 f"agreed before switch further from a wall than noise of {_percent(noise.scale)} "
                 f"of the input, which fits the others, can carry. {_unexplained(found)}"
             )
-            return Verdict("beyond noise", detail, layer.router)
+            return CauseVerdict("beyond noise", detail, layer.router)
     return None
 
 
-def _at_the_router(found: Evidence) -> Verdict | None:
+def _at_the_router(found: Evidence) -> CauseVerdict | None:
     """Inputs that are recorded on both sides and too much alike for what B chooses otherwise."""
     for layer in found.layers:
         noise = layer.noise
@@ -256,11 +256,11 @@ def _at_the_router(found: Evidence) -> Verdict | None:
                 f"bfloat16) to make as many, and the recorded inputs of A and B differ by "
                 f"{_percent(noise.measured)}: what differs is B's router. {_unexplained(found)}"
             )
-            return Verdict("beyond noise", detail, layer.router)
+            return CauseVerdict("beyond noise", detail, layer.router)
     return None
 
 
-def _noise(found: Evidence) -> Verdict | None:
+def _noise(found: Evidence) -> CauseVerdict | None:
     known = [(layer.router, layer.noise) for layer in found.layers if layer.noise is not None]
     if not known:
         return None
@@ -273,14 +273,14 @@ def _noise(found: Evidence) -> Verdict | None:
             f"{said}, which is more than rounding leaves; so would another router. "
             f"{_unexplained(found)}"
         )
-        return _elsewhere(found, said) or Verdict("inconclusive", detail)
+        return _elsewhere(found, said) or CauseVerdict("inconclusive", detail)
     return _wrong_weights(found) or _elsewhere(found, said) or _only_noise(found, f"{said}.")
 
 
-def _only_noise(found: Evidence, said: str) -> Verdict:
+def _only_noise(found: Evidence, said: str) -> CauseVerdict:
     """Noise, where a hypothesis could have won; else what is recorded cannot tell."""
     if any(not layer.tried for layer in found.layers):
-        return Verdict(
+        return CauseVerdict(
             "inconclusive", f"{said} {_unexplained(found)} Not every layer could be tried."
         )
     missing = sum(
@@ -291,11 +291,11 @@ def _only_noise(found: Evidence, said: str) -> Verdict:
     if missing < _LEAST:
         few = number_of(round(missing), "disagreement is", "disagreements are")
         few += " too few for a hypothesis to stand out from chance."
-        return Verdict("inconclusive", f"{said} {few}")
-    return Verdict("arithmetic noise only", f"{said} {_unexplained(found)}")
+        return CauseVerdict("inconclusive", f"{said} {few}")
+    return CauseVerdict("arithmetic noise only", f"{said} {_unexplained(found)}")
 
 
-def _elsewhere(found: Evidence, said: str) -> Verdict | None:
+def _elsewhere(found: Evidence, said: str) -> CauseVerdict | None:
     """Log-probabilities that differ where no expert switched."""
     joined = found.log_probs
     if joined is None or joined.mean <= _LOG_PROB_NOISE:
@@ -307,7 +307,7 @@ def _elsewhere(found: Evidence, said: str) -> Verdict | None:
         detail = f"{apart}, whether few or many layers switched"
     else:
         return None
-    return Verdict("not the router", f"{said}{'; ' if said else ''}{detail}.")
+    return CauseVerdict("not the router", f"{said}{'; ' if said else ''}{detail}.")
 
 
 def _unexplained(found: Evidence) -> str:
@@ -333,7 +333,7 @@ def _percent(share: float) -> str:
 
 
 #: In the order in which they are asked.
-_RULES: tuple[Callable[[Evidence], Verdict | None], ...] = (
+_RULES: tuple[Callable[[Evidence], CauseVerdict | None], ...] = (
     _no_disagreement,
     _shifted,
     _padding,

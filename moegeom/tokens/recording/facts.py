@@ -29,7 +29,7 @@ _ROUTER = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 
 
 @dataclass(frozen=True)
-class Shard:
+class RecordingShard:
     """Tokens ``[first_token, first_token + num_tokens)`` lie in one set of files."""
 
     first_token: int
@@ -43,7 +43,7 @@ class RecordingFacts:
     stage: Stage
     dtype: str | None
     num_tokens: int
-    shards: tuple[Shard, ...]
+    shards: tuple[RecordingShard, ...]
     routers: tuple[str, ...]
     has_chosen: bool
     has_documents: bool
@@ -134,7 +134,9 @@ def parse_facts(raw: bytes, where: str) -> RecordingFacts:
         stage=fields.one_of("stage", get_args(Stage)),
         dtype=fields.one_of("dtype", (None, *FLOAT_DTYPES)),
         num_tokens=fields.number("num_tokens"),
-        shards=tuple(Shard(s.number("first_token"), s.number("num_tokens")) for s in shards),
+        shards=tuple(
+            RecordingShard(s.number("first_token"), s.number("num_tokens")) for s in shards
+        ),
         routers=fields.texts("routers"),
         has_chosen=fields.flag("has_chosen"),
         has_documents=fields.flag("has_documents"),

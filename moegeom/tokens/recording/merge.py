@@ -13,9 +13,9 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.recording.merge_parts import (
+    MergedRows,
     Part,
     PartRows,
-    Rows,
     check_agreement,
     open_part,
     part_rows,
@@ -126,7 +126,7 @@ def _shards(order: TokenOrder, parts: Sequence[Part], shard_tokens: int) -> Iter
         )
 
 
-def _gather(shard: _Shard, router: str, rows: Rows) -> Shaped[np.ndarray, "tokens *row"]:
+def _gather(shard: _Shard, router: str, rows: MergedRows) -> Shaped[np.ndarray, "tokens *row"]:
     """Rows of the shard; RecordingError when a part holds another row for one of its tokens."""
     kept = rows.gather(shard.source)
     for start in range(0, len(shard.again), shard.num_rows):

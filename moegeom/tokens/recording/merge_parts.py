@@ -63,7 +63,7 @@ def check_agreement(parts: Sequence[Part]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class MergedRows:
     """One tensor of one router in all parts, as it is stored; experts in integers that fit all."""
 
     rows: ShardedRows
@@ -92,7 +92,7 @@ class Rows:
 
 
 #: By router, then by name of the tensor.
-PartRows = dict[str, dict[str, Rows]]
+PartRows = dict[str, dict[str, MergedRows]]
 
 
 def part_rows(parts: Sequence[Part]) -> PartRows:
@@ -105,7 +105,7 @@ def part_rows(parts: Sequence[Part]) -> PartRows:
     }
 
 
-def _tensor_rows(parts: Sequence[Part], router: str, tensor: StoredTensor) -> Rows:
+def _tensor_rows(parts: Sequence[Part], router: str, tensor: StoredTensor) -> MergedRows:
     found: list[FileRows] = []
     for part in parts:
         for shard in range(len(part.facts.shards)):
@@ -119,7 +119,7 @@ def _tensor_rows(parts: Sequence[Part], router: str, tensor: StoredTensor) -> Ro
                     "Merge parts of one run.",
                 )
             found.append(rows)
-    return Rows(ShardedRows.of(tuple(found)), _common_dtype([rows.dtype for rows in found]))
+    return MergedRows(ShardedRows.of(tuple(found)), _common_dtype([rows.dtype for rows in found]))
 
 
 def _common_dtype(dtypes: Sequence[np.dtype]) -> np.dtype:

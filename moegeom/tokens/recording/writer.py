@@ -21,7 +21,7 @@ from moegeom.tokens.recording.facts import (
     FACTS_FILE,
     SCHEMA,
     RecordingFacts,
-    Shard,
+    RecordingShard,
     check_domains,
     check_facts,
     check_routers,
@@ -104,7 +104,7 @@ class RecordingWriter:
         self._book = ShapeBook(stage, self._routers, dtype)
         self._draft = self._new_draft(dtype, journal, restart)
         self._is_open = False
-        self._shards: list[Shard] = []
+        self._shards: list[RecordingShard] = []
         self._documents: set[int] = set()
         self._has_documents = True
         check_routers(self._routers, self._path.name)
@@ -151,7 +151,7 @@ class RecordingWriter:
     def _go_on(self, noted: Sequence[Noted]) -> None:
         for shard in noted:
             self._domains += shard.domains
-            self._shards.append(Shard(self.num_tokens, shard.num_tokens))
+            self._shards.append(RecordingShard(self.num_tokens, shard.num_tokens))
             self._book = shard.book
         self._num_noted_domains = len(self._domains)
         try:
@@ -271,7 +271,7 @@ class RecordingWriter:
             self._draft.note(num_tokens, self._domains[self._num_noted_domains :], self._book)
         self._num_noted_domains = len(self._domains)
         self._note_documents(columns)
-        self._shards.append(Shard(self.num_tokens, num_tokens))
+        self._shards.append(RecordingShard(self.num_tokens, num_tokens))
 
     def _write_router(self, router: str, shard: int, arrays: dict[str, np.ndarray]) -> None:
         from safetensors import SafetensorError

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.checkpoint.formats._pytorch_archive import TorchArchive, View, read_torch_archive
-from moegeom.checkpoint.formats._pytorch_globals import StoredTensor, UnreadableTensor
+from moegeom.checkpoint.formats._pytorch_archive import TensorView, TorchArchive, read_torch_archive
+from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, UnreadableTensor
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular
@@ -113,9 +113,11 @@ class _Tensors:
             raise self._refusal(key, view, expected, may_stack=True)
         return self._placed(view, dtype, key, view.shape[0] if len(view.shape) == 3 else 1)
 
-    def _view(self, value: Any, key: str, dtypes: Collection[np.dtype]) -> tuple[View, np.dtype]:
+    def _view(
+        self, value: Any, key: str, dtypes: Collection[np.dtype]
+    ) -> tuple[TensorView, np.dtype]:
         where = f"{self.path.name}: {key}"
-        if not isinstance(value, StoredTensor | UnreadableTensor):
+        if not isinstance(value, PickledTensor | UnreadableTensor):
             raise RecordingError(f"{where} is a {type(value).__name__}; expected a tensor.", _SAVE)
         view = self.archive.view(value, where)
         stored = DTYPES.get(view.dtype)
@@ -127,7 +129,7 @@ class _Tensors:
     def _refusal(
         self,
         key: str,
-        view: View,
+        view: TensorView,
         expected: str,
         is_column: bool = False,
         may_stack: bool = False,
@@ -137,7 +139,7 @@ class _Tensors:
             flattening("tensor", len(view.shape), is_column, may_stack),
         )
 
-    def _placed(self, view: View, dtype: np.dtype, key: str, num_layers: int) -> list[Rows]:
+    def _placed(self, view: TensorView, dtype: np.dtype, key: str, num_layers: int) -> list[Rows]:
         """Each layer where it lies, or in memory where its numbers are strided."""
         is_stack = len(view.shape) == 3
         num_rows, *row = view.shape[is_stack:]

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.checkpoint.formats._pytorch_globals import Storage, StoredTensor, UnreadableTensor
+from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, Storage, UnreadableTensor
 from moegeom.checkpoint.pickle import machine as pickle_machine
 from moegeom.checkpoint.pickle import pickled
 from moegeom.checkpoint.pickle.machine import Global, OddKey
@@ -333,7 +333,7 @@ def test_a_long_name_that_is_repeated_is_kept_once() -> None:
     assert peak < 500_000
 
 
-@pytest.mark.parametrize("record", [Global, OddKey, StoredTensor, UnreadableTensor, Storage])
+@pytest.mark.parametrize("record", [Global, OddKey, PickledTensor, UnreadableTensor, Storage])
 def test_no_pickle_can_change_a_record(record: type) -> None:
     # a dataclass with slots=True would let it: it has a __setstate__
     assert not hasattr(record, "__setstate__")

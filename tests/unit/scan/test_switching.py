@@ -10,7 +10,7 @@ import torch
 
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
-from moegeom.engine.switching import Reference, emulated_choice, switch_of
+from moegeom.engine.switching import ReferenceChoice, emulated_choice, switch_of
 from moegeom.geometry.arithmetic.number_format import rounded_to
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
@@ -63,12 +63,12 @@ def inputs(tokens: int = TOKENS, seed: int = 1) -> np.ndarray:
     return values
 
 
-def reference_of(router: Router, values: np.ndarray) -> Reference:
+def reference_of(router: Router, values: np.ndarray) -> ReferenceChoice:
     logits = values @ router.weight.T
     if router.logit_bias is not None:
         logits = logits + router.logit_bias
     found = route(logits, router.rule, router.selection_bias)
-    return Reference(values, logits, found.chosen, found.margin, found.weights, None)
+    return ReferenceChoice(values, logits, found.chosen, found.margin, found.weights, None)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -16,11 +16,11 @@ from moegeom.geometry.rows.expert_matching import common_choices, overlap_beyond
 from moegeom.studies.explain.document import document
 from moegeom.studies.explain.record import (
     VERDICTS,
+    CauseVerdict,
     Explanation,
     FlipNoise,
     LayerEvidence,
     Tried,
-    Verdict,
 )
 from moegeom.studies.explain.verdict import Evidence, verdict
 from tests.unit.document.records import sample_run
@@ -58,7 +58,7 @@ def evidence(*layers: LayerEvidence, **facts) -> Evidence:
     return Evidence(layers=layers, names=str, **(known | facts))
 
 
-def explanation(*layers: LayerEvidence, said: Verdict | None = None) -> Explanation:
+def explanation(*layers: LayerEvidence, said: CauseVerdict | None = None) -> Explanation:
     run = sample_run()
     other = {"name": "o", "engine": "", "stage": "ids", "num_tokens": 1000, "notes": []}
     return Explanation(
@@ -72,7 +72,7 @@ def explanation(*layers: LayerEvidence, said: Verdict | None = None) -> Explanat
         num_padding=0,
         layers=layers,
         log_probs=None,
-        verdict=said or Verdict("inconclusive", ""),
+        verdict=said or CauseVerdict("inconclusive", ""),
         not_looked_at=("one thing", "another thing"),
     )
 
@@ -151,7 +151,7 @@ def test_a_page_holds_every_layer_and_hypothesis_of_which_a_screen_shows_some():
 
 def test_where_nothing_disagrees_a_screen_asks_nothing_and_a_page_shows_what_was_tried():
     same = layer(0, tried("nothing", 1.0), tried("change_a", 0.9))
-    found = explanation(same, said=Verdict("no disagreement", ""))
+    found = explanation(same, said=CauseVerdict("no disagreement", ""))
     screen, page = (shown(found, form, View(100, all_layers=True)) for form in ("table", "md"))
     assert [word for word in ("why?", "change a", "sets") if word in screen] == []
     assert [word for word in ("why?", "change a", "sets") if word not in page] == []

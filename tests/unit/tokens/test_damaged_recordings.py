@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
-from moegeom.tokens.recording.facts import RecordingFacts, Shard, parse_facts, render_facts
+from moegeom.tokens.recording.facts import RecordingFacts, RecordingShard, parse_facts, render_facts
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 
@@ -183,7 +183,19 @@ def test_text_that_is_no_facts_is_refused(text, refused):
 
 def test_facts_survive_writing_and_parsing():
     facts = RecordingFacts(
-        "ids", None, 5, (Shard(0, 5),), ("a/0",), True, False, ("ü",), None, "n", "f", "e", "m"
+        "ids",
+        None,
+        5,
+        (RecordingShard(0, 5),),
+        ("a/0",),
+        True,
+        False,
+        ("ü",),
+        None,
+        "n",
+        "f",
+        "e",
+        "m",
     )
     assert parse_facts(render_facts(facts).encode(), "rec") == facts
 

@@ -19,7 +19,7 @@ _CODES = {"identity": 0, "sigmoid": 1, "sqrt_softplus": 2}
 _IDENTITY, _SIGMOID, _SQRT_SOFTPLUS = _CODES.values()
 
 
-class Curve(NamedTuple):
+class KernelCurve(NamedTuple):
     """The numbers of a curve, from ``low`` to ``high``; ``own_``: of the score without its cap."""
 
     code: int
@@ -36,13 +36,13 @@ class Curve(NamedTuple):
     own_peak: float
 
 
-def curve_of(curve: ScoreCurve) -> Curve:
+def curve_of(curve: ScoreCurve) -> KernelCurve:
     """The curve in the layout that compiled loops take."""
     bends, own, cap = curve.bends, BENDS[curve.score], float(curve.soft_cap)
     code, (low, high) = _CODES[curve.score], (own.low, own.high)
     if math.isfinite(cap):
         low, high = (_own_at.py_func(code, end)[0] for end in (-cap, cap))
-    return Curve(
+    return KernelCurve(
         code,
         cap,
         low,

@@ -30,7 +30,13 @@ from moegeom.geometry.boundary.curved_rows import CurvedRows
 from moegeom.geometry.boundary.linear import NEVER
 from moegeom.geometry.boundary.score_curve import ScoreCurve
 from moegeom.kernels.cpu._inner import UNCOUNTED
-from moegeom.kernels.cpu.curved.curve import Curve, curve_at, curve_inverse, curve_of, curve_slopes
+from moegeom.kernels.cpu.curved.curve import (
+    KernelCurve,
+    curve_at,
+    curve_inverse,
+    curve_of,
+    curve_slopes,
+)
 
 #: Certified: lower >= (1 - TOLERANCE) upper.
 TOLERANCE = 1e-6
@@ -56,7 +62,7 @@ class Walls(NamedTuple):
     ``stretch`` bounds the slope of what the curve is taken of.
     """
 
-    curve: Curve
+    curve: KernelCurve
     multiplier: float
     bias: np.ndarray
     length: np.ndarray

@@ -18,7 +18,7 @@ from jaxtyping import Integer
 from moegeom.checkpoint.formats._pytorch_archive import TorchArchive
 from moegeom.checkpoint.formats._pytorch_globals import (
     ALLOWED,
-    StoredTensor,
+    PickledTensor,
     UnreadableTensor,
     storage_of,
 )
@@ -108,7 +108,7 @@ class TorchFile:
         RecordingError
             When it is none of them, damaged, or when all arrays together are too large.
         """
-        if isinstance(found, StoredTensor | UnreadableTensor):
+        if isinstance(found, PickledTensor | UnreadableTensor):
             view = self.archive.view(found, where)
             self._spend(view.size_bytes, where)
             return _integers(self.archive.read(view, where), where)
