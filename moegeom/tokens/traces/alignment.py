@@ -113,13 +113,20 @@ def align(reference: Reference, trace: CleanTrace, must_fit: bool = True) -> Ali
     return Alignment(token, fits, (counted, *proof))
 
 
+#: What to do where documents are not known.
+DOCUMENTS_HINT = (
+    "Keys document and position, one integer for each token, say it in an npz; moegeom capture "
+    "records them."
+)
+
+
 def _documents(reference: Reference) -> list[Int[np.ndarray, "tokens"]]:
     """Tokens of each document, by position; positions must count from 0 without gaps."""
     columns = reference.columns
     if (columns.document < 0).any() or (columns.position < 0).any():
         raise RecordingError(
             f"{reference.name}: does not say where its documents begin; nothing can be aligned.",
-            "Record documents and positions (moegeom capture does).",
+            DOCUMENTS_HINT,
         )
     order = np.lexsort((columns.position, columns.document))
     edges = np.flatnonzero(np.diff(columns.document[order])) + 1

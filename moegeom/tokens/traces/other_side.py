@@ -12,7 +12,7 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.ranges import consecutive
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import Fit, Reference, align
+from moegeom.tokens.traces.alignment import DOCUMENTS_HINT, Fit, Reference, align
 from moegeom.tokens.traces.source import CleanTrace
 from moegeom.tokens.traces.trace import TRACE_BYTES
 
@@ -106,7 +106,8 @@ def _as_trace(other: TokenSource, routers: Sequence[KnownRouter]) -> CleanTrace:
     columns = other.read_columns(0, num_tokens)
     if (columns.document < 0).any():
         raise RecordingError(
-            f"{other.facts.name}: does not say where its documents begin; nothing can be aligned."
+            f"{other.facts.name}: does not say where its documents begin; nothing can be aligned.",
+            DOCUMENTS_HINT,
         )
     documents, request = np.unique(columns.document, return_inverse=True)
     order = np.argsort(request, kind="stable")
