@@ -160,9 +160,11 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
         sample_tiles(num_tokens, run.options.seed, tokens)
         for tokens in (SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS)
     )
-    own, null = prepare(run.router), prepare(random_router(run.router, run.options.seed))
+    own, has_inputs = prepare(run.router), run.source.facts.stage in INPUT_STAGES
+    # routers that are listed have no rows: what is known of them are choices
+    null = prepare(random_router(run.router, run.options.seed)) if has_inputs else own
     planned = [(MAIN, own, wanted, False, all_tiles), ("sampled", own, wanted, True, few)]
-    if run.source.facts.stage in INPUT_STAGES:
+    if has_inputs:
         kept = [name for name in wanted if REDUCTIONS[name].use.of_random_router]
         planned += [("null", null, kept, False, some), ("null sampled", null, kept, True, few)]
     passes = []

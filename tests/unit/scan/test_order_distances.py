@@ -9,8 +9,9 @@ import pytest
 
 from moegeom.core.router import Rule, Weights
 from moegeom.core.tokens import TILE, TopLogits
-from moegeom.engine.batch import LazyBatch, tokens_of_tile
+from moegeom.engine.batch import LazyBatch
 from moegeom.engine.prepared import prepare, unavailable
+from moegeom.engine.sampled import tokens_of_tile
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates

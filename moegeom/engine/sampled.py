@@ -1,0 +1,143 @@
+"""What is looked at for some tokens of each tile alone: ties of several experts, and noise."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Float64, Int32, Int64
+
+from moegeom.core.input_noise import InputNoise
+from moegeom.core.tokens import TILE
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.prepared import PreparedRouter
+from moegeom.geometry.boundary.linear import RowDistances
+from moegeom.geometry.boundary.order_distance import order_distance
+from moegeom.geometry.noise.noise_switch import simulate_switch, switch_bounds
+from moegeom.geometry.noise.wall_sigmas import wall_sigmas
+from moegeom.geometry.paths.exit_time import cell_quantiles
+from moegeom.kernels.batch import ORDERS, OrderDistances
+from moegeom.kernels.switch import NoisySwitch
+
+#: Tokens that are looked at, times experts: a search takes about as long as there are experts, so
+#: that every router takes a second or two.
+_TOKENS_TIMES_EXPERTS = 4096
+_LEAST_TOKENS, _MOST_TOKENS = 8, 64
+
+#: Steps of one search; nearly all end by themselves after two for each expert.
+_MOST_NODES = 1000
+
+
+def order_distances(
+    prepared: PreparedRouter,
+    logits: Float[np.ndarray, "tokens experts"],
+    token: Int64[np.ndarray, "tokens"],
+    num_tokens: int,
+    seed: int,
+) -> OrderDistances:
+    """Brackets for some tokens of a stream of ``num_tokens``, drawn from seed and tile alone.
+
+    The router is affine and was prepared with coordinates.
+    """
+    rows, k = prepared.coordinates, prepared.router.rule.top_k
+    assert rows is not None, "prepared with coordinates where these distances are wanted"
+    looked_at = _rows_looked_at(token, tokens_of_tile(logits.shape[1], num_tokens), seed)
+    found = [
+        [order_distance(of_token, rows, k, order, _MOST_NODES) for order in ORDERS]
+        for of_token in logits[looked_at].astype(np.float64)
+    ]
+    shape = (len(looked_at), len(ORDERS))
+    return OrderDistances(
+        looked_at,
+        np.array([[bracket.lower for bracket in of_token] for of_token in found]).reshape(shape),
+        np.array([[bracket.upper for bracket in of_token] for of_token in found]).reshape(shape),
+    )
+
+
+def tokens_of_tile(num_experts: int, num_tokens: int) -> int:
+    """How many tokens of each tile are looked at; a stream has the same number in all at most."""
+    wanted = min(max(_TOKENS_TIMES_EXPERTS // num_experts, _LEAST_TOKENS), _MOST_TOKENS)
+    tiles = min(-(-num_tokens // TILE), SMALL_SAMPLE_TOKENS // TILE)
+    return -(-wanted // tiles)
+
+
+def _rows_looked_at(
+    token: Int64[np.ndarray, "tokens"], of_tile: int, seed: int
+) -> Int64[np.ndarray, "looked_at"]:
+    """Rows of ``of_tile`` tokens of each tile, or of all that it holds; ascending."""
+    rows = [np.empty(0, np.int64)]
+    for tile in np.unique(token // TILE):
+        held = np.flatnonzero(token // TILE == tile)
+        generator = np.random.Generator(np.random.PCG64([seed, int(tile)]))
+        drawn = generator.choice(len(held), min(of_tile, len(held)), replace=False)
+        rows.append(held[np.sort(drawn)])
+    return np.concatenate(rows)
+
+
+#: Tokens of each tile that are simulated, and how often.
+LOOKED_AT, DRAWS = 256, 8
+
+#: Exit times are those of half of the paths.
+_HALF = 0.5
+
+
+def noisy_switch(
+    noise: InputNoise,
+    prepared: PreparedRouter,
+    values: Float[np.ndarray, "tokens hidden"],
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    norm: Float64[np.ndarray, "tokens"],
+    token: Int64[np.ndarray, "tokens"],
+    seed: int,
+) -> NoisySwitch:
+    """What the noise does to some tokens; random numbers depend on seed, router and tile alone."""
+    router = prepared.router
+    scale = np.full(len(norm), noise.scale)
+    if noise.is_relative:
+        scale = noise.scale * norm / np.sqrt(router.hidden_size)
+    rows, switched = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for tile in np.unique(token // TILE):
+        first = np.flatnonzero(token // TILE == tile)[:LOOKED_AT]
+        generator = np.random.Generator(
+            np.random.PCG64([seed, router.layer, *router.name.encode(), int(tile)])
+        )
+        found = simulate_switch(
+            values[first],
+            router.weight,
+            router.rule,
+            scale[first, None],
+            DRAWS,
+            generator,
+            router.logit_bias,
+            router.selection_bias,
+        )
+        rows.append(first)
+        switched.append(found.switched)
+    row = np.concatenate(rows)
+    if prepared.rows is None:
+        return NoisySwitch(None, None, None, row, np.concatenate(switched), DRAWS)
+    bounds = switch_bounds(logits, chosen, prepared.rows, scale)
+    early, late = _exit_times(logits[row], chosen[row], prepared.rows, scale[row])
+    return NoisySwitch(
+        bounds.lower,
+        bounds.estimate,
+        bounds.upper,
+        row,
+        np.concatenate(switched),
+        DRAWS,
+        early,
+        late,
+    )
+
+
+def _exit_times(
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    rows: RowDistances,
+    scale: Float64[np.ndarray, "tokens"],
+) -> tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]:
+    """Bounds on the time by which half of the paths have left; no noise is never."""
+    early, late = np.full((2, len(logits)), np.inf)
+    moving = np.flatnonzero(scale > 0.0)
+    sigmas = wall_sigmas(logits[moving], chosen[moving], rows) / scale[moving, None]
+    early[moving], late[moving] = cell_quantiles(sigmas, _HALF)
+    return early, late
