@@ -19,6 +19,9 @@ MOST_JSON = 1 << 26
 #: Values and keys of a JSON text; each takes up to some 200 bytes of Python objects.
 _MOST_JSON_ENTRIES = 2_000_000
 
+#: Lists and objects within one another; configs and results have ten.
+MOST_NESTED = 100
+
 #: What no integer in a document of ours is beyond; larger ones can neither be printed nor stored.
 _BEYOND = 1 << 63
 
@@ -67,6 +70,21 @@ def _check_integers(found: Any) -> None:
             _checked(value)
 
 
+def _check_depth(found: Any) -> None:
+    """What is read must also be written again, by functions that call themselves."""
+    level = [found] if isinstance(found, dict | list) else []
+    for _ in range(MOST_NESTED):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise DocumentError("is nested too deeply")
+
+
 def _checked(value: int) -> int:
     if not -_BEYOND <= value < _BEYOND:
         raise DocumentError("holds an integer beyond 64 bits")
@@ -102,7 +120,10 @@ def json_value(raw: bytes, **hooks: Any) -> Any:
         When it is no JSON in UTF-8, or nested too deeply; and what a hook raises.
     """
     try:
-        return json.loads(str(raw, "utf-8"), **hooks)
+        found = json.loads(str(raw, "utf-8"), **hooks)
+        if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:
+            _check_depth(found)
+        return found
     except DocumentError:
         raise
     except UnicodeDecodeError as error:

@@ -156,8 +156,8 @@ _MAY_BE_EMPTY = frozenset(["initialised"])
 #: What is in them wherever they are, and readers rely on.
 _NEEDED: Mapping[str, str] = {
     "": "checkpoint routers tokens trust parts",
-    "checkpoint": "name family rule fingerprint bytes_read bytes_total num_routers num_expected "
-    "notes skipped",
+    "checkpoint": "name family rule fingerprint bytes_read bytes_total seconds num_routers "
+    "num_expected notes skipped",
     "routers[]": "name num_experts hidden_size top_k is_affine stored_dtype score has_logit_bias "
     "has_selection_bias num_groups",
     "tokens": "name stage num_tokens routers num_documents size_bytes is_synthetic has_chosen",

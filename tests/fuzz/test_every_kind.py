@@ -202,6 +202,7 @@ FOUND = {
     "counts of sglang": 13304,
     "weights": 8450,
     "tokens in pt": 15655,
+    "run.json": 2305,
 }
 
 

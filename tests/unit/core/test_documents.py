@@ -81,3 +81,14 @@ def test_toml_is_what_the_library_reads(text):
             parse_toml(text)
     else:
         assert parse_toml(text) == expected
+
+
+@pytest.mark.parametrize("depth", [100, 101])
+def test_json_is_read_as_deep_as_it_can_be_written(depth):
+    text = b'{"a":' * (depth // 2) + b"[" * (depth - depth // 2)
+    text += b"]" * (depth - depth // 2) + b"}" * (depth // 2)
+    if depth > 100:
+        with pytest.raises(DocumentError, match="nested too deeply"):
+            parse_json(text)
+    else:
+        assert parse_json(text)
