@@ -236,7 +236,7 @@ class ResultsWriter:
         if before != self._plan:
             raise UsageError(
                 f"{self._partial} holds unfinished results of another run: "
-                f"{', '.join(differing_parts(before, self._plan))} differ.",
+                f"{', '.join(p[:60] for p in differing_parts(before, self._plan)[:20])} differ.",
                 "--restart discards them; or choose another --out.",
             )
 
