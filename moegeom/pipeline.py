@@ -242,13 +242,13 @@ def measure(
             source,
             metrics,
             request,
-            other,
-            None if against is None else against.routers.get(router.name),
-            folder,
-            writer.snapshot_path(router.name, "as_stored"),
-            device.devices,
-            watch.advance if watch else None,
-            watch.say if watch else None,
+            other=other,
+            against=None if against is None else against.routers.get(router.name),
+            folder=folder,
+            snapshot=writer.snapshot_path(router.name, "as_stored"),
+            devices=device.devices,
+            advanced=watch.advance if watch else None,
+            said=watch.say if watch else None,
         )
         finished = measure_router(run)
     writer.add_part(router.name, folder, finished.rows, finished.facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 import traceback
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from moegeom import __version__
-from moegeom.core.errors import MoeGeomError
+from moegeom.core.errors import MoeGeomError, OutputError, is_full
 from moegeom_cli.command import Commands, Interrupted
 from moegeom_cli.streams import error_line, error_width
 
@@ -19,7 +18,6 @@ from moegeom_cli.streams import error_line, error_width
 PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # type: ignore[assignment]
 
 EXIT_USAGE = 2
-EXIT_INPUT = 3
 EXIT_INTERNAL = 5
 EXIT_INTERRUPTED = 130
 
@@ -83,10 +81,11 @@ def _exit_code(arguments: list[str]) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             return _internal(error)
-        _show(f"error: the output cannot be written ({error.strerror}).\n  hint: Make room there.")
-        return EXIT_INPUT
+        told = OutputError.of("standard output", error)  # files say so where they are written
+        _show(error_line(told.message, told.hint, "", error_width()))
+        return told.exit_code
     except SystemExit as ending:
         # the parser's own answer to a reader that has left
         return 0 if ending.code == 1 else EXIT_INTERNAL

@@ -48,11 +48,15 @@ class OutputError(UsageError):
     def of(cls, path: object, error: OSError) -> OutputError:
         """The same as an error of ours: the path that was asked for, and the system's reason."""
         reason = error.strerror or first_line(error)
-        is_full = error.errno in _FULL or "os error 28" in reason.lower()
         return cls(
             f"{path}: cannot be written ({reason}).",
-            "Make room there, or name another place." if is_full else "Name another place.",
+            "Make room there, or name another place." if is_full(error) else "Name another place.",
         )
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the system says that there is no room."""
+    return error.errno in _FULL or "os error 28" in str(error).lower()
 
 
 class CheckpointError(MoeGeomError):

@@ -99,7 +99,7 @@ def tokens_line(summary: Summary) -> str:
         "unknown": "from a file that does not name its checkpoint",
     }[trust.get("fingerprint", "unknown")]
     names = (summary.run.get("device") or {}).get("names")
-    took = duration(summary.run.get("seconds", 0.0)) + (f" on {', '.join(names)}" if names else "")
+    took = duration(summary.run["seconds"]) + (f" on {', '.join(names)}" if names else "")
     if tokens["size_bytes"]:
         told = f"{origin}. {size(tokens['size_bytes'])}, {took}"
     else:  # folded: no recording was written
@@ -180,12 +180,11 @@ def _without_choices(run: Mapping[str, Any]) -> str:
 
 
 def _choices(summary: Summary) -> str:
-    rows = [row for row in summary.layers if row.get("num_reproduced") is not None]
+    counted = ("num_reproduced", "num_near_tie", "num_not_reproduced")
+    rows = [row for row in summary.layers if all(row.get(name) is not None for name in counted)]
     if not rows:
         return f"rule {_without_choices(summary.run)}"
-    reproduced = sum(row["num_reproduced"] for row in rows)
-    near = sum(row["num_near_tie"] or 0 for row in rows)
-    beyond = sum(row["num_not_reproduced"] or 0 for row in rows)
+    reproduced, near, beyond = (sum(row[name] for row in rows) for name in counted)
     text = f"recorded choices reproduced: {reproduced:,} of {reproduced + near + beyond:,}"
     if near:
         text += f", {near:,} within rounding of a tie"

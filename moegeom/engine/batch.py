@@ -67,7 +67,7 @@ class quantity(Generic[T]):  # noqa: N801 - written as a decorator
     def __get__(self, batch: LazyBatch | None, of: type) -> Any:
         if batch is None:
             return self
-        found = None if self._name in batch.absent else self._compute(batch)
+        found = None if self._name in batch.task.absent else self._compute(batch)
         vars(batch)[self._name] = found
         return found
 
@@ -81,7 +81,6 @@ class LazyBatch(TokenBatch):
 
     def __init__(self, task: Task, start: int, stop: int, known: Known | None = None) -> None:
         self.task, self.start, self.stop = task, start, stop
-        self.absent = task.absent
         #: Numbers of the tokens that are not finite.
         self.non_finite: tuple[int, ...] = ()
         columns = None if known is None else known.columns
@@ -91,11 +90,10 @@ class LazyBatch(TokenBatch):
         if task.other is not None:
             kept &= task.other.is_matched(start, stop)
         if task.source.facts.stage == "ids":
-            chosen, weights = recorded_ids(task, start, stop), None
+            read: dict[str, np.ndarray | None] = {"chosen": recorded_ids(task, start, stop)}
             if "routing_weights" in task.source.facts.outputs:
                 name = task.prepared.router.name
-                weights = task.source.read_output(name, "routing_weights", start, stop)
-            self._keep(kept, chosen=chosen, weights=weights)
+                read["weights"] = task.source.read_output(name, "routing_weights", start, stop)
         else:
             known = known or recorded_logits(task, start, stop)
             theirs = None if task.against is None else logits_of(task.against, known.values)
@@ -103,30 +101,26 @@ class LazyBatch(TokenBatch):
             if finite is not None:
                 self.non_finite = tuple((np.flatnonzero(~finite & kept) + start).tolist())
                 kept &= finite
-            self._keep(
-                kept,
-                their_logits=theirs,
-                distance_upper=known.distance,  # what a device finds is exact
-                scale=_token_scale(task, known.values),
-                **{name: value for name, value in vars(known).items() if name not in _OF_RANGE},
-            )
-        self._keep(
-            kept,
-            token=np.arange(start, stop, dtype=np.int64),
-            label=task.populations.label(columns),
-            block=block_of(columns, start),
-            document=columns.document,
-            position=columns.position,
-            token_id=columns.token_id,
-        )
-
-    def _keep(self, kept: Bool[np.ndarray, "tokens"], **arrays: np.ndarray | None) -> None:
-        """The kept rows of what is known; the arrays themselves when all rows are kept."""
+            read = {name: value for name, value in vars(known).items() if name not in _OF_RANGE}
+            read |= {
+                "their_logits": theirs,
+                "distance_upper": known.distance,  # what a device finds is exact
+                "scale": _token_scale(task, known.values),
+            }
+        read |= {
+            "token": np.arange(start, stop, dtype=np.int64),
+            "label": task.populations.label(columns),
+            "block": block_of(columns, start),
+            "document": columns.document,
+            "position": columns.position,
+            "token_id": columns.token_id,
+        }
         self._row = None if kept.all() else np.flatnonzero(kept)
-        known = {name: self._kept(array) for name, array in arrays.items() if array is not None}
-        vars(self).update(known)
+        known_rows = {name: self._kept(found) for name, found in read.items() if found is not None}
+        vars(self).update(known_rows)
 
     def _kept(self, array: np.ndarray) -> np.ndarray:
+        """The kept rows; the array itself when all are."""
         return array if self._row is None else np.ascontiguousarray(array[self._row])
 
     def _output(self, kind: str) -> np.ndarray | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -18,37 +17,6 @@ from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary.curved_rows import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
 from moegeom.geometry.boundary.order_distance import row_coordinates
-
-T = TypeVar("T")
-
-#: Where an object keeps its lock.
-_LOCK = "_lock of once"
-
-
-class once(Generic[T]):  # noqa: N801 - written as a decorator
-    """A property of an object that threads share: the first makes it, the others wait for it.
-
-    ``functools.cached_property`` has one lock for all objects in Python 3.11, and none after it.
-    """
-
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make, self._name, self.__doc__ = make, make.__name__, make.__doc__
-
-    @overload
-    def __get__(self, owner: None, of: type) -> once[T]: ...
-
-    @overload
-    def __get__(self, owner: object, of: type) -> T: ...
-
-    def __get__(self, owner: object | None, of: type) -> Any:
-        if owner is None:
-            return self
-        held = vars(owner)
-        with held.setdefault(_LOCK, threading.RLock()):
-            if self._name not in held:
-                held[self._name] = self._make(owner)
-        return held[self._name]
-
 
 #: Quantities of router inputs, of walls, and of the logits of all experts.
 _OF_INPUTS = (
@@ -74,7 +42,8 @@ class PreparedRouter:
     """Arrays in the layout that the loops want.
 
     ``weight_columns`` is the transposed weight [hidden, experts]; ``selection_bias`` is zeros
-    without one. What only some quantities need is made when it is first asked for. ``longest_row``,
+    without one. What only some quantities need is made when it is first
+    asked for; threads that ask at once may each make it, and get the same. ``longest_row``,
     ``largest_bias`` and ``num_terms`` bound what rounding does to a logit: the largest Euclidean
     length of a row, the largest bias, and the length of the sums; behind a projection, which
     engines multiply by first, the Frobenius norm of that, the length of its bias, and both sums.
@@ -88,25 +57,25 @@ class PreparedRouter:
     largest_bias: float
     num_terms: int
 
-    @once
+    @cached_property
     def rows(self) -> RowDistances | None:
         """Distances between the rows of an affine rule; None for others."""
         router = self.router
         return row_distances(router.weight, router.affine_bias) if router.rule.is_affine else None
 
-    @once
+    @cached_property
     def curved(self) -> CurvedRows | None:
         """What distances to curved or grouped walls need; None for straight and unknown ones."""
         return self._curved(self.router.weight)
 
-    @once
+    @cached_property
     def curved_before_norm(self) -> CurvedRows | None:
         """The same for inputs without the gain: rows times the gain."""
         if self.router.gain is None:
             return None
         return self._curved(self.router.weight.astype(np.float64) * self.router.gain)
 
-    @once
+    @cached_property
     def coordinates(self) -> Float64[np.ndarray, "experts dims"] | None:
         """Rows of an affine rule in as few dimensions as they span; None for others."""
         router = self.router

@@ -152,19 +152,18 @@ def _scan_again(run: RouterRun, planned: Pass) -> Progress:
 
 def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
     """Every pass that the metrics need; reads the first tile, for the usual length of an input."""
-    typical = _typical_norm(run)
-    wanted = _wanted(run)
+    own, wanted = prepare(run.router), _wanted(run)
+    typical = _typical_norm(run, own)
     num_tokens = run.source.facts.num_tokens
     all_tiles = range(-(-num_tokens // TILE))
     some, few = (
         sample_tiles(num_tokens, run.options.seed, tokens)
         for tokens in (SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS)
     )
-    own, has_inputs = prepare(run.router), run.source.facts.stage in INPUT_STAGES
-    # routers that are listed have no rows: what is known of them are choices
-    null = prepare(random_router(run.router, run.options.seed)) if has_inputs else own
+    null = None
     planned = [(MAIN, own, wanted, False, all_tiles), ("sampled", own, wanted, True, few)]
-    if has_inputs:
+    if run.source.facts.stage in INPUT_STAGES:
+        null = prepare(random_router(run.router, run.options.seed))
         kept = [name for name in wanted if REDUCTIONS[name].use.of_random_router]
         planned += [("null", null, kept, False, some), ("null sampled", null, kept, True, few)]
     passes = []
@@ -174,7 +173,7 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
             task = _task(run, prepared, reductions, typical)
             skips = run.options.skip_non_finite or name != MAIN
             passes.append(Pass(name, task, tiles, skips))
-    if "switches" not in _missing(run):
+    if null is not None and "switches" not in _missing(run):
         passes += _side_passes(run, own, typical, all_tiles)
         passes += _arithmetic_passes(run, own, null, typical, all_tiles, some)
     return tuple(passes)
@@ -306,12 +305,12 @@ def _wanted(run: RouterRun) -> list[str]:
     return [n for n in REDUCTIONS.names() if n not in missing and n in {*needed, "token_counts"}]
 
 
-def _typical_norm(run: RouterRun) -> float | None:
+def _typical_norm(run: RouterRun, own: PreparedRouter) -> float | None:
     """Median length of the first router inputs; None where none are recorded."""
     facts = run.source.facts
     if facts.stage not in INPUT_STAGES:
         return None
-    task = _task(run, prepare(run.router), (), None)
+    task = _task(run, own, (), None)
     with threadpool_limits(1, user_api="blas"):
         norm = LazyBatch(task, 0, min(_TYPICAL_TOKENS, facts.num_tokens)).input_norm
     return None if norm is None or not len(norm) else float(np.median(norm))

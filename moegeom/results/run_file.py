@@ -155,7 +155,7 @@ _MAY_BE_EMPTY = frozenset(["initialised"])
 
 #: What is in them wherever they are, and readers rely on.
 _NEEDED: Mapping[str, str] = {
-    "": "checkpoint routers tokens trust parts",
+    "": "seconds checkpoint routers tokens trust parts",
     "checkpoint": "name family rule fingerprint bytes_read bytes_total seconds num_routers "
     "num_expected notes skipped",
     "routers[]": "name num_experts hidden_size top_k is_affine stored_dtype score has_logit_bias "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from typer.main import get_command
 from moegeom_cli.app import app
 from moegeom_cli.command import COMMANDS as COMMAND_FILES
 from moegeom_cli.command import Group, command_names
+from tests.e2e.conftest import environment
 
 COMMANDS = command_names()
 
@@ -199,3 +202,17 @@ def test_help_speaks_of_values_and_not_of_types(moegeom, tmp_path, name, columns
 def test_every_command_stands_in_a_place_of_its_own():
     places = [(command.group, command.place) for command in COMMAND_FILES.all()]
     assert len(set(places)) == len(places)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_full_disk_behind_the_output_is_no_bug():
+    command = [sys.executable, "-m", "moegeom_cli", "checks"]
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=300
+        )
+    assert ran.returncode == 2
+    assert ran.stderr == (
+        "error: standard output: cannot be written (No space left on device).\n"
+        "  hint: Make room there, or name another place.\n"
+    )

@@ -203,6 +203,8 @@ FOUND = {
     "weights": 8450,
     "tokens in pt": 15655,
     "run.json": 2305,
+    "results of tokens": 3911,
+    "unfinished results": 3350,
 }
 
 

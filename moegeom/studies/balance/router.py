@@ -77,27 +77,19 @@ def read_sample(
             batches = [LazyBatch(task, start, stop) for task in tasks]
             if lost := batches[0].non_finite:
                 raise NonFiniteError(
-                    f"{source.facts.name}: {number_of(len(lost), 'token')} at "
-                    "router "
+                    f"{source.facts.name}: {number_of(len(lost), 'token')} at router "
                     f"{router.name} are not finite (first: token {lost[0]}).",
                     "Record again in float32; a bias cannot be made from scores that overflow.",
                 )
-            parts.append((batches[-1].selection, *(getattr(batches[0], n) for n in _OF_A_TOKEN)))
+            q = batches[0]
+            columns = (q.chosen, q.weights, q.document, q.token, q.block)
+            parts.append((batches[-1].selection, *columns))
             advanced(stop - start)
-    selection, *columns = map(np.concatenate, zip(*parts, strict=True))
-    known = dict(zip(_OF_A_TOKEN, columns, strict=True))
-    document, token = known["document"], known["token"]
-    return Sample(
-        selection=selection,
-        chosen=known["chosen"],
-        weights=known["weights"],
-        unit=np.where(document >= 0, document, -1 - token // RUN_TOKENS),
-        half=known["block"] % 2,
+    selection, chosen, weights, document, token, block = map(
+        np.concatenate, zip(*parts, strict=True)
     )
-
-
-#: What a sample takes of each token beside the scores.
-_OF_A_TOKEN = ("chosen", "weights", "document", "token", "block")
+    unit = np.where(document >= 0, document, -1 - token // RUN_TOKENS)
+    return Sample(selection, chosen, weights, unit, block % 2)
 
 
 def _without_mask(router: Router) -> Router:
