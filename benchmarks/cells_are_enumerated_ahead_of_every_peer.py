@@ -1,9 +1,9 @@
-"""Claim: all cells and walls of a top-k router on a slice, proved, before any peer has the cells.
+"""Claim: all cells and facets of a top-k router on a slice, proved, before any peer has the cells.
 
 Routers are z = W x + b with standard normal numbers, written (E, k, d). Prints, in one process, on
 one thread, in processor time, the least of several repeats, moegeom and the peers by turns:
 
-- for each peer seconds, the ratio to moegeom's cells, walls and witnesses, and how many cells it
+- for each peer seconds, the ratio to moegeom's cells, facets and witnesses, and how many cells it
   finds: WRONG where that is not the certified number,
 - the same inside balls around 0,
 - the walk per vertex: its E (d + 1)^2 multiply-adds over those of the fastest float64 product
@@ -13,7 +13,7 @@ one thread, in processor time, the least of several repeats, moegeom and the pee
 
 Peers: Qhull's hull of all sums of k rows (where there are at most a million); Qhull's intersection
 of half-spaces, breadth first, in a box; HiGHS on one linear program per set, or breadth first over
-walls with one program per expert and per pair of facets; cddlib's redundancy of all sums; inside
+facets with one program per expert and per pair of facets; cddlib's redundancy of all sums; inside
 balls Qhull's vertices with nonnegative least squares, or HiGHS's quadratic programs. Each has
 ``--limit`` seconds; "~" marks what is extrapolated from the part that was done by then. A peer that
 is not installed is skipped.
@@ -37,9 +37,9 @@ from importlib.util import find_spec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from moegeom.cells.ball.ball_cells import ball_cells
-from moegeom.cells.walk.enumeration import Enumeration, enumerate_cells
-from moegeom.cells.walk.level_walk import level_walk
+from moegeom.studies.cells.ball.ball_cells import ball_cells
+from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.studies.cells.walk.level_walk import level_walk
 
 #: (E, k, d)
 AGAINST_PEERS = (
@@ -153,7 +153,7 @@ def half_spaces(case: Case, limit: float) -> Answer:
     from scipy.spatial import HalfspaceIntersection, QhullError
 
     d, reach = case.weight.shape[1], min(BOX, case.radius)
-    walls_of_box = np.vstack([np.eye(d), -np.eye(d)])
+    facets_of_box = np.vstack([np.eye(d), -np.eye(d)])
     in_ball = {}
 
     def constraints(cell: frozenset[int]) -> tuple[np.ndarray, list[tuple[int, int]]]:
@@ -162,7 +162,7 @@ def half_spaces(case: Case, limit: float) -> Answer:
         rows = (case.weight[rest][None] - case.weight[inside][:, None]).reshape(-1, d)
         offset = (case.bias[rest][None] - case.bias[inside][:, None]).reshape(-1)
         whole = np.column_stack(
-            [np.vstack([rows, walls_of_box]), np.append(offset, np.full(2 * d, -reach))]
+            [np.vstack([rows, facets_of_box]), np.append(offset, np.full(2 * d, -reach))]
         )
         return whole, list(itertools.product(inside.tolist(), rest.tolist()))
 
@@ -275,7 +275,7 @@ def programs_per_set(case: Case, limit: float) -> Answer:
     return Answer(0.0, cells)
 
 
-def programs_over_walls(case: Case, limit: float) -> Answer:
+def programs_over_facets(case: Case, limit: float) -> Answer:
     """Facets of the lifted cell first, then the sets with one above and one below exchanged.
 
     Each set is asked for once; cells whose facets are exchanged need not touch, but are cells.
@@ -309,7 +309,7 @@ def programs_over_walls(case: Case, limit: float) -> Answer:
     return searched(case.chosen(origin), origin, neighbours, limit)
 
 
-def nearest_walls(case: Case, limit: float) -> Answer:
+def nearest_facets(case: Case, limit: float) -> Answer:
     """A quadratic program for every pair whose hyperplane meets the ball."""
     programs = Programs(case, is_nearest=True)
     norm = np.linalg.norm(case.weight[:, None] - case.weight[None], axis=2)
@@ -346,23 +346,25 @@ PEERS = (
     Peer("Qhull, hull of all sums", hull_of_sums, "scipy.spatial", MOST_SUMS),
     Peer("Qhull, half-spaces breadth first", half_spaces, "scipy.optimize"),
     Peer("HiGHS, each set", programs_per_set, "highspy"),
-    Peer("HiGHS, breadth first", programs_over_walls, "highspy"),
+    Peer("HiGHS, breadth first", programs_over_facets, "highspy"),
     Peer("cddlib, redundancy of all sums", cdd_of_sums, "cdd", MOST_SUMS_OF_CDD),
 )
 PEERS_IN_BALLS = (
     Peer("Qhull, half-spaces and least squares", half_spaces, "scipy.optimize"),
-    Peer("HiGHS, quadratic programs breadth first", nearest_walls, "highspy"),
+    Peer("HiGHS, quadratic programs breadth first", nearest_facets, "highspy"),
 )
 
 
 def moegeom_cells(case: Case) -> int:
-    """Cells, walls and witnesses of the whole slice, or all those that meet the ball."""
+    """Cells, facets and witnesses of the whole slice, or all those that meet the ball."""
     if case.radius < math.inf:
         centre = np.zeros(case.weight.shape[1])
-        return len(ball_cells(case.weight, case.bias, case.k, centre, case.radius, 10**7).coalition)
+        return len(
+            ball_cells(case.weight, case.bias, case.k, centre, case.radius, 10**7).expert_set
+        )
     found = enumerate_cells(case.weight, case.bias, case.k)
     assert isinstance(found, Enumeration)
-    return len(found.coalition)
+    return len(found.expert_set)
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -466,10 +468,10 @@ def speed(shape: tuple[int, int, int], rate: float, repeats: int) -> None:
             threads: min(least, seconds_of(walk(threads), time.perf_counter))
             for threads, least in clock.items()
         }
-    vertices, cells = found.num_vertices, len(found.coalition)
+    vertices, cells = found.num_vertices, len(found.expert_set)
     share = experts * (d + 1) ** 2 * vertices / walking / rate
     print(
-        f"{shape}: {vertices} vertices, {cells} cells, {len(found.walls)} walls, settled exactly "
+        f"{shape}: {vertices} vertices, {cells} cells, {len(found.facets)} facets, settled exactly "
         f"{found.num_exact / vertices:.2g}, least sign {found.gap:.0f} bounds; multiply-adds "
         f"{share:.3f} of the product's rate; {1e6 * walking / vertices:.2f} us/vertex, full "
         f"{1e6 * whole / cells:.1f} us/cell; one thread over two {clock[1] / clock[2]:.2f}",
@@ -492,7 +494,7 @@ def largest() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         return time.process_time() - started, peak / 2**10, num
 
-    for full, unit in ((False, "vertices"), (True, "cells, and walls")):
+    for full, unit in ((False, "vertices"), (True, "cells, and facets")):
         found = limited(lambda full=full: work(full), 200.0)
         if isinstance(found, tuple):
             seconds, peak, num = found

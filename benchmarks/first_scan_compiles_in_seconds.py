@@ -21,7 +21,7 @@ from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_to
 
 
 def _scan(folder: Path, name: str) -> tuple[float, float]:
-    """Processor and wall seconds of one scan in a process of its own."""
+    """Processor and boundary seconds of one scan in a process of its own."""
     command = [sys.executable, "-m", "moegeom_cli", "scan", str(folder / "model"), "--quiet"]
     command += ["--tokens", str(folder / "rec"), "--out", str(folder / name)]
     root = Path(__file__).parents[1]
@@ -50,9 +50,9 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     for family in ("qwen3_moe", "deepseek_v3"):
         found = [_difference(family) for _ in range(repeats)]
-        processor, wall = (min(column) for column in zip(*found, strict=True))
+        processor, elapsed = (min(column) for column in zip(*found, strict=True))
         print(
-            f"{family}: compiling takes {processor:.1f} s of processor time, {wall:.1f} s of wall"
+            f"{family}: compiling takes {processor:.1f} s of processor time, {elapsed:.1f} s in all"
         )
 
 

@@ -39,11 +39,11 @@ COUNTED = (
     "expert_counts",
     "expert_pairs",
     "margin_histogram",
-    "tightness_histogram",
+    "effective_margin_histogram",
     "ambiguity",
 )
 OF_A_TOKEN = ("chosen", "margin", "group_margin", "float_bound")
-OF_WALLS = ("distance_histogram", "relative_distance_histogram", "noise_sigmas_histogram")
+OF_BOUNDARIES = ("distance_histogram", "relative_distance_histogram", "noise_sigmas_histogram")
 
 
 def _kernel_row(kernel: Any) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _scan_row(name: str, router: Router, dtype: type, kernels: str) -> dict[str,
     values[100:200] = values[100]  # equal tokens, which must choose equally
     values[300] = 0
     source = ArraySource({router.name: values})
-    names = COUNTED + (OF_WALLS if router.rule.is_affine else ())
+    names = COUNTED + (OF_BOUNDARIES if router.rule.is_affine else ())
     root = float(np.sqrt(router.hidden_size))
     task = Task(prepare(router), source, load_kernels(kernels), names, root)
     tiles, device = range(-(-tokens // 1024)), open_device(0)
@@ -122,17 +122,17 @@ def _scan_row(name: str, router: Router, dtype: type, kernels: str) -> dict[str,
     chosen = [np.sort(joined(rows, "chosen"), axis=1) for rows in (theirs, ours)]
     differs = (chosen[0] != chosen[1]).any(axis=1)
     margin = np.minimum(joined(theirs, "margin"), joined(ours, "margin"))
-    tightness = margin
+    effective_margin = margin
     if router.rule.groups is not None:
-        tightness = np.minimum(margin, joined(theirs, "group_margin") / 2.0)
+        effective_margin = np.minimum(margin, joined(theirs, "group_margin") / 2.0)
     bound = joined(theirs, "float_bound")
     return {
         "scan": name,
         "tokens": tokens,
         "on_device": kept_on_device(task),
         "differ": int(differs.sum()),
-        "differ_beyond_bound": int((differs & (tightness > bound)).sum()),
-        "ambiguous": int((tightness <= bound).sum()),
+        "differ_beyond_bound": int((differs & (effective_margin > bound)).sum()),
+        "ambiguous": int((effective_margin <= bound).sum()),
         "largest_margin_difference_over_bound": float(
             (np.abs(joined(theirs, "margin") - joined(ours, "margin")) / bound)[~differs].max()
         )

@@ -2,9 +2,9 @@
 
 Scans 10^5 to 10^7 tokens with every reduction, each in a process of its own, and prints the peak
 resident memory and its ratio to the first. Two streams: the same 4096 tokens over and over, and
-tokens that are all new, where nearly each one brings a coalition never seen before (the hard case:
-coalitions are counted exactly up to 2^20 entries, then on a hash sample, so the table fills up
-once, within the first few million tokens).
+tokens that are all new, where nearly each one brings an expert set never seen before (the hard
+case: expert sets are counted exactly up to 2^20 entries, then on a hash sample, so the table fills
+up once, within the first few million tokens).
 
 Targets (docs/benchmarks.md): repeated, 10^7 over 10^5 <= 1.05; new, 10^7 over 4 x 10^6 <= 1.05.
 """
@@ -60,7 +60,7 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
     progress = scan_router(task, tiles, Pace(batch_tokens(HIDDEN), 1))
     return {
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "coalitions": len(progress.states["coalitions"]["count"]),
+        "expert_sets": len(progress.states["expert_sets"]["count"]),
         "seconds": sum(os.times()[:2]),
     }
 
@@ -79,7 +79,7 @@ def main() -> None:
             first = first or found["peak_mib"]
             print(
                 f"{stream:>8} {num_tokens:>10,} tokens: peak {found['peak_mib']:6.0f} MiB, ratio "
-                f"{found['peak_mib'] / first:.2f}   ({found['coalitions']:,} coalitions held, "
+                f"{found['peak_mib'] / first:.2f}   ({found['expert_sets']:,} expert sets held, "
                 f"{found['seconds']:.0f} s of processor time)",
                 flush=True,
             )

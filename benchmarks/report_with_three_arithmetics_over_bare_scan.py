@@ -1,6 +1,6 @@
 """Claim: a boundary report with three arithmetics costs a small multiple of the bare scan.
 
-Prints, for each shape, the time per token of ``measure_exposure`` with three arithmetics and of
+Prints, for each shape, the time per token of ``measure_boundary`` with three arithmetics and of
 ``scan`` with none, on the same tokens, their ratio, and what one arithmetic adds, over the bare
 float32 product of these tokens and weights; so much is (report - scan) / 3 / product. The median
 of several rounds in alternation, in processor time of one worker, after a round that compiles.
@@ -22,7 +22,7 @@ from moegeom.core.router import Router
 from moegeom.engine.request import ScanRequest
 from moegeom.pipeline import scan
 from moegeom.router.load import load_routers
-from moegeom.studies.boundary.study import ExposureRequest, measure_exposure
+from moegeom.studies.boundary.study import BoundaryRequest, measure_boundary
 from moegeom.testing.array_source import ArraySource
 from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 
@@ -68,8 +68,8 @@ def _measure(shape: tuple[int, int, int, int], repeats: int, folder: Path) -> st
 
     def report() -> None:
         out = folder / f"out-{next(number)}"
-        measure_exposure(
-            ExposureRequest(
+        measure_boundary(
+            BoundaryRequest(
                 checkpoint=checkpoint,
                 out=out,
                 source=source,

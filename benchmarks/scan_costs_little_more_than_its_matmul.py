@@ -72,7 +72,7 @@ def _measure(hidden: int, experts: int, top_k: int, tokens: int, repeats: int) -
 
     # what no array source records: outputs of experts, and what a model chose
     not_recorded = {"agreement", "block_outputs", "output_cosines"}
-    of_variants = {r.name for r in REDUCTIONS.all() if {"switch", "noise"} & set(r.needs)}
+    of_variants = {r.name for r in REDUCTIONS.all() if {"flip", "noise"} & set(r.needs)}
     left_out = {*reductions_for(lambda use: use.is_sampled), *not_recorded, *of_variants}
     everything = tuple(name for name in REDUCTIONS.names() if name not in left_out)
     work = _products(values, router.weight) | {

@@ -5,7 +5,7 @@ from them with replacement, scanned, and each interval (value +- t x standard er
 quantile with blocks - 1 degrees of freedom) is compared with the figure of the population. Prints
 the share of sets whose interval holds it, column by column.
 
-Figures that finite samples push up (plain CV, MaxVio, coalitions) are listed apart: their interval
+Figures that finite samples push up (plain CV, MaxVio, expert sets) are listed apart: their interval
 is about the figure of as many tokens, not about that of the population.
 """
 
@@ -30,7 +30,7 @@ CASES = (("olmoe-balanced", 1), ("olmoe-collapsed", 2), ("deepseek-tiny", 0))
 
 #: Metrics whose figures converge to those of the population.
 NAMES = (
-    "bf16_switch",
+    "bf16_flip",
     "load",
     "load_balancing_loss",
     "margins",
@@ -41,7 +41,7 @@ NAMES = (
     "z_loss",
     "domain_specialisation",
     "coactivation",
-    "leaders",
+    "top1",
     "tokens",
 )
 

@@ -6,7 +6,7 @@ For each router and number m of recorded logits, prints
 - of the others, the median and the largest ratio of upper to lower bound,
 - how many exact distances differ from the one of all float32 logits (target: 0),
 - the largest difference of an exact distance from that of float64 logits, over its bound: what
-  rounding the two logits of a wall can do, divided by the row distance (target: at most 1),
+  rounding the two logits of a boundary can do, divided by the row distance (target: at most 1),
 - processor time over that of the distance from all logits.
 
 Synthetic routers have rows of random direction and lengths between 0.5 and 1.5 (``random``), rows
@@ -125,9 +125,9 @@ def measured(case: Case, wanted: tuple[int, ...]) -> list[Found]:
     in_float64 = case.values.astype(np.float64) @ case.weight.T.astype(np.float64)
     true_choice, true_margin = kernels["top_k"](in_float64, case.top_k)
     true, true_pair = kernels["boundary_distance"](in_float64, true_choice, true_margin, rows, True)
-    # logits that rounding brought into another order are on the two sides of one wall
+    # logits that rounding brought into another order are on the two sides of one boundary
     same = kernels["same_set"](chosen, true_choice)
-    # the bound is for two float32 engines: half of it for each of the two logits of a wall
+    # the bound is for two float32 engines: half of it for each of the two logits of a boundary
     longest = float(np.linalg.norm(case.weight, axis=1).max())
     norm = kernels["input_norm"](case.values)
     error = logit_error_bound(norm, case.values.shape[1], longest)

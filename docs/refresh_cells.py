@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from moegeom.cells.record import RouterCells
-from moegeom.cells.study.request import CellsRequest
-from moegeom.cells.study.study import cells
+from moegeom.studies.cells.record import RouterCells
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.study import cells
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_ckpts"
@@ -66,7 +66,7 @@ def main() -> None:
                 "layer",
                 "cells in pca:3",
                 "random",
-                "walls between two tokens",
+                "facets between two tokens",
                 "own cell",
             )
         ),

@@ -61,7 +61,7 @@ CURVES = {
         True,
     ),
     "orders": ("orders", "width", "order_mean", None, True),
-    "coalitions": ("rarefaction", "num_tokens_drawn", "expected_coalitions", None, True),
+    "expert_sets": ("rarefaction", "num_tokens_drawn", "expected_expert_sets", None, True),
     "capacity": ("capacity", "capacity_factor", "dropped_slot_share", None, False),
 }
 
@@ -74,7 +74,7 @@ SHOWN = {
     "agreement": "num_reproduced",
     "storage": "levels_share",
     "coactivation": "overlap_routing",
-    "leaders": "first_choice_repeat",
+    "top1": "first_choice_repeat",
     "neighbours": "neighbour_overlap",
     "rows": "row_norm_median",
     "selection_bias": "bias_range",
@@ -93,9 +93,9 @@ NO_PICTURE = {
     "reachability",
     "selection_bias",
     "storage",
-    "switches",
+    "flips",
     "tokens",
-    "trades",
+    "swaps",
     "weight_moved",
 }
 
@@ -104,9 +104,9 @@ NO_PICTURE = {
 SCOPES = {
     "weights": "the weights alone",
     "router": "tokens at a router",
-    "switch": "tokens at a router under a variant (`moegeom boundary-report`)",
+    "flip": "tokens at a router under a variant (`moegeom boundary-report`)",
     "noise": "tokens at a router, inputs disturbed (`moegeom boundary-report --noise`)",
-    "exposure": "tokens at a router, what would switch (`moegeom boundary-report`)",
+    "exposure": "tokens at a router, what would flip (`moegeom boundary-report`)",
 }
 
 
@@ -179,7 +179,7 @@ def example(metric: Metric, tables: dict, picture: str) -> str:
         ("deepseek-tiny", "as_stored"),
     ]
     under = ""
-    if metric.scope == "switch":
+    if metric.scope == "flip":
         names = {"as_stored": VARIANT, "null": under_null(VARIANT)}
         shown = [(model, names[variant]) for model, variant in shown]
         under = f" under `{VARIANT}`"

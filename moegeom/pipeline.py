@@ -164,7 +164,7 @@ def _facts(request: ScanRequest) -> dict[str, Any]:
     """What of the request a reader of the results has to know."""
     return {
         "arithmetic": arithmetic_facts(request.backend),
-        "layers_asked": request.layers,
+        "layers_requested": request.layers,
         "exclude_first": request.exclude_first,
         "reference": request.reference,
         "noise": plain(request.noise or {}),
@@ -200,7 +200,7 @@ def lint(checkpoint: str, terms: Terms | None = None) -> MemoryResults:
     }
     facts = run_facts(routers, chosen, None, None) | {
         "seconds": time.perf_counter() - started,
-        "layers_asked": terms.layers,
+        "layers_requested": terms.layers,
         "token_tables": token_table_facts(store, routers.tables),
         "initialised": initialised_facts(routers, chosen),
         "column_versions": column_versions(metrics),
@@ -294,10 +294,10 @@ def finish(
 
 
 def refuse_disproved(layers: Sequence[Mapping[str, Any]]) -> None:
-    """Raises InternalError where tokens switched although it was proved that they stay."""
+    """Raises InternalError where tokens flipped although it was proved that they stay."""
     for row in layers:
         if wrong := row.get("num_disproved"):
             raise InternalError(
-                f"{row['router']}, {row['variant']}: {wrong} tokens switched that were proved to "
+                f"{row['router']}, {row['variant']}: {wrong} tokens flipped that were proved to "
                 "stay; please report"
             )

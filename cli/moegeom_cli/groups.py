@@ -145,9 +145,9 @@ class ModelOptions:
     def terms(self) -> dict[str, Any]:
         """These options as fields of ``Terms``."""
         from moegeom.checkpoint.remote.options import RemoteOptions
-        from moegeom.router.asked_family import AskedFamily
+        from moegeom.router.requested_family import RequestedFamily
 
-        asked = AskedFamily(
+        asked = RequestedFamily(
             self.family,
             self.router_pattern,
             self.top_k,

@@ -28,15 +28,15 @@ Tokens = Annotated[
 ]
 Other = Annotated[
     str | None,
-    typer.Option("--other", help="B, another run of the same text: recording, or trace."),
+    typer.Option("--run-b", help="B, another run of the same text: recording, or trace."),
 ]
 OtherStage = Annotated[
     str | None,
-    typer.Option("--other-stage", help="What the numbers of B are, where B is a foreign file."),
+    typer.Option("--stage-b", help="What the numbers of B are, where B is a foreign file."),
 ]
 OtherDialect = Annotated[
     str | None,
-    typer.Option("--other-dialect", help="Whose trace B is, where the file does not show it."),
+    typer.Option("--dialect-b", help="Whose trace B is, where the file does not show it."),
 ]
 ExcludeFirst = Annotated[
     int,

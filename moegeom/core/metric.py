@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from moegeom.core.router import Router
 
-#: ``switch``: a variant beside the reference on the same tokens, not one choice by itself;
+#: ``flip``: a variant beside the reference on the same tokens, not one choice by itself;
 #: ``noise``: a choice under noise on the inputs, whose size has to be said;
-#: ``exposure``: one choice, but costly: measured only where somebody asks what would switch.
-Scope = Literal["weights", "router", "switch", "noise", "exposure"]
+#: ``exposure``: one choice, but costly: measured only where somebody asks what would flip.
+Scope = Literal["weights", "router", "flip", "noise", "exposure"]
 
 #: Transformations under which a metric keeps its values (held to it by a test).
 Invariance = Literal[

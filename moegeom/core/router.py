@@ -65,7 +65,7 @@ class Projection:
 
     ``weight`` is P (projected, hidden). With ``scale`` the logits are cosines times ``scale``: they
     are divided by the length of the projection, at least 1e-12. That is one positive factor for all
-    experts of a token; it changes no choice and moves no wall. None: nothing is divided.
+    experts of a token; it changes no choice and moves no boundary. None: nothing is divided.
     """
 
     weight: NDArray[np.floating]
@@ -116,7 +116,7 @@ class Rule:
         """True when the chosen set is the top-k of ``W y + b``, so that cells are polyhedra.
 
         A bias added to identity scores is a logit bias in disguise; added to any other score, or
-        behind a logit map, it bends the walls (docs/theory.md E1), and a group mask makes them
+        behind a logit map, it bends the boundaries (docs/theory.md E1), and a group mask makes them
         non-convex (E2).
         """
         is_plain = self.score == "identity" and self.logit_map is None

@@ -8,7 +8,7 @@ from typing import Any
 
 from moegeom.core.router import RECORDED
 from moegeom.core.text import number_of
-from moegeom.document.asked_layers import layers_without_router
+from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import is_verified_here, rule_status, rule_trust
 from moegeom.document.summary import Summary
@@ -29,31 +29,31 @@ def duration(seconds: float) -> str:
 
 
 def rule_line(summary: Summary) -> str:
-    """The rule in words, and how far distances to its walls are known."""
+    """The rule in words, and how far distances to its boundaries are known."""
     checkpoint, routers = summary.run["checkpoint"], summary.run["routers"]
     loaded = [router for router in routers if router.get("score") != RECORDED]
     affine = sum(router["is_affine"] for router in loaded)
     if not loaded:
         return f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}."
     if affine == len(loaded):
-        walls = "straight"
+        boundaries = "linear"
     elif affine == 0:
-        walls = "curved or grouped"
+        boundaries = "non-linear"
     else:
-        walls = f"straight in {affine} of {len(loaded)} routers"
+        boundaries = f"linear in {affine} of {len(loaded)} routers"
     rule = f"{checkpoint['family']}: {rule_brief(checkpoint['rule'], routers)}"
-    return f"{rule}. Walls are {walls}{_exactness(summary, affine == len(loaded))}."
+    return f"{rule}. Boundaries are {boundaries}{_exactness(summary, affine == len(loaded))}."
 
 
-def _exactness(summary: Summary, is_straight: bool) -> str:
-    """How far the distances to the walls can be trusted, given what was recorded."""
+def _exactness(summary: Summary, is_linear: bool) -> str:
+    """How far the distances to the boundaries can be trusted, given what was recorded."""
     tokens = summary.run["tokens"]
     if tokens is not None and tokens["stage"] in ("ids", "counts"):
         return ", but there are no logits, hence no distances"
     shares = [row.get("distance_exact_share") for row in summary.layers]
     known = [share for share in shares if share is not None]
     if not known:
-        if is_straight:
+        if is_linear:
             return ": distances are exact"
         return "" if tokens is None else ": margins only"
     if min(known) == 1:
@@ -73,7 +73,7 @@ def routers_line(summary: Summary) -> str:
     dtypes = sorted({router["stored_dtype"] for router in run["routers"]})
     read, total = checkpoint["bytes_read"], checkpoint["bytes_total"]
     part = f"{size(read)} of {size(total)}" if read < total else f"all {size(read)}"
-    absent = layers_without_router(run.get("layers_asked"), (r["name"] for r in run["routers"]))
+    absent = layers_without_router(run.get("layers_requested"), (r["name"] for r in run["routers"]))
     said = f" {absent.capitalize()}." if absent else ""
     return (
         f"{count}{only}. Read {part} in {duration(checkpoint['seconds'])}. "

@@ -69,7 +69,7 @@ TOKEN_COLUMNS = (
         ("entropy", "of 1"), _column("load_entropy_normalised"), lambda v: _short(v, 2), drop=2
     ),
     LayerColumn(("margin", "median"), _column("margin_p50"), lambda v: _short(v, 3), drop=1),
-    LayerColumn(("switch under", "bf16 rounding"), _column("bf16_switch_share_isotropic"), percent),
+    LayerColumn(("flip under", "bf16 rounding"), _column("bf16_flip_share_isotropic"), percent),
 )
 
 WEIGHT_COLUMNS = (
@@ -80,7 +80,7 @@ WEIGHT_COLUMNS = (
     LayerColumn(("zero", "rows"), _column("num_zero_rows"), lambda v: f"{v:.0f}"),
 )
 
-TWINS = LayerColumn(("twin", "rows"), _column("num_twin_rows"), lambda v: f"{v:.0f}")
+DUPLICATES = LayerColumn(("dup.", "rows"), _column("num_duplicate_rows"), lambda v: f"{v:.0f}")
 
 
 #: How a layer looks that has a finding.
@@ -94,7 +94,7 @@ def layer_table(summary: Summary, all_layers: bool, has_bars: bool = True) -> Ta
     """
     has_tokens = any(row.get("load_cv_ddof0") is not None for row in summary.layers)
     has_margins = any(row.get("margin_p50") is not None for row in summary.layers)
-    columns = (*(TOKEN_COLUMNS if has_tokens or has_margins else WEIGHT_COLUMNS), TWINS)
+    columns = (*(TOKEN_COLUMNS if has_tokens or has_margins else WEIGHT_COLUMNS), DUPLICATES)
     columns = tuple(c for c in columns if any(c.value(row) is not None for row in summary.layers))
     worst = summary.worst
     marked = [row for row in summary.layers if row["router"] in worst]

@@ -118,9 +118,7 @@ def _limits(summary: Summary) -> list[str]:
         held = f"these {number_of(run['tokens']['num_tokens'], 'token')}"
     else:
         held = "this document" if documents == 1 else f"these {number_of(documents, 'document')}"
-    return [
-        f"This does not say that quality is lost: switching is exposure; load holds for {held}."
-    ]
+    return [f"This does not say that quality is lost: flipping is exposure; load holds for {held}."]
 
 
 def _not_looked_at(summary: Summary) -> list[str]:

@@ -64,11 +64,11 @@ def open_against(
     if request.against is None:
         return None
     if source is None or isinstance(source, CountedSource):
-        raise UsageError("--against needs --tokens, a recording of router inputs.")
+        raise UsageError("--checkpoint-b needs --tokens, a recording of router inputs.")
     if _is_recording(request.against):
         raise UsageError(
-            f"{request.against}: is a recording; --against expects a checkpoint.",
-            "--other compares with what another run chose.",
+            f"{request.against}: is a recording; --checkpoint-b expects a checkpoint.",
+            "--run-b compares with what another run chose.",
         )
     found = load_routers(open_checkpoint(request.against, request.remote), asked=request.asked)
     recorded = [router for router in routers if router.name in source.facts.routers]
@@ -165,7 +165,7 @@ def _on_inputs_of(mine: Router, its: Router, where: str) -> Router:
             f"{where}: the gain before router {mine.name} is {other[lost[0]]:.3g} at coordinate "
             f"{lost[0]}; in the first checkpoint it is 0 ({len(lost)} coordinates), and the "
             "recorded inputs do not say what comes through.",
-            "Record the second checkpoint, and compare choices with --other.",
+            "Record the second checkpoint, and compare choices with --run-b.",
         )
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
         factor = np.divide(other, ours, out=np.ones_like(ours), where=ours != 0.0)

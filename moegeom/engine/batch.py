@@ -10,6 +10,13 @@ from jaxtyping import Bool, Float, Float32, Float64, Int32
 
 from moegeom.core.errors import NonFiniteError
 from moegeom.engine.choice import chosen_by, compared_scores, logits_of
+from moegeom.engine.flipping import (
+    ReferenceChoice,
+    emulated_choice,
+    flip_of,
+    flip_to,
+    flip_to_ranked,
+)
 from moegeom.engine.float_bound import float_bound
 from moegeom.engine.labels import block_of, is_outlier
 from moegeom.engine.prepared import PreparedRouter
@@ -21,14 +28,7 @@ from moegeom.engine.recorded import (
     recorded_logits,
     recorded_output,
 )
-from moegeom.engine.sampled import noisy_switch, order_distances
-from moegeom.engine.switching import (
-    ReferenceChoice,
-    emulated_choice,
-    switch_of,
-    switch_to,
-    switch_to_ranked,
-)
+from moegeom.engine.sampled import noisy_flip, order_distances
 from moegeom.engine.task import Task
 from moegeom.geometry.arithmetic.rounding import bf16_noise_scale
 from moegeom.geometry.rows.norm import unit_rows
@@ -38,13 +38,13 @@ from moegeom.geometry.selection.logit_map import mapped_logits
 from moegeom.geometry.selection.mask import fill_decides
 from moegeom.geometry.selection.score import SCORES
 from moegeom.kernels.batch import OrderDistances, TokenBatch
+from moegeom.kernels.flip import Flip, NoisyFlip
 from moegeom.kernels.reduction import Kernels
-from moegeom.kernels.switch import NoisySwitch, Switch
 
 T = TypeVar("T")
 
 #: Upper over lower bound of a distance that is known as well as floats know it: the bracket of a
-#: curved wall is closed to 1e-6.
+#: curved boundary is closed to 1e-6.
 _POINT = 1.0 + 2e-6
 
 
@@ -287,7 +287,7 @@ class LazyBatch(TokenBatch):
     # -------------------------------------------------------------------------- boundaries
     @quantity
     def _boundary(self) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
-        """Least and largest distance to the boundary, and the nearest wall where it is known."""
+        """Least and largest distance to the nearest boundary, and its pair where it is known."""
         prepared, kernels = self._prepared, self.task.kernels
         if prepared.curved is not None:
             lower, upper, pair = kernels["curved_distance"](
@@ -347,19 +347,19 @@ class LazyBatch(TokenBatch):
 
     # ------------------------------------------------------------------------- other choices
     @quantity
-    def switch(self) -> Switch | None:
+    def flip(self) -> Flip | None:
         task, kernels = self.task, self.task.kernels
         if task.other is not None:
             theirs = task.other.read_chosen(self._prepared.router.name, self.token)
-            return switch_to(theirs, self.chosen, self._of_choice)
+            return flip_to(theirs, self.chosen, self._of_choice)
         if task.against is not None and self.their_logits is not None:
             theirs = chosen_by(task.against, self.their_logits, kernels)
-            return switch_to_ranked(theirs, self.chosen, self._of_choice)
+            return flip_to_ranked(theirs, self.chosen, self._of_choice)
         if task.variant is None:
             return None
         if task.reference is not None:
             logits, chosen, margin = emulated_choice(task.reference, self._inputs, kernels)
-            # walls are those of the router as stored: the noise model knows no other reference
+            # boundaries are those of the router as stored: the noise model knows no other reference
             weights = self._weights(self._mapped_of(logits), chosen)
             reference = ReferenceChoice(self._inputs, logits, chosen, margin, weights, None)
         else:
@@ -369,14 +369,14 @@ class LazyBatch(TokenBatch):
             reference = ReferenceChoice(
                 self._inputs, self.logits, self.chosen, margin, weights, pair
             )
-        return switch_of(task.variant, reference, kernels)
+        return flip_of(task.variant, reference, kernels)
 
     @quantity
-    def noise(self) -> NoisySwitch | None:
+    def noise(self) -> NoisyFlip | None:
         task = self.task
         if task.noise is None or self.input_norm is None:
             return None
-        return noisy_switch(
+        return noisy_flip(
             task.noise,
             self._prepared,
             self._inputs,
@@ -460,7 +460,7 @@ def angle_before_norm(
     chosen: Int32[np.ndarray, "tokens k"],
     kernels: Kernels,
 ) -> Float64[np.ndarray, "tokens"]:
-    """Exact behind straight walls, a certified lower bound behind curved and grouped ones."""
+    """Exact behind linear boundaries, a certified lower bound behind curved and grouped ones."""
     router = prepared.router
     assert router.gain is not None, "unavailable() asks for a norm"
     gain = router.gain.astype(np.float64)

@@ -11,7 +11,7 @@ from moegeom.core.populations import OUTLIERS
 from moegeom.core.tokens import TokenColumns
 from moegeom.kernels.batch import NUM_BLOCKS, RUN_TOKENS
 
-#: Domains with figures of their own; the rest share one population (7 bits in a coalition key).
+#: Domains with figures of their own; the rest share one population (7 bits in an expert set key).
 MAX_DOMAINS = 120
 
 

@@ -17,9 +17,9 @@ class PerTokenFile:
     """``tokens.parquet`` of one router, written batch by batch in the order of the tokens.
 
     ``chosen`` is in descending selection score, ``weights`` in the order of ``chosen``;
-    ``expert_out`` and ``expert_in`` name the nearest wall, -1 where it is not decided or there is
-    none. ``boundary_distance`` is exact where ``boundary_distance_upper`` equals it, else a lower
-    bound. What is not known is null.
+    ``expert_out`` and ``expert_in`` name the nearest boundary, -1 where it is not decided or there
+    is none. ``boundary_distance`` is exact where ``boundary_distance_upper`` equals it, else a
+    lower bound. What is not known is null.
     """
 
     def __init__(self, path: Path, router: Router) -> None:

@@ -18,7 +18,7 @@ from moegeom.geometry.boundary.curved_rows import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
 from moegeom.geometry.boundary.order_distance import row_coordinates
 
-#: Quantities of router inputs, of walls, and of the logits of all experts.
+#: Quantities of router inputs, of boundaries, and of the logits of all experts.
 _OF_INPUTS = (
     "input_norm",
     "float_bound",
@@ -27,10 +27,10 @@ _OF_INPUTS = (
     "angle",
     "rounding_sigmas",
     "input",
-    "switch",
+    "flip",
     "noise",
 )
-_OF_WALLS = ("distance", "distance_upper", "pair")
+_OF_BOUNDARIES = ("distance", "distance_upper", "pair")
 _OF_ALL_LOGITS = ("selection", "probability", "entropy", "log_sum_exp", "order_distance")
 
 #: Why a quantity is not available, by stage of the recording.
@@ -65,7 +65,7 @@ class PreparedRouter:
 
     @cached_property
     def curved(self) -> CurvedRows | None:
-        """What distances to curved or grouped walls need; None for straight and unknown ones."""
+        """What curved or grouped distances need; None for linear and unknown rules."""
         return self._curved(self.router.weight)
 
     @cached_property
@@ -83,7 +83,7 @@ class PreparedRouter:
 
     def _curved(self, rows: Float[np.ndarray, "experts hidden"]) -> CurvedRows | None:
         router = self.router
-        if router.rule.is_affine or _unknown_walls(router):
+        if router.rule.is_affine or _unknown_boundaries(router):
             return None
         return curved_rows(rows, router.rule, router.logit_bias, router.selection_bias)
 
@@ -129,19 +129,19 @@ def refuse_non_finite_rows(router: Router, where: str = "") -> None:
             )
 
 
-def _unknown_walls(router: Router) -> str:
-    """Why nothing is known about distances to the walls of a router; empty where it is."""
+def _unknown_boundaries(router: Router) -> str:
+    """Why nothing is known about distances to the boundaries of a router; empty where it is."""
     rule = router.rule
     if rule.is_affine:
         return ""
     if router.has_cosine_logits:
-        return "walls of scores of cosines have no known distance"
+        return "boundaries of scores of cosines have no known distance"
     if (
         rule.score == "softmax"
         and rule.logit_map is not None
         and np.isfinite(rule.logit_map.soft_cap)
     ):
-        return "walls of softmax scores of soft-capped logits have no known distance"
+        return "boundaries of softmax scores of soft-capped logits have no known distance"
     return ""
 
 
@@ -174,14 +174,16 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     reasons: dict[str, str] = {}
     stage = facts.stage
     if not router.rule.is_affine:
-        curved = "walls of this rule are curved or grouped; this is defined for straight ones"
+        curved = "boundaries of this rule are curved or grouped; this is defined for straight ones"
         straight = ("rounding_sigmas", "noise_scale", "order_distance")
         reasons |= dict.fromkeys(straight, curved)
-        unknown = _unknown_walls(router)
+        unknown = _unknown_boundaries(router)
         if not unknown and stage == "top_logits":
-            unknown = "walls of this rule need all logits; this recording holds the largest ones"
+            unknown = (
+                "boundaries of this rule need all logits; this recording holds the largest ones"
+            )
         if unknown:
-            reasons |= dict.fromkeys((*_OF_WALLS, "angle"), unknown)
+            reasons |= dict.fromkeys((*_OF_BOUNDARIES, "angle"), unknown)
     if router.gain is None or router.norm is None or router.norm.kind != "rms":
         known = (
             "this is a layer norm" if router.norm and router.gain is not None else "none is known"
@@ -192,7 +194,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
     if router.projection is not None:
         why = "arithmetics and noise of routers behind a projection are not known"
-        reasons |= dict.fromkeys(("switch", "noise"), why)
+        reasons |= dict.fromkeys(("flip", "noise"), why)
     if not facts.has_documents:
         why = "the recording does not say where documents begin"
         reasons |= dict.fromkeys(("document", "position"), why)
@@ -212,10 +214,17 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
                 "logits of this rule are divided by the length of the projected input, which "
                 "needs recorded router inputs"
             )
-            reasons |= dict.fromkeys((*_OF_WALLS, "order_distance"), why)
+            reasons |= dict.fromkeys((*_OF_BOUNDARIES, "order_distance"), why)
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
-        lost = ("margin", "group_margin", "fill_decides", "weights", *_OF_WALLS, *_OF_ALL_LOGITS)
+        lost = (
+            "margin",
+            "group_margin",
+            "fill_decides",
+            "weights",
+            *_OF_BOUNDARIES,
+            *_OF_ALL_LOGITS,
+        )
         reasons |= dict.fromkeys(lost, why)
     if stage == "top_logits":
         why = "needs all logits; this recording holds the largest ones"

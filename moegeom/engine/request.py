@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.core.input_noise import InputNoise
 from moegeom.core.tokens import Stage, TokenSource
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
+from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 
 
 def outside_plan(reason: str) -> dict[str, str]:
@@ -89,7 +89,7 @@ class Terms(ComputeOptions):
     unverified: bool = field(
         default=False, metadata=outside_plan("a label, written at the end for all routers")
     )
-    asked: AskedFamily = field(
+    asked: RequestedFamily = field(
         default=NOTHING_ASKED,
         metadata=outside_plan("what it makes of the checkpoint stands under rules and routers"),
     )

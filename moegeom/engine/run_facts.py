@@ -24,7 +24,7 @@ from moegeom.core.variant_names import AGAINST, OTHER, under_null
 from moegeom.engine.against import Against
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.trust import Trust
-from moegeom.results.bitmaps import any_switched
+from moegeom.results.bitmaps import any_flipped
 from moegeom.router.describe import rule_origin
 from moegeom.tokens.traces.other_side import OtherSide
 from moegeom.variants.arithmetic import arithmetic
@@ -260,8 +260,8 @@ def explain_command(request: ScanRequest) -> str:
     """What to type to learn why two runs choose differently; empty where none was named."""
     if request.other is None or request.tokens is None:
         return ""
-    typed = [request.checkpoint, "--tokens", request.tokens, "--other", request.other]
-    typed += [] if request.against is None else ["--against", request.against]
+    typed = [request.checkpoint, "--tokens", request.tokens, "--run-b", request.other]
+    typed += [] if request.against is None else ["--checkpoint-b", request.against]
     return f"{shlex.join(['moegeom', 'explain', *typed])} {request.typed_again()}".rstrip()
 
 
@@ -271,7 +271,7 @@ def compared_rows(
     against: Mapping[str, Any] | None,
     folders: Sequence[Path],
 ) -> dict[str, dict[str, Any]]:
-    """What each variant is, by name, and how many tokens it switches at one layer at least.
+    """What each variant is, by name, and how many tokens it flips at one layer at least.
 
     ``folders`` are those with the bitmaps of the routers.
     """
@@ -295,9 +295,9 @@ def compared_rows(
             for variant in (name, under_null(name))
         }
     for variant, facts in described.items():
-        joined = any_switched(folders, variant)
+        joined = any_flipped(folders, variant)
         if joined is not None:
-            facts["num_switched_any_layer"], facts["num_tokens_all_layers"] = joined
+            facts["num_flipped_any_layer"], facts["num_tokens_all_layers"] = joined
     return described
 
 

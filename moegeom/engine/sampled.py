@@ -11,11 +11,11 @@ from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.order_distance import order_distance
-from moegeom.geometry.noise.noise_switch import simulate_switch, switch_bounds
-from moegeom.geometry.noise.wall_sigmas import wall_sigmas
+from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas
+from moegeom.geometry.noise.noise_flip import flip_bounds, simulate_flip
 from moegeom.geometry.paths.exit_time import cell_quantiles
 from moegeom.kernels.batch import ORDERS, OrderDistances
-from moegeom.kernels.switch import NoisySwitch
+from moegeom.kernels.flip import NoisyFlip
 
 #: Tokens that are looked at, times experts: a search takes about as long as there are experts, so
 #: that every router takes a second or two.
@@ -79,7 +79,7 @@ LOOKED_AT, DRAWS = 256, 8
 _HALF = 0.5
 
 
-def noisy_switch(
+def noisy_flip(
     noise: InputNoise,
     prepared: PreparedRouter,
     values: Float[np.ndarray, "tokens hidden"],
@@ -88,19 +88,19 @@ def noisy_switch(
     norm: Float64[np.ndarray, "tokens"],
     token: Int64[np.ndarray, "tokens"],
     seed: int,
-) -> NoisySwitch:
+) -> NoisyFlip:
     """What the noise does to some tokens; random numbers depend on seed, router and tile alone."""
     router = prepared.router
     scale = np.full(len(norm), noise.scale)
     if noise.is_relative:
         scale = noise.scale * norm / np.sqrt(router.hidden_size)
-    rows, switched = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    rows, flipped = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for tile in np.unique(token // TILE):
         first = np.flatnonzero(token // TILE == tile)[:LOOKED_AT]
         generator = np.random.Generator(
             np.random.PCG64([seed, router.layer, *router.name.encode(), int(tile)])
         )
-        found = simulate_switch(
+        found = simulate_flip(
             values[first],
             router.weight,
             router.rule,
@@ -111,18 +111,18 @@ def noisy_switch(
             router.selection_bias,
         )
         rows.append(first)
-        switched.append(found.switched)
+        flipped.append(found.flipped)
     row = np.concatenate(rows)
     if prepared.rows is None:
-        return NoisySwitch(None, None, None, row, np.concatenate(switched), DRAWS)
-    bounds = switch_bounds(logits, chosen, prepared.rows, scale)
+        return NoisyFlip(None, None, None, row, np.concatenate(flipped), DRAWS)
+    bounds = flip_bounds(logits, chosen, prepared.rows, scale)
     early, late = _exit_times(logits[row], chosen[row], prepared.rows, scale[row])
-    return NoisySwitch(
+    return NoisyFlip(
         bounds.lower,
         bounds.estimate,
         bounds.upper,
         row,
-        np.concatenate(switched),
+        np.concatenate(flipped),
         DRAWS,
         early,
         late,
@@ -138,6 +138,6 @@ def _exit_times(
     """Bounds on the time by which half of the paths have left; no noise is never."""
     early, late = np.full((2, len(logits)), np.inf)
     moving = np.flatnonzero(scale > 0.0)
-    sigmas = wall_sigmas(logits[moving], chosen[moving], rows) / scale[moving, None]
+    sigmas = boundary_sigmas(logits[moving], chosen[moving], rows) / scale[moving, None]
     early[moving], late[moving] = cell_quantiles(sigmas, _HALF)
     return early, late

@@ -95,7 +95,7 @@ class Session:
         tokens = None if self.source is None else self.source.facts
         return run_facts(self.routers, routers, tokens, self.trust) | {
             "seconds": time.perf_counter() - self.started,
-            "layers_asked": self.request.layers,
+            "layers_requested": self.request.layers,
         }
 
 

@@ -100,7 +100,7 @@ def open_other(
     if request.other is None:
         return None
     if source is None or isinstance(source, CountedSource):
-        raise UsageError("--other needs --tokens, a recording of the same text.")
+        raise UsageError("--run-b needs --tokens, a recording of the same text.")
     known = known_routers(whole)
     opened = open_choices(request.other, request.other_stage, request.other_dialect, known)
     return other_side(source, opened, known)
@@ -120,7 +120,7 @@ def open_choices(
     try:
         opened = open_tokens(path, stage, None, names, known, dialect)
     except UsageError as refusal:  # whose hints are those of --tokens
-        refusal.hint = refusal.hint.replace("--stage", "--other-stage")
+        refusal.hint = refusal.hint.replace("--stage", "--stage-b")
         raise
     if isinstance(opened, CountedSource):
         raise UsageError(
@@ -163,7 +163,7 @@ def refuse_uncomparable(
         return
     assert source is not None, "a boundary report has tokens"
     recorded = [router for router in routers if router.name in source.facts.routers]
-    reasons = [unavailable(router, source.facts).get("switch") for router in recorded]
+    reasons = [unavailable(router, source.facts).get("flip") for router in recorded]
     if isinstance(source, CountedSource):
         reasons = [f"{source.facts.name} holds counts only"]
     if None not in reasons:

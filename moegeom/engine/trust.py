@@ -203,8 +203,8 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
         matches = found.matches_recording
         if matches is None or not len(matches):
             return None
-        if found.float_bound is not None and found.tightness is not None:
-            matches = matches | (found.tightness <= found.float_bound)
+        if found.float_bound is not None and found.effective_margin is not None:
+            matches = matches | (found.effective_margin <= found.float_bound)
     return float(matches.mean())
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
-from moegeom.kernels.switch import NoisySwitch, Switch
+from moegeom.kernels.flip import Flip, NoisyFlip
 
 #: Blocks that every reduction is kept in, for standard errors by leaving one out.
 NUM_BLOCKS = 16
@@ -41,12 +41,12 @@ class TokenBatch:
     masked groups at their fill; ``probability`` the scores of a token over their sum, ``entropy``
     its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle, in radians,
     to the nearest direction before the norm with another chosen set; ``rounding_sigmas`` the
-    distance to the nearest wall in standard deviations of what rounding the input to bfloat16 does
-    along it; ``distance_upper`` is ``distance`` where that is exact; where the largest logits do
-    not decide it, they are the largest and the least value that these allow;
-    ``switch`` says what the variant of the pass changes about the choice and
-    ``noise`` what noise on the input does; ``order_distance`` is known of some tokens alone;
-    ``document``, ``position`` and ``token_id`` are -1 where a recording does not say.
+    distance to the nearest boundary in standard deviations of what rounding the input to bfloat16
+    does along it; ``distance_upper`` is ``distance`` where that is exact; where the largest logits
+    do not decide it, they are the largest and the least value that these allow; ``flip`` says what
+    the variant of the pass changes about the choice and ``noise`` what noise on the input does;
+    ``order_distance`` is known of some tokens alone; ``document``, ``position`` and ``token_id``
+    are -1 where a recording does not say.
     """
 
     token: Int64[np.ndarray, "tokens"]
@@ -78,8 +78,8 @@ class TokenBatch:
     shared_output: Float32[np.ndarray, "tokens output"] | None = None
     routed_output: Float32[np.ndarray, "tokens output"] | None = None
     expert_output: Float32[np.ndarray, "tokens experts expert_width"] | None = None
-    switch: Switch | None = None
-    noise: NoisySwitch | None = None
+    flip: Flip | None = None
+    noise: NoisyFlip | None = None
     order_distance: OrderDistances | None = None
 
     def __init__(self, **known: object) -> None:
@@ -93,7 +93,7 @@ class TokenBatch:
         return counts.reshape(num_populations, NUM_BLOCKS)
 
     @property
-    def tightness(self) -> Float64[np.ndarray, "tokens"] | None:
+    def effective_margin(self) -> Float64[np.ndarray, "tokens"] | None:
         """The smaller of margin and half the group margin, comparable with ``float_bound``.
 
         A group score sums two selection scores at most, so its error is twice theirs.

@@ -49,15 +49,15 @@ class Use:
     ``on_prior``: of synthetic inputs too, which say where boundaries are and not which tokens come.
     ``of_random_router``: of the random router too; else it says nothing there, too much, or costs
     too much. ``is_sampled``: it costs as much as the product, or more, so that a sample of the
-    tokens is enough. ``of_switch``: it is about another choice beside that of the router;
-    ``of_random_switch``: about that of the random router too.
+    tokens is enough. ``of_flip``: it is about another choice beside that of the router;
+    ``of_random_flip``: about that of the random router too.
     """
 
     on_prior: bool = False
     of_random_router: bool = True
     is_sampled: bool = False
-    of_switch: bool = False
-    of_random_switch: bool = False
+    of_flip: bool = False
+    of_random_flip: bool = False
 
 
 #: Of recorded tokens, for the router and the random one.

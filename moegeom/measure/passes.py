@@ -62,7 +62,7 @@ class RouterRun:
     """One router to measure on tokens, as ``options`` say.
 
     With the choice of the router as stored those of the ``other`` run are compared, and those of
-    the router ``against`` for the same inputs. Rows per token, and which tokens switch, go to
+    the router ``against`` for the same inputs. Rows per token, and which tokens flip, go to
     ``folder``; ``snapshot`` is what an interrupted run goes on from. The pass over all tokens runs
     on ``devices``, if any can do it; ``said`` hears what a user should know about that.
     """
@@ -123,7 +123,7 @@ class Pass:
 
 
 #: Why a synthetic prior gives some metrics no value.
-PRIOR = "a synthetic prior says where walls are, not which tokens come (geometry only)"
+PRIOR = "a synthetic prior says where boundaries are, not which tokens come (geometry only)"
 
 #: Scopes of metrics of one choice, as the router is stored.
 ONE_CHOICE = ("router", "noise", "exposure")
@@ -173,14 +173,14 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
             task = _task(run, prepared, reductions, typical)
             skips = run.options.skip_non_finite or name != MAIN
             passes.append(Pass(name, task, tiles, skips))
-    if null is not None and "switches" not in _missing(run):
+    if null is not None and "flips" not in _missing(run):
         passes += _side_passes(run, own, typical, all_tiles)
         passes += _arithmetic_passes(run, own, null, typical, all_tiles, some)
     return tuple(passes)
 
 
 def _is_sampled(run: RouterRun, reduction: str) -> bool:
-    """Whether a sample is enough: for what costs more than the product, curved walls among it."""
+    """Whether a sample is enough: for what costs more than the product, as curved distances do."""
     is_curved = not run.router.rule.is_affine and "distance" in REDUCTIONS[reduction].needs
     return REDUCTIONS[reduction].use.is_sampled or is_curved
 
@@ -189,7 +189,7 @@ def _side_passes(
     run: RouterRun, own: PreparedRouter, typical: float | None, tiles: Sequence[int]
 ) -> Iterator[Pass]:
     """What another run chose, and what another router chooses, for all tokens."""
-    task = _task(run, own, reductions_for(lambda use: use.of_switch), typical)
+    task = _task(run, own, reductions_for(lambda use: use.of_flip), typical)
     if run.other is not None and run.router.name in run.other.source.facts.routers:
         yield Pass(OTHER, dataclasses.replace(task, other=run.other), tiles)
     if run.against is not None:
@@ -210,8 +210,8 @@ def _arithmetic_passes(
     reference = run.options.reference and arithmetic(run.options.reference)
     for how in map(arithmetic, run.options.arithmetics):
         for name, prepared, kept, chosen in (
-            (how.name, own, reductions_for(lambda use: use.of_switch), tiles),
-            (under_null(how.name), null, reductions_for(lambda use: use.of_random_switch), some),
+            (how.name, own, reductions_for(lambda use: use.of_flip), tiles),
+            (under_null(how.name), null, reductions_for(lambda use: use.of_random_flip), some),
         ):
             task = dataclasses.replace(
                 _task(run, prepared, kept, typical),
@@ -251,7 +251,7 @@ def _finished_rows(
     whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else ALL
     names = passes[0].task.populations.names
     states = progress[MAIN].states | _states(progress, "sampled")
-    metrics = [metric for metric in run.metrics if metric.scope != "switch"]
+    metrics = [metric for metric in run.metrics if metric.scope != "flip"]
     finished = finish_router(run.router, states, names, metrics, missing, whole=whole)
     rows = finished.rows
     null = next((planned for planned in passes if planned.name == "null"), None)
@@ -265,17 +265,17 @@ def _finished_rows(
         _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
     reasons = dict(finished.reasons)
     if run.compares:
-        _extend(rows, _switch_rows(run, passes, progress, whole))
-        metrics = [metric for metric in run.metrics if metric.scope == "switch"]
-        reasons |= {m.name: missing["switches"] for m in metrics if "switches" in missing}
+        _extend(rows, _flip_rows(run, passes, progress, whole))
+        metrics = [metric for metric in run.metrics if metric.scope == "flip"]
+        reasons |= {m.name: missing["flips"] for m in metrics if "flips" in missing}
     return rows, reasons
 
 
-def _switch_rows(
+def _flip_rows(
     run: RouterRun, passes: Sequence[Pass], progress: Mapping[str, Progress], whole: str
 ) -> Rows:
     """Rows of the metrics that compare, for each variant, and their tokens."""
-    metrics = [m for m in run.metrics if m.scope == "switch" or m.needs == ("token_counts",)]
+    metrics = [m for m in run.metrics if m.scope == "flip" or m.needs == ("token_counts",)]
     rows: Rows = {}
     for planned in passes:
         if not planned.task.compares:
@@ -283,14 +283,14 @@ def _switch_rows(
         states, router = progress[planned.name].states, planned.task.prepared.router
         absent = {
             name: "not kept for the null"
-            for name in reductions_for(lambda use: use.of_switch)
+            for name in reductions_for(lambda use: use.of_flip)
             if name not in states
         }
         names = planned.task.populations.names
         found = finish_router(router, states, names, metrics, absent, planned.name, whole)
         _extend(rows, found.rows)
         if run.folder is not None:
-            write_bitmap(run.folder, planned.name, states["switch_bits"])
+            write_bitmap(run.folder, planned.name, states["flip_bits"])
     return rows
 
 

@@ -37,5 +37,5 @@ METRICS: Registry[Metric] = Registry("metric", "moegeom.metrics", "METRIC", Metr
 
 def metrics_of_scan(compares: bool = False, is_noisy: bool = False) -> list[Metric]:
     """All metrics but those of what was not asked for: another choice to compare with, noise."""
-    asked = {"switch": compares, "noise": is_noisy, "exposure": compares}
+    asked = {"flip": compares, "noise": is_noisy, "exposure": compares}
     return [metric for metric in METRICS.all() if asked.get(metric.scope, True)]

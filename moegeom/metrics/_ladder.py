@@ -18,7 +18,7 @@ from moegeom.geometry.arithmetic.float_bits import (
 )
 from moegeom.geometry.jackknife import jackknife_error
 
-#: Small quantiles, because it is the near tokens that switch; by the suffix of their column.
+#: Small quantiles, because it is the near tokens that flip; by the suffix of their column.
 QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}
 
 #: Tokens below a quantile that are needed to tell its error.

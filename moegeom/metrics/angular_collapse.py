@@ -4,7 +4,7 @@ With mu the mean of the inputs and R the 99 % quantile of |y - mu|, the directio
 lie in the cap of half-angle theta = arcsin(R / |mu|) around mu, when R < |mu|. A small angle means
 that routing sees little of the sphere. ``cap_area_log10`` is log10 of the share of the sphere that
 the cap covers: in thousands of dimensions astronomically small for any cap, a curiosity, and not a
-share of reachable coalitions.
+share of reachable expert sets.
 
 On a sample of about 2048 tokens, outlier tokens left out. See also ``mean_resultant_length`` and
 ``mean_pairwise_cosine``, which need no quantile.

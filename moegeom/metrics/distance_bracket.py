@@ -1,14 +1,14 @@
 """How far the boundary distance is known.
 
-Behind straight walls a recording of all logits or of router inputs gives the distance of every
+Behind linear boundaries a recording of all logits or of router inputs gives the distance of every
 token exactly (``distance_exact_share`` 1). One of the m largest logits gives a bracket, because a
-logit that is not known may be anything up to the least known one. So do the walls of groups, and of
-softmax scores with a selection bias: below by a certified bound, above by a step after which the
-rule really chooses another set. Where the bracket is a point (closed to 1e-6 for curved walls) the
-distance is exact. Elsewhere its lower end stands for it: distances, and
-with them the columns of ``boundary_distance``, are then lower bounds, and the nearest wall of such
-a token is not counted unless every other wall is farther. More logits narrow the brackets; 16 more
-than are chosen close nearly all.
+logit that is not known may be anything up to the least known one. So do the boundaries of groups,
+and of softmax scores with a selection bias: below by a certified bound, above by a step after which
+the rule really chooses another set. Where the bracket is a point (closed to 1e-6 for curved
+boundaries) the distance is exact. Elsewhere its lower end stands for it: distances, and with them
+the columns of ``boundary_distance``, are then lower bounds, and the nearest boundary of such a
+token is not counted unless every other boundary is farther. More logits narrow the brackets; 16
+more than are chosen close nearly all.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.geometry.arithmetic.float_bits import bin_edges, share_below
 from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 
-#: Probability that is left of a switch.
+#: Probability that is left of a flip.
 _LEFT = 1e-6
 
 
 def sigmas_needed(num_experts: int, top_k: int) -> float:
-    r"""Nearest wall, in ``rounding_sigmas``, from which a switch has probability 1e-6 at most.
+    r"""Nearest boundary, in ``rounding_sigmas``, from which a flip has probability 1e-6 at most.
 
-    Independent errors of mean 0, each at most :math:`u |y_d|`, cross a wall with probability at
+    Independent errors of mean 0, each at most :math:`u |y_d|`, cross a boundary with probability at
     most :math:`\exp(-s^2 / 2 u^2 \lVert (w_i - w_j) \odot y \rVert^2)` (Hoeffding); summed over
     k (E - k) pairs that is 1e-6 at :math:`\sqrt{2 \log(k (E - k) / 10^{-6})} / 0.4247` sigmas.
     """
@@ -53,7 +53,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="input_stability",
     version=1,
-    text="Tokens that rounding the input to bfloat16 cannot switch: but for one in a million, and "
+    text="Tokens that rounding the input to bfloat16 cannot flip: but for one in a million, and "
     "in the worst case.",
     scope="router",
     needs=("rounding_sigmas_histogram", "relative_distance_histogram"),
@@ -61,14 +61,14 @@ METRIC = Metric(
         "layers": (
             Column(
                 "stable_share_input_rounding_1e6",
-                "share of tokens that independent roundings of the input to bfloat16 switch with "
+                "share of tokens that independent roundings of the input to bfloat16 flip with "
                 "probability 1e-6 at most",
                 formula="input_stability",
                 has_se=True,
             ),
             Column(
                 "stable_share_input_rounding_worst",
-                "share of tokens that no rounding of the input to bfloat16 switches",
+                "share of tokens that no rounding of the input to bfloat16 flips",
                 formula="input_stability",
                 has_se=True,
             ),

@@ -46,7 +46,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "kl_to_uniform_nats": float(load.kl_to_uniform_nats(counts)),
             "num_dead": int((counts == 0).sum()) if counts.any() else None,
             "dead_share": float(load.dead_share(counts)),
-            "starved_share": float(load.starved_share(counts)),
+            "underused_share": float(load.underused_share(counts)),
             "busiest_expert": int(counts.argmax()) if counts.any() else None,
         },
         "experts": {
@@ -155,9 +155,9 @@ METRIC = Metric(
             Column("num_dead", "experts that no token chose", "experts", "int"),
             Column("dead_share", "share of experts that no token chose", formula="dead_share"),
             Column(
-                "starved_share",
+                "underused_share",
                 "share of experts below a tenth of the fair load, dead ones included",
-                formula="starved_share",
+                formula="underused_share",
             ),
             Column("busiest_expert", "expert with the largest load", "expert", "int"),
         ),

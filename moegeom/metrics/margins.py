@@ -2,7 +2,7 @@
 
 q_[k] - q_[k+1] in units of the selection score (``margin_unit``): logits for an affine rule, biased
 scores else. Margins of different rules or layers do not compare, and a small margin is not a small
-distance: it takes the rows of the two experts to say how far the input is from the wall
+distance: it takes the rows of the two experts to say how far the input is from the boundary
 (``boundary_distance``). Quantiles are those of a histogram with bins of 6 %; the shares of the
 ladder (table ``margins``) are exact.
 """

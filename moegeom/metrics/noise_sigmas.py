@@ -2,9 +2,9 @@
 
 r = d / s, d the boundary distance and s = 0.4247 x 2^-8 |y| / sqrt(D) the standard deviation of
 each coordinate when the router input is rounded to bfloat16. Noise of s in every direction crosses
-the nearest wall with probability Phi(-r): a token within one sigma is at risk, one beyond three is
-not. Distances over sqrt(D) say nothing of the kind: nearly all tokens are within 0.0017 sqrt(D) of
-a wall, in a direction that noise hardly ever takes.
+the nearest boundary with probability Phi(-r): a token within one sigma is at risk, one beyond three
+is not. Distances over sqrt(D) say nothing of the kind: nearly all tokens are within 0.0017 sqrt(D)
+of a boundary, in a direction that noise hardly ever takes.
 
 Rounding errors are proportional to their coordinate, not isotropic; ``rounding_noise`` counts them
 so, on a sample.
@@ -16,7 +16,7 @@ import numpy as np
 
 from moegeom.metrics._ladder import ladder_metric
 
-#: From an eighth of a sigma, where half the tokens switch, to what no noise reaches.
+#: From an eighth of a sigma, where half the tokens flip, to what no noise reaches.
 LADDER = 2.0 ** np.arange(-3, 7)
 
 METRIC = ladder_metric(

@@ -1,14 +1,14 @@
 """How far it is to where more than two experts tie at the border of the chosen set.
 
-Across a wall one expert is exchanged for another. Walls meet where three experts or four have the
-logit of the border between chosen and not chosen, order 2 and 3: around such an input a small
-disturbance can lead to any of several sets, and a router that is smoothed runs experts besides the
-k. The distance to the nearest such input, wherever the other experts are, is found by branch and
-bound, and stands between two ends that are both certain; a bracket is a point where the search came
-to its end (``order_2_distance_exact_share``). The boundary distance is that of order 1, and none is
-less than the one before.
+Across a boundary one expert is exchanged for another. Boundaries meet where three experts or four
+have the logit of the border between chosen and not chosen, order 2 and 3: around such an input a
+small disturbance can lead to any of several sets, and a router that is smoothed runs experts
+besides the k. The distance to the nearest such input, wherever the other experts are, is found by
+branch and bound, and stands between two ends that are both certain; a bracket is a point where the
+search came to its end (``order_2_distance_exact_share``). The boundary distance is that of order 1,
+and none is less than the one before.
 
-Straight walls only. On a sample, because each search takes milliseconds:
+Linear boundaries only. On a sample, because each search takes milliseconds:
 ``num_order_distance_tokens`` says how many tokens, 64 for a router of 64 experts and 16 for one of
 256. The medians are of these tokens, so that ``boundary_distance_rms_p50``, which is of all, is
 known more finely than they are. docs/theory.md A4.

@@ -3,8 +3,8 @@
 For a width eps, the order of a token is the number of experts, less one, in the widest run of
 consecutive sorted selection scores that crosses the border and spans at most eps; ``extra_experts``
 are those left out by less than eps, which a smoothed router would run besides. Order 1 is a
-near-tie of two, order 2 and more a corner where several walls meet. On a sample of at most 4096
-tokens.
+near-tie of two, order 2 and more a corner where several boundaries meet. On a sample of at most
+4096 tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Nearest wall in standard deviations of what rounding each coordinate to bfloat16 does.
+"""Nearest boundary in standard deviations of what rounding each coordinate to bfloat16 does.
 
 r = min over i chosen, j not, of (z_i - z_j) / sigma_ij, sigma_ij^2 = (0.4247 x 2^-8)^2
 sum_d (w_id - w_jd)^2 y_d^2: the error of a coordinate is proportional to it. Phi(-r) bounds the
-probability of a switch from below and estimates it to first order; ``bf16_switch_share`` is its
+probability of a flip from below and estimates it to first order; ``bf16_flip_share`` is its
 mean over the sample. On a sample of at most 4096 tokens, since it looks at every coordinate of
 every near pair.
 """
@@ -17,21 +17,21 @@ from moegeom.metrics.noise_sigmas import LADDER
 
 METRIC = ladder_metric(
     "rounding_noise",
-    "Nearest wall in standard deviations of rounding the input to bfloat16, coordinate by "
+    "Nearest boundary in standard deviations of rounding the input to bfloat16, coordinate by "
     f"coordinate, on a sample of at most {SMALL_SAMPLE_TOKENS} tokens.",
-    ("rounding_sigmas", "the nearest wall in sigmas", "sigma"),
-    ("rounding_sigmas_histogram", "rounding_switch"),
+    ("rounding_sigmas", "the nearest boundary in sigmas", "sigma"),
+    ("rounding_sigmas_histogram", "rounding_flip"),
     LADDER,
     ("expert_relabelling", "common_row_shift", "positive_scaling"),
     after=(
         Column(
-            "bf16_switch_share",
-            "expected share of tokens that rounding the input to bfloat16 switches",
+            "bf16_flip_share",
+            "expected share of tokens that rounding the input to bfloat16 flips",
             formula="rounding_sigmas",
             has_se=True,
         ),
     ),
     more=lambda reductions, facts, quantiles: {
-        "bf16_switch_share": means(reductions["rounding_switch"])[0]
+        "bf16_flip_share": means(reductions["rounding_flip"])[0]
     },
 )

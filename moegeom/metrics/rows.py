@@ -1,9 +1,9 @@
-"""Rows as stored: lengths, zero rows, rows that are not finite, and twins.
+"""Rows as stored: lengths, zero rows, rows that are not finite, and duplicate rows.
 
-Twin rows are bit-identical, with equal biases: no token tells the two experts apart, and ties go to
-the lower number. A zero row has the same logit for every token. These are faults of a file or of a
-merge, not of the data. Lengths are of the raw rows; see ``effective_router`` for the geometry that
-routing depends on.
+Duplicate rows are bit-identical, with equal biases: no token tells the two experts apart, and ties
+go to the lower number. A zero row has the same logit for every token. These are faults of a file or
+of a merge, not of the data. Lengths are of the raw rows; see ``effective_router`` for the geometry
+that routing depends on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     # summed in float64 without a float64 copy of the rows
     squares = np.einsum("ij,ij->i", router.weight, router.weight, dtype=np.float64)
     norms[finite] = np.sqrt(squares[finite])
-    twin = _first_equal([router.weight, *biases], norms)
+    duplicate = _first_equal([router.weight, *biases], norms)
     median = float(np.median(norms[finite])) if finite.any() else 0.0
     return {
         "layers": {
@@ -35,7 +35,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "num_non_finite_gain": None
             if router.gain is None
             else int((~np.isfinite(router.gain)).sum()),
-            "num_twin_rows": int((twin != own).sum()),
+            "num_duplicate_rows": int((duplicate != own).sum()),
             "num_zero_rows": int((norms == 0.0).sum()),
             "row_norm_median": median if finite.any() else None,
             "row_norm_max_over_median": float(norms[finite].max()) / median if median else None,
@@ -44,7 +44,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "expert": own,
             "row_norm": norms,
             "is_row_finite": finite,
-            "twin_of": np.where(twin != own, twin, -1),
+            "duplicate_of": np.where(duplicate != own, duplicate, -1),
         },
     }
 
@@ -89,7 +89,7 @@ METRIC = Metric(
                 "",
                 "int",
             ),
-            Column("num_twin_rows", "rows equal to an earlier row", "experts", "int"),
+            Column("num_duplicate_rows", "rows equal to an earlier row", "experts", "int"),
             Column("num_zero_rows", "rows of zeros", "experts", "int"),
             Column("row_norm_median", "median length of a row", "weight"),
             Column("row_norm_max_over_median", "longest row over the median length"),
@@ -98,7 +98,9 @@ METRIC = Metric(
             Column("expert", "expert number", "expert", "int"),
             Column("row_norm", "Euclidean length of the router row", "weight"),
             Column("is_row_finite", "row and biases are finite", "", "bool"),
-            Column("twin_of", "earlier expert with the same row and bias, or -1", "expert", "int"),
+            Column(
+                "duplicate_of", "earlier expert with the same row and bias, or -1", "expert", "int"
+            ),
         ),
     },
     finish=_finish,

@@ -19,10 +19,10 @@ from moegeom.geometry.load.consistency import corrected_information_share
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     sample = reductions["token_sample"]
     known = sample["token_id"] >= 0
-    label, leader = sample["token_id"][known], sample["chosen"][known][:, 0]
-    if facts.is_null or len(label) < 2 or "leaders" not in reductions:
+    label, top1 = sample["token_id"][known], sample["chosen"][known][:, 0]
+    if facts.is_null or len(label) < 2 or "top1" not in reductions:
         return {"layers": {}}
-    return {"layers": {"token_id_information_share": corrected_information_share(label, leader)}}
+    return {"layers": {"token_id_information_share": corrected_information_share(label, top1)}}
 
 
 METRIC = Metric(
@@ -30,7 +30,7 @@ METRIC = Metric(
     version=1,
     text="Information of the token id about the first choice, less what shuffled ids show.",
     scope="router",
-    needs=("token_sample", "leaders"),
+    needs=("token_sample", "top1"),
     columns={
         "layers": (
             Column(

@@ -1,15 +1,15 @@
-"""Tropical saturation: how far the tokens stay from every wall, relative to their length.
+"""Tropical saturation: how far the tokens stay from every boundary, relative to their length.
 
 For a threshold delta, the share of tokens with d > delta |y|, d the boundary distance and |y| the
 length of the router input: one minus ``share_below`` in the rows ``boundary_distance_over_norm`` of
-table ``margins``. The walls of an affine router are where the tropical polynomial "sum of the k
-largest logits" bends, so a saturated set of tokens sees a linear function. The least relative
+table ``margins``. The boundaries of an affine router are where the tropical polynomial "sum of the
+k largest logits" bends, so a saturated set of tokens sees a linear function. The least relative
 distance over all tokens (``tropical_saturation``, a lower bound within 6 %) is an extreme: it falls
 with the number of tokens, so quantiles stand beside it.
 
-A connected set of inputs that stays away from all walls has one chosen set only; real tokens visit
-many cells, so the least distance of many tokens is near 0 for every working router. The share of
-the most frequent set is ``modal_coalition_share``.
+A connected set of inputs that stays away from all boundaries has one chosen set only; real tokens
+visit many cells, so the least distance of many tokens is near 0 for every working router. The share
+of the most frequent set is ``modal_expert_set_share``.
 """
 
 from __future__ import annotations

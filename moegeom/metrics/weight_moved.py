@@ -1,7 +1,7 @@
 """Weight moved: how much of a token's routing weight leaves its experts under a variant.
 
 0 for a token that keeps its set, else the weight of the experts that leave over that of all that
-were chosen. The 99th percentile is over all tokens: with few switches it is 0. Quantiles are those
+were chosen. The 99th percentile is over all tokens: with few flips it is 0. Quantiles are those
 of a histogram with bins of 6 %.
 """
 
@@ -25,7 +25,7 @@ METRIC = Metric(
     name="weight_moved",
     version=1,
     text="The 99th percentile of the routing weight that moves under a variant.",
-    scope="switch",
+    scope="flip",
     needs=("weight_moved_histogram",),
     columns={
         "layers": (

@@ -13,8 +13,8 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router, RouterSet
 from moegeom.recorder.model_store import ModelStore
 from moegeom.recorder.taps import Place, find_places
-from moegeom.router.asked_family import AskedFamily
 from moegeom.router.load import load_routers
+from moegeom.router.requested_family import RequestedFamily
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Identity:
 
 
 def identify(
-    model: torch.nn.Module, checkpoint: str | Path | None, family: AskedFamily
+    model: torch.nn.Module, checkpoint: str | Path | None, family: RequestedFamily
 ) -> Identity:
     """The routers of ``model``, held against those of ``checkpoint``.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moegeom.core.errors import UsageError
-from moegeom.core.footprint import best_stage, bytes_per_token, common_stage, enough_logits
+from moegeom.core.recording_size import best_stage, bytes_per_token, common_stage, enough_logits
 from moegeom.core.router import Router
 from moegeom.core.tokens import Stage
 

@@ -20,7 +20,7 @@ from moegeom.recorder.sinks import Sink, SinkFacts, num_recorded, open_sink, ref
 from moegeom.recorder.staging import Staged, Staging
 from moegeom.recorder.steps import Step, make_step
 from moegeom.recorder.taps import Place, Tap
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
+from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 
 #: Bytes of a shard: what is held before it is written.
 _SHARD_BYTES = 128 << 20
@@ -78,7 +78,7 @@ class RouterRecorder:
         domains: Sequence[str] = (),
         fold: bool = False,
         num_tokens: int | None = None,
-        family: AskedFamily = NOTHING_ASKED,
+        family: RequestedFamily = NOTHING_ASKED,
         engine: str = "",
         journal: Mapping[str, Any] | None = None,
         restart: bool = False,

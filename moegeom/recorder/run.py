@@ -26,8 +26,8 @@ from moegeom.recorder.text import (
     read_documents,
     tokenizer_of,
 )
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.load import load_routers
+from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 
 #: Tokens that give usable errors for most layers.
 DEFAULT_TOKENS = 16_384
@@ -59,7 +59,7 @@ class CaptureRequest:
     tokenizer: str | None = None
     fold: bool = False
     restart: bool = False
-    asked: AskedFamily = NOTHING_ASKED
+    asked: RequestedFamily = NOTHING_ASKED
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which tokens switched at a router under a variant: bits on disk, joined over the layers."""
+"""Which tokens flipped at a router under a variant: bits on disk, joined over the layers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from moegeom.core.files import open_regular, writing
 def write_bitmap(
     folder: Path, variant: str, bits: Mapping[str, UInt8[np.ndarray, "bytes"]]
 ) -> None:
-    """Keeps ``switched`` and ``seen``, a bit for each token of the source."""
+    """Keeps ``flipped`` and ``seen``, a bit for each token of the source."""
     with writing(folder):
-        np.savez(_path(folder, variant), switched=bits["switched"], seen=bits["seen"])
+        np.savez(_path(folder, variant), flipped=bits["flipped"], seen=bits["seen"])
 
 
-def any_switched(folders: Iterable[Path], variant: str) -> tuple[int, int] | None:
-    """Tokens that switch at one router at least, and tokens that all routers saw; None without."""
-    switched, seen = None, None
+def any_flipped(folders: Iterable[Path], variant: str) -> tuple[int, int] | None:
+    """Tokens that flip at one router at least, and tokens that all routers saw; None without."""
+    flipped, seen = None, None
     for folder in folders:
         path = _path(folder, variant)
         if not path.exists():
             continue
         with _stored(path) as found:
-            switched = found["switched"] if switched is None else switched | found["switched"]
+            flipped = found["flipped"] if flipped is None else flipped | found["flipped"]
             seen = found["seen"] if seen is None else seen & found["seen"]
-    if switched is None or seen is None:
+    if flipped is None or seen is None:
         return None
-    return int(np.bitwise_count(switched & seen).sum()), int(np.bitwise_count(seen).sum())
+    return int(np.bitwise_count(flipped & seen).sum()), int(np.bitwise_count(seen).sum())
 
 
 @contextlib.contextmanager
@@ -50,4 +50,4 @@ def _stored(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
 
 
 def _path(folder: Path, variant: str) -> Path:
-    return folder / f"switched.{variant}.npz"
+    return folder / f"flipped.{variant}.npz"

@@ -28,7 +28,7 @@ _RUN: Mapping[str, Any] = {
     "python": _TEXT,
     "seed": _COUNT,
     "seconds": _NUMBER,
-    "layers_asked": (*_TEXT, *_NONE),
+    "layers_requested": (*_TEXT, *_NONE),
     "exclude_first": _COUNT,
     "reference": (*_TEXT, *_NONE),
     "next_command": _TEXT,

@@ -39,8 +39,8 @@ OTHER_TABLES: dict[str, tuple[Column, ...]] = {
         Column("ties", "lowest, or undetermined where the engine breaks them anyhow", "", "str"),
         Column("num_tokens_all_layers", "tokens that every router saw", "tokens", "int"),
         Column(
-            "num_switched_any_layer",
-            "of these, tokens that switch at one router at least",
+            "num_flipped_any_layer",
+            "of these, tokens that flip at one router at least",
             "tokens",
             "int",
         ),
@@ -66,7 +66,7 @@ _TYPES: dict[str, pa.DataType] = {
 #: Element type of each list column.
 _LIST_TYPES = {
     "beaten_by": pa.int32(),
-    "coalition": pa.int32(),
+    "expert_set": pa.int32(),
     "mean_row_projections": pa.float32(),
     "routers": pa.string(),
     "row_projections": pa.float32(),

@@ -22,7 +22,11 @@ def describe_router(router: Router) -> dict[str, Any]:
         "hidden": router.hidden_size,
         "stored": router.provenance.stored_dtype.lower(),
         "selection": router.rule.selection_score_unit,
-        "walls": "none" if router.listed else "straight" if router.rule.is_affine else "curved",
+        "boundaries": "none"
+        if router.listed
+        else "linear"
+        if router.rule.is_affine
+        else "non-linear",
         "rule": rule_in_words(router),
         "finite": bool(np.isfinite(router.weight).all()),
         "tensor": router.provenance.tensors[0],

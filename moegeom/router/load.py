@@ -17,7 +17,6 @@ from moegeom.core.errors import UsageError
 from moegeom.core.layer_ranges import format_layers, parse_layers
 from moegeom.core.router import RECORDED, Projection, Provenance, Router, RouterSet, Rule, Weights
 from moegeom.geometry.rows.projected_rows import composed_rows
-from moegeom.router.asked_family import NOTHING_ASKED, AskedFamily
 from moegeom.router.choice_bias import check_choice_biases
 from moegeom.router.family import Family
 from moegeom.router.match import Listed, Match, match_routers, without_absent_biases
@@ -32,6 +31,7 @@ from moegeom.router.recognise import (
     recognise_family,
     recognition_notes,
 )
+from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 from moegeom.router.rule import check_required, expected_layers, rule_text
 from moegeom.router.settings import Settings
 
@@ -44,7 +44,7 @@ Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
 def load_routers(
     store: TensorStore,
     layers: str | None = None,
-    asked: AskedFamily = NOTHING_ASKED,
+    asked: RequestedFamily = NOTHING_ASKED,
     with_listed: bool = False,
 ) -> RouterSet:
     """All routers of a checkpoint in natural order, in memory.

@@ -51,7 +51,7 @@ def measured(metric: Metric, of: Router, source: Stream, **options: Any) -> Rows
     """
     if metric.scope == "weights":
         return measure_weights(of, [metric], "no tokens").rows
-    if metric.scope == "switch":
+    if metric.scope == "flip":
         options |= {"arithmetics": ("bf16-logits",)}
     if metric.scope == "noise":
         options |= {"noise": InputNoise(0.02)}

@@ -23,8 +23,9 @@ from moegeom.tokens.recording.writer import RecordingWriter
 
 @dataclass(frozen=True)
 class SyntheticModel:
-    """Shape and defects. Defects name layers: ``twin`` copies row 1 over row 5, ``zero`` clears row
-    2, ``long`` makes row 3 ``long_factor`` times as long and points it at the mean of the tokens.
+    """Shape and defects. Defects name layers: ``duplicate`` copies row 1 over row 5, ``zero``
+    clears row 2, ``long`` makes row 3 ``long_factor`` times as long and points it at the mean of
+    the tokens.
     """
 
     family: str = "qwen3_moe"
@@ -32,7 +33,7 @@ class SyntheticModel:
     experts: int = 64
     top_k: int = 8
     layers: int = 3
-    twin: tuple[int, ...] = ()
+    duplicate: tuple[int, ...] = ()
     zero: tuple[int, ...] = ()
     long: tuple[int, ...] = ()
     long_factor: float = 3.0
@@ -104,14 +105,14 @@ def write_checkpoint(path: Path, model: SyntheticModel) -> Path:
             rows[3] = model.long_factor * length * mean_direction(model)
         if layer in model.zero:
             rows[2] = 0.0
-        if layer in model.twin:
+        if layer in model.duplicate:
             rows[5] = rows[1]
         tensors[layout.weight.format(layer=layer)] = rows.astype(ml_dtypes.bfloat16)
         gain = 1.0 + 0.1 * generator.standard_normal(model.hidden)
         tensors[layout.norm.format(layer=layer)] = gain.astype(ml_dtypes.bfloat16)
         if layout.bias is not None:
             bias = 0.02 * generator.standard_normal(model.experts)
-            if layer in model.twin:
+            if layer in model.duplicate:
                 bias[5] = bias[1]
             tensors[layout.bias.format(layer=layer)] = bias.astype(np.float32)
     path.mkdir(parents=True)

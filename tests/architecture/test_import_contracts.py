@@ -32,8 +32,8 @@ def house(tmp_path):
     contracts = (ROOT / "pyproject.toml").read_text("utf-8").partition("[tool.importlinter]")
     (tmp_path / "pyproject.toml").write_text("".join(contracts[1:]), "utf-8")
     floors = """
-        cells checkpoint checks core document engine engine/devices geometry kernels kernels/cpu
-        kernels/cuda measure metrics recorder results router studies testing tokens trainable
+        checkpoint checks core document engine engine/devices geometry kernels kernels/cpu
+        kernels/cuda measure metrics recorder results router studies studies/cells testing tokens trainable
         variants
     """.split()
     for folder in [tmp_path / "cli/moegeom_cli", tmp_path / "moegeom"]:
@@ -69,7 +69,7 @@ def test_an_empty_house_keeps_its_contracts(house):
         ("engine/loop.py", "cupy"),
         ("kernels/cpu/fused.py", "cupy"),
         ("engine/loop.py", "moegeom.metrics"),
-        ("studies/diff.py", "moegeom.cells"),
+        ("studies/diff.py", "moegeom.studies.cells"),
         ("pipeline.py", "moegeom.studies"),
         ("helpers.py", "numpy"),
     ],

@@ -13,11 +13,11 @@ from moegeom.core.text import number_of
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Where sentences are made that a person reads.
-FOLDERS = ("document", "checks", "studies", "cells", "engine", "tokens", "recorder", "router")
+FOLDERS = ("document", "checks", "studies", "engine", "tokens", "recorder", "router")
 
 NOUNS = (
     "rows|experts|tokens|layers|routers|checkpoints|documents|requests|disagreements|figures|pairs|"
-    "cells|walls|tensors|steps|comparisons|ranks|files|ids|shifts|pieces|pixels|slots|batches"
+    "cells|boundaries|facets|tensors|steps|comparisons|ranks|files|ids|shifts|pieces|pixels|slots|batches"
 )
 BEHIND = re.compile(rf" (?:more |different |other |recorded |outlier |such )?(?:{NOUNS})\b")
 
@@ -27,7 +27,7 @@ BEFORE = re.compile(r"(?:\bof|\ball|\bthese|\bat most|\bthan| x| to) $")
 #: Sizes of a router are no counts of findings; constants, text and what was compared with 1 are
 #: known where they stand.
 KNOWN = re.compile(
-    r"num_experts|top_k|^(?:experts|cells|walls|k|verb|part)$|^[A-Z_]+$|_text\(|number\(|percent\("
+    r"num_experts|top_k|^(?:experts|cells|boundaries|k|verb|part)$|^[A-Z_]+$|_text\(|number\(|percent\("
     r"|_listed\(|sorted\(|name|where|spread|join\(|number_of\(|shape\[|mean_|^2 \* tokens$|^sample$|^_count"
 )
 

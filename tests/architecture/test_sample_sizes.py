@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 #: "a sample of at most 4096 tokens", "about 2048 tokens", "at most 4096 documents".
 STATED = re.compile(
-    r"(?:at most|about) ([\d,]{4,})\.?(?: (documents))?(?! (?:bytes|walls|vertices))"
+    r"(?:at most|about) ([\d,]{4,})\.?(?: (documents))?(?! (?:bytes|boundaries|vertices))"
 )
 
 #: What a sample of a few thousand can be, by what its metric needs; pages of no metric: any.

@@ -93,7 +93,7 @@ def moegeom(tmp_path_factory) -> Iterator[Callable[..., Ran]]:
 
 @dataclass(frozen=True)
 class World:
-    """A folder with ``model`` (three layers, one with twin rows), ``rec`` and ``results``.
+    """A folder with ``model`` (three layers, one with duplicate rows), ``rec`` and ``results``.
 
     ``screen`` is what the scan that made ``results`` printed.
     """
@@ -115,7 +115,7 @@ def world(tmp_path_factory) -> World:
     from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
     folder = tmp_path_factory.mktemp("world")
-    model = SyntheticModel(hidden=64, experts=16, top_k=4, layers=3, twin=(1,))
+    model = SyntheticModel(hidden=64, experts=16, top_k=4, layers=3, duplicate=(1,))
     write_checkpoint(folder / "model", model)
     fingerprint = load_routers(open_checkpoint(folder / "model")).fingerprint
     write_tokens(folder / "rec", model, 1024, fingerprint)

@@ -138,7 +138,7 @@ def test_nan_in_a_router_row_is_not_green_without_tokens(moegeom, damaged):
     assert ran.code in (0, 3)
     if ran.code == 0:
         (verdict,) = (line for line in ran.out.splitlines() if line.startswith("VERDICT"))
-        assert " 2 errors" in verdict  # the twin rows of layer 1, and this
+        assert " 2 errors" in verdict  # the duplicate rows of layer 1, and this
     assert "text/2" in ran.out + ran.err or "layer 2" in ran.out
     assert "Traceback" not in ran.err
 

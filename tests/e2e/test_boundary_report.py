@@ -29,12 +29,12 @@ def report(moegeom, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "120"])
-def test_the_screen_fits_and_says_what_switches(moegeom, report, columns):
+def test_the_screen_fits_and_says_what_flips(moegeom, report, columns):
     ran = moegeom(report, "boundary-report", "out", COLUMNS=columns)
     assert ran.code == 0
     assert max(map(len, ran.out.splitlines())) <= int(columns)
     text = " ".join(ran.out.split())
-    assert re.search(r"VERDICT bf16-logits switches most: 0\.\d\d % of the choices", text)
+    assert re.search(r"VERDICT bf16-logits flips most: 0\.\d\d % of the choices", text)
     assert re.search(r"bf16-logits 0\.\d\d % 0\.\d\d % 0\.\d\d % L\d", text)
     assert re.search(r"float32-blocks 0 % 0 % - 0 % 0 % (100|99\.\d+) %", text)
     assert "exact ties leave" in text
@@ -42,8 +42,8 @@ def test_the_screen_fits_and_says_what_switches(moegeom, report, columns):
     nearest = r"Half of the tokens are within (\S+) of another choice"
     three, two = (float(re.search(what, text)[1]) for what in (tie, nearest))
     assert 0.0 < two < three < 10.0
-    assert "Noise of 2 % of the input's rms switches" in text
-    assert "A switched expert is not a wrong answer" in text
+    assert "Noise of 2 % of the input's rms flips" in text
+    assert "A flipped expert is not a wrong answer" in text
 
 
 def test_json_is_strict_and_holds_every_layer(moegeom, report):
@@ -74,23 +74,19 @@ def test_what_it_leaves_is_a_scan_as_well(moegeom, report):
         (row["router"], row["variant"], row["population"]): row for row in results.rows("layers")
     }
     exact, other = (rows["text/1", name, "all"] for name in ("as_stored", "bf16-logits"))
-    assert exact["switched_share"] is None
+    assert exact["flipped_share"] is None
     assert other["load_cv_ddof0"] is None
-    assert (
-        0.0 < other["switched_share_least"] < other["switched_share"] < other["switched_share_most"]
-    )
+    assert 0.0 < other["flipped_share_least"] < other["flipped_share"] < other["flipped_share_most"]
     variants = {row["variant"]: row for row in results.rows("variants")}
     some, seen = (
-        variants["bf16-logits"][name]
-        for name in ("num_switched_any_layer", "num_tokens_all_layers")
+        variants["bf16-logits"][name] for name in ("num_flipped_any_layer", "num_tokens_all_layers")
     )
-    shares = [rows[f"text/{layer}", "bf16-logits", "all"]["switched_share"] for layer in range(3)]
+    shares = [rows[f"text/{layer}", "bf16-logits", "all"]["flipped_share"] for layer in range(3)]
     assert seen == 4096
     assert max(shares) <= some / seen <= sum(shares)
     # the noise model without emulation
     predicted = [
-        rows[f"text/{layer}", "bf16-logits", "all"]["predicted_switched_share"]
-        for layer in range(3)
+        rows[f"text/{layer}", "bf16-logits", "all"]["predicted_flipped_share"] for layer in range(3)
     ]
     assert np.mean(predicted) / np.mean(shares) == pytest.approx(1.0, abs=0.3)
 
@@ -98,9 +94,9 @@ def test_what_it_leaves_is_a_scan_as_well(moegeom, report):
 def test_the_reference_can_be_another_arithmetic(moegeom, place):
     said = "boundary-report model --tokens rec --out {} --arith bf16 --reference {} --format json"
     same = moegeom(place, *said.format("same", "bf16").split())
-    assert json.loads(same.out)["variants"][0]["switched_share"] == 0.0
+    assert json.loads(same.out)["variants"][0]["flipped_share"] == 0.0
     other = moegeom(place, *said.format("other", "bf16-logits").split())
-    assert json.loads(other.out)["variants"][0]["switched_share"] > 0.0
+    assert json.loads(other.out)["variants"][0]["flipped_share"] > 0.0
 
 
 @pytest.mark.parametrize(
@@ -113,9 +109,13 @@ def test_the_reference_can_be_another_arithmetic(moegeom, place):
         ("model --tokens rec --noise elsewhere", 3, "elsewhere"),
         ("results", 3, "holds no variants"),
         ("model --tokens rec --out results", 2, "another request: arithmetics differ"),
-        ("model --tokens rec --against elsewhere", 3, "elsewhere"),
-        (f"model --tokens rec --against {'x' * 300}", 3, "cannot be read"),
-        ("model --tokens rec --against rec", 2, "--other compares with what another run chose"),
+        ("model --tokens rec --checkpoint-b elsewhere", 3, "elsewhere"),
+        (f"model --tokens rec --checkpoint-b {'x' * 300}", 3, "cannot be read"),
+        (
+            "model --tokens rec --checkpoint-b rec",
+            2,
+            "--run-b compares with what another run chose",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_told(moegeom, place, typed, code, said):
@@ -145,7 +145,7 @@ def test_two_sides_are_compared_token_by_token(moegeom, tmp_path):
     sides = [SAMPLE / f"rec/step_{step}" for step in (1500, 1000)]
     ran = moegeom(
         *(tmp_path, "boundary-report", str(SAMPLE / "step_1500"), "--tokens", str(sides[0])),
-        *("--other", str(sides[1]), "--arith", "bf16", "--out", "out", "--format", "json"),
+        *("--run-b", str(sides[1]), "--arith", "bf16", "--out", "out", "--format", "json"),
     )
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
@@ -155,7 +155,7 @@ def test_two_sides_are_compared_token_by_token(moegeom, tmp_path):
     for row in other["layers"]:
         chosen = [np.sort(side.read_chosen(row["router"], 0, 4096)) for side in (a, b)]
         differs = (chosen[0] != chosen[1]).any(axis=1)
-        assert row["switched_share"] == differs.mean()
+        assert row["flipped_share"] == differs.mean()
         counts = [np.bincount(side.reshape(-1), minlength=16) for side in chosen]
         shift = (counts[1] - counts[0]) / (4096 * 4 / 16)
         assert row["load_shift_max"] == pytest.approx(shift[np.argmax(np.abs(shift))])
@@ -165,7 +165,7 @@ def test_two_sides_are_compared_token_by_token(moegeom, tmp_path):
         assert {"proved_share", "tied_share", "reordered_share"}.isdisjoint(row)
     screen = moegeom(tmp_path, "boundary-report", "out", COLUMNS="80")
     assert max(map(len, without_commands(screen.out))) <= 80
-    said = f"next: moegeom explain {SAMPLE / 'step_1500'} --tokens {sides[0]} --other {sides[1]}"
+    said = f"next: moegeom explain {SAMPLE / 'step_1500'} --tokens {sides[0]} --run-b {sides[1]}"
     assert said in screen.out
     assert "only" in screen.out
     assert "not explained by near-ties" in " ".join(screen.out.split())
@@ -183,7 +183,7 @@ def test_a_run_compared_with_itself_differs_nowhere(moegeom, tmp_path):
     rec = str(SAMPLE / "rec/step_1500")
     ran = moegeom(
         *(tmp_path, "boundary-report", str(SAMPLE / "step_1500"), "--tokens", rec),
-        *("--other", rec, "--arith", "bf16", "--out", "out"),
+        *("--run-b", rec, "--arith", "bf16", "--out", "out"),
     )
     assert ran.code == 0, ran.err
     assert "A and B choose the same experts for every token." in " ".join(ran.out.split())
@@ -195,7 +195,7 @@ def second(moegeom, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("against")
     ran = moegeom(
         *(folder, "boundary-report", str(SAMPLE / "step_1500"), "--arith", "bf16"),
-        *("--tokens", str(SAMPLE / "rec/step_1500"), "--against", str(SAMPLE / "step_1000")),
+        *("--tokens", str(SAMPLE / "rec/step_1500"), "--checkpoint-b", str(SAMPLE / "step_1000")),
         *("--out", "out", "--quiet"),
     )
     assert (ran.code, ran.err) == (0, "")
@@ -223,7 +223,7 @@ def test_a_second_checkpoint_chooses_for_the_inputs_of_the_first(moegeom, second
         ]
         differs = (found[0] != found[1]).any(axis=1).mean()
         assert differs > 0.05
-        assert row["switched_share"] == pytest.approx(differs, abs=2 / 4096)
+        assert row["flipped_share"] == pytest.approx(differs, abs=2 / 4096)
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
@@ -235,15 +235,15 @@ def test_the_screen_names_the_second_checkpoint_and_what_it_leaves_out(moegeom, 
     assert "Its own hidden states would differ" in text
     assert "Another gain stands in front of all layers" in text
     assert "The routers of C choose differently from those of A in" in text
-    assert "of the switches are among the 10 % of tokens with the least margin" in text
+    assert "of the flips are among the 10 % of tokens with the least margin" in text
     assert "next:" not in text
     ran = moegeom(second, "boundary-report", "out", "--format", "md")
     assert "- **C** step\\_1000" in ran.out
     assert re.search(r"^\| against \|.*\| - \| - \|", ran.out, re.MULTILINE)
 
 
-def test_a_checkpoint_against_itself_says_why_nothing_switches(moegeom, place):
-    ran = moegeom(place, *"boundary-report model --tokens rec --against model".split())
+def test_a_checkpoint_against_itself_says_why_nothing_flips(moegeom, place):
+    ran = moegeom(place, *"boundary-report model --tokens rec --checkpoint-b model".split())
     text = " ".join(ran.out.split())
     assert "C chooses the same experts as A for every token, because its routers are" in text
     assert "All routers are those of A, bit for bit." in text
@@ -252,9 +252,9 @@ def test_a_checkpoint_against_itself_says_why_nothing_switches(moegeom, place):
 def test_two_sides_and_a_second_checkpoint_are_told_apart(moegeom, tmp_path):
     (tmp_path / "model").symlink_to(SAMPLE / "step_1500", target_is_directory=True)
     (tmp_path / "rec").symlink_to(SAMPLE / "rec/step_1500", target_is_directory=True)
-    typed = "boundary-report model --tokens rec --against model --other rec --arith bf16"
+    typed = "boundary-report model --tokens rec --checkpoint-b model --run-b rec --arith bf16"
     ran = moegeom(tmp_path, *typed.split())
     assert ran.code == 0, ran.err
     text = " ".join(ran.out.split())
     assert "A and B choose the same experts for every token. C chooses the same" in text
-    assert "next: moegeom explain model --tokens rec --other rec --against model" in text
+    assert "next: moegeom explain model --tokens rec --run-b rec --checkpoint-b model" in text

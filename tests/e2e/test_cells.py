@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from moegeom.cells.exact.certificate_check import check_certificate, from_json
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.study.request import CellsRequest
-from moegeom.cells.study.study import cells as cells_of
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import UsageError
 from moegeom.router.load import load_routers
+from moegeom.studies.cells.exact.certificate_check import check_certificate, from_json
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,23 +50,23 @@ def of_sample(**asked) -> CellsRequest:
     return CellsRequest(CKPT, tokens=REC, layers="0", **asked)
 
 
-def test_tables_hold_the_cells_and_walls_of_a_bare_matrix(moegeom, place, matrix):
+def test_tables_hold_the_cells_and_facets_of_a_bare_matrix(moegeom, place, matrix):
     ran = moegeom(place, *BARE, "--out", "found", "--certify")
     assert (ran.code, ran.err) == (0, ""), ran.err
     exact = exact_cells(*matrix, 3)
     cells = pq.read_table(place / "found/cells.parquet").to_pylist()
-    assert [tuple(row["coalition"]) for row in cells] == coalitions(exact)
+    assert [tuple(row["expert_set"]) for row in cells] == expert_sets(exact)
     assert all(row["is_checked"] for row in cells)
     unbounded = {tuple(sorted(cell)) for cell in exact.unbounded}
-    assert {tuple(row["coalition"]) for row in cells if not row["is_bounded"]} == unbounded
-    walls = pq.read_table(place / "found/walls.parquet").to_pylist()
-    assert len(walls) == len(exact.walls)
-    for row in walls:
-        one, other = (set(cells[row[name]]["coalition"]) for name in ("cell", "other_cell"))
+    assert {tuple(row["expert_set"]) for row in cells if not row["is_bounded"]} == unbounded
+    facets = pq.read_table(place / "found/facets.parquet").to_pylist()
+    assert len(facets) == len(exact.facets)
+    for row in facets:
+        one, other = (set(cells[row[name]]["expert_set"]) for name in ("cell", "other_cell"))
         assert (sorted(one - other), sorted(other - one)) == (row["experts_out"], row["experts_in"])
-    # no point of a wall is nearer than the hyperplane
+    # no point of a facet is nearer than the hyperplane
     weight, bias = matrix
-    for row in walls:
+    for row in facets:
         (out,), (into,) = row["experts_out"], row["experts_in"]
         plane = abs(bias[out] - bias[into]) / np.linalg.norm(weight[out] - weight[into])
         assert row["distance_upper"] >= row["distance_lower"] >= plane * (1 - 1e-9)
@@ -80,33 +80,33 @@ def test_the_inradius_is_the_distance_from_its_centre_to_every_rival(place, matr
     logits = points @ weight.T + bias
     chosen = np.sort(np.argsort(-logits, axis=1)[:, :3], axis=1)
     for row in pq.read_table(place / "found/cells.parquet").to_pylist():
-        inside = (chosen == row["coalition"]).all(axis=1)
+        inside = (chosen == row["expert_set"]).all(axis=1)
         if not inside.any() or not np.isfinite(row["inradius"]):
             continue
-        others = [e for e in range(9) if e not in row["coalition"]]
+        others = [e for e in range(9) if e not in row["expert_set"]]
         z = logits[inside]
-        gaps = z[:, row["coalition"], None] - z[:, None, others]
-        lengths = np.linalg.norm(weight[row["coalition"]][:, None] - weight[others], axis=2)
+        gaps = z[:, row["expert_set"], None] - z[:, None, others]
+        lengths = np.linalg.norm(weight[row["expert_set"]][:, None] - weight[others], axis=2)
         assert (gaps / lengths).min(axis=(1, 2)).max() <= row["inradius"] * (1 + 1e-6)
 
 
 def test_a_certificate_from_the_screen_passes_an_independent_check(moegeom, place, matrix):
     weight, bias = matrix
-    cells = set(coalitions(exact_cells(weight, bias, 3)))
-    for coalition in ((0, 1, 2), next(iter(sorted(cells)))):
-        asked = ",".join(map(str, coalition))
-        ran = moegeom(place, *BARE, "--coalition", asked, "--certify", "--format", "json")
+    cells = set(expert_sets(exact_cells(weight, bias, 3)))
+    for expert_set in ((0, 1, 2), next(iter(sorted(cells)))):
+        asked = ",".join(map(str, expert_set))
+        ran = moegeom(place, *BARE, "--expert-set", asked, "--certify", "--format", "json")
         (answer,) = json.loads(ran.out)["answers"]
-        assert answer["is_cell"] == (coalition in cells)
+        assert answer["is_cell"] == (expert_set in cells)
         assert answer["is_checked"]
-        check_certificate(weight, bias, coalition, from_json(answer["certificate"]))
+        check_certificate(weight, bias, expert_set, from_json(answer["certificate"]))
 
 
 def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp_path):
     ran = moegeom(tmp_path, "cells", CKPT, "--layer", "0")
     assert ran.code == 0
     assert "all C(16, 4) = 1,820 sets" in ran.out
-    asked = ("--coalition", "3,9,11,15", "--certify", "--format", "json")
+    asked = ("--expert-set", "3,9,11,15", "--certify", "--format", "json")
     (answer,) = json.loads(moegeom(tmp_path, "cells", CKPT, "--layer", "0", *asked).out)["answers"]
     router = load_routers(open_checkpoint(CKPT)).routers[0]
     point = np.array([float(x) for x in from_json(answer["certificate"]).point])
@@ -114,14 +114,14 @@ def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp
     assert answer["margin"] > 1e-3
 
 
-def test_witnesses_of_a_slice_choose_their_coalition_as_router_inputs(moegeom, tmp_path):
+def test_witnesses_of_a_slice_choose_their_expert_set_as_router_inputs(moegeom, tmp_path):
     ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:3", "--out", "found")
     assert ran.code == 0, ran.err
     rows = pq.read_table(tmp_path / "found/cells.parquet").to_pylist()
     router = load_routers(open_checkpoint(CKPT)).routers[0]
     inputs = np.array([row["witness_input"] for row in rows])
     chosen = np.sort(np.argsort(-(inputs @ router.weight.T.astype(np.float64)))[:, :4], axis=1)
-    assert chosen.tolist() == [row["coalition"] for row in rows]
+    assert chosen.tolist() == [row["expert_set"] for row in rows]
     # every token is drawn somewhere
     assert sum(row["num_tokens"] for row in rows) == 4096
     assert sum(row["num_own_tokens"] for row in rows) == int(
@@ -144,7 +144,7 @@ def test_a_bounded_search_finds_the_cells_of_the_points_inside(tmp_path, bound):
     for name, bounds in (("found", {bound: 1.0}), ("whole", {})):
         cells_of(of_sample(subspace="pca:3", out=tmp_path / name, **bounds))
     part, all_cells = (
-        {tuple(c) for c in pq.read_table(tmp_path / n / "cells.parquet")["coalition"].to_pylist()}
+        {tuple(c) for c in pq.read_table(tmp_path / n / "cells.parquet")["expert_set"].to_pylist()}
         for n in ("found", "whole")
     )
     assert part < all_cells
@@ -166,7 +166,7 @@ def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
     for token in (5, 77):
         logits = weight @ ((inputs[token] - centre) @ basis) + bias
         (first,) = (row for row in rows if row["token"] == token and row["hops"] == 0)
-        assert first["coalition"] == sorted(np.argsort(-logits)[:4])
+        assert first["expert_set"] == sorted(np.argsort(-logits)[:4])
         assert first["distance_upper"] == 0.0
         others = [row for row in rows if row["token"] == token and row["hops"] == 1]
         assert others
@@ -174,9 +174,9 @@ def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
         nearest = min(row["distance_upper"] for row in others)
         swaps = [
             (logits[i] - logits[j]) / np.linalg.norm(weight[i] - weight[j])
-            for i in first["coalition"]
+            for i in first["expert_set"]
             for j in range(16)
-            if j not in first["coalition"]
+            if j not in first["expert_set"]
         ]
         assert np.isclose(nearest, min(swaps))
 
@@ -209,7 +209,7 @@ def test_every_kind_of_picture_is_drawn(moegeom, tmp_path, arguments, table):
     assert (tmp_path / f"figure.{table}.csv").exists()
 
 
-def test_curved_walls_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
+def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
     checkpoint = ("cells", str(CURVED / "step_1500"), "--layer", "1")
     refused = moegeom(tmp_path, *checkpoint)
     assert refused.code == 3
@@ -241,10 +241,10 @@ def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
         (("cells", CKPT, "--weights", "router.npz", "--top-k", "3"), "not both"),
         (("cells", "--weights", "router.npz"), "--top-k"),
         (("cells", "--weights", "router.npz", "--top-k", "10"), "1 to 9"),
-        ((*BARE, "--coalition", "1,2"), "expected 3 different experts"),
-        ((*BARE, "--coalition", "1,2,2"), "expected 3 different experts"),
-        ((*BARE, "--coalition", "1,x"), "expected numbers"),
-        ((*BARE, "--coalition", "0-999999999"), "expected numbers"),
+        ((*BARE, "--expert-set", "1,2"), "expected 3 different experts"),
+        ((*BARE, "--expert-set", "1,2,2"), "expected 3 different experts"),
+        ((*BARE, "--expert-set", "1,x"), "expected numbers"),
+        ((*BARE, "--expert-set", "0-999999999"), "expected numbers"),
         ((*BARE, "--radius", "-1"), "positive"),
         ((*BARE, "--subspace", "pca:2"), "--tokens"),
         ((*BARE, "--subspace", "random:3"), "from 1 to 2"),
@@ -255,8 +255,8 @@ def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
         ((*BARE, "--plot", "x.svg", "--view", "sky"), "sky"),
         ((*BARE, "--certify"), "--certify goes with"),
         ((*BARE, "--caption"), "--caption goes with --plot"),
-        ((*BARE, "--coalition", "0,1,2", "--tie-broken"), "without --tie-broken"),
-        ((*BARE, "--coalition", "0,1,2", "--radius", "1"), "without --radius"),
+        ((*BARE, "--expert-set", "0,1,2", "--tie-broken"), "without --tie-broken"),
+        ((*BARE, "--expert-set", "0,1,2", "--radius", "1"), "without --radius"),
         ((*BARE, "--radius", "1", "--plot", "x.svg"), "--plot draws the whole slice"),
         ((*BARE, "--plot", "nowhere/x.svg"), "nowhere/x.svg: cannot be written"),
         ((*BARE, "--layer", "0"), "--layer goes with a checkpoint"),
@@ -290,7 +290,7 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place, arguments
         ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
         ({"inradius": True}, "inradius goes with --out"),
         ({"band": 0.1}, "band goes with --plot"),
-        ({"coalition": (0, 1, 2), "null": 3}, "--coalition goes without null"),
+        ({"expert_set": (0, 1, 2), "null": 3}, "--expert-set goes without null"),
         ({"box": 1.0, "plot": Path("x.svg")}, "not what box leaves of it"),
     ],
 )

@@ -23,7 +23,7 @@ COLLAPSED = "sample_ckpts/olmoe-collapsed/step_1500"
 
 @pytest.fixture
 def folder(place) -> Path:
-    """An empty folder with the samples, and ``model`` (one layer has twin rows)."""
+    """An empty folder with the samples, and ``model`` (one layer has duplicate rows)."""
     (place / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
     return place
 

@@ -38,7 +38,7 @@ CALLS = {
     "track": ("track", "model", "--out", "followed"),
     "balance": ("balance", "model", "--tokens", "rec"),
     "boundary-report": ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
-    "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--other", RECORDED),
+    "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--run-b", RECORDED),
     "cells": ("cells", f"{SAMPLE}/step_1500", "--layer", "0"),
     "arithmetics": ("arithmetics",),
     "families": ("families",),
@@ -47,7 +47,7 @@ CALLS = {
     "doctor": ("doctor",),
 }
 
-#: ``check`` finds the twin rows, ``signoff`` has no recordings; the others have nothing to complain.
+#: ``check`` finds the duplicate rows, ``signoff`` has no recordings; the others have nothing to complain.
 CODES = {"check": 1, "signoff": 4}
 
 

@@ -288,7 +288,7 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
         lambda way: way.holds("router_input", "pre_norm", "logits"),
     ),
     "explain": (
-        one_side("explain", "--other", "run_b", "--layers", "1"),
+        one_side("explain", "--run-b", "run_b", "--layers", "1"),
         lambda way: way.has_documents and way.kind != "trace",
     ),
     "signoff": (two_sides("signoff"), lambda way: way.has_documents and way.has_choices),

@@ -62,7 +62,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("columns", ["80", "100", "120"])
 def test_the_screen_fits_and_names_the_cause(moegeom, place, columns):
     ran = moegeom(
-        *(place, "explain", CKPT, "--tokens", REC, "--other", "int4", "--quiet"), COLUMNS=columns
+        *(place, "explain", CKPT, "--tokens", REC, "--run-b", "int4", "--quiet"), COLUMNS=columns
     )
     assert (ran.code, ran.err) == (0, "")
     assert max(map(len, ran.out.splitlines())) <= int(columns)
@@ -73,7 +73,7 @@ def test_the_screen_fits_and_names_the_cause(moegeom, place, columns):
 
 
 def test_every_hypothesis_fits_a_narrow_screen_and_keeps_its_words(moegeom, place):
-    asked = (place, "explain", CKPT, "--tokens", REC, "--other", "int4", "--quiet", "--all-layers")
+    asked = (place, "explain", CKPT, "--tokens", REC, "--run-b", "int4", "--quiet", "--all-layers")
     narrow, wide = (moegeom(*asked, COLUMNS=columns) for columns in ("80", "120"))
     assert (narrow.code, narrow.err) == (0, "")
     assert max(map(len, narrow.out.splitlines())) <= 80
@@ -82,7 +82,7 @@ def test_every_hypothesis_fits_a_narrow_screen_and_keeps_its_words(moegeom, plac
 
 
 def test_every_format_says_the_same(moegeom, place):
-    asked = (place, "explain", CKPT, "--tokens", REC, "--other", "noisy", "--quiet")
+    asked = (place, "explain", CKPT, "--tokens", REC, "--run-b", "noisy", "--quiet")
     found = json.loads(moegeom(*asked, "--format", "json").out)
     assert found["verdict"]["cause"] == "arithmetic noise only"
     assert [layer["router"] for layer in found["layers"]] == ["text/0", "text/1", "text/2"]
@@ -95,30 +95,30 @@ def test_every_format_says_the_same(moegeom, place):
 
 
 def test_a_run_agrees_with_itself(moegeom, place):
-    ran = moegeom(place, "explain", CKPT, "--tokens", REC, "--other", "plain", "--quiet")
+    ran = moegeom(place, "explain", CKPT, "--tokens", REC, "--run-b", "plain", "--quiet")
     assert "VERDICT  no disagreement" in ran.out
     assert "why?" not in ran.out
 
 
 def test_log_probs_that_differ_everywhere_clear_the_router(moegeom, place):
     ran = moegeom(
-        *(place, "explain", CKPT, "--tokens", REC, "--other", "noisy", "--quiet"),
+        *(place, "explain", CKPT, "--tokens", REC, "--run-b", "noisy", "--quiet"),
         *("--logprobs", "scored.csv"),
     )
     text = " ".join(ran.out.split())
     assert "VERDICT not the router" in text
-    assert "log-probs differ by 0.5 nats in the mean, by 0.5 where no expert switched" in text
+    assert "log-probs differ by 0.5 nats in the mean, by 0.5 where no expert flipped" in text
 
 
 def test_ids_on_both_sides_are_compared_and_leave_it_open(moegeom, place):
-    ran = moegeom(place, "explain", CKPT, "--tokens", "plain", "--other", "int4", "--quiet")
+    ran = moegeom(place, "explain", CKPT, "--tokens", "plain", "--run-b", "int4", "--quiet")
     assert ran.code == 4
     assert "VERDICT  inconclusive" in ran.out
     assert "A holds ids" in ran.out
 
 
 def test_logits_are_enough_for_what_needs_no_inputs(moegeom, place):
-    asked = (place, "explain", CKPT, "--tokens", "logits", "--other", "noisy", "--quiet")
+    asked = (place, "explain", CKPT, "--tokens", "logits", "--run-b", "noisy", "--quiet")
     ran = moegeom(*asked, "--format", "json")
     names = {tried["name"] for tried in json.loads(ran.out)["layers"][0]["tried"]}
     assert {"nothing", "renamed", "logits_bf16"} <= names
@@ -138,12 +138,12 @@ def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(
     )  # as a harness of one's own writes them
     (tmp_path / "int4").symlink_to(place / "int4")
     asked = (tmp_path, "explain", CKPT, "--tokens", REC, "--quiet")
-    refused = moegeom(*asked, "--other", "b.npz")
+    refused = moegeom(*asked, "--run-b", "b.npz")
     assert refused.code == 2
-    assert "Add --other-stage, one of" in refused.err
+    assert "Add --stage-b, one of" in refused.err
     found, recorded = (
         moegeom(*asked, *b, "--format", "json")
-        for b in (("--other", "b.npz", "--other-stage", "ids"), ("--other", "int4"))
+        for b in (("--run-b", "b.npz", "--stage-b", "ids"), ("--run-b", "int4"))
     )
     assert found.code == recorded.code == 0, found.err
     assert json.loads(found.out)["verdict"] == json.loads(recorded.out)["verdict"]
@@ -160,7 +160,7 @@ def test_rows_of_other_tokens_are_told_without_recorded_choices(moegeom, place, 
             tmp_path / path, stage, names, dtype="float32", domains=source.facts.domains
         ) as writer:
             writer.append(columns, values)
-    ran = moegeom(tmp_path, "explain", CKPT, "--tokens", "inputs", "--other", "late", "--quiet")
+    ran = moegeom(tmp_path, "explain", CKPT, "--tokens", "inputs", "--run-b", "late", "--quiet")
     assert ran.code == 0, ran.err
     text = " ".join(ran.out.split())
     assert "VERDICT tokens shifted" in text
@@ -170,14 +170,19 @@ def test_rows_of_other_tokens_are_told_without_recorded_choices(moegeom, place, 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--other", "int4", "--logprobs", "int4"), 3, ".parquet"),
-        (("--other", "int4", "--logprobs", "lost.csv"), 3, "cannot be read"),
-        (("--other", "nowhere"), 3, "no such file"),
-        (("--other", str(ROOT / "sample_ckpts/deepseek-tiny/rec/step_1500")), 3, "names experts"),
-        (("--other", "int4", "--against", "nowhere"), 3, "nowhere"),
-        (("--other", "int4", "--layers", "9"), 2, "no layer"),
+        (("--run-b", "int4", "--logprobs", "int4"), 3, ".parquet"),
+        (("--run-b", "int4", "--logprobs", "lost.csv"), 3, "cannot be read"),
+        (("--run-b", "nowhere"), 3, "no such file"),
+        (("--run-b", str(ROOT / "sample_ckpts/deepseek-tiny/rec/step_1500")), 3, "names experts"),
+        (("--run-b", "int4", "--checkpoint-b", "nowhere"), 3, "nowhere"),
+        (("--run-b", "int4", "--layers", "9"), 2, "no layer"),
         (
-            ("--other", "int4", "--against", str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")),
+            (
+                "--run-b",
+                "int4",
+                "--checkpoint-b",
+                str(ROOT / "sample_ckpts/deepseek-tiny/step_1500"),
+            ),
             3,
             "no router text/0",
         ),
@@ -209,7 +214,7 @@ def test_a_file_of_log_probs_is_refused_with_the_reason(moegeom, place, tmp_path
     path = tmp_path / "scored.csv"
     path.write_text(text, encoding="utf-8")
     ran = moegeom(
-        *(place, "explain", CKPT, "--tokens", REC, "--other", "plain"), "--logprobs", str(path)
+        *(place, "explain", CKPT, "--tokens", REC, "--run-b", "plain"), "--logprobs", str(path)
     )
     assert ran.code == 3, ran.err
     assert said in ran.err

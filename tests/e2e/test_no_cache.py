@@ -38,7 +38,7 @@ def ask(moegeom, place, site, tmp_path):
         arguments = [f"{site.url}/model/" if word == "URL" else word for word in call]
         variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
         ran = moegeom(place, *arguments, *options, **variables)
-        # check finds the twin rows and exits 1
+        # check finds the duplicate rows and exits 1
         assert ran.code == (call[0] == "check"), ran.err
         return site.log.requests
 

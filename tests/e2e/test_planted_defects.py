@@ -29,7 +29,7 @@ NUM_TOKENS, NUM_SINKS = 1024, 4
 LEAN = 0.05
 
 #: Layer 0 is healthy in both models; the damaged one has a defect in each of the others.
-PLANTED = {"twin": (1,), "zero": (2,), "long": (3,)}
+PLANTED = {"duplicate": (1,), "zero": (2,), "long": (3,)}
 FOUND = {("MGI104", "text/1"), ("MGI103", "text/2"), ("MGB203", "text/3")}
 
 
@@ -66,12 +66,12 @@ def test_planted_defects_are_found_and_nothing_else(moegeom, tmp_path, shape):
     found = findings(scan(moegeom, tmp_path, replace(SHAPES[shape], **PLANTED)))
     assert found >= FOUND
     assert {entry for entry in found if entry[1] == "text/0"} == set()
-    # a zero row never wins and a long one leaves others starved: one cause, two findings
-    starved = {("MGB201", "text/2"), ("MGB201", "text/3")}
+    # a zero row never wins and a long one leaves others underused: one cause, two findings
+    underused = {("MGB201", "text/2"), ("MGB201", "text/3")}
     # and the weights alone tell that the long row is long
-    assert found - FOUND - starved <= {("MGG203", "text/3"), ("MGG205", "text/3")}
+    assert found - FOUND - underused <= {("MGG203", "text/3"), ("MGG205", "text/3")}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_healthy_twin_has_no_finding(moegeom, tmp_path, shape):
+def test_the_healthy_duplicate_has_no_finding(moegeom, tmp_path, shape):
     assert findings(scan(moegeom, tmp_path, replace(SHAPES[shape], layers=2))) == set()

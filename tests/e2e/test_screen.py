@@ -19,7 +19,9 @@ from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_to
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (80, 100, 120)
-MODEL = SyntheticModel(hidden=64, experts=16, top_k=4, layers=4, twin=(1,), zero=(2,), long=(3,))
+MODEL = SyntheticModel(
+    hidden=64, experts=16, top_k=4, layers=4, duplicate=(1,), zero=(2,), long=(3,)
+)
 SCANS = {"with_tokens": ("--tokens", "rec"), "weights_only": ()}
 
 

@@ -84,7 +84,7 @@ def test_a_scale_that_the_router_forgot_fails(moegeom, folder):
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder, columns):
-    limit = ("--max-switched", "0.05")
+    limit = ("--max-flipped", "0.05")
     ran = moegeom(
         folder, "signoff", A, "folded", *BOTH, "--null", "rec_a2", *limit, COLUMNS=str(columns)
     )
@@ -92,7 +92,7 @@ def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder, columns):
     said = words(ran.out)
     assert "VERDICT signed off: all 4 lines passed; 3 things not looked at." in said
     assert "of 4,096 tokens differ at one layer or more" in said
-    assert "Within the limit of 5 % (--max-switched)." in said
+    assert "Within the limit of 5 % (--max-flipped)." in said
     assert "times as often" in said
     assert all(len(line) <= columns for line in ran.out.splitlines())
 
@@ -103,7 +103,7 @@ def test_a_limit_below_the_measured_share_fails(moegeom, folder):
     share = text["evidence"]["between"]["share"]
     assert 0.0 < share < 0.05
     for limit, code in ((0.9 * share, 1), (1.1 * share, 0)):
-        ran = moegeom(folder, "signoff", A, "folded", *BOTH, "--max-switched", str(limit))
+        ran = moegeom(folder, "signoff", A, "folded", *BOTH, "--max-flipped", str(limit))
         assert (ran.code, ran.err) == (code, "")
 
 
@@ -156,8 +156,8 @@ def test_markdown_holds_the_commands(moegeom, folder):
         ((A, A, "--tokens", REC_A), 2, "given 1 times"),
         ((A, A, "--tokens", REC_A, "--tokens", REC_A), 2, "named twice"),
         ((A, "folded", "--tokens", "rec_b", "--tokens", REC_A), 3, "another checkpoint"),
-        ((A, "folded", "--max-switched", "0.1"), 2, "no --tokens"),
-        ((A, "folded", *BOTH, "--max-switched", "2"), 2, "from 0 to less than 1"),
+        ((A, "folded", "--max-flipped", "0.1"), 2, "no --tokens"),
+        ((A, "folded", *BOTH, "--max-flipped", "2"), 2, "from 0 to less than 1"),
         ((A, "folded", "--layers", "9"), 2, "no layer with a router"),
     ],
 )

@@ -200,7 +200,7 @@ def _nllb(_: Any, __: Any, call: Call) -> Choice:
     return torch.stack(chosen, -1), torch.stack(kept, -1)
 
 
-def _switch(_: Any, __: Any, call: Call) -> Choice:
+def _flip(_: Any, __: Any, call: Call) -> Choice:
     """The choice is a mask, empty where the expert was full."""
     mask, weight, _ = call.result
     kept = mask.bool().any(-1, keepdim=True)
@@ -220,6 +220,6 @@ READERS: dict[str, Callable[[Any, Any, Call], Choice]] = {
     "JetMoeTopKGating": _jetmoe,
     "Llama4Router": _llama4,
     "NllbMoeTop2Router": _nllb,
-    "SwitchTransformersTop1Router": _switch,
+    "SwitchTransformersTop1Router": _flip,
     "ZayaRouter": _zaya,
 }

@@ -74,7 +74,7 @@ def test_loads_and_pairs_of_listed_routers_are_those_that_were_recorded(
         row = layers[key]
         np.testing.assert_allclose(row["load_entropy_nats"], -(share * np.log(share)).sum())
         sets = {tuple(sorted(chosen)) for chosen in router.chosen.tolist()}
-        assert row["num_coalitions"] == len(sets)
+        assert row["num_expert_sets"] == len(sets)
         if name != "deepseek_v4":
             assert row.get("margin_p50") is None
             assert row.get("gram_score_raw") is None

@@ -16,9 +16,9 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import MoeGeomError, RouterError
 from moegeom.core.router import RouterSet
-from moegeom.router.asked_family import AskedFamily
 from moegeom.router.load import load_routers
 from moegeom.router.proposal import Suggestion, describe_candidates, propose_routers, suggest
+from moegeom.router.requested_family import RequestedFamily
 from tests.families.by_day import some_by_day
 from tests.families.test_families_against_transformers import LOADED, model_of
 
@@ -96,7 +96,7 @@ def _followed(found: Suggestion, store: TensorStore, known: RouterSet) -> Router
     bias = "--logit-bias" if rule.has_logit_bias else "--selection-bias"
     if "--BIAS" in given:
         given[bias] = given.pop("--BIAS")
-    asked = AskedFamily(
+    asked = RequestedFamily(
         pattern=given["--router-pattern"],
         top_k=rule.top_k if given["--top-k"] == "K" else int(given["--top-k"]),
         score=rule.score if given["--score"] == "NAME" else given["--score"],

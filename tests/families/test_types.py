@@ -15,9 +15,9 @@ from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
-from moegeom.router.asked_family import AskedFamily
 from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.load import load_routers
+from moegeom.router.requested_family import RequestedFamily
 from tests.families.by_day import some_by_day
 from tests.families.test_families_against_transformers import LOADED, model_of
 from tests.families.tiny_families import FAMILIES
@@ -137,7 +137,7 @@ def test_a_named_family_reads_the_table_of_the_language_model(tmp_path: Path) ->
     file.write_text(json.dumps(config))
     with pytest.raises(RouterError, match="'never_seen' is not known"):
         load_routers(open_checkpoint(tmp_path))
-    asked = AskedFamily(file=Path("qwen3_moe"))
+    asked = RequestedFamily(file=Path("qwen3_moe"))
     assert load_routers(open_checkpoint(tmp_path), asked=asked).routers[0].rule.top_k == 3
 
 

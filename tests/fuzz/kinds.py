@@ -38,8 +38,8 @@ from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, lint, scan
 from moegeom.results.reader import open_results
 from moegeom.results.writer import ResultsWriter
-from moegeom.router.asked_family import read_family_file
 from moegeom.router.load import load_routers
+from moegeom.router.requested_family import read_family_file
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.explain.log_probs import log_probs
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens

@@ -82,7 +82,7 @@ BIAS_FROZEN = Disagreement(
     "bias_frozen",
     ("PrimeIntellect-ai/prime-rl#2953",),
     "The rows were sent after every step and the biases only once; the first checkpoint is named "
-    "with --against.",
+    "with --checkpoint-b.",
     (
         Pair("biases moved by 0.01", _frozen(0.01), "bias stale", "text/0"),
         Pair("biases moved by 0.1", _frozen(0.1), "bias stale", "text/0"),

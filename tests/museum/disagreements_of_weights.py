@@ -91,7 +91,7 @@ QUANTISED = Disagreement(
     "router_quantised",
     ("huggingface/transformers#48801",),
     "A quantiser took the router for one more linear layer. Where the scheme is on the list the "
-    "choices tell; else the quantised checkpoint is named with --against.",
+    "choices tell; else the quantised checkpoint is named with --checkpoint-b.",
     (
         Pair("int8, scale amax / 127", _int8_by_127, "weights rounded", "text/0"),
         Pair("int4, scale amax / 7", _quantised(4, named=False), "weights rounded", "text/0"),
@@ -133,7 +133,7 @@ SMOOTHED = Disagreement(
     "gain_smoothed_alone",
     ("vllm-project/llm-compressor#2451", "vllm-project/llm-compressor#1455"),
     "AWQ and SmoothQuant divided the gain of the norm in front by a scale that the router did not "
-    "follow; the exported checkpoint is named with --against.",
+    "follow; the exported checkpoint is named with --checkpoint-b.",
     (
         Pair("scales between 1/1.2 and 1.2", _smoothed(1.2), "gain not folded", "text/0"),
         Pair("scales between 1/3 and 3", _smoothed(3.0), "gain not folded", "text/0"),
@@ -184,7 +184,7 @@ ANOTHER_REVISION = Disagreement(
     "router_of_another_revision",
     (),
     "The engine kept the routers of an earlier step, or of another revision; that checkpoint is "
-    "named with --against.",
+    "named with --checkpoint-b.",
     (
         Pair("rows moved by 2 % of their length", _stale(0.02), "router stale", "text/0"),
         Pair("rows moved by 20 %", _stale(0.2), "router stale", "text/0"),

@@ -14,7 +14,7 @@ _HEAD = """\
 
 The second half of the [museum](museum.md): two runs that chose other experts for the same tokens,
 rebuilt in the small for the reason that people found in the end, with twins that merely look alike.
-`moegeom explain A --tokens REC_A --other REC_B` ([explain.md](explain.md)) sees what the two runs
+`moegeom explain A --tokens REC_A --run-b REC_B` ([explain.md](explain.md)) sees what the two runs
 recorded and nothing else; B is computed by an engine written for this page, with torch.
 `tests/museum/refresh_disagreements.py` writes this page from what it says, and a test keeps every
 verdict true.

@@ -14,16 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moegeom.cells.ball.bounds_of_cells import (
-    log_zaslavsky,
-    most_cells,
-    total_cells,
-    zaslavsky,
-)
-from moegeom.cells.exact.hypersimplex import face_count, face_counts, log10_count
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.arithmetic.number_format import rounded_to
-from moegeom.geometry.arithmetic.rounding import rounding_sigmas, switch_probability
+from moegeom.geometry.arithmetic.rounding import flip_probability, rounding_sigmas
 from moegeom.geometry.boundary.curved_rows import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.logit_distance import free_logit_distance
@@ -31,12 +24,12 @@ from moegeom.geometry.boundary.order_distance import flat_distance, order_distan
 from moegeom.geometry.boundary.orders import extra_experts, order_eps, order_exact, tie_spread
 from moegeom.geometry.gram.angular import cap_area_log10, cap_constant
 from moegeom.geometry.gram.gram import best_gram_score, cosines, gram_score, random_gram_score
-from moegeom.geometry.load.coalition import chao1, good_turing_coverage
 from moegeom.geometry.load.consistency import jaccard, overlap_share
+from moegeom.geometry.load.expert_set import chao1, good_turing_coverage
 from moegeom.geometry.load.routing_entropy import entropy_nats, normalised_scores
 from moegeom.geometry.load.statistics import gini, load_cv, load_entropy_nats, max_vio
+from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas, noisy_distances
 from moegeom.geometry.noise.prediction import tie_probability
-from moegeom.geometry.noise.wall_sigmas import noisy_distances, wall_sigmas
 from moegeom.geometry.paths.exit_time import exit_probability, face_quantile
 from moegeom.geometry.selection.mask import group_scores, kept_groups
 from moegeom.geometry.selection.pick import margin, top_k
@@ -50,6 +43,13 @@ from moegeom.geometry.space.intrinsic_dimension import (
     two_nn,
 )
 from moegeom.kernels.cpu.curved_distance import curved_distance
+from moegeom.studies.cells.ball.bounds_of_cells import (
+    log_zaslavsky,
+    most_cells,
+    total_cells,
+    zaslavsky,
+)
+from moegeom.studies.cells.exact.hypersimplex import face_count, face_counts, log10_count
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = DATA / "theory_fixtures.json"
@@ -145,11 +145,11 @@ def mean_entropy(z):
     return entropy_nats(p).mean() / np.log(p.shape[1])
 
 
-def switch_by_rounding(gap, dw_y, kappa):
+def flip_by_rounding(gap, dw_y, kappa):
     rows = np.array([dw_y, np.zeros(len(dw_y))])
     ones, logits = np.ones((1, len(dw_y))), row([gap, 0.0])
     sigmas = rounding_sigmas(ones, logits, top_k(logits, 1), rows)
-    return switch_probability(sigmas, np.full(1, kappa))
+    return flip_probability(sigmas, np.full(1, kappa))
 
 
 def distance_of_order_2(W, b, x, k):
@@ -164,10 +164,10 @@ def distance_of_order_2_and_flats(W, b, x, k):
     return [distance_of_order_2(W, b, x, k), *flats]
 
 
-def nearest_wall_by_factor(W, b, x, k, sigma):
+def nearest_boundary_by_factor(W, b, x, k, sigma):
     weight, logits = np.array(W), row(np.array(W) @ x + b)
     distances = noisy_distances(weight, np.array(sigma), np.array(b, dtype=np.float64))
-    return wall_sigmas(logits, top_k(logits, k), distances).min()
+    return boundary_sigmas(logits, top_k(logits, k), distances).min()
 
 
 def sigmoid_pair(u, v, K, Delta):
@@ -225,7 +225,7 @@ DELIVERED = {
     "p_hit": lambda r_min, t: exit_probability(row([r_min]), t).lower,
     "t_quantile": lambda r, p: face_quantile(np.array([r]), p),
     "exit_prob_union": lambda r, t: exit_probability(row(r), t).upper,
-    "r_min_sigma": nearest_wall_by_factor,
+    "r_min_sigma": nearest_boundary_by_factor,
     "gram_score": lambda R: gram_score(cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: random_gram_score(2, D, is_centred=False),
@@ -241,7 +241,7 @@ DELIVERED = {
     "routing_consistency": agreement_of_runs,
     "routing_entropy": mean_entropy,
     "capacity": lambda cf, k, N, E: expert_capacity(N, E, k, cf),
-    "flip_prob": switch_by_rounding,
+    "flip_prob": flip_by_rounding,
     "bf16_round": lambda x: rounded_to(np.array(x), "bfloat16"),
     "tie_prob_ulp": lambda gap, ulp: tie_probability(np.array([gap]), np.array([ulp])),
     **dict.fromkeys([f"sigmoid_pair_{which}" for which in "abcd"], sigmoid_pair),

@@ -13,14 +13,14 @@ from moegeom.geometry.selection.pick import top_k as picked
 from moegeom.studies.balance.program.bias import (
     balancing_bias,
     dual_value,
+    duplicate_experts,
     score_spread,
-    twin_experts,
 )
 from moegeom.studies.balance.program.dual import contenders, minimise_smoothed
 from moegeom.studies.balance.program.passes import balance_by_updates, chosen_counts, chosen_mask
 
 SHAPES = [(1, 4, 2), (7, 5, 2), (50, 8, 1), (97, 12, 11), (160, 16, 4), (250, 48, 8)]
-KINDS = ["even", "uneven", "offset", "integers", "saturated", "repeated", "twins"]
+KINDS = ["even", "uneven", "offset", "integers", "saturated", "repeated", "duplicates"]
 
 
 def scores_of(kind: str, tokens: int, experts: int, seed: int = 0) -> np.ndarray:
@@ -37,7 +37,7 @@ def scores_of(kind: str, tokens: int, experts: int, seed: int = 0) -> np.ndarray
         q[:, 0], q[:, 1] = 1.0, 0.0
     if kind == "repeated":
         q = np.repeat(q[: -(-tokens // 2)], 2, axis=0)[:tokens]
-    if kind == "twins":
+    if kind == "duplicates":
         q[:, -1] = q[:, 0]
     return q
 
@@ -163,14 +163,14 @@ def test_dead_experts_with_saturated_scores_are_brought_back():
     np.testing.assert_array_equal(found.counts, np.full(8, 150))
 
 
-def test_twins_are_named_and_nobody_else():
+def test_duplicates_are_named_and_nobody_else():
     q = scores_of("even", 50, 8)
     q[:, 5] = q[:, 1] + 0.25
     q[:, 7] = q[:, 5]
-    assert twin_experts(q) == [(1, 5, 7)]
+    assert duplicate_experts(q) == [(1, 5, 7)]
     q[3, 7] += 1e-3
-    assert twin_experts(q) == [(1, 5)]
-    assert twin_experts(q[:1]) == []
+    assert duplicate_experts(q) == [(1, 5)]
+    assert duplicate_experts(q[:1]) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

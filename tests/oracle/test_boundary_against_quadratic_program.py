@@ -2,8 +2,8 @@
 
 The nearest input with another chosen set lies where one chosen expert i and one other j change
 places. For each pair the program finds the nearest y' that puts j above i *and* keeps every other
-comparison of the neighbouring cell, so no theory about redundant walls goes in: pairs that share
-no wall are infeasible, and the least distance over the feasible ones is the answer. Solved as a
+comparison of the neighbouring cell, so no theory about redundant boundaries goes in: pairs that share
+no boundary are infeasible, and the least distance over the feasible ones is the answer. Solved as a
 least-distance problem (Lawson and Hanson) by scipy's nonnegative least squares.
 """
 
@@ -91,7 +91,7 @@ def test_redundant_pairs_do_not_change_the_distance_although_they_are_compared()
     np.testing.assert_allclose(found.distance, expected, rtol=1e-7)
 
 
-def test_equal_rows_with_different_biases_are_no_wall():
+def test_equal_rows_with_different_biases_are_no_boundary():
     random = np.random.default_rng(12)
     weight, bias = random.standard_normal((6, 5)), random.standard_normal(6)
     weight[4] = weight[1]

@@ -86,7 +86,7 @@ def test_degenerate_points():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_direction_nearer_than_the_bound_has_another_choice_behind_curved_walls(seed):
+def test_no_direction_nearer_than_the_bound_has_another_choice_behind_curved_boundaries(seed):
     random = np.random.default_rng(seed)
     experts, dimension, k = 5, 12, 2
     rows = random.standard_normal((experts, dimension)) / np.sqrt(dimension)
@@ -127,6 +127,6 @@ def test_no_direction_nearer_than_the_bound_has_another_choice_behind_curved_wal
         assert set(top_k(selection(turned)[None], k)[0]) == set(chosen[0])
 
 
-def test_the_bound_is_infinite_beyond_the_sphere_and_0_on_a_wall():
+def test_the_bound_is_infinite_beyond_the_sphere_and_0_on_a_boundary():
     found = angle_bound(np.array([0.0, 1.0, 2.0, 2.1, np.inf]), np.ones(5))
     np.testing.assert_allclose(found, [0.0, np.pi / 3, np.pi, np.inf, np.inf])

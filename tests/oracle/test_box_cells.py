@@ -1,4 +1,4 @@
-"""Cells and walls of a box against all subsets in HiGHS, and what is above what in fractions."""
+"""Cells and facets of a box against all subsets in HiGHS, and what is above what in fractions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as some_array
 from scipy.optimize import linprog
 
-from moegeom.cells.ball.box import (
+from moegeom.studies.cells.ball.box import (
     experts_that_matter,
     filter_box,
     surely_above,
     surely_above_in_ball,
 )
-from moegeom.cells.exact.certificate_check import CellPoint, WallPoint, check_certificate
+from moegeom.studies.cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
 
 
 def largest_margin(weight, bias, chosen, others, tied, lower, upper):
@@ -40,16 +40,16 @@ def largest_margin(weight, bias, chosen, others, tied, lower, upper):
 @pytest.mark.parametrize(
     ("experts", "d", "k", "half", "is_witnessed"), [(9, 2, 3, 0.7, True), (8, 3, 2, 0.5, False)]
 )
-def test_cells_and_walls_of_a_box_are_those_of_all_subsets(experts, d, k, half, is_witnessed):
+def test_cells_and_facets_of_a_box_are_those_of_all_subsets(experts, d, k, half, is_witnessed):
     generator = np.random.default_rng(experts)
     weight, bias = generator.standard_normal((experts, d)), generator.standard_normal(experts)
     lower, upper = np.full(d, -half), np.full(d, half) * np.linspace(1.0, 1.5, d)
     subsets = np.array(list(combinations(range(experts), k)), np.int16)
     number = {tuple(row): i for i, row in enumerate(subsets.tolist())}
-    walls, out, into = [], [], []
+    facets, out, into = [], [], []
     for row in subsets[:: 5 if d == 3 else 9].tolist():
         for leaves, enters in product(row, sorted(set(range(experts)) - set(row))):
-            walls.append([number[tuple(row)], number[tuple(sorted({*row, enters} - {leaves}))]])
+            facets.append([number[tuple(row)], number[tuple(sorted({*row, enters} - {leaves}))]])
             out.append(leaves)
             into.append(enters)
     witness = np.zeros((len(subsets), d)) if is_witnessed else None
@@ -57,7 +57,7 @@ def test_cells_and_walls_of_a_box_are_those_of_all_subsets(experts, d, k, half, 
         weight,
         bias,
         subsets,
-        np.array(walls),
+        np.array(facets),
         np.array(out, np.int16),
         np.array(into, np.int16),
         lower,
@@ -70,7 +70,7 @@ def test_cells_and_walls_of_a_box_are_those_of_all_subsets(experts, d, k, half, 
         margin = largest_margin(weight, bias, row, others, None, lower, upper)
         assert abs(margin) > 1e-7  # no close call among these seeds
         assert isinstance(proof, CellPoint) == (margin > 0)
-    for (first, _), leaves, enters, proof in zip(walls, out, into, found.walls, strict=True):
+    for (first, _), leaves, enters, proof in zip(facets, out, into, found.facets, strict=True):
         row = subsets[first].tolist()
         check_certificate(weight, bias, row, proof, swap=(leaves, enters), lower=lower, upper=upper)
         # all chosen above the pair, and the pair above all others
@@ -81,14 +81,14 @@ def test_cells_and_walls_of_a_box_are_those_of_all_subsets(experts, d, k, half, 
             for side, rest in [([*kept, leaves], others), (kept, [*others, leaves])]
         )
         if margin > 0:  # both at one point, not only each at its own
-            margin = wall_margin(weight, bias, kept, others, leaves, enters, lower, upper)
+            margin = facet_margin(weight, bias, kept, others, leaves, enters, lower, upper)
         assert abs(margin) > 1e-7
-        assert isinstance(proof, WallPoint) == (margin > 0)
+        assert isinstance(proof, FacetPoint) == (margin > 0)
     assert 0 < found.has_cell.sum() < len(subsets)
-    assert 0 < found.has_wall.sum() < len(walls)
+    assert 0 < found.has_facet.sum() < len(facets)
 
 
-def wall_margin(weight, bias, kept, others, out, into, lower, upper):
+def facet_margin(weight, bias, kept, others, out, into, lower, upper):
     """Everyone against one of the pair, which tie."""
     rows = [(i, out) for i in kept] + [(out, j) for j in others]
     ahead = np.array([[*(weight[j] - weight[i]), 1.0] for i, j in rows])

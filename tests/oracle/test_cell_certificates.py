@@ -1,4 +1,4 @@
-"""Certificates of cells and walls: against the certified instances, HiGHS, and planted errors."""
+"""Certificates of cells and facets: against the certified instances, HiGHS, and planted errors."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as some_array
 from scipy.optimize import linprog
 
-from moegeom.cells.exact.certificate import (
+from moegeom.studies.cells.exact.certificate import (
     cell_certificate,
+    facet_certificate,
     solve_strictly,
-    wall_certificate,
 )
-from moegeom.cells.exact.certificate_check import (
+from moegeom.studies.cells.exact.certificate_check import (
     MOST_DIGITS,
     CellPoint,
+    FacetPoint,
     NoCell,
-    NoWall,
-    WallPoint,
+    NoFacet,
     check_certificate,
     from_json,
 )
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from tests.oracle.test_cells_against_certified_instances import SMALL, arrays, digest
 
 FEW = [i for i in SMALL if comb(i["E"], i["k"]) <= 100]
 MANY = [i for i in SMALL if comb(i["E"], i["k"]) > 100]
 
 
-def one_swap_walls(found):
-    return {pair for pair in found.walls if len(pair[0] - pair[1]) == 1}
+def one_swap_facets(found):
+    return {pair for pair in found.facets if len(pair[0] - pair[1]) == 1}
 
 
-def certified_walls(weight, bias, cells):
-    """Walls next to the cells, every answer checked."""
+def certified_facets(weight, bias, cells):
+    """Facets next to the cells, every answer checked."""
     found = set()
     for cell in cells:
         for out in cell:
             for into in set(range(len(weight))) - cell:
                 if out < into:
-                    got = wall_certificate(weight, bias, sorted(cell), out, into)
+                    got = facet_certificate(weight, bias, sorted(cell), out, into)
                     check_certificate(weight, bias, sorted(cell), got, swap=(out, into))
-                    if isinstance(got, WallPoint):
+                    if isinstance(got, FacetPoint):
                         pair = sorted((cell, cell - {out} | {into}), key=sorted)
                         found.add(tuple(pair))
     return found
@@ -77,13 +77,13 @@ def test_every_subset_has_a_certificate_and_those_with_a_point_are_the_cells(ins
 @pytest.mark.parametrize(
     "name", ["g_8_2_2", "c_8_2_2", "colbint_9_3_3", "near_dup_8_3_2", "duppairs_8_4_2"]
 )
-def test_walls_with_a_point_are_the_one_swap_walls(name):
+def test_facets_with_a_point_are_the_one_swap_facets(name):
     (instance,) = [i for i in SMALL if i["name"] == name]
     weight, bias = arrays(instance)
     found = exact_cells(weight, bias, instance["k"])
-    walls = certified_walls(weight, bias, found.cells)
-    assert walls == one_swap_walls(found)
-    assert len(walls) == instance["n_swap_walls"]
+    facets = certified_facets(weight, bias, found.cells)
+    assert facets == one_swap_facets(found)
+    assert len(facets) == instance["n_swap_walls"]
 
 
 @st.composite
@@ -96,7 +96,7 @@ def small_integer_routers(draw):
 
 
 @given(small_integer_routers())
-def test_degenerate_routers_have_the_cells_and_walls_of_the_exact_walk(router):
+def test_degenerate_routers_have_the_cells_and_facets_of_the_exact_walk(router):
     weight, bias, k = router
     found = exact_cells(weight, np.zeros(len(weight)) if bias is None else bias, k)
     cells = []
@@ -105,8 +105,8 @@ def test_degenerate_routers_have_the_cells_and_walls_of_the_exact_walk(router):
         check_certificate(weight, bias, subset, certificate)
         if isinstance(certificate, CellPoint):
             cells.append(subset)
-    assert cells == coalitions(found)
-    assert certified_walls(weight, bias, found.cells) == one_swap_walls(found)
+    assert cells == expert_sets(found)
+    assert certified_facets(weight, bias, found.cells) == one_swap_facets(found)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def whole_router(experts=24, dims=200):
     return weight, generator.standard_normal(experts)
 
 
-def test_every_subset_of_a_whole_router_is_a_cell_with_all_its_walls():
+def test_every_subset_of_a_whole_router_is_a_cell_with_all_its_facets():
     weight, bias = whole_router()
     generator = np.random.default_rng(1)
     for _ in range(5):
@@ -167,9 +167,9 @@ def test_every_subset_of_a_whole_router_is_a_cell_with_all_its_walls():
         certificate = cell_certificate(weight, bias, order[:5])
         assert isinstance(certificate, CellPoint)
         check_certificate(weight, bias, order[:5], certificate)
-        wall = wall_certificate(weight, bias, order[:5], order[0], order[9])
-        assert isinstance(wall, WallPoint)
-        check_certificate(weight, bias, order[:5], wall, swap=(order[0], order[9]))
+        facet = facet_certificate(weight, bias, order[:5], order[0], order[9])
+        assert isinstance(facet, FacetPoint)
+        check_certificate(weight, bias, order[:5], facet, swap=(order[0], order[9]))
 
 
 def test_dependent_rows_of_a_whole_router_are_found_and_proved_in_all_columns():
@@ -196,7 +196,7 @@ def test_badly_scaled_rows_are_decided_exactly(scale):
     generator = np.random.default_rng(5)
     weight, bias = generator.standard_normal((7, 2)), generator.standard_normal(7)
     weight[::2] *= scale
-    found = coalitions(exact_cells(weight, bias, 2))
+    found = expert_sets(exact_cells(weight, bias, 2))
     cells = []
     for subset in combinations(range(7), 2):
         certificate = cell_certificate(weight, bias, subset)
@@ -218,11 +218,11 @@ def test_corners():
     central = np.array([[1.0], [-1.0], [0.0]])
     assert isinstance(cell_certificate(central, None, [2]), NoCell)
     # 2 ties with them, and is between the two on either side
-    assert wall_certificate(central, None, [0], 0, 1) == WallPoint((Fraction(0),))
-    assert wall_certificate(central, None, [0, 2], 0, 1) == WallPoint((Fraction(0),))
+    assert facet_certificate(central, None, [0], 0, 1) == FacetPoint((Fraction(0),))
+    assert facet_certificate(central, None, [0, 2], 0, 1) == FacetPoint((Fraction(0),))
     # 2 and 3 would change places there too
     both = np.array([[1.0], [-1.0], [0.5], [-0.5]])
-    assert isinstance(wall_certificate(both, None, [0, 2], 0, 1), NoWall)
+    assert isinstance(facet_certificate(both, None, [0, 2], 0, 1), NoFacet)
 
 
 @pytest.mark.parametrize(
@@ -230,37 +230,37 @@ def test_corners():
     [
         ({"weight": np.array([[np.nan], [0.0]])}, "finite"),
         ({"bias": np.array([np.inf, 0.0])}, "finite"),
-        ({"coalition": []}, "no set"),
-        ({"coalition": [0, 0]}, "no set"),
-        ({"coalition": [2]}, "no set"),
-        ({"coalition": [-1]}, "no set"),
+        ({"expert_set": []}, "no set"),
+        ({"expert_set": [0, 0]}, "no set"),
+        ({"expert_set": [2]}, "no set"),
+        ({"expert_set": [-1]}, "no set"),
         ({"lower": np.array([1.0]), "upper": np.array([1.0])}, "not below"),
         ({"lower": np.array([np.nan])}, "not below"),
     ],
 )
 def test_questions_without_meaning_are_refused(change, message):
-    question = {"weight": np.array([[1.0], [0.0]]), "bias": None, "coalition": [0]} | change
+    question = {"weight": np.array([[1.0], [0.0]]), "bias": None, "expert_set": [0]} | change
     with pytest.raises(ValueError, match=message):
         cell_certificate(**question)
     for swap in ((1, 0), (0, 0), (0, 2), (0, -1)):
-        with pytest.raises(ValueError, match="no expert of the coalition"):
-            wall_certificate(np.array([[1.0], [0.0]]), None, [0], *swap)
+        with pytest.raises(ValueError, match="no expert of the expert set"):
+            facet_certificate(np.array([[1.0], [0.0]]), None, [0], *swap)
 
 
 def known():
-    """A router with a cell, a subset that is none, a wall, a pair without one; with certificates."""
+    """A router with a cell, a subset that is none, a facet, a pair without one; with certificates."""
     (instance,) = [i for i in SMALL if i["name"] == "g_8_2_2"]
     weight, bias = arrays(instance)
     found = exact_cells(weight, bias, 2)
     cell = next(iter(found.cells))
     empty = next(s for s in combinations(range(8), 2) if frozenset(s) not in found.cells)
-    one, other = next(iter(found.walls))
+    one, other = next(iter(found.facets))
     (out,), (into,) = one - other, other - one
     none = next(
         (i, j)
         for i in one
         for j in set(range(8)) - one
-        if tuple(sorted((one, one - {i} | {j}), key=sorted)) not in found.walls
+        if tuple(sorted((one, one - {i} | {j}), key=sorted)) not in found.facets
     )
     claims = [
         (sorted(cell), None),
@@ -277,7 +277,7 @@ def known():
                 p,
                 cell_certificate(weight, bias, s)
                 if p is None
-                else wall_certificate(weight, bias, s, *p),
+                else facet_certificate(weight, bias, s, *p),
             )
             for s, p in claims
         ],
@@ -286,7 +286,7 @@ def known():
 
 def test_certificates_of_a_claim_prove_no_other():
     weight, bias, claims = known()
-    assert [type(c) for *_, c in claims] == [CellPoint, NoCell, WallPoint, NoWall]
+    assert [type(c) for *_, c in claims] == [CellPoint, NoCell, FacetPoint, NoFacet]
     for subset, swap, certificate in claims:
         check_certificate(weight, bias, subset, certificate, swap=swap)
         for other, pair, _ in claims:
@@ -328,25 +328,25 @@ def test_a_certificate_with_one_change_is_refused(which):
         except ValueError:
             continue
         survivors.append(wrong)
-    # a cell or wall is open: a far point may lie in it as well
+    # a cell or facet is open: a far point may lie in it as well
     assert not survivors or all(isinstance(wrong, CellPoint) for wrong in survivors)
     for wrong in survivors:
         value = weight @ np.array([float(x) for x in wrong.point]) + bias
         assert set(np.argsort(-value)[:2]) == set(subset)
 
 
-def test_weights_on_an_expert_that_may_tie_prove_no_wall():
+def test_weights_on_an_expert_that_may_tie_prove_no_facet():
     weight = np.array([[1.0], [-1.0], [0.0]])
-    wrong = NoWall(((2, Fraction(1)),), (), (Fraction(-1, 2), Fraction(-1, 2)))
+    wrong = NoFacet(((2, Fraction(1)),), (), (Fraction(-1, 2), Fraction(-1, 2)))
     with pytest.raises(ValueError, match="expert 2 may tie"):
         check_certificate(weight, None, [0, 2], wrong, swap=(0, 1))
     # equal rows cross nowhere, though they tie everywhere
     equal = np.ones((2, 1))
     with pytest.raises(ValueError, match="do not cross"):
-        check_certificate(equal, None, [0], WallPoint((Fraction(0),)), swap=(0, 1))
-    proof = wall_certificate(equal, None, [0], 0, 1)
+        check_certificate(equal, None, [0], FacetPoint((Fraction(0),)), swap=(0, 1))
+    proof = facet_certificate(equal, None, [0], 0, 1)
     check_certificate(equal, None, [0], proof, swap=(0, 1))
-    assert proof == NoWall((), (), (Fraction(1), Fraction(-1)))
+    assert proof == NoFacet((), (), (Fraction(1), Fraction(-1)))
 
 
 def test_a_point_on_the_border_is_not_inside():
@@ -388,7 +388,7 @@ def test_a_point_on_the_border_is_not_inside():
             "pair",
         ),
         (
-            {"kind": "no_wall", "denominator": "0x1", "inside": [], "outside": [], "tied": []},
+            {"kind": "no_facet", "denominator": "0x1", "inside": [], "outside": [], "tied": []},
             "two numbers",
         ),
     ],
@@ -406,7 +406,7 @@ JSON = st.recursive(
 
 
 @given(
-    st.sampled_from(["cell_point", "no_cell", "wall_point", "no_wall"]),
+    st.sampled_from(["cell_point", "no_cell", "wall_point", "no_facet"]),
     st.dictionaries(st.sampled_from(["denominator", "point", "inside", "outside", "tied"]), JSON),
     st.sampled_from(["0x1", "-0x3", "0xg"]),
 )

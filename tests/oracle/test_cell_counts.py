@@ -12,7 +12,7 @@ import pytest
 from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
-from moegeom.cells.ball.bounds_of_cells import (
+from moegeom.studies.cells.ball.bounds_of_cells import (
     expected_diagram,
     log_zaslavsky,
     most_cells,
@@ -21,16 +21,16 @@ from moegeom.cells.ball.bounds_of_cells import (
     total_cells,
     zaslavsky,
 )
-from moegeom.cells.exact.collected import collected
-from moegeom.cells.exact.exact_cells import exact_cells
-from moegeom.cells.exact.hypersimplex import (
+from moegeom.studies.cells.exact.collected import collected
+from moegeom.studies.cells.exact.exact_cells import exact_cells
+from moegeom.studies.cells.exact.hypersimplex import (
     face_count,
     face_counts,
     log10_count,
     num_edges,
     num_facets,
 )
-from moegeom.cells.walk.level_walk import level_walk
+from moegeom.studies.cells.walk.level_walk import level_walk
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -170,11 +170,11 @@ def test_the_mean_diagram_is_that_of_random_routers(experts, k, dims, routers):
         walked = level_walk(weight, bias, k, 10**6)
         assert walked is not None
         cells = collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, k)
-        found.append([len(walked.on), len(cells.coalition), len(cells.walls)])
+        found.append([len(walked.on), len(cells.expert_set), len(cells.facets)])
         assert len(walked.on) <= most_vertices(experts, dims, is_central=False)
     wanted = expected_diagram(experts, k, dims, is_central=False)
     error = np.std(found, axis=0, ddof=1) / math.sqrt(routers)
-    distance = np.mean(found, axis=0) - [wanted.vertices, wanted.cells, wanted.walls]
+    distance = np.mean(found, axis=0) - [wanted.vertices, wanted.cells, wanted.facets]
     assert (np.abs(distance) < 4 * error).all()
     assert (error < 0.04 * np.mean(found, axis=0)).all()
 
@@ -185,10 +185,10 @@ def test_the_mean_of_central_routers_is_that_of_enumerated_ones(experts, k, dims
     for seed in range(routers):
         weight = np.random.default_rng([seed, dims]).standard_normal((experts, dims))
         cells = exact_cells(weight, None, k)
-        found.append([len(cells.cells), len(cells.walls)])
+        found.append([len(cells.cells), len(cells.facets)])
     wanted = expected_diagram(experts, k, dims, is_central=True)
     error = np.std(found, axis=0, ddof=1) / math.sqrt(routers)
-    assert (np.abs(np.mean(found, axis=0) - [wanted.cells, wanted.walls]) < 4 * error).all()
+    assert (np.abs(np.mean(found, axis=0) - [wanted.cells, wanted.facets]) < 4 * error).all()
 
 
 @pytest.mark.parametrize(("experts", "dims"), [(6, 2), (9, 3), (24, 4), (64, 3)])
@@ -210,11 +210,11 @@ def test_means_are_counts_where_there_is_no_choice():
             for is_central in (False, True):
                 mean = expected_diagram(experts, k, dims, is_central)
                 np.testing.assert_allclose(mean.cells, math.comb(experts, k), 1e-11)
-                np.testing.assert_allclose(mean.walls, num_edges(k, experts), 1e-11)
+                np.testing.assert_allclose(mean.facets, num_edges(k, experts), 1e-11)
     assert expected_diagram(5, 5, 3, False).cells == expected_diagram(5, 2, 0, True).cells == 1.0
     line = expected_diagram(5, 2, 1, is_central=True)
-    assert (line.vertices, line.cells, line.walls) == (0.0, 2.0, 1.0)
-    plane = expected_diagram(40, 5, 2, is_central=False)  # V - walls + cells = 1
-    np.testing.assert_allclose(plane.vertices - plane.walls + plane.cells, 1.0, 0, 1e-9)
+    assert (line.vertices, line.cells, line.facets) == (0.0, 2.0, 1.0)
+    plane = expected_diagram(40, 5, 2, is_central=False)  # V - facets + cells = 1
+    np.testing.assert_allclose(plane.vertices - plane.facets + plane.cells, 1.0, 0, 1e-9)
     with pytest.raises(ValueError, match="top_k 6 of 5"):
         expected_diagram(5, 6, 1, is_central=False)

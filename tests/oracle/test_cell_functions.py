@@ -13,10 +13,10 @@ from scipy.sparse.csgraph import floyd_warshall
 from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
-from moegeom.cells.exact.collected import collected
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.exact.hypersimplex import kset_vertices, largest_sum
-from moegeom.cells.exact.recession import (
+from moegeom.studies.cells.exact.collected import collected
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.exact.hypersimplex import kset_vertices, largest_sum
+from moegeom.studies.cells.exact.recession import (
     BOUNDED,
     THIN,
     WIDE,
@@ -25,10 +25,10 @@ from moegeom.cells.exact.recession import (
     ray_generators,
     recession_cones,
 )
-from moegeom.cells.exact.solid_angle import exact_angles, sampled_angles, shares_of
-from moegeom.cells.graph.visited_graph import visited_edges, visited_graph
-from moegeom.cells.graph.wall_graph import is_one_swap, wall_graph
-from moegeom.cells.walk.level_walk import level_walk
+from moegeom.studies.cells.exact.solid_angle import exact_angles, sampled_angles, shares_of
+from moegeom.studies.cells.graph.facet_graph import facet_graph, is_one_swap
+from moegeom.studies.cells.graph.visited_graph import visited_edges, visited_graph
+from moegeom.studies.cells.walk.level_walk import level_walk
 
 PLENTY = 10**6
 
@@ -39,29 +39,29 @@ def router(experts, dims, seed):
 
 
 def as_arrays(found, k):
-    """Cells and walls of the exact reference as arrays."""
-    cells = coalitions(found)
+    """Cells and facets of the exact reference as arrays."""
+    cells = expert_sets(found)
     place = {cell: number for number, cell in enumerate(cells)}
-    walls = [[place[tuple(sorted(side))] for side in pair] for pair in found.walls]
-    return np.array(cells).reshape(-1, k), np.array(walls, np.int64).reshape(-1, 2)
+    facets = [[place[tuple(sorted(side))] for side in pair] for pair in found.facets]
+    return np.array(cells).reshape(-1, k), np.array(facets, np.int64).reshape(-1, 2)
 
 
-# ------------------------------------------------------------------------------------- wall graph
+# ------------------------------------------------------------------------------------- facet graph
 @pytest.mark.parametrize(("experts", "k", "dims"), [(8, 2, 2), (8, 3, 3), (6, 3, 5), (7, 2, 1)])
 def test_the_diameter_and_the_degrees_are_those_of_all_pairs(experts, k, dims):
-    cells, walls = as_arrays(exact_cells(*router(experts, dims, experts), k), k)
+    cells, facets = as_arrays(exact_cells(*router(experts, dims, experts), k), k)
     matrix = np.zeros((len(cells), len(cells)))
-    matrix[walls[:, 0], walls[:, 1]] = 1
+    matrix[facets[:, 0], facets[:, 1]] = 1
     steps = floyd_warshall(matrix, directed=False, unweighted=True)
     degree = (matrix + matrix.T).sum(axis=0)
-    found = wall_graph(cells, walls)
+    found = facet_graph(cells, facets)
     assert found.diameter == steps.max()
     assert found.is_diameter_exact
-    assert (found.num_cells, found.num_walls, found.num_components) == (len(cells), len(walls), 1)
+    assert (found.num_cells, found.num_facets, found.num_components) == (len(cells), len(facets), 1)
     assert (found.degree_min, found.degree_max) == (degree.min(), degree.max())
     assert found.degree_mean == degree.mean()
     assert found.one_swap_share == 1.0
-    bound = wall_graph(cells, walls, most_searched=1)
+    bound = facet_graph(cells, facets, most_searched=1)
     assert not bound.is_diameter_exact
     assert found.diameter / 2 <= bound.diameter <= found.diameter
 
@@ -69,28 +69,28 @@ def test_the_diameter_and_the_degrees_are_those_of_all_pairs(experts, k, dims):
 def test_the_diameter_needs_words_of_more_than_64_cells():
     path = np.stack([np.arange(199), np.arange(1, 200)], axis=1)
     cells = np.arange(200)[:, None]
-    found = wall_graph(cells, path)
+    found = facet_graph(cells, path)
     assert (found.diameter, found.degree_min, found.degree_max) == (199, 1, 2)
-    assert wall_graph(cells, path, most_searched=10).diameter == 199
+    assert facet_graph(cells, path, most_searched=10).diameter == 199
 
 
-def test_pieces_and_walls_of_several_swaps_are_counted():
+def test_pieces_and_facets_of_several_swaps_are_counted():
     cells = np.array([[0, 1], [0, 2], [2, 3], [4, 5], [6, 7]])
-    walls = np.array([[0, 1], [1, 2], [0, 2]])
-    found = wall_graph(cells, walls)
+    facets = np.array([[0, 1], [1, 2], [0, 2]])
+    found = facet_graph(cells, facets)
     assert (found.num_components, found.largest_component, found.diameter) == (3, 3, 1)
-    assert is_one_swap(cells, walls).tolist() == [True, True, False]
+    assert is_one_swap(cells, facets).tolist() == [True, True, False]
     assert found.one_swap_share == 2 / 3
-    lonely = wall_graph(cells[:1], walls[:0])
+    lonely = facet_graph(cells[:1], facets[:0])
     assert (lonely.diameter, lonely.degree_mean) == (0, 0.0)
     assert np.isnan(lonely.one_swap_share)
     with pytest.raises(ValueError, match="no cells"):
-        wall_graph(cells[:0], walls[:0])
+        facet_graph(cells[:0], facets[:0])
 
 
 def test_the_diameter_of_all_subsets_is_that_of_the_johnson_graph():
-    cells, walls = as_arrays(exact_cells(*router(7, 6, 0), 3), 3)
-    assert wall_graph(cells, walls).diameter == 3
+    cells, facets = as_arrays(exact_cells(*router(7, 6, 0), 3), 3)
+    assert facet_graph(cells, facets).diameter == 3
 
 
 # ---------------------------------------------------------------------------------- k-set polytope
@@ -100,8 +100,8 @@ def test_vertices_are_those_of_the_hull_of_all_sums(experts, k, dims):
     subsets = np.array(list(itertools.combinations(range(experts), k)))
     sums = np.column_stack([weight, bias])[subsets].sum(axis=1)
     hull = {tuple(subsets[number].tolist()) for number in ConvexHull(sums).vertices}
-    above = set(coalitions(exact_cells(weight, bias, k)))
-    below = set(coalitions(exact_cells(weight, -bias, k)))
+    above = set(expert_sets(exact_cells(weight, bias, k)))
+    below = set(expert_sets(exact_cells(weight, -bias, k)))
     assert hull == above | below
     cells = np.array(sorted(above))
     np.testing.assert_allclose(
@@ -114,10 +114,10 @@ def test_vertices_without_bias_are_the_central_cells(k):
     weight, _ = router(8, 3, 3)
     subsets = np.array(list(itertools.combinations(range(8), k)))
     hull = ConvexHull(weight[subsets].sum(axis=1)).vertices
-    cells, walls = as_arrays(exact_cells(weight, None, k), k)
+    cells, facets = as_arrays(exact_cells(weight, None, k), k)
     assert sorted(map(tuple, subsets[hull].tolist())) == sorted(map(tuple, cells.tolist()))
-    if k == 1:  # walls are the edges: E = V + F - 2 with triangles only
-        assert len(walls) == 3 * len(cells) - 6
+    if k == 1:  # facets are the edges: E = V + F - 2 with triangles only
+        assert len(facets) == 3 * len(cells) - 6
 
 
 @pytest.mark.parametrize(("dims", "is_central"), [(2, False), (3, False), (3, True)])
@@ -204,10 +204,10 @@ def test_kinds_and_rays_of_the_walk_are_those_of_the_exact_cones(experts, k, dim
     walked = level_walk(weight, bias, k, PLENTY)
     assert walked is not None
     found = collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, k)
-    central = np.array(coalitions(exact_cells(weight, None, k)))
+    central = np.array(expert_sets(exact_cells(weight, None, k)))
     cones = recession_cones(weight, bias, k)
-    kinds = cone_kinds(found.coalition, found.is_bounded, central)
-    for cell, kind in zip(found.coalition.tolist(), kinds, strict=True):
+    kinds = cone_kinds(found.expert_set, found.is_bounded, central)
+    for cell, kind in zip(found.expert_set.tolist(), kinds, strict=True):
         dimension = cones[frozenset(cell)].dimension
         assert kind == (BOUNDED if dimension == 0 else WIDE if dimension == dims else THIN)
     assert THIN not in kinds  # rows in general position
@@ -215,7 +215,7 @@ def test_kinds_and_rays_of_the_walk_are_those_of_the_exact_cones(experts, k, dim
     rays = ray_generators(walked.on, walked.above, walked.rays, weight, k)
     listed: dict = {}
     for cell, tied, direction in zip(
-        rays.coalition.tolist(), rays.tied, rays.direction, strict=True
+        rays.expert_set.tolist(), rays.tied, rays.direction, strict=True
     ):
         listed.setdefault(frozenset(cell), []).append(direction)
         level = weight[tied.astype(int)] @ direction
@@ -231,14 +231,14 @@ def test_kinds_and_rays_of_the_walk_are_those_of_the_exact_cones(experts, k, dim
             assert distance.min(axis=1).max() < 1e-10
 
 
-def test_a_strip_between_parallel_walls_is_thin():
+def test_a_strip_between_parallel_facets_is_thin():
     weight = np.array([[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, -3.0]])
     bias = np.array([0.0, 1.0, 0.0, 0.0])
     cones = recession_cones(weight, bias, 1)
     strip = cones[frozenset({1})]
     assert (strip.dimension, strip.rays, strip.lines) == (1, ((0, 1),), ())
     cells = np.arange(4)[:, None]
-    central = np.array(coalitions(exact_cells(weight, None, 1)))
+    central = np.array(expert_sets(exact_cells(weight, None, 1)))
     kinds = cone_kinds(cells, np.zeros(4, bool), central)
     assert kinds.tolist() == [WIDE, THIN, WIDE, WIDE]
     assert [cones[frozenset({i})].dimension for i in range(4)] == [2, 1, 2, 2]
@@ -250,8 +250,10 @@ def test_arcs_are_the_shares_of_directions_and_sum_to_one(experts, k, dims):
     weight, _ = router(experts, dims, experts)
     exact, sampled = exact_angles(weight, k), sampled_angles(weight, k, 400_000, seed=1)
     np.testing.assert_allclose(exact.share.sum(), 1.0, 1e-14)
-    assert sorted(map(tuple, exact.coalition.tolist())) == coalitions(exact_cells(weight, None, k))
-    share = shares_of(sampled, exact.coalition)
+    assert sorted(map(tuple, exact.expert_set.tolist())) == expert_sets(
+        exact_cells(weight, None, k)
+    )
+    share = shares_of(sampled, exact.expert_set)
     assert (share == 0.0).sum() == len(exact.share) - len(sampled.share)
     sigma = np.sqrt(exact.share * (1 - exact.share) / 400_000)
     assert np.all(np.abs(share - exact.share) <= 5 * sigma)
@@ -267,7 +269,7 @@ def test_three_rows_at_equal_angles_take_a_third_each_and_thin_arcs_keep_their_d
     # at y = 1 expert 0 is first up to x = 2^-60, 1 up to 2^-60 + 2^-80, then 2; at y = -1 1 never is
     sliver = np.array([[0.0, 0.0], [1.0, -(2.0**-60)], [2.0, -(2.0**-59) - 2.0**-80]])
     found = exact_angles(sliver, 1)
-    assert found.coalition[:, 0].tolist() == [0, 1, 2]
+    assert found.expert_set[:, 0].tolist() == [0, 1, 2]
     np.testing.assert_allclose(found.share[1], 2.0**-80 / 2 / np.pi, 1e-14)
     np.testing.assert_allclose(found.share.sum(), 1.0, 1e-15)
 
@@ -276,8 +278,10 @@ def test_equal_rows_are_told_apart_by_number_in_both_ways_of_counting():
     weight, _ = router(6, 2, 5)
     weight[4] = weight[1]
     exact, sampled = exact_angles(weight, 2), sampled_angles(weight, 2, 50_000, seed=3)
-    assert not any(4 in cell and 1 not in cell for cell in exact.coalition.tolist())
-    assert set(map(tuple, sampled.coalition.tolist())) <= set(map(tuple, exact.coalition.tolist()))
+    assert not any(4 in cell and 1 not in cell for cell in exact.expert_set.tolist())
+    assert set(map(tuple, sampled.expert_set.tolist())) <= set(
+        map(tuple, exact.expert_set.tolist())
+    )
     assert shares_of(exact, np.array([[4, 5]])) == 0.0
 
 
@@ -301,7 +305,7 @@ def test_what_has_no_angles_is_refused():
     assert exact_angles(np.eye(2), 2).share.tolist() == [1.0]
 
 
-# --------------------------------------------------------------------------- visited coalitions
+# --------------------------------------------------------------------------- visited expert sets
 @pytest.mark.parametrize(
     ("tokens", "experts", "k"), [(300, 9, 3), (300, 40, 2), (50, 6, 1), (400, 16, 6), (1, 5, 2)]
 )
@@ -309,13 +313,13 @@ def test_neighbours_and_pieces_are_those_of_all_pairs(tokens, experts, k):
     random = np.random.default_rng(experts)
     chosen = np.array([random.permutation(experts)[:k] for _ in range(tokens)])
     found = visited_graph(chosen)
-    sets = [frozenset(row) for row in found.coalition.tolist()]
+    sets = [frozenset(row) for row in found.expert_set.tolist()]
     wanted = [
         [i, j]
         for i, j in itertools.combinations(range(len(sets)), 2)
         if len(sets[i] & sets[j]) == k - 1
     ]
-    assert visited_edges(found.coalition, PLENTY).tolist() == wanted
+    assert visited_edges(found.expert_set, PLENTY).tolist() == wanted
     assert found.num_edges == len(wanted)
     degree = np.bincount(np.array(wanted, int).reshape(-1), minlength=len(sets))
     np.testing.assert_array_equal(found.degree, degree)
@@ -334,15 +338,15 @@ def test_neighbours_and_pieces_are_those_of_all_pairs(tokens, experts, k):
     assert found.is_whole
     if wanted:
         with pytest.raises(ValueError, match=f"^{len(wanted):,} pairs"):
-            visited_edges(found.coalition, len(wanted) - 1)
+            visited_edges(found.expert_set, len(wanted) - 1)
 
 
-def test_beyond_the_limit_the_most_visited_coalitions_stay():
+def test_beyond_the_limit_the_most_visited_expert_sets_stay():
     chosen = np.array([[0, 1], [2, 3], [1, 0], [4, 5], [5, 4], [0, 2], [2, 3], [3, 2]])
     found = visited_graph(chosen, most_slots=4)
-    assert found.coalition.tolist() == [[0, 1], [2, 3]]
+    assert found.expert_set.tolist() == [[0, 1], [2, 3]]
     assert found.tokens.tolist() == [2, 3]
-    assert (found.num_coalitions, found.num_tokens, found.is_whole) == (4, 8, False)
+    assert (found.num_expert_sets, found.num_tokens, found.is_whole) == (4, 8, False)
     assert found.num_components == 2  # [0, 2], which joins them, is left out
     assert found.largest_share == 3 / 8
     assert visited_graph(chosen).num_components == 2
@@ -350,5 +354,5 @@ def test_beyond_the_limit_the_most_visited_coalitions_stay():
 
 def test_no_tokens_visit_nothing():
     found = visited_graph(np.empty((0, 3), np.int32))
-    assert (found.num_components, found.num_edges, found.num_coalitions) == (0, 0, 0)
+    assert (found.num_components, found.num_edges, found.num_expert_sets) == (0, 0, 0)
     assert np.isnan(found.largest_share)

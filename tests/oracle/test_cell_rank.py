@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.cells.exact.rank import independent_columns, independent_columns_of
+from moegeom.studies.cells.exact.rank import independent_columns, independent_columns_of
 
 
 @pytest.mark.parametrize("seed", range(6))

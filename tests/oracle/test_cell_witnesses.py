@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from moegeom.cells.ball.inradius import inradii
-from moegeom.cells.exact.certificate_check import CellPoint, from_json
-from moegeom.cells.exact.witness import check_witness, strict_witnesses
-from moegeom.cells.study.request import CellsRequest
-from moegeom.cells.study.study import cells
-from moegeom.cells.walk.enumeration import AllSubsets, enumerate_cells
 from moegeom.core.errors import UsageError
+from moegeom.studies.cells.ball.inradius import inradii
+from moegeom.studies.cells.exact.certificate_check import CellPoint, from_json
+from moegeom.studies.cells.exact.witness import check_witness, strict_witnesses
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.study import cells
+from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
 
 SEED = 0
 
@@ -32,16 +32,16 @@ def logits(weight, bias, point):
     ]
 
 
-def is_inside(weight, bias, coalition, point, tie_broken=False):
+def is_inside(weight, bias, expert_set, point, tie_broken=False):
     """Chosen before all others; of equal experts the lower number, where ties are broken so."""
     z = logits(weight, bias, point)
-    others = [j for j in range(len(z)) if j not in coalition]
+    others = [j for j in range(len(z)) if j not in expert_set]
 
     def is_before(i, j):
         equal = (weight[i] == weight[j]).all() and bias[i] == bias[j]
         return z[i] > z[j] or (tie_broken and equal and i < j)
 
-    return all(is_before(i, j) for i in coalition for j in others)
+    return all(is_before(i, j) for i in expert_set for j in others)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def listed(tmp_path):
                 proof = from_json(json.loads(row["witness_exact"]))
                 point = list(proof.point)
             tie_broken = options.get("tie_broken", False)
-            assert is_inside(weight, offset, row["coalition"], point, tie_broken)
+            assert is_inside(weight, offset, row["expert_set"], point, tie_broken)
             if "radius" in options:
                 assert sum(x * x for x in point) < Fraction(options["radius"]) ** 2
             if "box" in options:
@@ -94,7 +94,7 @@ def test_a_router_without_bias_has_a_witness_in_every_cell_around_its_origin(rad
     rows = listed(weight, None, 2, radius=radius, certify=True)
     whole = enumerate_cells(weight, None, 2)
     assert not isinstance(whole, AllSubsets)
-    assert [row["coalition"] for row in rows] == whole.coalition.tolist()
+    assert [row["expert_set"] for row in rows] == whole.expert_set.tolist()
     assert all(row["is_checked"] for row in rows)
 
 
@@ -117,7 +117,7 @@ def test_of_equal_experts_the_lower_numbers_are_certified(listed):
     weight, bias = drawn(8, 3)
     weight, bias = np.vstack([weight, weight[:2]]), np.append(bias, bias[:2])
     rows = listed(weight, bias, 3, tie_broken=True, certify=True)
-    split = [row for row in rows if (0 in row["coalition"]) != (8 in row["coalition"])]
+    split = [row for row in rows if (0 in row["expert_set"]) != (8 in row["expert_set"])]
     assert split
     assert all(row["is_checked"] for row in rows)
     with pytest.raises(ValueError, match="higher number"):
@@ -139,7 +139,7 @@ def test_powers_of_two_of_rows_and_biases_change_no_cell(of_rows, of_bias, liste
     expected = enumerate_cells(weight, bias, 2)
     assert not isinstance(expected, AllSubsets)
     rows = listed(np.ldexp(weight, of_rows), np.ldexp(bias, of_bias), 2, certify=True)
-    assert [row["coalition"] for row in rows] == expected.coalition.tolist()
+    assert [row["expert_set"] for row in rows] == expected.expert_set.tolist()
     if abs(of_bias - of_rows) < 900:
         assert all(row["witness"] is not None for row in rows)
 
@@ -149,7 +149,7 @@ def test_columns_of_very_different_sizes_change_no_cell(listed):
     expected = enumerate_cells(weight, bias, 2)
     assert not isinstance(expected, AllSubsets)
     rows = listed(weight * [2.0**990, 1.0, 2.0**-990], bias, 2, certify=True, inradius=True)
-    assert [row["coalition"] for row in rows] == expected.coalition.tolist()
+    assert [row["expert_set"] for row in rows] == expected.expert_set.tolist()
 
 
 @pytest.mark.parametrize("exponent", [-960, -60, -24, -20, 20, 60, 960])
@@ -159,7 +159,7 @@ def test_a_ball_and_a_box_scale_with_the_biases(exponent, listed):
     for option in ("radius", "box"):
         one = listed(weight, bias, 2, **{option: 1.0}, certify=True)
         other = listed(weight, bias * size, 2, **{option: size}, certify=True)
-        assert [row["coalition"] for row in one] == [row["coalition"] for row in other]
+        assert [row["expert_set"] for row in one] == [row["expert_set"] for row in other]
 
 
 @pytest.mark.parametrize("exponent", [-990, -300, -60, -24, -20, 0, 20, 60, 300, 990])
@@ -175,16 +175,16 @@ def test_the_largest_balls_scale_with_the_biases(exponent, listed):
 
 
 @pytest.mark.parametrize("squeeze", [1.0, 2.0**-10, 2.0**-20])
-def test_the_largest_ball_touches_walls_and_crosses_none(squeeze):
+def test_the_largest_ball_touches_facets_and_crosses_none(squeeze):
     """Thin cells: no centre on a grid has a larger ball, and the best has nearly as large a one."""
     weight, bias = drawn(8, 2)
     weight = weight * [1.0, squeeze]
     found = enumerate_cells(weight, bias, 2)
     assert not isinstance(found, AllSubsets)
-    radii = inradii(weight, bias, found.coalition, found.walls)
+    radii = inradii(weight, bias, found.expert_set, found.facets)
     assert (radii > 0.0)[~np.isnan(radii)].all()
     for n in np.flatnonzero(np.isfinite(radii)):
-        chosen = found.coalition[n].astype(int)
+        chosen = found.expert_set[n].astype(int)
         others = np.setdiff1d(np.arange(8), chosen)
         slope = (weight[chosen][:, None] - weight[others][None]).reshape(-1, 2)
         free = (bias[chosen][:, None] - bias[others][None]).reshape(-1)
@@ -205,11 +205,11 @@ def test_a_witness_is_rejected_that_lies_in_another_cell():
     found = enumerate_cells(weight, bias, 2)
     assert not isinstance(found, AllSubsets)
     wrong = np.roll(found.witness, 1, axis=0)
-    made = strict_witnesses(weight, bias, found.coalition, wrong)
-    for coalition, point in zip(found.coalition.tolist(), made.point.tolist(), strict=True):
-        assert is_inside(weight, bias, coalition, [Fraction(x) for x in point])
+    made = strict_witnesses(weight, bias, found.expert_set, wrong)
+    for expert_set, point in zip(found.expert_set.tolist(), made.point.tolist(), strict=True):
+        assert is_inside(weight, bias, expert_set, [Fraction(x) for x in point])
     nowhere = np.array([[0, 1]], np.int16)
-    cells_there = {tuple(row) for row in found.coalition.tolist()}
+    cells_there = {tuple(row) for row in found.expert_set.tolist()}
     missing = next((i, j) for i in range(6) for j in range(i + 1, 6) if (i, j) not in cells_there)
     nowhere[0] = missing
     with pytest.raises(ValueError, match="no cell"):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 
 TRUTH = Path(__file__).resolve().parents[1] / "data/cells_truth.json"
 SHA256 = "43c9ae4e2a1203961ddc3d256065c87343c9d4437f28d15e8fe075fbfbb92749"
@@ -109,14 +109,14 @@ def test_the_instances_are_the_certified_ones():
     [*SMALL, *(pytest.param(instance, marks=pytest.mark.nightly) for instance in LARGE)],
     ids=lambda instance: instance["name"],
 )
-def test_cells_and_walls_are_the_certified_ones(instance):
+def test_cells_and_facets_are_the_certified_ones(instance):
     weight, bias = arrays(instance)
     found = exact_cells(weight, bias, instance["k"])
-    cells = coalitions(found)
+    cells = expert_sets(found)
     assert len(cells) == instance["n_cells"]
     assert digest(cells) == instance["cells_sha1"]
-    assert len(found.walls) == instance["n_walls"]
-    swaps = [pair for pair in found.walls if len(pair[0] - pair[1]) == 1]
+    assert len(found.facets) == instance["n_walls"]
+    swaps = [pair for pair in found.facets if len(pair[0] - pair[1]) == 1]
     assert len(swaps) == instance["n_swap_walls"]
 
 
@@ -134,8 +134,8 @@ def test_cells_of_all_orders_sum_to_the_faces_of_the_arrangement(experts, d, see
 
 def test_equal_experts_are_told_apart_on_request():
     weight, bias = np.array([[1.0], [1.0], [-1.0]]), np.zeros(3)
-    assert coalitions(exact_cells(weight, bias, 1)) == [(2,)]
-    assert coalitions(exact_cells(weight, bias, 1, tie_broken=True)) == [(0,), (2,)]
+    assert expert_sets(exact_cells(weight, bias, 1)) == [(2,)]
+    assert expert_sets(exact_cells(weight, bias, 1, tie_broken=True)) == [(0,), (2,)]
 
 
 @pytest.mark.parametrize("k", [1, 3, 6])
@@ -143,9 +143,9 @@ def test_every_point_lies_in_a_cell_and_every_cell_holds_its_point(k):
     generator = np.random.default_rng(k)
     weight, bias = generator.standard_normal((7, 3)), generator.standard_normal(7)
     found = exact_cells(weight, bias, k)
-    for coalition, point in found.cells.items():
+    for expert_set, point in found.cells.items():
         logits = weight @ np.array([float(x) for x in point]) + bias
-        assert set(np.argsort(-logits)[:k]) == coalition
+        assert set(np.argsort(-logits)[:k]) == expert_set
     for x in generator.standard_normal((2000, 3)) * 4.0:
         assert frozenset(np.argsort(-(weight @ x + bias))[:k].tolist()) in found.cells
 
@@ -157,10 +157,10 @@ def test_central_cells_are_those_of_all_directions():
     seen = {
         tuple(sorted(row)) for row in np.argsort(-(directions @ weight.T), axis=1)[:, :2].tolist()
     }
-    assert seen <= set(coalitions(found))  # directions miss thin cells
-    for coalition, point in found.cells.items():
+    assert seen <= set(expert_sets(found))  # directions miss thin cells
+    for expert_set, point in found.cells.items():
         logits = weight @ np.array([float(x) for x in point])
-        assert set(np.argsort(-logits)[:2]) == coalition
+        assert set(np.argsort(-logits)[:2]) == expert_set
     assert found.unbounded == set(found.cells)
 
 
@@ -170,14 +170,14 @@ def test_columns_that_depend_on_others_change_no_cell(columns):
     inner, bias = generator.integers(-9, 9, (7, columns)).astype(float), generator.normal(size=7)
     mixed = inner @ generator.integers(-3, 3, (columns, 5)).astype(float)
     mixed[:, :columns] = inner
-    assert coalitions(exact_cells(mixed, bias, 3)) == coalitions(exact_cells(inner, bias, 3))
+    assert expert_sets(exact_cells(mixed, bias, 3)) == expert_sets(exact_cells(inner, bias, 3))
 
 
 def test_complements_swap_the_signs():
     generator = np.random.default_rng(4)
     weight, bias = generator.standard_normal((6, 2)), generator.standard_normal(6)
-    most = coalitions(exact_cells(weight, bias, 4))
-    least = coalitions(exact_cells(-weight, -bias, 2))
+    most = expert_sets(exact_cells(weight, bias, 4))
+    least = expert_sets(exact_cells(-weight, -bias, 2))
     assert most == sorted(tuple(sorted(set(range(6)) - set(cell))) for cell in least)
     with pytest.raises(ValueError, match="7 of 6"):
         exact_cells(weight, bias, 7)

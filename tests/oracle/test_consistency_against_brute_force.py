@@ -166,30 +166,30 @@ def test_labels_that_never_repeat_and_no_tokens_have_no_agreement():
 
 def test_information_is_the_sum_of_entropies_less_the_joint_one(case):
     label, chosen, experts = case
-    leader = chosen[:, 0]
-    joint = scipy.stats.entropy(np.unique(label * experts + leader, return_counts=True)[1])
-    parts = [scipy.stats.entropy(np.unique(x, return_counts=True)[1]) for x in (label, leader)]
-    found = mutual_information_nats(label, leader)
+    top1 = chosen[:, 0]
+    joint = scipy.stats.entropy(np.unique(label * experts + top1, return_counts=True)[1])
+    parts = [scipy.stats.entropy(np.unique(x, return_counts=True)[1]) for x in (label, top1)]
+    found = mutual_information_nats(label, top1)
     np.testing.assert_allclose(found, sum(parts) - joint, rtol=1e-10, atol=1e-12)
 
 
-def information_of_pairs(label, leader):
+def information_of_pairs(label, top1):
     """Sum of p log(p / (q r)) over the pairs that occur."""
     tokens = len(label)
-    first, second = Counter(label), Counter(leader)
+    first, second = Counter(label), Counter(top1)
     return sum(
         number / tokens * log(number * tokens / (first[a] * second[b]))
-        for (a, b), number in Counter(zip(label, leader, strict=True)).items()
+        for (a, b), number in Counter(zip(label, top1, strict=True)).items()
     )
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_expected_information_is_the_mean_over_all_permutations(seed):
     random = np.random.default_rng(seed)
-    label, leader = random.integers(0, 3, 7), random.integers(0, 4, 7)
-    firsts = leader.tolist()
+    label, top1 = random.integers(0, 3, 7), random.integers(0, 4, 7)
+    firsts = top1.tolist()
     found = [information_of_pairs(order, firsts) for order in permutations(label.tolist())]
-    np.testing.assert_allclose(expected_information_nats(label, leader), np.mean(found), rtol=1e-9)
+    np.testing.assert_allclose(expected_information_nats(label, top1), np.mean(found), rtol=1e-9)
 
 
 def labels_of(kind, tokens):
@@ -208,10 +208,10 @@ def labels_of(kind, tokens):
 @pytest.mark.parametrize("experts", [1, 2, 7, 256])
 def test_information_and_what_shuffles_show_are_those_of_scikit_learn(kind, tokens, experts):
     label = labels_of(kind, tokens)
-    leader = np.random.default_rng(1).integers(0, experts, tokens)
-    table = contingency_matrix(label, leader, sparse=True)
+    top1 = np.random.default_rng(1).integers(0, experts, tokens)
+    table = contingency_matrix(label, top1, sparse=True)
     found = [
-        function(label, leader) for function in (mutual_information_nats, expected_information_nats)
+        function(label, top1) for function in (mutual_information_nats, expected_information_nats)
     ]
     expected = [
         mutual_info_score(None, None, contingency=table),
@@ -223,11 +223,11 @@ def test_information_and_what_shuffles_show_are_those_of_scikit_learn(kind, toke
 def test_expected_information_is_the_mean_over_shuffles_of_many_rare_labels():
     random = np.random.default_rng(0)
     label = np.minimum(random.zipf(1.3, 2000), 50_000)
-    leader = random.integers(0, 32, 2000)
-    found = [mutual_information_nats(random.permutation(label), leader) for _ in range(40)]
+    top1 = random.integers(0, 32, 2000)
+    found = [mutual_information_nats(random.permutation(label), top1) for _ in range(40)]
     error = 4 * np.std(found) / np.sqrt(len(found))
     np.testing.assert_allclose(
-        expected_information_nats(label, leader), np.mean(found), rtol=0, atol=error
+        expected_information_nats(label, top1), np.mean(found), rtol=0, atol=error
     )
 
 
@@ -244,9 +244,9 @@ def test_the_corrected_share_is_near_zero_for_labels_that_tell_nothing():
 def test_the_corrected_share_is_scikit_learns_where_the_first_choice_has_less_entropy(case):
     """Their normalisation by the smaller entropy is then ours."""
     label, chosen, _ = routing(*case)
-    leader = np.minimum(chosen[:, 0], 1)
-    found = corrected_information_share(label, leader)
-    theirs = adjusted_mutual_info_score(label, leader, average_method="min")
+    top1 = np.minimum(chosen[:, 0], 1)
+    found = corrected_information_share(label, top1)
+    theirs = adjusted_mutual_info_score(label, top1, average_method="min")
     np.testing.assert_allclose(found, theirs, rtol=1e-8, atol=1e-12)
 
 

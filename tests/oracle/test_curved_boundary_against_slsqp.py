@@ -1,4 +1,4 @@
-"""Oracle: SciPy's SLSQP from several starts, for the nearest point of every wall in turn."""
+"""Oracle: SciPy's SLSQP from several starts, for the nearest point of every boundary in turn."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def derivatives(z, rule):
     return SCORES[rule.score](cap * ratio), np.diag(slope)
 
 
-def nearest_on_wall(weight, bias, rule, y, pair, starts):
+def nearest_on_boundary(weight, bias, rule, y, pair, starts):
     """Nearest points y' with q_i = q_j, one of each start that converged."""
     i, j = pair
 
@@ -92,7 +92,7 @@ def nearest_on_wall(weight, bias, rule, y, pair, starts):
 
 
 def compare(rule, experts, spread, tokens):
-    """Bounds, and for each token the points of its walls that were found, behind them by a hair."""
+    """Bounds, and for each token the points of its boundaries that were found, behind them by a hair."""
     random = np.random.default_rng([experts, tokens, rule.top_k])
     for _ in range(tokens // 20):
         weight = random.standard_normal((experts, HIDDEN))
@@ -108,13 +108,13 @@ def compare(rule, experts, spread, tokens):
                 point
                 for i in chosen[token]
                 for j in others
-                for point in nearest_on_wall(weight, bias, rule, y[token], (i, j), starts)
+                for point in nearest_on_boundary(weight, bias, rule, y[token], (i, j), starts)
             ]
             yield weight, bias, y[token], chosen[token], points, lower[token], upper[token]
 
 
 @pytest.mark.parametrize(("rule", "experts", "spread", "tokens"), SEPARABLE)
-def test_the_distance_is_that_of_the_nearest_point_of_any_wall(rule, experts, spread, tokens):
+def test_the_distance_is_that_of_the_nearest_point_of_any_boundary(rule, experts, spread, tokens):
     """Minimisation is never nearer, and from a few starts nearly always as near."""
     ratios = []
     for _, _, y, _, points, lower, upper in compare(rule, experts, spread, tokens):
@@ -128,8 +128,8 @@ def test_the_distance_is_that_of_the_nearest_point_of_any_wall(rule, experts, sp
 
 
 @pytest.mark.parametrize(("rule", "experts", "spread", "tokens"), BOUNDED)
-def test_no_point_behind_a_wall_is_nearer_than_the_lower_bound(rule, experts, spread, tokens):
-    """Of the points found, those count where a step beyond the wall changes the choice."""
+def test_no_point_behind_a_boundary_is_nearer_than_the_lower_bound(rule, experts, spread, tokens):
+    """Of the points found, those count where a step beyond the boundary changes the choice."""
     seen = 0
     for weight, bias, y, chosen, points, lower, upper in compare(rule, experts, spread, tokens):
         assert lower <= upper
@@ -144,7 +144,7 @@ def test_no_point_behind_a_wall_is_nearer_than_the_lower_bound(rule, experts, sp
 
 @pytest.mark.parametrize(("rule", "experts", "spread", "tokens"), BOUNDED[:1])
 def test_softmax_without_groups_is_bracketed(rule, experts, spread, tokens):
-    """There the nearest wall is the distance, and the upper bound is no nearer than that."""
+    """There the nearest boundary is the distance, and the upper bound is no nearer than that."""
     found = [
         (lower, min(np.linalg.norm(point - y) for point in points), upper)
         for _, _, y, _, points, lower, upper in compare(rule, experts, spread, tokens)

@@ -1,40 +1,40 @@
-"""The road that is taken for each kind of instance leads to the certified cells and walls."""
+"""The road that is taken for each kind of instance leads to the certified cells and facets."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 from tests.oracle.test_cells_against_certified_instances import WHOLE, arrays, digest
 
 
 def rows(found: Enumeration) -> list[tuple[int, ...]]:
-    return [tuple(row) for row in found.coalition.tolist()]
+    return [tuple(row) for row in found.expert_set.tolist()]
 
 
 def pairs(found: Enumeration) -> set[frozenset[tuple[int, ...]]]:
     cells = rows(found)
-    return {frozenset((cells[a], cells[b])) for a, b in found.walls.tolist()}
+    return {frozenset((cells[a], cells[b])) for a, b in found.facets.tolist()}
 
 
 def assert_inside(found: Enumeration, weight, bias, k):
     logits = found.witness @ weight.T + (0.0 if bias is None else bias)
     best = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
-    np.testing.assert_array_equal(best, found.coalition)
+    np.testing.assert_array_equal(best, found.expert_set)
 
 
 @pytest.mark.parametrize("instance", WHOLE, ids=lambda instance: instance["name"])
-def test_cells_and_walls_are_the_certified_ones(instance):
+def test_cells_and_facets_are_the_certified_ones(instance):
     weight, bias = arrays(instance)
     found = enumerate_cells(weight, bias, instance["k"])
     if isinstance(found, AllSubsets):
         assert found.num_cells == instance["n_cells"]
-        assert found.num_walls == instance["n_walls"]
+        assert found.num_facets == instance["n_walls"]
         return
     assert digest(rows(found)) == instance["cells_sha1"]
-    assert len(found.walls) == instance["n_walls"]
+    assert len(found.facets) == instance["n_walls"]
     assert len(pairs(found)) == instance["n_walls"]
     assert found.is_whole
 
@@ -60,8 +60,10 @@ def test_every_road_leads_to_what_exact_arithmetic_finds(experts, k, dims, is_af
     assert isinstance(found, Enumeration)
     assert found.road == road
     exact = exact_cells(weight, bias, k)
-    assert rows(found) == coalitions(exact)
-    assert pairs(found) == {frozenset((tuple(sorted(a)), tuple(sorted(b)))) for a, b in exact.walls}
+    assert rows(found) == expert_sets(exact)
+    assert pairs(found) == {
+        frozenset((tuple(sorted(a)), tuple(sorted(b)))) for a, b in exact.facets
+    }
     bounded = [cell not in exact.unbounded for cell in sorted(exact.cells, key=sorted)]
     assert found.is_bounded.tolist() == bounded
     assert_inside(found, weight, bias, k)
@@ -97,15 +99,15 @@ def test_rank_one_less_than_experts_is_said_and_not_counted():
     found = enumerate_cells(generator.standard_normal((64, 200)), None, 8)
     assert isinstance(found, AllSubsets)
     assert found.num_cells == 4426165368
-    assert found.num_walls == 4426165368 * 8 * 56 // 2
+    assert found.num_facets == 4426165368 * 8 * 56 // 2
 
 
-def test_a_central_router_on_a_line_has_its_wall_at_zero():
+def test_a_central_router_on_a_line_has_its_facet_at_zero():
     weight = np.array([[3.0], [1.0], [-2.0]])
     found = enumerate_cells(weight, None, 1)
     assert rows(found) == [(0,), (2,)]
-    assert found.walls.tolist() == [[0, 1]]
-    assert len(exact_cells(weight, None, 1).walls) == 1
+    assert found.facets.tolist() == [[0, 1]]
+    assert len(exact_cells(weight, None, 1).facets) == 1
 
 
 def test_threads_change_nothing():
@@ -116,8 +118,8 @@ def test_threads_change_nothing():
     assert isinstance(one, Enumeration)
     assert isinstance(two, Enumeration)
     assert one.num_vertices > 1024
-    np.testing.assert_array_equal(one.coalition, two.coalition)
-    np.testing.assert_array_equal(one.walls, two.walls)
+    np.testing.assert_array_equal(one.expert_set, two.expert_set)
+    np.testing.assert_array_equal(one.facets, two.facets)
 
 
 def test_a_budget_of_vertices_leaves_no_cells_and_says_so():
@@ -127,7 +129,7 @@ def test_a_budget_of_vertices_leaves_no_cells_and_says_so():
         found = enumerate_cells(weight, offset, 4, most=50)
         assert isinstance(found, Enumeration)
         assert not found.is_whole
-        assert len(found.coalition) == 0
+        assert len(found.expert_set) == 0
 
 
 def test_equal_rows_have_one_cell_and_none_on_a_tie():

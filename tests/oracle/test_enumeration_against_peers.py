@@ -9,8 +9,8 @@ import pytest
 from scipy.optimize import linprog
 from scipy.spatial import ConvexHull
 
-from moegeom.cells.ball.ball_cells import cells_within_hops
-from moegeom.cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.studies.cells.ball.ball_cells import cells_within_hops
+from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
 
 #: Seeds by day, and all of them at night.
 _BY_DAY, _AT_NIGHT = 40, 400
@@ -34,9 +34,9 @@ def test_the_walk_finds_what_a_search_by_least_distances_finds(seeds):
         walked = enumerate_cells(weight, bias, k)
         assert isinstance(walked, Enumeration)
         searched = cells_within_hops(weight, bias, k, np.zeros(weight.shape[1]), 10**6, 10**6)
-        np.testing.assert_array_equal(walked.coalition, searched.coalition)
-        assert sorted(map(tuple, walked.walls.tolist())) == sorted(
-            tuple(sorted(pair)) for pair in searched.walls.tolist()
+        np.testing.assert_array_equal(walked.expert_set, searched.expert_set)
+        assert sorted(map(tuple, walked.facets.tolist())) == sorted(
+            tuple(sorted(pair)) for pair in searched.facets.tolist()
         )
 
 
@@ -51,7 +51,7 @@ def test_cells_are_the_upper_vertices_of_qhulls_polytope_of_sums(seed):
     upper = hull.simplices[hull.equations[:, -2] > 1e-9]
     found = enumerate_cells(weight, bias, k)
     assert isinstance(found, Enumeration)
-    assert sorted(sets[n] for n in np.unique(upper)) == list(map(tuple, found.coalition.tolist()))
+    assert sorted(sets[n] for n in np.unique(upper)) == list(map(tuple, found.expert_set.tolist()))
 
 
 def test_cells_are_the_sets_that_highs_finds_a_margin_for():
@@ -59,7 +59,7 @@ def test_cells_are_the_sets_that_highs_finds_a_margin_for():
     weight, bias, k = generator.standard_normal((9, 3)), generator.standard_normal(9), 3
     found = enumerate_cells(weight, bias, k)
     assert isinstance(found, Enumeration)
-    cells = set(map(tuple, found.coalition.tolist()))
+    cells = set(map(tuple, found.expert_set.tolist()))
     for some in combinations(range(9), k):
         inside = np.isin(np.arange(9), some)
         # z_i >= t + s inside, z_j <= t - s outside: a margin s above 0 is a cell

@@ -1,6 +1,6 @@
 """Oracle: mpmath's erfc, scipy's Levy distribution, the series for an interval, and simulation.
 
-Closed forms: one wall, two orthogonal walls (independent), parallel walls on one side (the nearer
+Closed forms: one boundary, two orthogonal boundaries (independent), parallel boundaries on one side (the nearer
 one decides) and on both sides (exit from an interval).
 """
 
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import levy
 
-from moegeom.geometry.noise.wall_sigmas import (
-    are_walls_positive,
+from moegeom.geometry.noise.boundary_sigmas import (
+    are_boundaries_positive,
+    boundary_sigmas,
     noisy_distances,
     noisy_rows,
-    wall_sigmas,
 )
 from moegeom.geometry.paths.exit_simulation import quantile_interval, simulate_exit
 from moegeom.geometry.paths.exit_time import (
@@ -36,8 +36,8 @@ class Cell:
         self.rows = noisy_rows(self.weight, factor)
         self.distances = noisy_distances(self.weight, factor, np.arange(len(self.z)) / 7.0)
         self.chosen = top_k(self.z[None], k)
-        self.sigmas = wall_sigmas(self.z[None], self.chosen, self.distances)
-        self.is_positive = are_walls_positive(self.rows, self.chosen)
+        self.sigmas = boundary_sigmas(self.z[None], self.chosen, self.distances)
+        self.is_positive = are_boundaries_positive(self.rows, self.chosen)
 
     def bounds(self, time):
         found = exit_probability(self.sigmas, time, self.is_positive)
@@ -49,7 +49,7 @@ class Cell:
         return simulate_exit(self.z, chosen, self.rows, self.distances, times, paths, generator)
 
 
-def one_wall(r, time):
+def one_boundary(r, time):
     return float(mpmath.erfc(r / mpmath.sqrt(2 * time)))
 
 
@@ -73,9 +73,12 @@ ORTHOGONAL = Cell([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], [0.0, -0.8, -1.4], 1)
 ONE_SIDE = Cell([[0.0], [1.0], [2.0]], [0.0, -0.7, -2.0], 1)
 BETWEEN = Cell([[-1.0], [0.0], [1.0]], [-0.6, 0.0, -1.1], 1)
 EXACT = {
-    "one": (SINGLE, lambda t: one_wall(0.9 / np.hypot(1.0, 0.5), t)),
-    "orthogonal": (ORTHOGONAL, lambda t: 1 - (1 - one_wall(0.8, t)) * (1 - one_wall(0.7, t))),
-    "one side": (ONE_SIDE, lambda t: one_wall(0.7, t)),
+    "one": (SINGLE, lambda t: one_boundary(0.9 / np.hypot(1.0, 0.5), t)),
+    "orthogonal": (
+        ORTHOGONAL,
+        lambda t: 1 - (1 - one_boundary(0.8, t)) * (1 - one_boundary(0.7, t)),
+    ),
+    "one side": (ONE_SIDE, lambda t: one_boundary(0.7, t)),
     "between": (BETWEEN, lambda t: interval(0.6, 1.1, t)),
 }
 cells = pytest.mark.parametrize("name", EXACT)
@@ -91,7 +94,7 @@ def test_the_crossing_probability_is_that_of_mpmath_however_small(time):
 
 
 @pytest.mark.parametrize("p", [1e-300, 1e-9, 0.3, 0.9, 1 - 1e-9])
-def test_the_quantile_of_a_wall_is_that_of_the_levy_distribution(p):
+def test_the_quantile_of_a_boundary_is_that_of_the_levy_distribution(p):
     sigmas = np.array([0.01, 1.7, 40.0])
     expected = levy.ppf(p, scale=sigmas**2)
     np.testing.assert_allclose(face_quantile(sigmas, p), expected, rtol=1e-6)
@@ -108,13 +111,13 @@ def test_bounds_hold_the_closed_form(name, time):
 
 
 @pytest.mark.parametrize("time", [0.05, 0.5, 4.0])
-def test_bounds_are_attained_by_orthogonal_walls_and_by_parallel_ones(time):
+def test_bounds_are_attained_by_orthogonal_boundaries_and_by_parallel_ones(time):
     np.testing.assert_allclose(ORTHOGONAL.bounds(time)[1], EXACT["orthogonal"][1](time), rtol=1e-12)
     np.testing.assert_allclose(ONE_SIDE.bounds(time)[0], EXACT["one side"][1](time), rtol=1e-12)
     np.testing.assert_allclose(SINGLE.bounds(time), [EXACT["one"][1](time)] * 2, rtol=1e-12)
 
 
-def test_walls_on_both_sides_are_not_certified_and_would_break_slepians_bound():
+def test_boundaries_on_both_sides_are_not_certified_and_would_break_slepians_bound():
     assert [c.is_positive[0] for c in (SINGLE, ORTHOGONAL, ONE_SIDE, BETWEEN)] == [True] * 3 + [
         False
     ]
@@ -135,7 +138,7 @@ def test_the_simulated_bracket_holds_the_closed_form_however_coarse(name, steps)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_one_wall_is_simulated_to_three_digits(steps):
+def test_one_boundary_is_simulated_to_three_digits(steps):
     curve = SINGLE.curve(np.linspace(0.0, 1.2, steps + 1)[1:], 300_000)
     expected = np.array([EXACT["one"][1](time) for time in curve.times])
     np.testing.assert_array_less(np.abs(curve.lower - expected), 4.0 * curve.lower_error)
@@ -200,7 +203,7 @@ def test_quantiles_are_bracketed_by_bounds_and_by_simulation(random_cell, p):
     np.testing.assert_allclose(exit_probability(cell.sigmas, latest).lower, [p], rtol=1e-9)
 
 
-def test_quantile_intervals_hold_the_median_of_one_wall():
+def test_quantile_intervals_hold_the_median_of_one_boundary():
     r = SINGLE.sigmas[0, 0]
     curve = SINGLE.curve(np.geomspace(0.01, 100.0, 60), 3000)
     first, last = quantile_interval(curve, 0.5)

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from moegeom.geometry.load import statistics as load
-from moegeom.geometry.load.coalition import chao1, coalition_entropy_nats, good_turing_coverage
+from moegeom.geometry.load.expert_set import chao1, expert_set_entropy_nats, good_turing_coverage
 
 
 @pytest.fixture(params=range(8))
@@ -43,12 +43,12 @@ def test_violations_are_the_extreme_counts_over_the_mean(counts):
     np.testing.assert_allclose(load.min_vio(counts), min(counts) / mean - 1, rtol=1e-13)
 
 
-def test_dead_and_starved_are_counted_one_by_one(counts):
+def test_dead_and_underused_are_counted_one_by_one(counts):
     fair = counts.sum() / len(counts)
     dead = sum(1 for c in counts if c == 0) / len(counts)
-    starved = sum(1 for c in counts if c < 0.1 * fair) / len(counts)
+    underused = sum(1 for c in counts if c < 0.1 * fair) / len(counts)
     np.testing.assert_allclose(load.dead_share(counts), dead, rtol=1e-15)
-    np.testing.assert_allclose(load.starved_share(counts), starved, rtol=1e-15)
+    np.testing.assert_allclose(load.underused_share(counts), underused, rtol=1e-15)
 
 
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(512, 64, 8), (300, 16, 1), (200, 8, 6)])
@@ -65,10 +65,10 @@ def test_the_floor_is_the_cv_of_simulated_even_routing(tokens, experts, k):
     np.testing.assert_allclose(found, np.mean(squared), rtol=0, atol=error)
 
 
-def test_coalition_entropy_is_scipys_entropy_with_miller_madow(counts):
+def test_expert_set_entropy_is_scipys_entropy_with_miller_madow(counts):
     seen = counts[counts > 0]
     expected = scipy.stats.entropy(seen) + (len(seen) - 1) / (2 * seen.sum())
-    np.testing.assert_allclose(coalition_entropy_nats(counts), expected, rtol=1e-12)
+    np.testing.assert_allclose(expert_set_entropy_nats(counts), expected, rtol=1e-12)
 
 
 def _draw(random, population, tokens):

@@ -84,11 +84,13 @@ def member(sample) -> np.ndarray:
     return inside
 
 
-def needs_straight_walls(sample):
+def needs_linear_boundaries(sample):
     if not sample.router.rule.is_affine:
         assert sample.layer.get("rounding_sigmas_p50") is None
         assert 0.0 < sample.layer["distance_exact_share"] < 1.0
-        pytest.skip("walls are curved: distances have bounds, which tests of the kernel hold to")
+        pytest.skip(
+            "boundaries are non-linear: distances have bounds, which tests of the kernel hold to"
+        )
 
 
 def test_load_variants(sample):
@@ -274,11 +276,11 @@ def test_rarefaction(sample):
         size = row["num_tokens_drawn"]
         if size in (64, 1024, sample.tokens):
             drawn = [len(set(random.choice(sets, size, replace=False))) for _ in range(40)]
-            close(row["expected_coalitions"], np.mean(drawn), 0.02)
-    assert table(sample, "rarefaction")[-1]["expected_coalitions"] == pytest.approx(len(set(sets)))
+            close(row["expected_expert_sets"], np.mean(drawn), 0.02)
+    assert table(sample, "rarefaction")[-1]["expected_expert_sets"] == pytest.approx(len(set(sets)))
 
 
-def nearest_walls(sample, length):
+def nearest_boundaries(sample, length):
     """min (z_i - z_j) / length(i, j) over i chosen, j not, token by token."""
     inside = member(sample) > 0
     found = np.empty(sample.tokens)
@@ -289,10 +291,10 @@ def nearest_walls(sample, length):
 
 
 def test_distance_over_norm_and_in_sigmas(sample):
-    needs_straight_walls(sample)
+    needs_linear_boundaries(sample)
     w = sample.router.weight.astype(np.float64)
     apart = np.linalg.norm(w[:, None] - w[None, :], axis=2)
-    distance = nearest_walls(sample, lambda t, inside: apart[np.ix_(inside, ~inside)])
+    distance = nearest_boundaries(sample, lambda t, inside: apart[np.ix_(inside, ~inside)])
     norm = np.linalg.norm(sample.y, axis=1)
     relative = distance / norm
     close(sample.layer["boundary_distance_over_norm_p50"], np.median(relative), 0.06)
@@ -308,38 +310,38 @@ def test_distance_over_norm_and_in_sigmas(sample):
 
 
 def test_rounding_noise(sample):
-    needs_straight_walls(sample)
+    needs_linear_boundaries(sample)
     w = sample.router.weight.astype(np.float64)
 
     def sigma(t, inside):
         difference = (w[inside][:, None] - w[~inside][None, :]) * sample.y[t]
         return 0.4247 * 2.0**-8 * np.linalg.norm(difference, axis=2)
 
-    found = nearest_walls(sample, sigma)
+    found = nearest_boundaries(sample, sigma)
     close(sample.layer["rounding_sigmas_p50"], np.median(found), 0.06)
-    close(sample.layer["bf16_switch_share"], scipy.stats.norm.sf(found).mean(), 5e-3)
+    close(sample.layer["bf16_flip_share"], scipy.stats.norm.sf(found).mean(), 5e-3)
 
 
 def test_rounding_noise_against_rounding(sample):
-    """Inputs really rounded to bfloat16: the share that switches is near the prediction."""
-    needs_straight_walls(sample)
+    """Inputs really rounded to bfloat16: the share that flips is near the prediction."""
+    needs_linear_boundaries(sample)
     import ml_dtypes
 
     rounded = sample.y.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
     z = rounded @ sample.router.weight.astype(np.float64).T
     order = np.sort(np.argsort(-z, axis=1, kind="stable")[:, : sample.k], axis=1)
-    switched = (order != np.sort(sample.chosen, axis=1)).any(axis=1).mean()
-    predicted = sample.layer["bf16_switch_share"]
-    assert abs(switched - predicted) < 4 * np.sqrt(predicted / sample.tokens) + 1e-3
+    flipped = (order != np.sort(sample.chosen, axis=1)).any(axis=1).mean()
+    predicted = sample.layer["bf16_flip_share"]
+    assert abs(flipped - predicted) < 4 * np.sqrt(predicted / sample.tokens) + 1e-3
 
 
 def test_angle_before_the_norm(sample):
-    """Without biases walls are planes through 0 of the rows times the gain."""
-    needs_straight_walls(sample)
+    """Without biases boundaries are planes through 0 of the rows times the gain."""
+    needs_linear_boundaries(sample)
     effective = sample.router.weight.astype(np.float64) * sample.router.gain
     apart = np.linalg.norm(effective[:, None] - effective[None, :], axis=2)
     length = np.linalg.norm(sample.y / sample.router.gain, axis=1)
-    sine = nearest_walls(sample, lambda t, inside: apart[np.ix_(inside, ~inside)] * length[t])
+    sine = nearest_boundaries(sample, lambda t, inside: apart[np.ix_(inside, ~inside)] * length[t])
     angle = np.arcsin(sine)
     close(sample.layer["pre_norm_angle_p50"], np.median(angle), 0.06)
     close(sample.layer["pre_norm_angle_p01"], np.quantile(angle, 0.01), 0.08)

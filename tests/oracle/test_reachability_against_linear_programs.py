@@ -119,7 +119,7 @@ def test_inside_a_ball_no_nearest_point_contradicts(experts, hidden, k, radius):
 
 @pytest.mark.parametrize("radius", [0.1, 0.3, 1.0, 3.0])
 def test_of_two_experts_both_are_always_decided(radius):
-    """Two experts and one wall: the certificate is necessary as well as sufficient."""
+    """Two experts and one boundary: the certificate is necessary as well as sufficient."""
     verdicts = []
     for seed in range(40):
         weight, bias = affine_router(seed, 2, 4, 1.5)

@@ -1,4 +1,4 @@
-"""Oracle: math.fsum for exact logits, ml_dtypes for bfloat16, Monte Carlo for switching."""
+"""Oracle: math.fsum for exact logits, ml_dtypes for bfloat16, Monte Carlo for flipping."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from moegeom.geometry.arithmetic.rounding import (
     bf16_noise_scale,
+    flip_probability,
     logit_error_bound,
-    switch_probability,
 )
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.selection.pick import top_k
@@ -93,12 +93,12 @@ def test_the_noise_scale_is_the_measured_error_of_rounding_to_bfloat16(scale):
     np.testing.assert_allclose(found.mean(), measured.mean(), rtol=0.05)
 
 
-def test_half_of_the_noise_crosses_a_wall_it_stands_on():
-    found = switch_probability(np.array([0.0, 0.0, np.inf, 1.0]), np.array([1.0, 0.0, 1.0, 0.0]))
+def test_half_of_the_noise_crosses_a_boundary_it_stands_on():
+    found = flip_probability(np.array([0.0, 0.0, np.inf, 1.0]), np.array([1.0, 0.0, 1.0, 0.0]))
     np.testing.assert_array_equal(found, [0.5, 0.5, 0.0, 0.0])
 
 
-def test_with_one_wall_the_switch_probability_is_the_simulated_one():
+def test_with_one_boundary_the_flip_probability_is_the_simulated_one():
     random = np.random.default_rng(10)
     weight = random.standard_normal((2, 6))
     y = random.standard_normal((8, 6)) * 0.3
@@ -107,14 +107,14 @@ def test_with_one_wall_the_switch_probability_is_the_simulated_one():
     distance = boundary_distance(logits, chosen, row_distances(weight)).distance
     noise = np.full(8, 0.5)
     steps = random.standard_normal((20000, 1, 6)) * 0.5
-    switched = ((y + steps) @ weight.T).argmax(axis=2) != chosen[:, 0]
-    expected = switched.mean(axis=0)
+    flipped = ((y + steps) @ weight.T).argmax(axis=2) != chosen[:, 0]
+    expected = flipped.mean(axis=0)
     np.testing.assert_allclose(
-        switch_probability(distance, noise), expected, atol=4 * 0.5 / np.sqrt(20000)
+        flip_probability(distance, noise), expected, atol=4 * 0.5 / np.sqrt(20000)
     )
 
 
-def test_with_many_walls_the_switch_probability_is_a_lower_bound():
+def test_with_many_boundaries_the_flip_probability_is_a_lower_bound():
     random = np.random.default_rng(11)
     weight = random.standard_normal((12, 8))
     y = random.standard_normal((6, 8))
@@ -125,5 +125,5 @@ def test_with_many_walls_the_switch_probability_is_a_lower_bound():
     for token in range(6):
         moved = np.sort(top_k((y[token] + steps) @ weight.T, 3), axis=1)
         expected = (moved != chosen[token]).any(axis=1).mean()
-        found = switch_probability(distance[token : token + 1], np.array([0.3]))
+        found = flip_probability(distance[token : token + 1], np.array([0.3]))
         np.testing.assert_array_less(found, expected + 4 * 0.5 / np.sqrt(8000))

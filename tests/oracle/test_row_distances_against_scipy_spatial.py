@@ -38,7 +38,7 @@ def test_nearly_equal_rows_do_not_lose_their_distance_to_cancellation(relative):
     np.testing.assert_allclose(off_diagonal(found), off_diagonal(inverse(weight)), rtol=3e-8)
 
 
-def test_the_smallest_entry_of_each_row_bounds_its_walls():
+def test_the_smallest_entry_of_each_row_bounds_its_boundaries():
     weight = np.random.default_rng(4).standard_normal((9, 4))
     found = row_distances(weight)
     expected = [np.delete(inverse(weight)[i], i).min() for i in range(9)]

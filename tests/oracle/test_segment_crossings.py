@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.cells.exact.crossings import crossing_rate, exact_crossings
-from moegeom.cells.exact.exact_cells import sweep
-from moegeom.cells.walk.segment_crossings import segment_crossings
+from moegeom.studies.cells.exact.crossings import crossing_rate, exact_crossings
+from moegeom.studies.cells.exact.exact_cells import sweep
+from moegeom.studies.cells.walk.segment_crossings import segment_crossings
 
 KINDS = {
     "random": lambda r, n, e: r.standard_normal((2, n, e)),
@@ -18,7 +18,9 @@ KINDS = {
     "few_values": lambda r, n, e: r.integers(0, 2, (2, n, e)).astype(float),
     "identical_ends": lambda r, n, e: np.repeat(r.integers(-3, 3, (1, n, e)), 2, 0).astype(float),
     "identical_experts": lambda r, n, e: np.repeat(r.standard_normal((2, n, 1)), e, 2),
-    "twins": lambda r, n, e: np.repeat(r.standard_normal((2, n, (e + 1) // 2)), 2, 2)[:, :, :e],
+    "duplicates": lambda r, n, e: np.repeat(r.standard_normal((2, n, (e + 1) // 2)), 2, 2)[
+        :, :, :e
+    ],
     "float32": lambda r, n, e: r.standard_normal((2, n, e)).astype(np.float32),
     "near_ties": lambda r, n, e: (
         r.integers(-2, 3, (2, n, e)) * (1 + 2.0**-52 * r.integers(-2, 3, (2, n, e)))
@@ -99,7 +101,7 @@ def test_ties_are_settled_exactly_and_nothing_else_is():
     a, b = random.standard_normal((2, 200, 64))
     assert segment_crossings(a, b, 8).num_exact == 0
     a[3, :2], a[5], b[7] = 9.0, 0.0, b[7].round()
-    a[9, 1], b[9, 1] = a[9, 0], b[9, 0]  # twins matter where they cross the boundary only
+    a[9, 1], b[9, 1] = a[9, 0], b[9, 0]  # duplicate rows matter where they cross the boundary only
     found = segment_crossings(a, b, 8)
     assert set(np.flatnonzero(found.is_exact)) - {9} == {5, 7}
     for segment in (3, 5, 7, 9):

@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.cells.exact.dictionary import Arrangement, dictionary, inverse_of
-from moegeom.cells.exact.exact_cells import ExactCells, exact_cells
-from moegeom.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
+from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary, inverse_of
+from moegeom.studies.cells.exact.exact_cells import ExactCells, exact_cells
+from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 
 #: More of them at night.
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 20))]
@@ -81,28 +81,28 @@ def open_cells(exact: ExactCells, weight, bias) -> set[frozenset[int]]:
 
 
 def assert_is_exact(weight, bias, k, tie_broken) -> Enumeration | None:
-    """Cells, walls and ends are those of the exact walk, and witnesses lie in their cells."""
+    """Cells, facets and ends are those of the exact walk, and witnesses lie in their cells."""
     found = enumerate_cells(weight, bias, k, tie_broken=tie_broken)
     if isinstance(found, AllSubsets):
         return None
     exact = exact_cells(weight, bias, k, tie_broken)
     offsets = np.zeros(len(weight)) if bias is None else bias
     cells = open_cells(exact, weight, offsets)
-    rows = [frozenset(row) for row in found.coalition.tolist()]
+    rows = [frozenset(row) for row in found.expert_set.tolist()]
     assert rows == sorted(cells, key=sorted)
-    walls = {(rows[one], rows[other]) for one, other in found.walls.tolist()}
-    assert len(walls) == len(found.walls)
-    assert walls == {pair for pair in exact.walls if cells.issuperset(pair)}
+    facets = {(rows[one], rows[other]) for one, other in found.facets.tolist()}
+    assert len(facets) == len(found.facets)
+    assert facets == {pair for pair in exact.facets if cells.issuperset(pair)}
     assert found.is_bounded.tolist() == [cell not in exact.unbounded for cell in rows]
     logits = found.witness @ weight.T + offsets
     best = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
-    np.testing.assert_array_equal(best, found.coalition)
+    np.testing.assert_array_equal(best, found.expert_set)
     return found
 
 
 @pytest.mark.parametrize("kind", INSTANCES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cells_and_walls_of_instances_with_ties_are_those_of_the_exact_walk(kind, seed):
+def test_cells_and_facets_of_instances_with_ties_are_those_of_the_exact_walk(kind, seed):
     generator = np.random.default_rng([seed, *kind.encode()])
     dims = 2 + seed % 2
     experts = int(generator.integers(dims + 3, 9 - dims // 3))
@@ -129,19 +129,19 @@ def test_only_vertices_at_which_further_experts_tie_are_settled_in_integers():
     assert 0 < found.num_exact < found.num_vertices
 
 
-def test_two_pairs_of_equal_experts_are_exchanged_at_one_wall():
+def test_two_pairs_of_equal_experts_are_exchanged_at_one_facet():
     weight = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [-1.0, -2.0]])
     bias = np.array([0.0, 0.0, 0.0, 0.0, 0.5])
     found = enumerate_cells(weight, bias, 2)
     assert isinstance(found, Enumeration)
-    assert found.coalition.tolist() == [[0, 1], [2, 3]]
-    assert found.walls.tolist() == [[0, 1]]
+    assert found.expert_set.tolist() == [[0, 1], [2, 3]]
+    assert found.facets.tolist() == [[0, 1]]
     # told apart, the lower number of each pair has a cell with a third expert; {0, 2} has none,
     # as both pairs are on one level on a line only
     broken = enumerate_cells(weight, bias, 2, tie_broken=True)
     assert isinstance(broken, Enumeration)
-    assert broken.coalition.tolist() == [[0, 1], [0, 4], [2, 3], [2, 4]]
-    assert broken.walls.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]]
+    assert broken.expert_set.tolist() == [[0, 1], [0, 4], [2, 3], [2, 4]]
+    assert broken.facets.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]]
 
 
 @pytest.mark.parametrize("kind", INSTANCES)

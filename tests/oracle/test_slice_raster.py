@@ -10,15 +10,15 @@ import mpmath
 import numpy as np
 import pytest
 
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.plane import raster as pixels
-from moegeom.cells.plane.raster import plane_raster, raster
-from moegeom.cells.plane.raster_enclosure import Rectangles
-from moegeom.cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
-from moegeom.cells.plane.score_ranges import score_ranges
 from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
 from moegeom.geometry.rows.projected_rows import composed_rows, cosine_scale
 from moegeom.geometry.selection.route import route
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.plane import raster as pixels
+from moegeom.studies.cells.plane.raster import plane_raster, raster
+from moegeom.studies.cells.plane.raster_enclosure import Rectangles
+from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, PlaneRouter, plane_router
+from moegeom.studies.cells.plane.score_ranges import score_ranges
 
 EXPERTS, HIDDEN, TOP_K = 16, 7, 4
 INF = np.inf
@@ -107,7 +107,7 @@ def wrong_pixels(made, some, size=(14, 11), frame=FRAME, count=30):
     row, column = np.nonzero(made.state == PixelState.CONSTANT)
     points = points_in(frame, size, row, column, np.random.default_rng(1), count)
     chosen = some.choice(points.reshape(-1, 2)).reshape(len(row), count, -1)
-    claimed = np.array(made.coalitions)[made.label[row, column]]
+    claimed = np.array(made.expert_sets)[made.label[row, column]]
     return np.count_nonzero((chosen != claimed[:, None, :]).any(axis=(1, 2)))
 
 
@@ -217,10 +217,10 @@ def test_pixels_of_affine_rules_are_what_their_exact_corners_say(seed, size):
     for row, column in product(range(size[1]), range(size[0])):
         around = {corners[row + dy, column + dx] for dy in (0, 1) for dx in (0, 1)}
         if made.state[row, column] == PixelState.CONSTANT:
-            assert around == {made.coalitions[made.label[row, column]]}
+            assert around == {made.expert_sets[made.label[row, column]]}
         elif made.state[row, column] == PixelState.CROSSED:
             assert len(around) > 1
-    # open pixels are the rare ones that a wall only just touches
+    # open pixels are the rare ones that a facet only just touches
     assert made.share(PixelState.OPEN) < 0.005
 
 
@@ -246,21 +246,21 @@ def test_sets_of_affine_rules_are_the_exact_cells(experts, k, seed):
     cells = exact_cells(router.slope, router.offset, k)
     frame = Frame(-3.0, 3.0, -3.0, 3.0, 300, 300)
     made = plane_raster(router, frame)
-    assert set(made.coalitions) <= set(coalitions(cells))
+    assert set(made.expert_sets) <= set(expert_sets(cells))
     inside = [
         tuple(sorted(cell))
         for cell, point in cells.cells.items()
         if all(abs(x) < Fraction(299, 100) for x in point)
     ]
     assert len(inside) > 2
-    seen = set(made.coalitions)
+    seen = set(made.expert_sets)
     # cells thinner than a pixel may be missed, and only those
     assert len([cell for cell in inside if cell not in seen]) <= 1
     for cell, point in cells.cells.items():
         column, row = (int((float(x) + 3.0) * 50.0) for x in point)
         is_shown = 0 <= column < 300 and 0 <= row < 300
         if is_shown and made.state[row, column] == PixelState.CONSTANT:
-            assert made.coalitions[made.label[row, column]] == tuple(sorted(cell))
+            assert made.expert_sets[made.label[row, column]] == tuple(sorted(cell))
 
 
 # ------------------------------------------------------------------------------- enclosures, mpmath
@@ -362,7 +362,7 @@ def test_a_tie_that_stays_is_never_proved():
     made = plane_raster(PlaneRouter(rule, slope, np.zeros(3)), Frame(-1, 1, -1, 1, 8, 8))
     # on the right two equal experts lead; the lower one is shown
     assert np.all(made.state[:, 4:] == PixelState.OPEN)
-    assert {made.coalitions[i] for i in np.unique(made.label[:, 4:])} == {(0,)}
+    assert {made.expert_sets[i] for i in np.unique(made.label[:, 4:])} == {(0,)}
     assert np.all(made.state[:, :3] == PixelState.CONSTANT)
     # the fourth column ends where the tie begins, and has its own points
     assert np.all(made.state[:, 3] == PixelState.OPEN)
@@ -404,12 +404,12 @@ def test_a_fill_that_lets_masked_experts_in_is_proved():
     router = PlaneRouter(rule, slope, offset, np.full(8, -2.0))
     made = plane_raster(router, Frame(-4, 4, -4, 4, 64, 64))
     # every kept score is negative: the first three masked ones are chosen
-    assert set(made.coalitions) == {(2, 3, 4), (0, 1, 4), (0, 1, 2)}
+    assert set(made.expert_sets) == {(2, 3, 4), (0, 1, 4), (0, 1, 2)}
     assert made.share(PixelState.CONSTANT) > 0.9
     assert made.share(PixelState.OPEN) < 0.002
 
 
-def test_group_walls_that_change_no_choice_are_no_walls():
+def test_group_facets_that_change_no_choice_are_no_facets():
     """Kept are two of three groups, of which the first has the one expert that is chosen."""
     groups = GroupMask(3, 2, "max", -INF)
     rule = Rule(1, "identity", Weights("scores"), has_selection_bias=True, groups=groups)
@@ -417,14 +417,14 @@ def test_group_walls_that_change_no_choice_are_no_walls():
     router = PlaneRouter(rule, slope, np.array([9.0, 0.0, 0.0]), np.zeros(3))
     made = plane_raster(router, Frame(-1, 1, -1, 1, 9, 9))
     assert made.count(PixelState.CONSTANT) == 81
-    assert made.coalitions == ((0,),)
+    assert made.expert_sets == ((0,),)
 
 
 def test_all_experts_are_a_constant():
     router = affine_plane(0, experts=3, k=3)
     made = plane_raster(router, Frame(-1, 1, -1, 1, 5, 4))
     assert made.share(PixelState.CONSTANT) == 1.0
-    assert made.coalitions == ((0, 1, 2),)
+    assert made.expert_sets == ((0, 1, 2),)
 
 
 def test_a_projection_that_passes_zero_is_enclosed():

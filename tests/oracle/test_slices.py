@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.plane.circle import circle_arcs
-from moegeom.cells.plane.polygons import polygons
-from moegeom.cells.plane.subspace import principal_slice, random_slice, slice_through
-from moegeom.cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.plane.circle import circle_arcs
+from moegeom.studies.cells.plane.polygons import polygons
+from moegeom.studies.cells.plane.subspace import principal_slice, random_slice, slice_through
+from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
 
 
 @pytest.mark.parametrize("tokens", [20, 200])
@@ -66,51 +66,51 @@ def test_arcs_hold_the_choice_of_every_angle(has_bias):
     logits = np.outer(np.cos(angles), cosine) + np.outer(np.sin(angles), sine) + bias
     chosen = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :4], axis=1)
     arc = np.searchsorted(arcs.start, angles, side="right") - 1
-    np.testing.assert_array_equal(arcs.coalition[arc], chosen)
+    np.testing.assert_array_equal(arcs.expert_set[arc], chosen)
     assert np.all(np.diff(arcs.start) > 0.0)
     assert arcs.stop[-1] == arcs.start[0] + 2.0 * np.pi
     if not has_bias:
         exact = exact_cells(np.column_stack([cosine, sine]), None, 4)
-        assert sorted(map(tuple, arcs.coalition.tolist())) == coalitions(exact)
+        assert sorted(map(tuple, arcs.expert_set.tolist())) == expert_sets(exact)
 
 
 def test_a_circle_on_which_nothing_changes_is_one_arc():
     bias = np.array([0.0, 5.0, 0.1])
     arcs = circle_arcs(np.array([0.1, 0.2, 0.1]), np.zeros(3), bias, 1)
-    assert arcs.coalition.tolist() == [[1]]
+    assert arcs.expert_set.tolist() == [[1]]
     same = circle_arcs(np.ones(3), np.ones(3), np.zeros(3), 3)
-    assert same.coalition.tolist() == [[0, 1, 2]]
+    assert same.expert_set.tolist() == [[0, 1, 2]]
 
 
-def test_polygons_hold_the_points_that_choose_their_coalition():
+def test_polygons_hold_the_points_that_choose_their_expert_set():
     generator = np.random.default_rng(4)
     weight, bias = generator.standard_normal((12, 2)), generator.standard_normal(12)
     found = enumerate_cells(weight, bias, 3)
     assert isinstance(found, Enumeration)
     frame = (-2.0, 3.0, -2.5, 1.5)
-    drawn = polygons(weight, bias, found.coalition, found.walls, frame)
+    drawn = polygons(weight, bias, found.expert_set, found.facets, frame)
     assert np.isclose(sum(map(_area, drawn.corners)), 5.0 * 4.0)
     points = generator.uniform((-2.0, -2.5), (3.0, 1.5), (3000, 2))
     logits = points @ weight.T + bias
     chosen = np.sort(np.argsort(-logits, axis=1)[:, :3], axis=1)
-    cells = {tuple(row): n for n, row in enumerate(found.coalition.tolist())}
-    for point, coalition in zip(points, chosen.tolist(), strict=True):
-        assert _is_inside(drawn.corners[cells[tuple(coalition)]], point)
+    cells = {tuple(row): n for n, row in enumerate(found.expert_set.tolist())}
+    for point, expert_set in zip(points, chosen.tolist(), strict=True):
+        assert _is_inside(drawn.corners[cells[tuple(expert_set)]], point)
 
 
-def test_ends_of_a_wall_tie_its_two_experts_and_lie_in_the_frame():
+def test_ends_of_a_facet_tie_its_two_experts_and_lie_in_the_frame():
     generator = np.random.default_rng(5)
     weight, bias = generator.standard_normal((12, 2)), generator.standard_normal(12)
     found = enumerate_cells(weight, bias, 3)
     assert isinstance(found, Enumeration)
-    drawn = polygons(weight, bias, found.coalition, found.walls, (-1.0, 1.0, -1.0, 1.0))
-    inside = ~np.isnan(drawn.wall_ends[:, 0, 0])
-    assert 0 < inside.sum() < len(found.walls)
+    drawn = polygons(weight, bias, found.expert_set, found.facets, (-1.0, 1.0, -1.0, 1.0))
+    inside = ~np.isnan(drawn.facet_ends[:, 0, 0])
+    assert 0 < inside.sum() < len(found.facets)
     for ends, (one, other) in zip(
-        drawn.wall_ends[inside], found.walls[inside].tolist(), strict=True
+        drawn.facet_ends[inside], found.facets[inside].tolist(), strict=True
     ):
-        (out,) = set(found.coalition[one].tolist()) - set(found.coalition[other].tolist())
-        (into,) = set(found.coalition[other].tolist()) - set(found.coalition[one].tolist())
+        (out,) = set(found.expert_set[one].tolist()) - set(found.expert_set[other].tolist())
+        (into,) = set(found.expert_set[other].tolist()) - set(found.expert_set[one].tolist())
         gap = ends @ (weight[out] - weight[into]) + bias[out] - bias[into]
         np.testing.assert_allclose(gap, 0.0, atol=1e-12)
         assert (np.abs(ends) <= 1.0 + 1e-12).all()

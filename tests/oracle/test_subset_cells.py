@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.cells.ball.subset_cells import subset_cells
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.studies.cells.ball.subset_cells import subset_cells
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
 
 
 @pytest.mark.parametrize(("experts", "k", "dims"), [(8, 2, 2), (12, 4, 4), (14, 11, 3), (10, 3, 7)])
@@ -17,10 +17,10 @@ def test_cells_are_those_of_the_walk_with_a_point_in_each(experts, k, dims):
     walked = enumerate_cells(weight, bias, k)
     assert isinstance(walked, Enumeration)
     found = subset_cells(weight, bias, k)
-    np.testing.assert_array_equal(found.coalition, walked.coalition)
+    np.testing.assert_array_equal(found.expert_set, walked.expert_set)
     logits = found.witness @ weight.T + bias
     best = np.sort(np.argsort(-logits, axis=1)[:, :k], axis=1)
-    np.testing.assert_array_equal(best, found.coalition)
+    np.testing.assert_array_equal(best, found.expert_set)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -30,13 +30,13 @@ def test_ties_are_decided_exactly(seed):
     bias = generator.integers(-2, 3, 7).astype(np.float64)
     weight[3], bias[3] = weight[1], bias[1]
     found = subset_cells(weight, bias, 3)
-    assert list(map(tuple, found.coalition.tolist())) == coalitions(exact_cells(weight, bias, 3))
+    assert list(map(tuple, found.expert_set.tolist())) == expert_sets(exact_cells(weight, bias, 3))
 
 
 def test_rows_of_full_rank_have_every_set_as_a_cell():
     generator = np.random.default_rng(0)
     found = subset_cells(generator.standard_normal((8, 9)), np.zeros(8), 3)
-    assert len(found.coalition) == 56
+    assert len(found.expert_set) == 56
 
 
 def test_too_many_sets_are_refused():

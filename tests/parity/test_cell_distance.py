@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from moegeom.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around
-from moegeom.cells.ball.cell_distance import Distances, cell_distance
-from moegeom.cells.ball.nearest import arrangement_of, nearest, shifted
-from moegeom.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
+from moegeom.studies.cells.ball._cell_answer import BEYOND, EMPTY, MET, OPEN, ball_around
+from moegeom.studies.cells.ball.cell_distance import Distances, cell_distance
+from moegeom.studies.cells.ball.nearest import arrangement_of, nearest, shifted
+from moegeom.studies.cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
 
 #: Distances agree to this many parts; both are well inside their brackets.
 RTOL = 1e-7
@@ -21,7 +21,7 @@ SHAPES = [(8, 2, 1), (8, 2, 2), (12, 3, 3), (16, 4, 5), (10, 3, 8)]
 
 
 class Case:
-    """A router, a centre, and cells and walls of it: some around, most of them nowhere."""
+    """A router, a centre, and cells and facets of it: some around, most of them nowhere."""
 
     def __init__(self, experts: int, k: int, d: int, count: int = 12) -> None:
         generator = np.random.default_rng(experts * 100 + d)
@@ -39,11 +39,11 @@ class Case:
     def _choices(self, generator):
         experts = len(self.bias)
 
-        def wall(row):
+        def facet(row):
             others = sorted(set(range(experts)) - set(row))
             return int(generator.choice(row)), int(generator.choice(others))
 
-        return (lambda row: None), wall, wall, wall
+        return (lambda row: None), facet, facet, facet
 
     def found(self, radius: float = math.inf) -> Distances:
         inside = np.zeros((len(self.asked), len(self.bias)), np.bool_)
@@ -138,7 +138,7 @@ def test_multipliers_prove_the_distance_or_the_contradiction(shape):
 
 
 def test_rounding_that_no_bound_covers_is_left_open_and_settled_exactly():
-    # the wall of 0 and 1 is x = 1, and its distance the radius itself, or a step off it
+    # the facet of 0 and 1 is x = 1, and its distance the radius itself, or a step off it
     weight, bias = np.array([[1.0], [-1.0]]), np.array([0.0, 2.0])
     inside, pair = np.array([[True, False]]), np.array([[0, 1]])
     for radius, state in [(1.0 - 1e-9, BEYOND), (1.0, OPEN), (1.0 + 1e-9, MET)]:
@@ -175,7 +175,7 @@ def test_equal_rows_part_nowhere():
     assert same.state.tolist() == [OPEN] * 4
 
 
-def test_the_interior_of_a_wall_is_told_from_a_corner_and_from_a_shared_wall():
+def test_the_interior_of_a_facet_is_told_from_a_corner_and_from_a_shared_facet():
     centre = [Fraction(0), Fraction(0)]
     cross = arrangement_of(
         np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]), np.zeros(4)
@@ -183,11 +183,11 @@ def test_the_interior_of_a_wall_is_told_from_a_corner_and_from_a_shared_wall():
     assert inner(cross, {0}, centre, (0, 1)) is Inner.WHOLE
     assert inner(cross, {0}, centre, (0, 2)) is Inner.THIN
     assert inner(cross, {0}, centre) is Inner.WHOLE
-    twins = arrangement_of(
+    duplicates = arrangement_of(
         np.array([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0], [-2.0, 0.0]]), np.zeros(4)
     )
-    assert inner(twins, {0, 2}, centre, (0, 1)) is Inner.SHARED
-    assert inner(twins, {0, 3}, centre) is Inner.THIN
+    assert inner(duplicates, {0, 2}, centre, (0, 1)) is Inner.SHARED
+    assert inner(duplicates, {0, 3}, centre) is Inner.THIN
 
 
 @pytest.mark.parametrize(

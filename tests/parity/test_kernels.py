@@ -114,10 +114,16 @@ def group_mask(case: Case) -> list[tuple]:
 
 def boundary_distance(case: Case) -> list[tuple]:
     weight = case.random.standard_normal((case.experts, 6))
-    twins, zeros = weight.copy(), weight.copy()
-    twins[-1], zeros[0] = twins[0], 0.0
+    duplicates, zeros = weight.copy(), weight.copy()
+    duplicates[-1], zeros[0] = duplicates[0], 0.0
     bias = np.arange(case.experts) * 0.5
-    routers = [(weight, None), (twins, None), (twins, bias), (zeros, None), (weight * 0, bias)]
+    routers = [
+        (weight, None),
+        (duplicates, None),
+        (duplicates, bias),
+        (zeros, None),
+        (weight * 0, bias),
+    ]
     rows = [row_distances(*router) for router in routers]
     logits, chosen = case.logits(), case.chosen()
     gap = margin(logits, case.k)
@@ -188,7 +194,7 @@ def routing_weights(case: Case) -> list[tuple]:
     ]
 
 
-def coalition_key(case: Case) -> list[tuple]:
+def expert_set_key(case: Case) -> list[tuple]:
     chosen = case.chosen()
     empty = chosen.copy()
     empty[:, 0] = -1
@@ -245,13 +251,13 @@ def rounding_sigmas(case: Case) -> list[tuple]:
     values = case.random.standard_normal((case.tokens, hidden)).astype(np.float32)
     sink = values.copy()
     sink[0, 1] = 1000.0
-    twins = weight.copy()
-    twins[-1] = twins[0]
+    duplicates = weight.copy()
+    duplicates[-1] = duplicates[0]
     logits, chosen = case.logits(), case.chosen()
     return [
         (values, logits, chosen, weight),
         (sink, logits, chosen, weight.astype(np.float64)),
-        (values, logits, chosen, twins),
+        (values, logits, chosen, duplicates),
         (np.zeros_like(values), logits, chosen, weight),
     ]
 
@@ -277,7 +283,7 @@ ARGUMENTS = {
         distance_bracket,
         curved_distance,
         routing_weights,
-        coalition_key,
+        expert_set_key,
         same_set,
         count_experts,
         count_pairs,

@@ -8,12 +8,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moegeom.cells.exact.collected import collected
-from moegeom.cells.exact.dictionary import Arrangement, dictionary
-from moegeom.cells.exact.exact_cells import exact_cells
-from moegeom.cells.exact.exact_walk import exact_walk
-from moegeom.cells.exact.rank import independent_columns
-from moegeom.cells.walk.level_walk import Walked, level_walk
+from moegeom.studies.cells.exact.collected import collected
+from moegeom.studies.cells.exact.dictionary import Arrangement, dictionary
+from moegeom.studies.cells.exact.exact_cells import exact_cells
+from moegeom.studies.cells.exact.exact_walk import exact_walk
+from moegeom.studies.cells.exact.rank import independent_columns
+from moegeom.studies.cells.walk.level_walk import Walked, level_walk
 from tests.oracle.test_cells_against_certified_instances import INSTANCES, arrays, digest
 
 PLENTY = 10**6
@@ -68,22 +68,22 @@ def test_cells_are_those_of_the_exact_walk_and_the_certified_ones(instance):
     [i for i in WALKED if i["n_walls"] == i["n_swap_walls"] and not i["mods"]],
     ids=lambda instance: instance["name"],
 )
-def test_collected_cells_and_walls_are_the_certified_ones(instance):
+def test_collected_cells_and_facets_are_the_certified_ones(instance):
     weight, bias = arrays(instance)
     walked = level_walk(weight, bias, instance["k"], PLENTY)
     assert walked is not None
     found = collected(
         walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, instance["k"]
     )
-    cells = [tuple(row) for row in found.coalition.tolist()]
+    cells = [tuple(row) for row in found.expert_set.tolist()]
     assert digest(cells) == instance["cells_sha1"]
-    assert len(found.walls) == instance["n_walls"]
+    assert len(found.facets) == instance["n_walls"]
     assert found.is_proved.all()
-    # a witness lies in its cell, and the two cells of a wall differ in what it says
+    # a witness lies in its cell, and the two cells of a facet differ in what it says
     logits = found.witness @ weight.T + bias
     best = np.sort(np.argsort(-logits, axis=1)[:, : instance["k"]], axis=1)
-    np.testing.assert_array_equal(best, found.coalition)
-    for (one, other), out, into in zip(found.walls, found.out, found.into, strict=True):
+    np.testing.assert_array_equal(best, found.expert_set)
+    for (one, other), out, into in zip(found.facets, found.out, found.into, strict=True):
         assert set(cells[one]) - set(cells[other]) == {out}
         assert set(cells[other]) - set(cells[one]) == {into}
 
@@ -95,7 +95,7 @@ def test_bounded_cells_are_those_without_a_ray():
     assert walked is not None
     found = collected(walked.on, walked.above, walked.is_simple, walked.rays, weight, bias, 3)
     exact = exact_cells(weight, bias, 3)
-    unbounded = [tuple(row) for row in found.coalition[~found.is_bounded].tolist()]
+    unbounded = [tuple(row) for row in found.expert_set[~found.is_bounded].tolist()]
     assert unbounded == sorted(tuple(sorted(cell)) for cell in exact.unbounded)
 
 
@@ -128,7 +128,7 @@ def test_edges_lead_back_and_cells_satisfy_eulers_relation():
             assert all(vertex in walked.links[end] for end in links if end >= 0)
         num_rays = int((walked.links == -2).sum())
         num_edges = num_rays + int((walked.links >= 0).sum()) // 2
-        # in the plane an edge of the diagram is a wall; V - E + F = 1 with rays to one point
+        # in the plane an edge of the diagram is a facet; V - E + F = 1 with rays to one point
         assert len(walked.on) - num_edges + len(cells_of(walked, k)) == 1
 
 

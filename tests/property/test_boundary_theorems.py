@@ -1,4 +1,4 @@
-"""The boundary distance is a distance: nothing switches nearer, something switches farther."""
+"""The boundary distance is a distance: nothing flips nearer, something flips farther."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 @given(SEEDS)
-def test_no_direction_switches_within_the_distance(seed):
+def test_no_direction_flips_within_the_distance(seed):
     case = Case(seed, tokens=3)
     distance = case.measured(case.y).distance
     steps = case.directions(200)
@@ -56,7 +56,7 @@ def test_no_direction_switches_within_the_distance(seed):
 
 
 @given(SEEDS)
-def test_a_step_of_the_distance_along_the_witness_switches(seed):
+def test_a_step_of_the_distance_along_the_witness_flips(seed):
     case = Case(seed)
     found = case.measured(case.y)
     out, entering = found.pair.T
@@ -132,8 +132,8 @@ def test_the_distance_is_at_least_the_margin_over_the_widest_pair(seed):
 
 
 @pytest.mark.parametrize("k", [1, 4, 15])
-def test_the_nearest_wall_is_often_not_that_of_the_last_pair(k):
-    """F-07: with rows of different length, another wall is nearer for many tokens."""
+def test_the_nearest_boundary_is_often_not_that_of_the_last_pair(k):
+    """F-07: with rows of different length, another boundary is nearer for many tokens."""
     random = np.random.default_rng(1)
     weight = random.uniform(0.5, 1.5, (16, 1)) * random.standard_normal((16, 24))
     y = random.standard_normal((2000, 24))

@@ -1,4 +1,4 @@
-"""Nothing switches nearer than the lower bound, something does on the circle of the upper one."""
+"""Nothing flips nearer than the lower bound, something does on the circle of the upper one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ BOUNDED = [
 every_rule = pytest.mark.parametrize("setting", SEPARABLE + BOUNDED, ids=lambda s: s.name)
 separable = pytest.mark.parametrize("setting", SEPARABLE, ids=lambda s: s.name)
 bounded = pytest.mark.parametrize("setting", BOUNDED, ids=lambda s: s.name)
-#: A circle, fine enough to meet what is only a hair behind a wall.
+#: A circle, fine enough to meet what is only a hair behind a boundary.
 AROUND = np.exp(2j * np.pi * np.arange(8192) / 8192)
 AROUND = np.stack([AROUND.real, AROUND.imag], axis=1)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -110,7 +110,7 @@ class Case:
         drawn = self.random.standard_normal((count, self.y.shape[1]))
         return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
-    def switches(self, token, steps):
+    def flips(self, token, steps):
         """Whether the set after each step is another one."""
         before, y = self.sets(self.y[token : token + 1]), self.y[token] + steps
         return (self.sets(y) != before).any(axis=1)
@@ -125,41 +125,41 @@ class Case:
 @every_rule
 @settings(max_examples=8)
 @given(SEEDS)
-def test_no_direction_switches_within_the_lower_bound(setting, seed):
+def test_no_direction_flips_within_the_lower_bound(setting, seed):
     """4 tokens, 500 directions: 480 000 trials over all rules and seeds."""
     case = Case(setting, seed)
     reach = np.minimum(case.lower, 1e6)
     for token in range(len(case.y)):
         steps = 0.999 * reach[token] * case.directions(500)
-        np.testing.assert_array_equal(case.switches(token, steps), False)
+        np.testing.assert_array_equal(case.flips(token, steps), False)
 
 
 @separable
 @settings(max_examples=12)
 @given(SEEDS)
-def test_in_the_plane_of_the_pair_the_set_switches_at_the_distance_and_not_before(setting, seed):
+def test_in_the_plane_of_the_pair_the_set_flips_at_the_distance_and_not_before(setting, seed):
     case = Case(setting, seed)
     for token in np.flatnonzero(np.isfinite(case.upper) & (case.upper > 0.0)).tolist():
         around = case.circle(case.weight[case.pair[token]])
-        assert case.switches(token, (1.0 + 1e-5) * case.upper[token] * around).any()
+        assert case.flips(token, (1.0 + 1e-5) * case.upper[token] * around).any()
         for share in (0.1, 0.5, 0.9, 1.0 - 1e-5):
-            assert not case.switches(token, share * case.lower[token] * around).any()
+            assert not case.flips(token, share * case.lower[token] * around).any()
 
 
 @bounded
 @settings(max_examples=8)
 @given(SEEDS)
-def test_in_the_plane_the_first_switch_is_between_the_bounds(setting, seed):
+def test_in_the_plane_the_first_flip_is_between_the_bounds(setting, seed):
     """Two coordinates: a disc holds all inputs that are so near."""
     case = Case(setting, seed, hidden=2)
     for token in range(len(case.y)):
         for share in (0.1, 0.5, 0.9, 0.999):
             steps = share * min(case.lower[token], 1e6) * AROUND
-            assert not case.switches(token, steps).any()
+            assert not case.flips(token, steps).any()
         if 1e-9 < case.upper[token] < np.inf:
-            # the step of the upper bound ends anywhere behind the wall, within its resolution
+            # the step of the upper bound ends anywhere behind the boundary, within its resolution
             hairs = (1.0 + 1e-6, 1.0 + 1e-4, 1.001)
-            assert any(case.switches(token, h * case.upper[token] * AROUND).any() for h in hairs)
+            assert any(case.flips(token, h * case.upper[token] * AROUND).any() for h in hairs)
 
 
 @separable
@@ -191,7 +191,7 @@ def test_the_bounds_are_in_order_and_the_pair_is_one_that_swaps(setting, seed):
 @separable
 @settings(max_examples=10)
 @given(SEEDS)
-def test_equal_selection_biases_leave_the_straight_walls_of_the_logits(setting, seed):
+def test_equal_selection_biases_leave_the_linear_boundaries_of_the_logits(setting, seed):
     case = Case(Setting(setting.score, None, setting.logit_map, 0.0, 0.25), seed)
     logits = case.logits(case.y)
     straight = boundary_distance(logits, case.chosen(case.y), row_distances(case.weight))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
+from moegeom.engine.flipping import ReferenceChoice, flip_of
 from moegeom.engine.float_bound import float_bound
 from moegeom.engine.prepared import prepare
-from moegeom.engine.switching import ReferenceChoice, switch_of
 from moegeom.geometry.arithmetic.number_format import rounded_to
 from moegeom.geometry.selection.route import route
 from moegeom.kernels.table import load_kernels
@@ -103,7 +103,7 @@ def proved_tokens(
         logits = logits + router.logit_bias
     found = route(logits, router.rule, router.selection_bias)
     before = ReferenceChoice(values, logits, found.chosen, found.margin, found.weights, None)
-    return switch_of(emulated, before, KERNELS).proved, found.chosen, emulated
+    return flip_of(emulated, before, KERNELS).proved, found.chosen, emulated
 
 
 def keeps(proved, before, emulated, values, random) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from moegeom.core.tokens import TILE
 from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, OrderDistances, TokenBatch
+from moegeom.kernels.flip import Flip, NoisyFlip
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions import coalitions as sketch
+from moegeom.kernels.reductions import expert_sets as sketch
 from moegeom.kernels.reductions import input_sample, tile_load, token_sample
-from moegeom.kernels.switch import NoisySwitch, Switch
 from moegeom.kernels.table import BACKENDS, load_kernels
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS, HIDDEN, RUN = 9, 3, 3, 240, 5, 8
@@ -68,7 +68,7 @@ def quantities_of(token: np.ndarray) -> TokenBatch:
         direction=direction[token],
         selection=score[token],
         fill_decides=matches[token],
-        switch=switch_of(chosen[token], floats[:, token], matches[token]),
+        flip=flip_of(chosen[token], floats[:, token], matches[token]),
         noise=noise_of(token, floats),
         order_distance=order_distances_of(token, floats),
     )
@@ -81,27 +81,27 @@ def order_distances_of(token: np.ndarray, floats: np.ndarray) -> OrderDistances:
     return OrderDistances(row, lower, lower * (1.0 + (token[row] % 16 == 0))[:, None])
 
 
-def noise_of(token: np.ndarray, floats: np.ndarray) -> NoisySwitch:
+def noise_of(token: np.ndarray, floats: np.ndarray) -> NoisyFlip:
     """Probabilities of all tokens, a simulation and exit times of the first of every run."""
     low = np.minimum(floats[4], 0.5)[token]
     row = np.flatnonzero(token % RUN == 0)
-    return NoisySwitch(
+    return NoisyFlip(
         lower=low,
         estimate=1.1 * low,
         upper=np.minimum(2.0 * low, 1.0),
         row=row,
-        switched=token[row] % 5,
+        flipped=token[row] % 5,
         draws=8,
         exit_early=floats[5][token][row],
         exit_late=2.0 * floats[5][token][row],
     )
 
 
-def switch_of(chosen: np.ndarray, floats: np.ndarray, matches: np.ndarray) -> Switch:
+def flip_of(chosen: np.ndarray, floats: np.ndarray, matches: np.ndarray) -> Flip:
     """A variant that leaves the last chosen expert of some tokens for its neighbour."""
     row = np.flatnonzero(matches)
     last = chosen[row, -1]
-    return Switch(
+    return Flip(
         differs=matches,
         surely=matches & (floats[3] > 0.5),
         perhaps=matches | (floats[3] < 0.1),
@@ -109,14 +109,14 @@ def switch_of(chosen: np.ndarray, floats: np.ndarray, matches: np.ndarray) -> Sw
         tied=floats[0] == 0.0,
         proved=~matches & (floats[5] > 0.2),
         weight_moved=np.where(matches, np.minimum(floats[1], 1.0), 0.0),
-        trades=np.stack([row, last, (last + 1) % EXPERTS], axis=1).astype(np.int32),
+        swaps=np.stack([row, last, (last + 1) % EXPERTS], axis=1).astype(np.int32),
         predicted=np.minimum(floats[2], 1.0),
     )
 
 
 def extent_of(name: str) -> Extent:
     """A bit for each token needs their number."""
-    return replace(EXTENT, num_tokens=TOKENS * TILE // RUN) if name == "switch_bits" else EXTENT
+    return replace(EXTENT, num_tokens=TOKENS * TILE // RUN) if name == "flip_bits" else EXTENT
 
 
 def folded(name: str, *parts: np.ndarray, backend: str = "cpu"):
@@ -139,20 +139,20 @@ WHOLE_ONLY = {
     "expert_pairs",
     "input_sample",
     "output_cosines",
-    "switch_bits",
+    "flip_bits",
     "tile_load",
 }
 
 
 #: Those that are not kept by block either, and say so in the same way.
-WITHOUT_BLOCKS = {"switch_bits"}
+WITHOUT_BLOCKS = {"flip_bits"}
 
 
 def selected(name: str, state, population, without):
-    """What a metric sees; coalitions with their members beside them."""
+    """What a metric sees; expert sets with their members beside them."""
     reduction = REDUCTIONS[name]
     found = reduction.select(reduction.settle(state), population, without)
-    if name == "coalitions":
+    if name == "expert_sets":
         found["members"] = found["members"][found.pop("row")]
     if name == "input_sample":
         # a part of the table of the whole is rounded otherwise than the table of the part
@@ -180,7 +180,7 @@ def short_samples(monkeypatch):
 
 @pytest.fixture
 def overflowing(monkeypatch):
-    """A sketch of coalitions that holds a fraction of them."""
+    """A sketch of expert sets that holds a fraction of them."""
     monkeypatch.setattr(sketch, "CAPACITY", 20)
 
 
@@ -202,8 +202,8 @@ def test_merging_is_associative_and_commutative_and_equals_folding(name):
 
 
 def test_merging_overflowing_sketches_is_associative_and_commutative(overflowing):
-    test_merging_is_associative_and_commutative_and_equals_folding("coalitions")
-    test_the_empty_state_is_neutral("coalitions")
+    test_merging_is_associative_and_commutative_and_equals_folding("expert_sets")
+    test_the_empty_state_is_neutral("expert_sets")
 
 
 @pytest.mark.parametrize("name", ["token_sample", "input_sample", "block_outputs"])

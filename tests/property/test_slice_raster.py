@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moegeom.cells.plane.raster import plane_raster
-from moegeom.cells.plane.raster_frame import Frame, PixelState, PlaneLength, PlaneRouter
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.selection.route import route
+from moegeom.studies.cells.plane.raster import plane_raster
+from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, PlaneLength, PlaneRouter
 
 SIDES = (-1.5, 2.0, -1.0, 1.75)
 
@@ -75,7 +75,7 @@ def test_points_of_constant_pixels_choose_what_is_proved(router, width, height, 
     row = np.minimum((shares[:, 1] * height).astype(int), height - 1)
     column = np.minimum((shares[:, 0] * width).astype(int), width - 1)
     is_constant = made.state[row, column] == PixelState.CONSTANT
-    claimed = np.array(made.coalitions)[made.label[row, column]]
+    claimed = np.array(made.expert_sets)[made.label[row, column]]
     np.testing.assert_array_equal(claimed[is_constant], chosen(router, points)[is_constant])
 
 
@@ -86,9 +86,9 @@ def test_a_finer_picture_never_contradicts_a_coarser_one(router, width, height, 
     fine = plane_raster(router, frame(factor * width, factor * height), depth=1)
     parts = (height, factor, width, factor)
     state = fine.state.reshape(parts).transpose(0, 2, 1, 3)
-    label = np.array(fine.coalitions)[fine.label].reshape(*parts, -1).transpose(0, 2, 1, 3, 4)
+    label = np.array(fine.expert_sets)[fine.label].reshape(*parts, -1).transpose(0, 2, 1, 3, 4)
     is_constant = coarse.state == PixelState.CONSTANT
-    claimed = np.array(coarse.coalitions)[coarse.label]
+    claimed = np.array(coarse.expert_sets)[coarse.label]
     assert not (state[is_constant] == PixelState.CROSSED).any()
     same = (label[is_constant] == claimed[is_constant][:, None, None, :]).all(axis=3)
     # an open pixel shows what float64 chooses at its centre, which lies in the proved pixel
@@ -110,7 +110,7 @@ def test_more_halvings_keep_what_is_proved(router):
     is_proved = shallow.state != PixelState.OPEN
     np.testing.assert_array_equal(deep.state[is_proved], shallow.state[is_proved])
     assert deep.count(PixelState.OPEN) <= shallow.count(PixelState.OPEN)
-    claims = [np.array(made.coalitions)[made.label] for made in (shallow, deep)]
+    claims = [np.array(made.expert_sets)[made.label] for made in (shallow, deep)]
     np.testing.assert_array_equal(claims[0][is_proved], claims[1][is_proved])
 
 
@@ -134,7 +134,7 @@ def test_the_order_of_the_experts_changes_no_proof(router, order):
     made, other = (plane_raster(r, frame(7, 6), depth=1) for r in (router, moved))
     both = (made.state == PixelState.CONSTANT) & (other.state == PixelState.CONSTANT)
     assert not (((made.state == PixelState.CONSTANT) & (other.state == PixelState.CROSSED)).any())
-    claimed = np.array(made.coalitions)[made.label][both]
+    claimed = np.array(made.expert_sets)[made.label][both]
     np.testing.assert_array_equal(
-        claimed, np.sort(place[np.array(other.coalitions)[other.label][both]], axis=1)
+        claimed, np.sort(place[np.array(other.expert_sets)[other.label][both]], axis=1)
     )

@@ -42,7 +42,7 @@ def whole_numbers(random, experts, hidden):
 
 
 def long_rows(random, experts, hidden):
-    """Lengths over four orders of magnitude: walls of low logits may be the nearest."""
+    """Lengths over four orders of magnitude: boundaries of low logits may be the nearest."""
     return 10.0 ** random.uniform(0.0, 4.0, (experts, 1)) * plain(random, experts, hidden)
 
 
@@ -63,7 +63,7 @@ class Case:
         y = random.standard_normal((TOKENS, hidden))
         self.y = np.rint(y) if kind is whole_numbers else y
         self.logits = (self.y @ self.weight.T + self.bias).astype(np.float32)
-        # twins have the same float32 logits: a matrix product may round them apart
+        # duplicate rows have the same float32 logits: a matrix product may round them apart
         for i in range(experts):
             same = (self.weight == self.weight[i]).all(axis=1) & (self.bias == self.bias[i])
             self.logits[:, same] = self.logits[:, [i]]
@@ -98,7 +98,7 @@ def test_the_bracket_holds_the_distance_and_is_it_where_it_is_exact(case):
 
 
 @given(CASES)
-def test_the_pair_of_an_exact_distance_is_a_wall_at_that_distance(case):
+def test_the_pair_of_an_exact_distance_is_a_boundary_at_that_distance(case):
     found = case.bracket()
     walled = found.is_exact & np.isfinite(found.lower)
     np.testing.assert_array_equal(found.pair[:, 0] >= 0, walled)
@@ -122,11 +122,14 @@ def test_the_exact_distance_is_that_of_scipy_within_the_bound_of_rounded_logits(
         inside[case.chosen[token]] = True
         length = apart[np.ix_(inside, ~inside)]
         gap = logits[token, inside][:, None] - logits[token, ~inside]
-        is_wall = length > 0.0
-        if not is_wall.any() or found.lower[token] == 0.0:
+        is_boundary = length > 0.0
+        if not is_boundary.any() or found.lower[token] == 0.0:
             continue
-        slack = 2.0 * error / length[is_wall] + 1e-7 * np.abs(gap[is_wall]) / length[is_wall]
-        quotient = gap[is_wall] / length[is_wall]
+        slack = (
+            2.0 * error / length[is_boundary]
+            + 1e-7 * np.abs(gap[is_boundary]) / length[is_boundary]
+        )
+        quotient = gap[is_boundary] / length[is_boundary]
         assert (quotient - slack).min() <= found.lower[token] <= (quotient + slack).min()
 
 
@@ -174,7 +177,7 @@ def test_the_kernel_gives_what_the_formula_gives(backend):
 
 
 def test_a_long_row_that_is_not_known_is_near_and_leaves_the_distance_open():
-    """A wall is near when its row distance is large: a low logit is no proof by itself."""
+    """A boundary is near when its row distance is large: a low logit is no proof by itself."""
     random = np.random.default_rng(5)
     weight = random.standard_normal((40, 16))
     weight[39] *= 50.0
@@ -192,7 +195,7 @@ def test_a_long_row_that_is_not_known_is_near_and_leaves_the_distance_open():
 
 
 def test_a_parallel_row_that_is_not_known_is_far_and_leaves_nothing_open():
-    """The smaller the row distance, the farther the wall: 1e-6 apart is out of reach."""
+    """The smaller the row distance, the farther the boundary: 1e-6 apart is out of reach."""
     random = np.random.default_rng(6)
     weight = random.standard_normal((40, 16))
     weight[20:] = weight[:20] + 1e-6 * random.standard_normal((20, 16))
@@ -209,7 +212,7 @@ def test_a_parallel_row_that_is_not_known_is_far_and_leaves_nothing_open():
 
 
 def test_a_permanent_tie_with_an_expert_that_is_not_known_is_at_distance_zero():
-    """A recording may round twins apart; the distance does not depend on it."""
+    """A recording may round duplicate rows apart; the distance does not depend on it."""
     weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [1.0, 0.0]])
     logits = np.float32([[2.0, 0.5]])
     expert = np.int32([[0, 1]])

@@ -45,7 +45,7 @@ def run(
     other_dialect: OtherDialect = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="A second checkpoint: its routers on the same inputs."),
+        typer.Option("--checkpoint-b", help="A second checkpoint: its routers on the same inputs."),
     ] = None,
     noise: Annotated[
         str | None,
@@ -59,13 +59,13 @@ def run(
     """Which tokens are about to change experts, under which arithmetic, and how much moves."""
     from moegeom.results.reader import is_results, open_results
     from moegeom.studies.boundary.document import document
-    from moegeom.studies.boundary.record import exposure_of
-    from moegeom.studies.boundary.study import ExposureRequest, measure_exposure
+    from moegeom.studies.boundary.record import boundary_report_of
+    from moegeom.studies.boundary.study import BoundaryRequest, measure_boundary
 
     if is_results(Path(checkpoint)):
         written = Path(checkpoint)
     else:
-        request = ExposureRequest(
+        request = BoundaryRequest(
             checkpoint=checkpoint,
             out=out,
             tokens=tokens,
@@ -83,5 +83,5 @@ def run(
             **existing.terms,
         )
         with screen.watching() as watch:
-            written = measure_exposure(request, watch)
-    screen.show(document, exposure_of(open_results(written)))
+            written = measure_boundary(request, watch)
+    screen.show(document, boundary_report_of(open_results(written)))

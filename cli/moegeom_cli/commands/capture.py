@@ -82,7 +82,7 @@ def run(
         ) from None
     from moegeom.document.model import View
     from moegeom.document.render import render
-    from moegeom.router.asked_family import AskedFamily
+    from moegeom.router.requested_family import RequestedFamily
 
     request = CaptureRequest(
         model=model,
@@ -97,7 +97,7 @@ def run(
         tokenizer=tokenizer,
         fold=fold,
         restart=restart,
-        asked=AskedFamily(family),
+        asked=RequestedFamily(family),
     )
     view = View(width(), has_colours(), all_layers=False)
     plan = plan_capture(request)

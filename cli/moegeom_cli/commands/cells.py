@@ -1,4 +1,4 @@
-"""``moegeom cells``: which sets of experts are cells of a slice, and where their walls are."""
+"""``moegeom cells``: which sets of experts are cells of a slice, and where their facets are."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def run(
     radius: Annotated[
         float | None, typer.Option("--radius", help="Only within so far of the centre.")
     ] = None,
-    coalition: Annotated[
+    expert_set: Annotated[
         str | None,
-        typer.Option("--coalition", help="Is this set a cell? Experts, such as 3,17,40."),
+        typer.Option("--expert-set", help="Is this set a cell? Experts, such as 3,17,40."),
     ] = None,
     certify: Annotated[
         bool, typer.Option("--certify", help="Check every witness or proof again in integers.")
@@ -53,7 +53,7 @@ def run(
         int, typer.Option("--vertices", min=1, help="Vertices to walk at most.")
     ] = 10_000_000,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for cells.parquet and walls.parquet.")
+        Path | None, typer.Option("--out", help="Folder for cells.parquet and facets.parquet.")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Picture: .svg, .pdf, .png or .html.")
@@ -70,12 +70,12 @@ def run(
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None,
 ) -> None:
-    """List the routing cells and walls of a slice, prove or refute one set, or draw them."""
-    from moegeom.cells.document import document
-    from moegeom.cells.study.request import CellsRequest, parse_view
-    from moegeom.cells.study.study import cells
+    """List the routing cells and facets of a slice, prove or refute one set, or draw them."""
     from moegeom.core.verdict import EXIT_INCONCLUSIVE
     from moegeom.engine.plan import num_workers
+    from moegeom.studies.cells.document import document
+    from moegeom.studies.cells.study.request import CellsRequest, parse_view
+    from moegeom.studies.cells.study.study import cells
 
     kind, expert = parse_view(view)
     request = CellsRequest(
@@ -87,7 +87,7 @@ def run(
         top_k=None if weights is None else model.top_k,
         subspace=subspace,
         radius=radius,
-        coalition=None if coalition is None else parse_numbers("--coalition", coalition),
+        expert_set=None if expert_set is None else parse_numbers("--expert-set", expert_set),
         certify=certify,
         tie_broken=tie_broken,
         vertices=vertices,

@@ -11,7 +11,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
 from moegeom_cli.options import CHECKPOINT, Other, OtherDialect, OtherStage, Tokens
 
-COMMAND = Command(Group.compare, 2, "moegeom explain CKPT --tokens REC_A --other REC_B")
+COMMAND = Command(Group.compare, 2, "moegeom explain CKPT --tokens REC_A --run-b REC_B")
 
 
 @with_groups
@@ -26,7 +26,7 @@ def run(
     other_dialect: OtherDialect = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="Checkpoint that B may have loaded instead."),
+        typer.Option("--checkpoint-b", help="Checkpoint that B may have loaded instead."),
     ] = None,
     log_probs: Annotated[
         Path | None,

@@ -15,7 +15,7 @@ COMMAND = Command(Group.measure, 1, "moegeom routers CKPT --layers 0-3")
 def run(checkpoint: Checkpoint, model: ModelOptions, screen: ScreenOptions) -> None:
     """Which routers a checkpoint has: rule, shape and storage; what was skipped and why."""
     from moegeom.checkpoint.open import open_checkpoint
-    from moegeom.document.asked_layers import layers_without_router
+    from moegeom.document.requested_layers import layers_without_router
     from moegeom.engine.request import Terms
     from moegeom.router.load import load_routers
     from moegeom.studies.routers.document import document

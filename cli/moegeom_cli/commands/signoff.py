@@ -28,9 +28,9 @@ def run(
         str | None,
         typer.Option("--null", help="Recording of A run again: what A differs from itself."),
     ] = None,
-    max_switched: Annotated[
+    max_flipped: Annotated[
         float | None,
-        typer.Option("--max-switched", help="Share of layer-tokens above which routing fails."),
+        typer.Option("--max-flipped", help="Share of layer-tokens above which routing fails."),
     ] = None,
 ) -> int:
     """Sign off an export B of A: exit code 0 passed, 1 failed, 4 inconclusive."""
@@ -42,7 +42,7 @@ def run(
         b=b,
         tokens=tuple(tokens or ()),
         null=null,
-        max_switched=max_switched,
+        max_flipped=max_flipped,
         **token_options.terms,
         **model.terms,
     )

@@ -3,7 +3,7 @@
 Looked for: the mean resultant length of the router inputs, that is the length of the mean of their
 unit vectors: 0 when directions are spread, 1 when all are one.
 
-A finding means: tokens differ little in direction, so few coalitions can occur whatever the router
+A finding means: tokens differ little in direction, so few expert sets can occur whatever the router
 does: the cause is in front of the router.
 
 What to do: look at the hidden states, and at attention sinks. The limit is uncalibrated.

@@ -33,7 +33,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             )
     known = {facts["name"] for facts in measured.run["routers"]}
     missing = sorted(set(baseline.routers) - known)
-    if missing and not measured.run.get("layers_asked"):
+    if missing and not measured.run.get("layers_requested"):
         yield CHECK.finding(
             tuple(missing),
             f"{len(missing)} router{'s' * (len(missing) > 1)} of the baseline not there: "

@@ -20,14 +20,14 @@ from moegeom.checks.statistics import p_above
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
-    by_share = sorted(measured.layers, key=lambda row: -(row.get("starved_share") or 0.0))
+    by_share = sorted(measured.layers, key=lambda row: -(row.get("underused_share") or 0.0))
     for row in by_share:
         router = row["router"]
         rows = measured.experts[router]
         fair = sum(e["num_slots"] or 0 for e in rows) / len(rows)
         limit = limits("fair_share", router)
         least = limits("expected_choices", router)
-        if row.get("starved_share") is None:
+        if row.get("underused_share") is None:
             continue
         if fair < least:
             few = f"{fair:,.3g} choices expected of each expert; needed: {least:g}, of more tokens"
@@ -41,7 +41,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             yield Unknown(router, NO_ERROR)
             continue
         dead = sum(e["num_slots"] == 0 for e in low)
-        counted = [f"{dead} dead"] * bool(dead) + [f"{len(low) - dead} starved"] * (len(low) > dead)
+        counted = [f"{dead} dead"] * bool(dead) + [f"{len(low) - dead} underused"] * (
+            len(low) > dead
+        )
         freedom = row["num_blocks"] - 1
         p_values = [p_above(-e["load"], -limit, e["load_se"] or 0.0, freedom) for e in low]
         finding = CHECK.finding(
@@ -57,10 +59,10 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
 
 CHECK = Check(
     "MGB201",
-    "experts are dead or starved",
+    "experts are dead or underused",
     "warning",
     _judge,
-    ("starved_share",),
+    ("underused_share",),
     (
         Limit("fair_share", 0.1, "least load in fair shares"),
         # From 30 expected choices on, an even router keeps each expert four sigmas above a tenth.

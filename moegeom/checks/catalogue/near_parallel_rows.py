@@ -27,7 +27,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         close = [
             e
             for e in measured.experts[router]
-            if (e["nearest_cosine"] or -1.0) > limit and not _are_twins(measured, router, e)
+            if (e["nearest_cosine"] or -1.0) > limit and not _are_duplicates(measured, router, e)
         ]
         if not close:
             continue  # bit-equal rows are MGI104's to say
@@ -54,10 +54,10 @@ def _below_one(cosine: float) -> str:
     )
 
 
-def _are_twins(measured: Measured, router: str, expert: Row) -> bool:
+def _are_duplicates(measured: Measured, router: str, expert: Row) -> bool:
     rows = {e["expert"]: e for e in measured.experts[router]}
     other = rows[expert["nearest_expert"]]
-    return expert["twin_of"] == other["expert"] or other["twin_of"] == expert["expert"]
+    return expert["duplicate_of"] == other["expert"] or other["duplicate_of"] == expert["expert"]
 
 
 CHECK = Check(

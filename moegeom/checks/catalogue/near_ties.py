@@ -1,10 +1,10 @@
 """MGN301: near-ties are no more frequent than at a random router of the same shape.
 
-Looked for: an expected share of tokens switched by rounding the router input to bfloat16 that is
+Looked for: an expected share of tokens flipped by rounding the router input to bfloat16 that is
 above a multiple of that of the null (random rows of the same length on the same tokens) by more
 than chance.
 
-A finding means: other arithmetic, engines or quantisations will switch more tokens than the shape
+A finding means: other arithmetic, engines or quantisations will flip more tokens than the shape
 of the router makes inevitable. That is exposure, not loss of quality.
 
 What to do: list the nearest tokens and pairs of experts. The factor is uncalibrated.
@@ -19,7 +19,7 @@ from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured, Row
 from moegeom.checks.statistics import p_above
 
-COLUMN = "bf16_switch_share_isotropic"
+COLUMN = "bf16_flip_share_isotropic"
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
@@ -31,7 +31,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         router, null = row["router"], measured.null.get(row["router"], {})
         share, normal = row.get(COLUMN), null.get(COLUMN)
         # Equal rows tie for ever: that is MGI104's to say.
-        if share is None or normal is None or row.get("num_twin_rows"):
+        if share is None or normal is None or row.get("num_duplicate_rows"):
             continue
         own, chance = row.get(f"{COLUMN}_se"), null.get(f"{COLUMN}_se")
         if own is None or chance is None:
@@ -42,12 +42,12 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         finding = CHECK.finding(
             router,
             "more near-ties than a random router of this shape would have.",
-            f"Rounding the input to bf16 would switch about {100 * share:.1f} % of tokens; a "
+            f"Rounding the input to bf16 would flip about {100 * share:.1f} % of tokens; a "
             f"random router {100 * normal:.1f} % (limit {factor:g} times, uncalibrated).",
             measured.measure_again(router, extra="--per-token"),
         )
         p_value = p_above(share, factor * normal, error, freedom)
-        # a share of tokens on average at most half certain to switch
+        # a share of tokens on average at most half certain to flip
         yield Tested(router, finding, p_value, error, freedom, room=0.5 - factor * normal)
 
 

@@ -25,7 +25,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
         router, tokens = row["router"], row["num_tokens"] or 0
         shape = measured.facts(router)
         experts, top_k = shape.get("num_experts"), shape.get("top_k")
-        if row.get("num_coalitions") != 1 or not top_k or top_k == experts:
+        if row.get("num_expert_sets") != 1 or not top_k or top_k == experts:
             continue
         if tokens < 2:
             yield Unknown(router, "one token differs from no other; needed: more tokens")
@@ -44,7 +44,7 @@ CHECK = Check(
     "all tokens choose the same experts",
     "warning",
     _judge,
-    ("num_coalitions",),
+    ("num_expert_sets",),
     inputs="tokens",
     absent="the tokens say nothing of expert sets",
 )

@@ -3,8 +3,8 @@
 Looked for: a rank below the largest possible, a condition number far above that of trained routers,
 and an effective rank (exp of the entropy of the singular values) far below the rank.
 
-A finding means: experts are chosen by few directions of the input; many coalitions cannot occur, or
-only by large inputs. A low-rank update, a merge, or collapse.
+A finding means: experts are chosen by few directions of the input; many expert sets cannot occur,
+or only by large inputs. A low-rank update, a merge, or collapse.
 
 What to do: compare with earlier checkpoints. The limits are from practice.
 """
@@ -24,7 +24,12 @@ _PARALLEL = 1.0 - 1e-6
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for row in sorted(measured.layers, key=lambda row: row.get("effective_rank") or 0.0):
         router, rank, possible = row["router"], row.get("row_rank"), row.get("row_rank_possible")
-        if not possible or rank is None or row.get("num_zero_rows") or row.get("num_twin_rows"):
+        if (
+            not possible
+            or rank is None
+            or row.get("num_zero_rows")
+            or row.get("num_duplicate_rows")
+        ):
             continue  # equal rows lower the rank: that is said where they are named
         if (row.get("max_cosine_centred") or 0.0) > _PARALLEL:
             continue  # so do parallel ones

@@ -73,9 +73,13 @@ def _rows(measured: Measured) -> dict[tuple[str, int], dict[str, float | None]]:
     for layer in measured.layers:
         median = layer.get("centred_norm_median")
         experts = measured.experts.get(layer["router"], ())
-        copied = {e.get("twin_of") for e in experts}
+        copied = {e.get("duplicate_of") for e in experts}
         for e in experts:
-            if e.get("twin_of") not in (None, -1) or e["expert"] in copied or not e.get("row_norm"):
+            if (
+                e.get("duplicate_of") not in (None, -1)
+                or e["expert"] in copied
+                or not e.get("row_norm")
+            ):
                 continue  # equal, zero and broken rows have checks of their own
             length = e["centred_row_norm"]
             kurtosis = e["row_kurtosis"]

@@ -53,7 +53,7 @@ def refusal(task: Task) -> str:
     if router.rule.logit_map is not None:
         return "logits go through a map before they are scored"
     if not router.rule.is_affine and "distance" in task.needs:
-        return "distances to curved or grouped walls are found there"
+        return "distances to curved or grouped boundaries are found there"
     if router.weight.dtype != np.float32:
         return "rows are stored in float64"
     return _rule(task, 1).refusal
@@ -114,14 +114,14 @@ def device_router(task: Task, device: Device, kind: str) -> DeviceRouter:
         weight = prepared.router.weight
         rows = bf16_terms(weight) if kind == "bfloat16" else [weight]
     distances = prepared.rows if "distance" in task.needs else None
-    walls = None if distances is None else device_rows(distances)
-    fits = walls is not None and walls.fits_float32
+    boundaries = None if distances is None else device_rows(distances)
+    fits = boundaries is not None and boundaries.fits_float32
     tables = RouteTables(
         logit_bias=None if bias is None else device.put(bias.astype(np.float32)),
         selection_bias=device.put(prepared.selection_bias),
-        inverse=None if walls is None else device.put(walls.inverse),
-        rounded=None if walls is None else device.put(walls.rounded),
-        smallest=None if walls is None else device.put(walls.smallest),
+        inverse=None if boundaries is None else device.put(boundaries.inverse),
+        rounded=None if boundaries is None else device.put(boundaries.rounded),
+        smallest=None if boundaries is None else device.put(boundaries.smallest),
         number=device.put(_numbers(task, fits).array()),
     )
     return DeviceRouter(

@@ -104,10 +104,10 @@ def bf16_noise_scale(
     return ROUNDING_RMS * UNIT_BFLOAT16 * input_norm.astype(np.float64) / np.sqrt(hidden_size)
 
 
-def switch_probability(
+def flip_probability(
     distance: Float64[np.ndarray, "tokens"], noise_scale: Float64[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "tokens"]:
-    r"""Probability :math:`\Phi(-d/s)` that isotropic noise crosses the nearest wall.
+    r"""Probability :math:`\Phi(-d/s)` that isotropic noise crosses the nearest boundary.
 
     A lower bound on the probability that the chosen set differs, and its first-order estimate.
     One half on a boundary; 0 beyond 9 sigmas (where it is under 2e-19), at infinite distance, and
@@ -130,16 +130,17 @@ def rounding_sigmas(
     chosen: Int32[np.ndarray, "tokens k"],
     weight: Float[np.ndarray, "experts hidden"],
 ) -> Float64[np.ndarray, "tokens"]:
-    r"""Nearest wall in standard deviations of what rounding the input to bfloat16 does along it.
+    r"""Nearest boundary in standard deviations of what rounding the input to bfloat16 does along
+    it.
 
     .. math:: r = \min_{i \in S,\, j \notin S} \frac{z_i - z_j}{\sigma_{ij}}, \quad
               \sigma_{ij}^2 = (0.4247 \cdot 2^{-8})^2 \sum_d (w_{id} - w_{jd})^2 y_d^2
 
-    Dimensionless. The rounding error of a coordinate is proportional to it, so the nearest wall by
-    this measure need not be the nearest in Euclidean distance. For affine rules. 0 on a boundary;
-    inf when every expert is chosen, for equal rows of which one is ahead, and for an input of
-    zeros that is on no boundary. Relative error 1e-12 of the float64 sums; the logits carry theirs.
-    Source: docs/theory.md E4. Oracle in tests: Monte Carlo with rounded inputs.
+    Dimensionless. The rounding error of a coordinate is proportional to it, so the nearest boundary
+    by this measure need not be the nearest in Euclidean distance. For affine rules. 0 on a
+    boundary; inf when every expert is chosen, for equal rows of which one is ahead, and for an
+    input of zeros that is on no boundary. Relative error 1e-12 of the float64 sums; the logits
+    carry theirs. Source: docs/theory.md E4. Oracle in tests: Monte Carlo with rounded inputs.
     """
     rows = weight.astype(np.float64)
     sigmas = np.full(len(values), np.inf)

@@ -74,7 +74,7 @@ def curved_rows(
     if rule.score == "softmax" and np.isfinite(capped.soft_cap):
         raise RouterRuleError(
             "softmax scores of soft-capped logits are compared with a bias or in groups; expected "
-            "a score whose walls have a known distance.",
+            "a score whose boundaries have a known distance.",
             "Other quantities of this router can be measured.",
         )
     rows = weight.astype(np.float64) * capped.multiplier

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 
-#: Inverse row distance of a pair that is no wall: equal rows, different biases. Finite, so that a
-#: product with a zero gap is 0 and not nan, and small enough that no product with a gap of float32
-#: logits overflows; products above NEVER, which is less than any other gap gives, are infinite.
-NO_WALL = 1e260
+#: Inverse row distance of a pair that is no boundary: equal rows, different biases. Finite, so that
+#: a product with a zero gap is 0 and not nan, and small enough that no product with a gap of
+#: float32 logits overflows; products above NEVER, which is less than any other gap gives, are
+#: infinite.
+NO_BOUNDARY = 1e260
 NEVER = 1e200
 
 
@@ -19,9 +20,9 @@ class RowDistances:
     """1 / |w_i - w_j| for each pair of rows, ready for :func:`boundary_distance`.
 
     ``inverse`` is 0 for a permanent tie (equal rows and biases: the distance is 0 wherever one of
-    the two is chosen and the other is not), and NO_WALL for equal rows with different biases
-    (never a wall). The diagonal is NO_WALL. ``smallest`` is the least entry of each row: no wall
-    of expert i is nearer than ``gap * smallest[i]``.
+    the two is chosen and the other is not), and NO_BOUNDARY for equal rows with different biases
+    (never a boundary). The diagonal is NO_BOUNDARY. ``smallest`` is the least entry of each row: no
+    boundary of expert i is nearer than ``gap * smallest[i]``.
     """
 
     inverse: Float64[np.ndarray, "experts experts"]
@@ -60,7 +61,7 @@ def row_distances(
     offsets = np.zeros(len(rows)) if bias is None else bias.astype(np.float64)
     tied = equal & (offsets[:, None] == offsets[None, :])
     with np.errstate(divide="ignore"):
-        inverse = np.where(squared > 0.0, 1.0 / np.sqrt(squared), NO_WALL)
+        inverse = np.where(squared > 0.0, 1.0 / np.sqrt(squared), NO_BOUNDARY)
     inverse[tied] = 0.0
     return RowDistances(
         inverse=inverse,
@@ -71,9 +72,9 @@ def row_distances(
 
 @dataclass(frozen=True, eq=False)
 class Boundary:
-    """Distance to the boundary and the pair (expert out, expert in) of the nearest wall.
+    """Distance to the boundary and the pair (expert out, expert in) of the nearest boundary.
 
-    The pair is (-1, -1) where no wall exists.
+    The pair is (-1, -1) where no boundary exists.
     """
 
     distance: Float64[np.ndarray, "tokens"]
@@ -85,15 +86,16 @@ def boundary_distance(
     chosen: Int32[np.ndarray, "tokens k"],
     rows: RowDistances,
 ) -> Boundary:
-    r"""Euclidean distance from each router input to the boundary of its cell, and the nearest wall.
+    r"""Euclidean distance from each router input to the boundary of its cell, and the nearest
+    boundary.
 
     .. math:: d(y) = \min_{i \in S,\, j \notin S} \frac{z_i(y) - z_j(y)}{\lVert w_i - w_j \rVert}
 
-    Exact for every affine rule, redundant walls included: the distance to the complement of an
+    Exact for every affine rule, redundant boundaries included: the distance to the complement of an
     intersection of half-spaces is the least distance to a half-space. In units of the router
     input. 0 on a boundary and on a permanent tie; inf when every expert is chosen or no pair of
     rows differs. Equal quotients: the first pair in order of rank in S from the k-th upwards, then
-    of expert. The nearest wall is not that of the k-th and (k+1)-th logit in 12-16 % of tokens
+    of expert. The nearest boundary is not that of the k-th and (k+1)-th logit in 12-16 % of tokens
     (F-07). Absolute error: that of the logits, divided by the row distance.
 
     Source: docs/theory.md A3 (S0 Theorem 5.1 with unit diffusion). Oracle in tests: a quadratic
@@ -110,7 +112,7 @@ def boundary_distance(
         for expert in chosen[token][::-1]:
             if others.size == 0:
                 continue
-            with np.errstate(over="ignore"):  # NO_WALL times a large gap is inf, which is meant
+            with np.errstate(over="ignore"):  # NO_BOUNDARY times a large gap is inf, which is meant
                 quotient = (z[token, expert] - z[token, others]) * rows.inverse[expert, others]
             nearest = int(np.argmin(quotient))
             if quotient[nearest] < min(distance[token], NEVER):

@@ -16,7 +16,8 @@ class Bends:
 
     ``steepest`` is the largest slope s' and ``peak`` where it is; ``log_slope`` bounds
     ``|s'' / s'|`` and ``bend`` bounds ``|s''|``. Up to ``convex_until`` the function 1 / s' is
-    convex, so that the slope of a wall is monotone (:mod:`moegeom.kernels.cpu.curved.walls`).
+    convex, so that the slope of a boundary is monotone
+    (:mod:`moegeom.kernels.cpu.curved.boundaries`).
     """
 
     low: float

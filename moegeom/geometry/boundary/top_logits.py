@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Float64, Int32
 
 from moegeom.geometry.boundary.linear import RowDistances, boundary_distance
 
-#: A logit so low that no wall of it counts (the quotient is beyond ``boundary.NEVER``); finite, so
-#: that a permanent tie stays at distance 0.
+#: A logit so low that no boundary of it counts (the quotient is beyond ``boundary.NEVER``); finite,
+#: so that a permanent tie stays at distance 0.
 BELOW_ALL = -1e300
 
 
@@ -18,8 +18,8 @@ BELOW_ALL = -1e300
 class Bracket:
     """Least and largest distance that logits which are not known allow.
 
-    The distance is exact where the two are equal (both may be inf: no wall). ``pair`` is then a
-    nearest wall (expert out, expert in), and (-1, -1) where they differ or there is none.
+    The distance is exact where the two are equal (both may be inf: no boundary). ``pair`` is then a
+    nearest boundary (expert out, expert in), and (-1, -1) where they differ or there is none.
     """
 
     lower: Float64[np.ndarray, "tokens"]

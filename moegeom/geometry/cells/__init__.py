@@ -1,1 +1,1 @@
-"""Cells of top-k routing: enumeration, walls, witnesses and closed forms."""
+"""Cells of top-k routing: enumeration, facets, witnesses and closed forms."""

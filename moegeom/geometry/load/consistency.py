@@ -72,25 +72,25 @@ def concentration_by_label(
     return float((share**2).sum(axis=1).mean()) if len(tokens) else float("nan")
 
 
-def mutual_information_nats(label: Labels, leader: Labels) -> float:
+def mutual_information_nats(label: Labels, top1: Labels) -> float:
     """Information of the label about the first choice, from their counts, in nats.
 
     0 to the smaller of the two entropies; biased upwards, see :func:`expected_information_nats`.
     nan without tokens. Oracle in tests: scikit-learn, scipy.stats.entropy.
     """
-    return _information(label, leader)[0]
+    return _information(label, top1)[0]
 
 
-def expected_information_nats(label: Labels, leader: Labels) -> float:
+def expected_information_nats(label: Labels, top1: Labels) -> float:
     """Mean of :func:`mutual_information_nats` when the labels are shuffled among the tokens.
 
     Exactly (hypergeometric). nan without tokens. Source: Vinh, Epps and Bailey 2010.
     Oracle in tests: scikit-learn, shuffles, all permutations.
     """
-    return _information(label, leader)[1]
+    return _information(label, top1)[1]
 
 
-def corrected_information_share(label: Labels, leader: Labels) -> float:
+def corrected_information_share(label: Labels, top1: Labels) -> float:
     """(I - I_0) / (H - I_0): information of the label about the first choice, less chance.
 
     I is the mutual information, I_0 its mean when the labels are shuffled among the tokens, and H
@@ -99,31 +99,31 @@ def corrected_information_share(label: Labels, leader: Labels) -> float:
     choice, and when every token has a label of its own. Source: Vinh, Epps and Bailey 2010;
     docs/theory.md D3. Oracle in tests: shuffles.
     """
-    found, expected, entropy = _information(label, leader)
+    found, expected, entropy = _information(label, top1)
     room = entropy - expected
     return (found - expected) / room if room > 1e-12 * max(entropy, 1.0) else float("nan")
 
 
-def _information(label: Labels, leader: Labels) -> tuple[float, float, float]:
+def _information(label: Labels, top1: Labels) -> tuple[float, float, float]:
     """Mutual information, its mean over shuffles, and the entropy of the first choices."""
     num = len(label)
     if not num:
         return float("nan"), float("nan"), float("nan")
     _, labels, of_label = np.unique(label, return_inverse=True, return_counts=True)
-    _, leaders, of_leader = np.unique(leader, return_inverse=True, return_counts=True)
-    pair, of_pair = np.unique(labels * len(of_leader) + leaders, return_counts=True)
-    first, second = np.divmod(pair, len(of_leader))
-    found = of_pair / num * np.log(of_pair * num / (of_label[first] * of_leader[second]))
-    share = of_leader / num
+    _, top1, of_top1 = np.unique(top1, return_inverse=True, return_counts=True)
+    pair, of_pair = np.unique(labels * len(of_top1) + top1, return_counts=True)
+    first, second = np.divmod(pair, len(of_top1))
+    found = of_pair / num * np.log(of_pair * num / (of_label[first] * of_top1[second]))
+    share = of_top1 / num
     return (
         max(float(found.sum()), 0.0),
-        _expected_information(of_label, of_leader, num),
+        _expected_information(of_label, of_top1, num),
         float(-(share * np.log(share)).sum()),
     )
 
 
 def _expected_information(
-    of_label: Int64[np.ndarray, "labels"], of_leader: Int64[np.ndarray, "leaders"], num: int
+    of_label: Int64[np.ndarray, "labels"], of_top1: Int64[np.ndarray, "top1"], num: int
 ) -> float:
     r"""Sum over pairs of :math:`E[n/T \log(n T / (a b))]`, n hypergeometric from a, b and T.
 
@@ -132,7 +132,7 @@ def _expected_information(
     from scipy.special import gammaln
 
     log_factorial = gammaln(np.arange(num + 1) + 1.0)
-    sizes, times = np.unique(of_leader, return_counts=True)
+    sizes, times = np.unique(of_top1, return_counts=True)
     total = 0.0
     for a, repeats in zip(*np.unique(of_label, return_counts=True), strict=True):
         for part in np.array_split(np.arange(len(sizes)), len(sizes) * a // _TERMS + 1):

@@ -10,8 +10,8 @@ from jaxtyping import Float64, Int64
 #: One number per vector of counts: a NumPy scalar when there is only one vector.
 PerVector = Float64[np.ndarray, "*batch"] | np.float64
 
-#: An expert below this share of its fair load is starved (docs/theory.md D3, there "dead").
-STARVED_BELOW = 0.1
+#: An expert below this share of its fair load is underused (docs/theory.md D3, there "dead").
+UNDERUSED_BELOW = 0.1
 
 
 def _fair(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*batch 1"]:
@@ -75,11 +75,11 @@ def dead_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, (counts == 0).mean(axis=-1))
 
 
-def starved_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+def underused_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     """Share of experts with less than a tenth of the fair load, dead ones included."""
     share = load_share(counts)
-    starved = (share < STARVED_BELOW).mean(axis=-1)
-    return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, starved)
+    underused = (share < UNDERUSED_BELOW).mean(axis=-1)
+    return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, underused)
 
 
 def avg_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:

@@ -35,7 +35,7 @@ def logit_deviations(distances: RowDistances) -> Float64[np.ndarray, "experts"]:
     return np.sqrt(np.maximum((sums - total) / (experts - 2), 0.0))
 
 
-def independent_switch(
+def independent_flip(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
     distances: RowDistances,
@@ -60,13 +60,11 @@ def independent_switch(
     noisy = np.flatnonzero(scale * deviations.max(initial=0.0) > 0.0)
     for start in range(0, len(noisy), size):
         part = noisy[start : start + size]
-        found[part] = _switch(
-            logits[part].astype(np.float64), chosen[part], deviations, scale[part]
-        )
+        found[part] = _flip(logits[part].astype(np.float64), chosen[part], deviations, scale[part])
     return found
 
 
-def nearest_switch(
+def nearest_flip(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
     deviation: Float64[np.ndarray, "tokens experts"],
@@ -129,7 +127,7 @@ def _overtaken(
     return (rising * falling).sum(axis=1) / falling.sum(axis=1)
 
 
-def _switch(
+def _flip(
     z: Float64[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
     deviations: Float64[np.ndarray, "experts"],

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 _NEGLIGIBLE = 1e-4
 
 
-def switch_prediction(
+def flip_prediction(
     gap: Float64[np.ndarray, "tokens"],
     deviation: Float64[np.ndarray, "tokens"],
     step: Float64[np.ndarray, "tokens"],
@@ -21,11 +21,11 @@ def switch_prediction(
               - I\left(\tfrac{-\delta - g}{\sigma}\right)\right),
               \quad I(x) = x \Phi(x) + \varphi(x)
 
-    with N normal and U uniform on [-1, 1]. ``gap`` g is the logit difference of the nearest wall,
-    ``deviation`` the standard deviation of the noise in it, ``step`` the spacing of the output
-    format there. Rounding never turns two logits round, it makes those that are x apart equal with
-    probability 1 - |x| / step, and of ties half fall to either side: together one half less
-    x / (2 step), as if the gap moved by U. Phi(-g / deviation) for step 0, the ramp alone for
+    with N normal and U uniform on [-1, 1]. ``gap`` g is the logit difference of the nearest
+    boundary, ``deviation`` the standard deviation of the noise in it, ``step`` the spacing of the
+    output format there. Rounding never turns two logits round, it makes those that are x apart
+    equal with probability 1 - |x| / step, and of ties half fall to either side: together one half
+    less x / (2 step), as if the gap moved by U. Phi(-g / deviation) for step 0, the ramp alone for
     deviation 0, 0 for both. Source: docs/theory.md E4. Oracle in tests: simulation.
     """
     from scipy.special import ndtr  # takes longer to import than many a scan takes to run

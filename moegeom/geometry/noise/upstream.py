@@ -1,4 +1,4 @@
-"""How large the noise on router inputs must be to make the switches that were observed."""
+"""How large the noise on router inputs must be to make the flips that were observed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP = 0.5 * np.log(2.0)
 #: attends to others which met another expert has several times the noise of its neighbours.
 _SPREADS = (0.0, 0.5, 1.0, 1.5)
 
-#: Shares of switches that have nothing to do with distance, which are tried beside 0.
+#: Shares of flips that have nothing to do with distance, which are tried beside 0.
 _EXCESSES = np.concatenate([[0.0], np.geomspace(1e-5, 0.5, 19)])
 
 #: Probabilities are kept this far from 0 and 1: no noise is exactly normal.
@@ -27,12 +27,12 @@ _BELIEVED = 28.0
 
 @dataclass(frozen=True)
 class UpstreamNoise:
-    """Noise that fits the switches best, and what it leaves.
+    """Noise that fits the flips best, and what it leaves.
 
     ``scale`` is its standard deviation per coordinate for the median token, in the units of the
     distances, ``spread`` that of the logarithm of the tokens' own scales; ``excess`` the share of
-    the tokens that switch whatever their distance, 0 where chance could explain it. ``expected`` is
-    the share of tokens that the noise alone switches, ``observed`` the share that did,
+    the tokens that flip whatever their distance, 0 where chance could explain it. ``expected`` is
+    the share of tokens that the noise alone flips, ``observed`` the share that did,
     ``expected_error`` the standard error of a share with that mean.
     """
 
@@ -44,20 +44,20 @@ class UpstreamNoise:
     expected_error: float
 
     def chance(
-        self, distances: Float64[np.ndarray, "tokens walls"]
+        self, distances: Float64[np.ndarray, "tokens boundaries"]
     ) -> Float64[np.ndarray, "tokens"]:
-        """Probability that the noise switches each token, without the excess."""
+        """Probability that the noise flips each token, without the excess."""
         steps, weights = _steps(self.spread)
-        chances = [switch_chance(distances, self.scale * float(np.exp(s))) for s in steps]
+        chances = [flip_chance(distances, self.scale * float(np.exp(s))) for s in steps]
         return np.asarray(weights @ np.array(chances))
 
 
-def switch_chance(
-    distances: Float64[np.ndarray, "tokens walls"], scale: float
+def flip_chance(
+    distances: Float64[np.ndarray, "tokens boundaries"], scale: float
 ) -> Float64[np.ndarray, "tokens"]:
-    r""":math:`1 - \prod_w \Phi(r_w / s)`, as if walls were crossed one apart from the other.
+    r""":math:`1 - \prod_w \Phi(r_w / s)`, as if boundaries were crossed one apart from the other.
 
-    The nearest walls of each token suffice. 0 for scale 0, one half on a single wall.
+    The nearest boundaries of each token suffice. 0 for scale 0, one half on a single boundary.
     """
     from scipy.special import log_ndtr
 
@@ -68,26 +68,26 @@ def switch_chance(
 
 
 def upstream_noise(
-    distances: Float[np.ndarray, "tokens walls"], switched: Bool[np.ndarray, "tokens"]
+    distances: Float[np.ndarray, "tokens boundaries"], flipped: Bool[np.ndarray, "tokens"]
 ) -> UpstreamNoise:
-    r"""Maximum likelihood of :math:`P(\text{switch}) = 1 - (1 - e)(1 - \bar P_{s, \tau})`.
+    r"""Maximum likelihood of :math:`P(\text{flip}) = 1 - (1 - e)(1 - \bar P_{s, \tau})`.
 
-    :math:`\bar P` is the mean of :func:`switch_chance` over scales that are log-normal around s,
-    with spread :math:`\tau`; ``distances`` are those of the nearest walls of each token. The excess
-    e takes what no noise explains, so that a few switches far from any wall do not pass for large
-    noise: it is 0 unless the likelihood falls by more than e^14 without it. Scale 0 where nothing
-    switched; nan without tokens. Source: docs/theory.md A9, E4 (iv). Oracle in tests: noise of
-    known size on known inputs.
+    :math:`\bar P` is the mean of :func:`flip_chance` over scales that are log-normal around s,
+    with spread :math:`\tau`; ``distances`` are those of the nearest boundaries of each token. The
+    excess e takes what no noise explains, so that a few flips far from any boundary do not pass for
+    large noise: it is 0 unless the likelihood falls by more than e^14 without it. Scale 0 where
+    nothing flipped; nan without tokens. Source: docs/theory.md A9, E4 (iv). Oracle in tests: noise
+    of known size on known inputs.
     """
-    tokens = len(switched)
+    tokens = len(flipped)
     if not tokens:
         return UpstreamNoise(*(np.nan,) * 6)
-    observed = float(switched.mean())
+    observed = float(flipped.mean())
     if observed == 0.0:
         return UpstreamNoise(*(0.0,) * 6)
     r = distances.astype(np.float64)
-    chances = np.stack([switch_chance(r, float(scale)) for scale in _SCALES])
-    found = np.stack([_likelihoods(_spread(chances, spread), switched) for spread in _SPREADS])
+    chances = np.stack([flip_chance(r, float(scale)) for scale in _SCALES])
+    found = np.stack([_likelihoods(_spread(chances, spread), flipped) for spread in _SPREADS])
     plain = np.unravel_index(int(np.argmax(found[:, :, 0])), found.shape[:2])
     best = np.unravel_index(int(np.argmax(found)), found.shape)
     gained = 2.0 * float(found[best] - found[(*plain, 0)])
@@ -123,11 +123,11 @@ def _spread(
 
 
 def _likelihoods(
-    chances: Float64[np.ndarray, "scales tokens"], switched: Bool[np.ndarray, "tokens"]
+    chances: Float64[np.ndarray, "scales tokens"], flipped: Bool[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "scales excesses"]:
     stays = 1.0 - np.clip(chances, _FLOOR, 1.0 - _FLOOR)
-    kept = np.log(stays[:, ~switched]).sum(axis=1)
-    num_kept, left = int((~switched).sum()), stays[:, switched]
+    kept = np.log(stays[:, ~flipped]).sum(axis=1)
+    num_kept, left = int((~flipped).sum()), stays[:, flipped]
     return np.stack(
         [
             kept + num_kept * np.log1p(-excess) + np.log1p(-(1.0 - excess) * left).sum(axis=1)

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int32
 
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.order_distance import row_coordinates
-from moegeom.geometry.noise.wall_sigmas import wall_sigmas
+from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas
 
 #: Gaps held at once.
 _AT_ONCE = 2**20
@@ -40,32 +40,31 @@ def simulate_exit(
 ) -> ExitCurve:
     r"""The exit curve of one input at increasing ``times`` > 0, from ``paths`` >= 2 paths.
 
-    ``rows`` are those of :func:`~moegeom.geometry.noise.wall_sigmas.noisy_rows` and ``distances``
-    theirs.
-    Logits are simulated at the times alone. Between two of them, given both ends, the path crosses
-    a wall with probability :math:`e^{-2 a_0 a_1 / h}`, a the gap over its standard deviation, or 1
-    when an end is beyond; the chance to stay within all walls is between 1 - sum and 1 - max of
-    these, and factors of different steps multiply. So both bounds are unbiased however coarse the
-    times are, and finer times bring them together. 0 for k = E, 1 on a wall.
-    Source: docs/theory.md A9. Oracle in tests: closed forms for one wall and for two, and paths in
-    small steps.
+    ``rows`` are those of :func:`~moegeom.geometry.noise.boundary_sigmas.noisy_rows` and
+    ``distances`` theirs. Logits are simulated at the times alone. Between two of them, given both
+    ends, the path crosses a boundary with probability :math:`e^{-2 a_0 a_1 / h}`, a the gap over
+    its standard deviation, or 1 when an end is beyond; the chance to stay within all boundaries is
+    between 1 - sum and 1 - max of these, and factors of different steps multiply. So both bounds
+    are unbiased however coarse the times are, and finer times bring them together. 0 for k = E, 1
+    on a boundary. Source: docs/theory.md A9. Oracle in tests: closed forms for one boundary and for
+    two, and paths in small steps.
     """
     moves = row_coordinates(rows)
-    num_walls = len(chosen) * (len(logits) - len(chosen))
+    num_boundaries = len(chosen) * (len(logits) - len(chosen))
     steps = np.diff(times, prepend=0.0)
     # sums over paths of stay and stay squared, for the lower and the upper chance to stay
     sums = np.zeros((2, 2, len(times)))
-    size = max(1, _AT_ONCE // max(num_walls, 1))
+    size = max(1, _AT_ONCE // max(num_boundaries, 1))
     for start in range(0, paths, size):
         count = min(size, paths - start)
         position = np.tile(logits, (count, 1))
         inside = np.tile(chosen, (count, 1))
         stay = np.ones((2, count))
-        before = wall_sigmas(position, inside, distances)
+        before = boundary_sigmas(position, inside, distances)
         for number, step in enumerate(steps):
             noise = generator.standard_normal((count, moves.shape[1]))
             position += np.sqrt(step) * (noise @ moves.T)
-            after = wall_sigmas(position, inside, distances)
+            after = boundary_sigmas(position, inside, distances)
             crossing = _crossing(before, after, float(step))
             stay[0] *= np.maximum(1.0 - crossing.sum(axis=1), 0.0)
             stay[1] *= 1.0 - crossing.max(axis=1, initial=0.0)
@@ -95,10 +94,10 @@ def quantile_interval(
 
 
 def _crossing(
-    before: Float64[np.ndarray, "paths walls"],
-    after: Float64[np.ndarray, "paths walls"],
+    before: Float64[np.ndarray, "paths boundaries"],
+    after: Float64[np.ndarray, "paths boundaries"],
     step: float,
-) -> Float64[np.ndarray, "paths walls"]:
+) -> Float64[np.ndarray, "paths boundaries"]:
     """Probability that a Brownian bridge between the two gaps reaches 0."""
     with np.errstate(invalid="ignore", over="ignore"):  # what is beyond is replaced below
         crossing = np.exp(-2.0 * before * after / step)

@@ -1,9 +1,8 @@
 r"""When a diffusing router input first leaves its cell: bounds, and quantiles.
 
 The input moves as :math:`dx = F\,dB` from where it is. Time has the unit in which :math:`F F^T` is
-the covariance per unit of time, so that r of :mod:`moegeom.geometry.noise.wall_sigmas` is in its
-root.
-The mean exit time through one wall is infinite and is not given.
+the covariance per unit of time, so that r of :mod:`moegeom.geometry.noise.boundary_sigmas` is in
+its root. The mean exit time through one boundary is infinite and is not given.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class ExitProbability:
 def log_crossing_probability(
     sigmas: Float64[np.ndarray, "*shape"], time: float
 ) -> Float64[np.ndarray, "*shape"]:
-    r"""Logarithm of :math:`p(r, t) = 2 (1 - \Phi(r / \sqrt t))`: one wall is crossed by time t.
+    r"""Logarithm of :math:`p(r, t) = 2 (1 - \Phi(r / \sqrt t))`: one boundary is crossed by time t.
 
-    0 (certain) on the wall, even at time 0; -inf at infinite r, and at time 0 off the wall.
+    0 (certain) on the boundary, even at time 0; -inf at infinite r, and at time 0 off the boundary.
     Source: docs/theory.md A9 (S0 Theorem 5.1, reflection). Oracle in tests: mpmath's erfc.
     """
     from scipy.special import log_ndtr
@@ -48,17 +47,18 @@ def log_crossing_probability(
 
 
 def exit_probability(
-    sigmas: Float64[np.ndarray, "tokens walls"],
+    sigmas: Float64[np.ndarray, "tokens boundaries"],
     time: float,
     is_positive: Bool[np.ndarray, "tokens"] | None = None,
 ) -> ExitProbability:
     r"""Bounds on the probability that the chosen set has changed at some time up to ``time``.
 
-    Below: the nearest wall alone, :math:`p(r_{\min}, t)`. Above: the union,
+    Below: the nearest boundary alone, :math:`p(r_{\min}, t)`. Above: the union,
     :math:`\min(1, \sum p(r_{ij}, t))`, or where ``is_positive`` (from
-    :func:`~moegeom.geometry.noise.wall_sigmas.are_walls_positive`) says that it holds, Slepian's
-    :math:`1 - \prod (1 - p(r_{ij}, t))`, which is never larger. Both 0 without walls (k = E), both
-    1 on a wall. Source: docs/theory.md A9. Oracle in tests: simulation.
+    :func:`~moegeom.geometry.noise.boundary_sigmas.are_boundaries_positive`) says that it holds,
+    Slepian's
+    :math:`1 - \prod (1 - p(r_{ij}, t))`, which is never larger. Both 0 without boundaries (k = E),
+    both 1 on a boundary. Source: docs/theory.md A9. Oracle in tests: simulation.
     """
     from scipy.special import logsumexp
 
@@ -82,14 +82,14 @@ def exit_probability(
 def face_quantile(
     sigmas: Float64[np.ndarray, "*shape"], probability: float
 ) -> Float64[np.ndarray, "*shape"]:
-    r"""Time by which one wall is crossed with ``probability`` p.
+    r"""Time by which one boundary is crossed with ``probability`` p.
 
     .. math:: t_p = (r / \Phi^{-1}(1 - p / 2))^2
 
-    With the nearest wall, an upper bound on the time by which the cell is left with probability p:
-    other walls make it sooner. p is the probability to have left; S0's delta is 1 - p. 0 on the
-    wall, inf for p = 1 off it and at infinite r. Source: docs/theory.md A9 (S0 Proposition A.21).
-    Oracle in tests: scipy.stats.levy.
+    With the nearest boundary, an upper bound on the time by which the cell is left with probability
+    p: other boundaries make it sooner. p is the probability to have left; S0's delta is 1 - p. 0 on
+    the boundary, inf for p = 1 off it and at infinite r. Source: docs/theory.md A9 (S0 Proposition
+    A.21). Oracle in tests: scipy.stats.levy.
     """
     from scipy.special import ndtri
 
@@ -99,12 +99,12 @@ def face_quantile(
 
 
 def cell_quantiles(
-    sigmas: Float64[np.ndarray, "tokens walls"], probability: float
+    sigmas: Float64[np.ndarray, "tokens boundaries"], probability: float
 ) -> tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]:
     r"""Bounds on the times by which cells are left with ``probability``, 0 < p < 1.
 
     From where the union reaches p (:math:`\sum p(r_{ij}, t) = p`) to the quantile of the nearest
-    wall. Both 0 on a wall; both inf without walls in reach. Relative error 1e-9.
+    boundary. Both 0 on a boundary; both inf without boundaries in reach. Relative error 1e-9.
     Source: docs/theory.md A9. Oracle in tests: simulation.
     """
     from scipy.optimize.elementwise import find_root
@@ -125,9 +125,9 @@ def cell_quantiles(
     if len(row):
         place = np.arange(len(row), dtype=np.float64)
         late = np.log(latest[row])
-        # each of n walls alone reaches p / n before their sum reaches p
+        # each of n boundaries alone reaches p / n before their sum reaches p
         soon = np.log(face_quantile(nearest[row], probability / sigmas.shape[1])) - 1e-9
-        # one wall that counts alone has its root at the end of the bracket
+        # one boundary that counts alone has its root at the end of the bracket
         ends = (soon, late + 1e-9)
         found = find_root(excess, ends, args=(place,), tolerances={"xatol": 1e-11})
         earliest[row] = np.exp(np.minimum(found.x, late))

@@ -24,7 +24,7 @@ def boundary_angle(
 
     ``unit_length`` is |u|, at most :math:`\sqrt D`. 0 on a boundary; inf when every expert is
     chosen, when no pair of rows can tie, and for an input of zeros (which has no direction) that
-    is on no boundary. Absolute error about 1e-8 near 0 (arc cosine near 1: none, since walls
+    is on no boundary. Absolute error about 1e-8 near 0 (arc cosine near 1: none, since boundaries
     without bias lie at 90 degrees). Source: docs/theory.md E3. Oracle in tests: minimisation over
     inputs before the norm.
     """
@@ -65,9 +65,9 @@ def angle_bound(
     Two inputs u, u' of one length r at the angle :math:`\phi` are :math:`2 r \sin(\phi / 2)` apart,
     and the distance d from u to another choice is measured over all inputs, those of length r among
     them: :math:`\phi \ge 2 \arcsin(d / 2 r)`. inf for d > 2 r, and for inf. For any rule; d is that
-    of the effective rows. The bound is near the angle where the nearest wall does not lean towards
-    the input itself. Source: docs/theory.md E3. Oracle in tests: minimisation over inputs before
-    the norm.
+    of the effective rows. The bound is near the angle where the nearest boundary does not lean
+    towards the input itself. Source: docs/theory.md E3. Oracle in tests: minimisation over inputs
+    before the norm.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         chord = distance / (2.0 * unit_length)

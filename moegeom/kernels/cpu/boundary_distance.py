@@ -1,6 +1,6 @@
 """Distance to the boundary of an affine cell, with pruning by expert.
 
-An expert i of the chosen set can only give a nearer wall if its smallest gap, to the (k+1)-th
+An expert i of the chosen set can only give a nearer boundary if its smallest gap, to the (k+1)-th
 logit, times its smallest inverse row distance is below the best quotient so far. Going from the
 k-th expert upwards, most experts are passed over (docs/theory.md G3).
 """
@@ -69,7 +69,7 @@ def boundary_distance(
     rows: RowDistances,
     wants_pair: bool = True,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Distance and, if wanted, nearest wall (expert out, expert in)."""
+    """Distance and, if wanted, nearest boundary (expert out, expert in)."""
     distance = np.empty(len(logits))
     pair = np.empty((len(logits) if wants_pair else 0, 2), dtype=np.int32)
     _distance(logits, chosen, margin, rows.inverse, rows.smallest, distance, pair, wants_pair)

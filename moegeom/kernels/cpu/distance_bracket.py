@@ -1,8 +1,8 @@
 """Bounds of the distance to the boundary from the largest logits.
 
 The lower bound is the distance with every other logit at the least known one. Where its nearest
-wall is one between known experts it is exact, which it is for nearly all tokens; only the others
-are looked at a second time.
+boundary is one between known experts it is exact, which it is for nearly all tokens; only the
+others are looked at a second time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def distance_bracket(
     margin: np.ndarray,
     rows: RowDistances,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Least and largest distance, nearest wall (expert out, expert in)."""
+    """Least and largest distance, nearest boundary (expert out, expert in)."""
     num_experts = len(rows.inverse)
     raised = np.empty((len(logits), num_experts), dtype=logits.dtype)
     _raised(logits, expert, raised)

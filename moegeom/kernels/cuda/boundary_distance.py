@@ -12,7 +12,7 @@ from moegeom.kernels.cuda.layout import layout_of
 from moegeom.kernels.cuda.part import WARPS, c_type, run_part
 from moegeom.kernels.cuda.program import Program
 
-_PARTS = ("lanes.cuh", "selection.cuh", "walls.cuh", "boundary_distance.cu")
+_PARTS = ("lanes.cuh", "selection.cuh", "boundaries.cuh", "boundary_distance.cu")
 
 
 def boundary_distance(
@@ -23,7 +23,7 @@ def boundary_distance(
     wants_pair: bool = True,
     device: Device | None = None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Distance and, if wanted, nearest wall (expert out, expert in)."""
+    """Distance and, if wanted, nearest boundary (expert out, expert in)."""
     layout = layout_of(logits.shape[1], chosen.shape[1])
     defines = (*layout.defines(WARPS), ("LOGIT_TYPE", c_type(logits)))
     program = Program("boundary_distance", _PARTS, defines)

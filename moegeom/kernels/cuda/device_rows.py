@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from moegeom.geometry.boundary.linear import NO_WALL, RowDistances
+from moegeom.geometry.boundary.linear import NO_BOUNDARY, RowDistances
 
-#: Inverse row distances for which float32 quotients of gaps keep their digits; see walls.cuh.
+#: Inverse row distances for which float32 quotients of gaps keep their digits; see boundaries.cuh.
 _LEAST, _LARGEST = 1e-6, 1e30
 
 
@@ -17,8 +17,8 @@ _LEAST, _LARGEST = 1e-6, 1e30
 class DeviceRows:
     """The inverse distances, and roundings of them that are looked at first.
 
-    ``rounded`` and ``smallest`` are inf for what is no wall. Where ``fits_float32`` is false some
-    distance is so small or large that float64 is used throughout.
+    ``rounded`` and ``smallest`` are inf for what is no boundary. Where ``fits_float32`` is false
+    some distance is so small or large that float64 is used throughout.
     """
 
     inverse: Float64[np.ndarray, "experts experts"]
@@ -29,8 +29,8 @@ class DeviceRows:
 
 def device_rows(rows: RowDistances) -> DeviceRows:
     """The tables of a router; 0 (a permanent tie) is kept as it is."""
-    walls = rows.inverse[(rows.inverse < NO_WALL) & (rows.inverse != 0.0)]
-    with np.errstate(over="ignore"):  # NO_WALL becomes inf, which is meant
+    boundaries = rows.inverse[(rows.inverse < NO_BOUNDARY) & (rows.inverse != 0.0)]
+    with np.errstate(over="ignore"):  # NO_BOUNDARY becomes inf, which is meant
         rounded, smallest = rows.inverse.astype(np.float32), rows.smallest.astype(np.float32)
-    fits = bool(((walls >= _LEAST) & (walls <= _LARGEST)).all())
+    fits = bool(((boundaries >= _LEAST) & (boundaries <= _LARGEST)).all())
     return DeviceRows(np.ascontiguousarray(rows.inverse), rounded, smallest, fits)

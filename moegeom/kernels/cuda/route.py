@@ -21,7 +21,7 @@ from moegeom.kernels.cuda.tally_facts import TALLY_DEFINES
 #: Tokens of a block of threads, which share their counters: a run, so that they share its label.
 BLOCK_TOKENS = RUN_TOKENS
 
-_PARTS = ("lanes.cuh", "selection.cuh", "scores.cuh", "groups.cuh", "walls.cuh", "tally.cuh")
+_PARTS = ("lanes.cuh", "selection.cuh", "scores.cuh", "groups.cuh", "boundaries.cuh", "tally.cuh")
 
 #: Counters that a block of threads shares: five histograms, and two pairs of counts.
 _SHARED_COUNTERS = 5 * NUM_BINS + 4
@@ -152,7 +152,7 @@ class RouteCounters:
     expert_counts: DeviceArray | None = None
     expert_pairs: DeviceArray | None = None
     margin_histogram: DeviceArray | None = None
-    tightness_histogram: DeviceArray | None = None
+    effective_margin_histogram: DeviceArray | None = None
     distance_histogram: DeviceArray | None = None
     relative_distance_histogram: DeviceArray | None = None
     noise_sigmas_histogram: DeviceArray | None = None

@@ -21,16 +21,16 @@ class _Agreement:
         self._margin = np.empty(0)
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        matches, tightness = batch.matches_recording, batch.tightness
-        assert matches is not None and tightness is not None
+        matches, effective_margin = batch.matches_recording, batch.effective_margin
+        assert matches is not None and effective_margin is not None
         bound = 0.0 if batch.float_bound is None else batch.float_bound
-        outcome = np.where(matches, EQUAL, np.where(tightness <= bound, NEAR_TIE, BEYOND))
+        outcome = np.where(matches, EQUAL, np.where(effective_margin <= bound, NEAR_TIE, BEYOND))
         np.add.at(self._counts, (batch.population, batch.block, outcome), 1)
         differing = np.flatnonzero(~matches)
         if differing.size:
             self._token, self._margin = _first(
                 np.append(self._token, batch.token[differing]),
-                np.append(self._margin, tightness[differing]),
+                np.append(self._margin, effective_margin[differing]),
             )
 
     def state(self) -> State:

@@ -13,10 +13,10 @@ BOUNDED, AMBIGUOUS = range(2)
 
 
 def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
-    tightness, bound = batch.tightness, batch.float_bound
-    assert tightness is not None and bound is not None
+    effective_margin, bound = batch.effective_margin, batch.float_bound
+    assert effective_margin is not None and bound is not None
     counts[..., BOUNDED] += batch.count_labels(len(counts))
-    counts[..., AMBIGUOUS] += batch.count_labels(len(counts), tightness <= bound)
+    counts[..., AMBIGUOUS] += batch.count_labels(len(counts), effective_margin <= bound)
 
 
 REDUCTION = counters(

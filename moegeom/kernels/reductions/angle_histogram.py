@@ -1,4 +1,4 @@
-"""Angle to the nearest wall before the norm, in bins cut at powers of two; for a sample."""
+"""Angle to the nearest boundary before the norm, in bins cut at powers of two; for a sample."""
 
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram

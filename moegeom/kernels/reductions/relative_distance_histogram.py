@@ -11,7 +11,7 @@ from moegeom.kernels.reductions._counters import histogram_of
 
 def _relative(batch: TokenBatch) -> np.ndarray:
     assert batch.distance is not None and batch.input_norm is not None
-    # an input of zeros is as far from a wall as it likes, in units of its length
+    # an input of zeros is as far from a boundary as it likes, in units of its length
     length = np.where(batch.input_norm > 0.0, batch.input_norm, 1.0)
     relative = batch.distance / length
     return np.where((batch.input_norm > 0.0) | (batch.distance == 0.0), relative, np.inf)

@@ -1,4 +1,4 @@
-"""Nearest wall in standard deviations of the rounding of each coordinate; for a sample."""
+"""Nearest boundary in standard deviations of the rounding of each coordinate; for a sample."""
 
 from moegeom.kernels.reduction import Use
 from moegeom.kernels.reductions._counters import histogram

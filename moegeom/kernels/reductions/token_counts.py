@@ -14,8 +14,8 @@ TOKENS, TIES = range(2)
 
 def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     counts[..., TOKENS] += batch.count_labels(len(counts))
-    if batch.tightness is not None:
-        counts[..., TIES] += batch.count_labels(len(counts), batch.tightness == 0.0)
+    if batch.effective_margin is not None:
+        counts[..., TIES] += batch.count_labels(len(counts), batch.effective_margin == 0.0)
 
 
 REDUCTION = counters(
@@ -23,5 +23,5 @@ REDUCTION = counters(
     ("chosen",),
     lambda extent: (2,),
     _fold,
-    use=Use(on_prior=True, of_switch=True, of_random_switch=True),
+    use=Use(on_prior=True, of_flip=True, of_random_flip=True),
 )

@@ -8,8 +8,8 @@ from moegeom.kernels.reductions._counters import histogram_of
 
 
 def _moved(batch: TokenBatch) -> np.ndarray:
-    assert batch.switch is not None
-    return np.nan_to_num(batch.switch.weight_moved)
+    assert batch.flip is not None
+    return np.nan_to_num(batch.flip.weight_moved)
 
 
-REDUCTION = histogram_of("weight_moved_histogram", ("switch",), _moved, use=Use(of_switch=True))
+REDUCTION = histogram_of("weight_moved_histogram", ("flip",), _moved, use=Use(of_flip=True))

@@ -15,7 +15,7 @@ def boundary_distance(
     rows: boundary.RowDistances,
     wants_pair: bool = True,
 ) -> tuple[Float64[np.ndarray, "tokens"], Int32[np.ndarray, "tokens 2"] | None]:
-    """Distance and, if wanted, nearest wall; see :mod:`moegeom.geometry.boundary.linear`.
+    """Distance and, if wanted, nearest boundary; see :mod:`moegeom.geometry.boundary.linear`.
 
     ``margin`` is that of ``chosen``; faster kernels prune with it.
     """

@@ -18,7 +18,8 @@ def distance_bracket(
 ) -> tuple[
     Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"], Int32[np.ndarray, "tokens 2"]
 ]:
-    """Least and largest distance, nearest wall; see :mod:`moegeom.geometry.boundary.top_logits`.
+    """Least and largest distance, nearest boundary; see
+    :mod:`moegeom.geometry.boundary.top_logits`.
 
     ``chosen`` are the largest of ``logits`` and ``margin`` is theirs, so that m > k or m = E;
     faster kernels prune with it.

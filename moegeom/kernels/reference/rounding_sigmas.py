@@ -1,4 +1,4 @@
-"""Nearest wall in standard deviations of the rounding of the router input."""
+"""Nearest boundary in standard deviations of the rounding of the router input."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
     """Place and text: experts that cannot be told apart, ties, and where no guarantee is given."""
     summary = _summary(found)
     for router in found.routers:
-        for experts, why in router.twins:
+        for experts, why in router.duplicates:
             named = ", ".join(map(str, experts[:8])) + (" ..." if len(experts) > 8 else "")
             text = f"experts {named} cannot be told apart by any bias ({why})."
             yield summary.places([router.router]), text

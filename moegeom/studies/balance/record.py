@@ -80,8 +80,8 @@ class RouterBalance:
     ``score_unit``; ``spread`` the standard deviation of the selection scores across experts.
     ``displaced_weight`` is the share of the routing weight that lies on experts no longer chosen,
     mean over tokens. ``limit`` and the floors are those of all tokens as they are routed now,
-    ``limit_after`` the limit with the bias. ``twins`` are experts that no bias tells apart, with
-    the reason. ``gap`` and ``num_tied`` are null for a rule with groups.
+    ``limit_after`` the limit with the bias. ``duplicates`` are experts that no bias tells apart,
+    with the reason. ``gap`` and ``num_tied`` are null for a rule with groups.
     """
 
     router: str
@@ -106,7 +106,7 @@ class RouterBalance:
     displaced_weight: float
     num_tied: int | None
     gap: float | None
-    twins: tuple[tuple[tuple[int, ...], str], ...]
+    duplicates: tuple[tuple[tuple[int, ...], str], ...]
     meaning: Meaning
 
     @property

@@ -28,7 +28,7 @@ from moegeom.geometry.load.chance import (
 )
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
-from moegeom.studies.balance.program.bias import balancing_bias, score_spread, twin_experts
+from moegeom.studies.balance.program.bias import balancing_bias, duplicate_experts, score_spread
 from moegeom.studies.balance.program.passes import balance_by_updates
 from moegeom.studies.balance.record import HeldOut, Loads, Meaning, RouterBalance
 
@@ -162,7 +162,7 @@ def balance_router(
         displaced_weight=float(displaced.mean()),
         num_tied=num_tied,
         gap=gap,
-        twins=_twins(router, scores),
+        duplicates=_duplicates(router, scores),
         meaning="balanced",
     )
     return dataclasses.replace(found, meaning=meaning_of(found, level))
@@ -276,14 +276,14 @@ def _loads(found: Scatter) -> Loads:
     return Loads(float(found.load.max() - 1.0), float(found.load.std()))
 
 
-def _twins(
+def _duplicates(
     router: Router, scores: Float[np.ndarray, "tokens experts"]
 ) -> tuple[tuple[tuple[int, ...], str], ...]:
     """Experts that no bias tells apart, and why; with groups, those of one group only."""
     groups = router.rule.groups
     size = router.num_experts if groups is None else router.num_experts // groups.num_groups
     found = []
-    for alike in twin_experts(scores):
+    for alike in duplicate_experts(scores):
         for group in sorted({expert // size for expert in alike}):
             members = tuple(expert for expert in alike if expert // size == group)
             if len(members) > 1:

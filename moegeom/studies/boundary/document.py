@@ -1,4 +1,4 @@
-"""An exposure as a document: what was read, the verdict, the variants, where each switches."""
+"""An exposure as a document: what was read, the verdict, the variants, where each flips."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from moegeom.core.variant_names import AGAINST, OTHER, SIDES
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
-from moegeom.studies.boundary.record import Exposure, VariantExposure
+from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 
 #: Pairs of experts that are named, and layers.
 _NAMED = 3
 
 #: The last column is for pages alone.
 _HEADS = (
-    ("how exposed?", "choices switched", "", "", "tokens with", "weight", "kept for", "predicted"),
-    ("", "mean", "random", "worst layer", "any switch", "moved", "certain", ""),
+    ("how exposed?", "choices flipped", "", "", "tokens with", "weight", "kept for", "predicted"),
+    ("", "mean", "random", "worst layer", "any flip", "moved", "certain", ""),
 )
 
 #: What a comparison on the same inputs leaves out.
 _OWN_INPUTS = "Its own hidden states would differ, behind the first MoE layer at the latest."
 
-#: What it means that at least this share of the switches is among the tokens with least margin.
+#: What it means that at least this share of the flips is among the tokens with least margin.
 _NEARNESS = (
     (0.8, "near-ties"),
     (0.5, "near-ties for the most part"),
@@ -34,12 +34,12 @@ _NEARNESS = (
 )
 
 
-def document(found: Exposure, view: View) -> Document:
+def document(found: BoundaryReport, view: View) -> Document:
     """What ``moegeom boundary-report`` says; a page has details of every variant."""
-    switched = [variant for variant in found.variants if variant.mean("switched_share")]
+    flipped = [variant for variant in found.variants if variant.mean("flipped_share")]
     details = Excerpt(
-        [line for variant in _shown(switched, view) for line in _details(found, variant)],
-        page=[line for variant in switched for line in _details(found, variant)],
+        [line for variant in _shown(flipped, view) for line in _details(found, variant)],
+        page=[line for variant in flipped for line in _details(found, variant)],
     )
     return Document(
         "boundary-report",
@@ -55,15 +55,15 @@ def document(found: Exposure, view: View) -> Document:
     )
 
 
-def _shown(switched: Sequence[VariantExposure], view: View) -> Sequence[VariantExposure]:
+def _shown(flipped: Sequence[VariantFlips], view: View) -> Sequence[VariantFlips]:
     """Variants with details on the screen: what A is compared with, or else the worst."""
     if view.all_layers:
-        return switched
-    sides = [variant for variant in switched if variant.name in SIDES]
-    return sides or sorted(switched, key=lambda v: -(v.mean("switched_share") or 0.0))[:1]
+        return flipped
+    sides = [variant for variant in flipped if variant.name in SIDES]
+    return sides or sorted(flipped, key=lambda v: -(v.mean("flipped_share") or 0.0))[:1]
 
 
-def _header(found: Exposure) -> list[Block]:
+def _header(found: BoundaryReport) -> list[Block]:
     summary = found.summary
     return [
         Title(summary.run["checkpoint"]["name"], rule_line(summary)),
@@ -75,7 +75,7 @@ def _header(found: Exposure) -> list[Block]:
     ]
 
 
-def _other(found: Exposure) -> Iterator[Fact]:
+def _other(found: BoundaryReport) -> Iterator[Fact]:
     """Which other run, and how its tokens were matched."""
     other = found.summary.run.get("other")
     if not other:
@@ -87,7 +87,7 @@ def _other(found: Exposure) -> Iterator[Fact]:
     yield Fact("aligned", "; ".join([matched, *other["notes"]]) + ".")
 
 
-def _against(found: Exposure) -> Iterator[Fact]:
+def _against(found: BoundaryReport) -> Iterator[Fact]:
     """Which second checkpoint, and what was done to its routers."""
     against = found.summary.run.get("against")
     if not against:
@@ -114,7 +114,7 @@ def _against(found: Exposure) -> Iterator[Fact]:
     yield Fact("C", " ".join(said))
 
 
-def _verdict(found: Exposure) -> list[Block]:
+def _verdict(found: BoundaryReport) -> list[Block]:
     blocks: list[Block] = [
         Fact("VERDICT", _verdict_sentence(found)),
         *(Fact("", text) for text in _distances(found)),
@@ -124,48 +124,48 @@ def _verdict(found: Exposure) -> list[Block]:
     return blocks
 
 
-def _verdict_sentence(found: Exposure) -> str:
+def _verdict_sentence(found: BoundaryReport) -> str:
     """The sentence that is read first."""
     sides = [variant for variant in found.variants if variant.name in SIDES]
     if sides:
         return " ".join(_SIDE_VERDICTS[variant.name](found, variant) for variant in sides)
-    most = max(found.variants, key=lambda variant: variant.mean("switched_share") or 0.0)
-    share = most.mean("switched_share")
+    most = max(found.variants, key=lambda variant: variant.mean("flipped_share") or 0.0)
+    share = most.mean("flipped_share")
     if not share:
-        return "No arithmetic asked for switches any of these tokens."
+        return "No arithmetic asked for flips any of these tokens."
     worst = most.worst
     place = found.summary.places([worst["router"]])
     said = (
-        f"{most.name} switches most: {_percent(share)} of the choices ({place}: "
-        f"{_percent(worst['switched_share'])})"
+        f"{most.name} flips most: {_percent(share)} of the choices ({place}: "
+        f"{_percent(worst['flipped_share'])})"
     )
     if most.any_share is not None:
         said += f", {_percent(most.any_share)} of the tokens at some layer"
     return f"{said}; {_percent(most.mean('weight_moved_mean'))} of the routing weight moves."
 
 
-def _difference(found: Exposure, variant: VariantExposure) -> str:
+def _difference(found: BoundaryReport, variant: VariantFlips) -> str:
     """How A and B differ, and where it begins."""
-    share = variant.mean("switched_share")
+    share = variant.mean("flipped_share")
     if not share:
         return "A and B choose the same experts for every token."
     first, worst = variant.rows[0], variant.worst
     said = f"A and B choose differently in {_percent(share)} of layer-tokens"
     if variant.any_share is not None:
         said += f"; {_percent(variant.any_share)} of the tokens differ somewhere"
-    where = next(row for row in variant.rows if row["switched_share"])
+    where = next(row for row in variant.rows if row["flipped_share"])
     begins = found.summary.places([where["router"]])
     return (
-        f"{said}. It begins in {begins} ({_percent(where['switched_share'])}), the first layer "
+        f"{said}. It begins in {begins} ({_percent(where['flipped_share'])}), the first layer "
         f"{'itself' if where is first else 'being equal'}; most in "
-        f"{found.summary.places([worst['router']])} ({_percent(worst['switched_share'])}). "
+        f"{found.summary.places([worst['router']])} ({_percent(worst['flipped_share'])}). "
         f"{_percent(variant.mean('weight_moved_mean'))} of the routing weight differs."
     )
 
 
-def _replaced(found: Exposure, variant: VariantExposure) -> str:
+def _replaced(found: BoundaryReport, variant: VariantFlips) -> str:
     """What the routers of another checkpoint choose otherwise."""
-    share, against = variant.mean("switched_share"), found.summary.run.get("against")
+    share, against = variant.mean("flipped_share"), found.summary.run.get("against")
     if not share and against:
         others = against["num_compared"] - len(against["equal"])
         why = (
@@ -181,19 +181,19 @@ def _replaced(found: Exposure, variant: VariantExposure) -> str:
     worst = variant.worst
     return (
         f"{said}. Most in {found.summary.places([worst['router']])} "
-        f"({_percent(worst['switched_share'])}). {_percent(variant.mean('weight_moved_mean'))} of "
+        f"({_percent(worst['flipped_share'])}). {_percent(variant.mean('weight_moved_mean'))} of "
         "the routing weight differs."
     )
 
 
 #: The sentence on a side, by its variant.
-_SIDE_VERDICTS: Mapping[str, Callable[[Exposure, VariantExposure], str]] = {
+_SIDE_VERDICTS: Mapping[str, Callable[[BoundaryReport, VariantFlips], str]] = {
     OTHER: _difference,
     AGAINST: _replaced,
 }
 
 
-def _distances(found: Exposure) -> list[str]:
+def _distances(found: BoundaryReport) -> list[str]:
     """How near the tokens are to another choice."""
     said = []
     rms = found.share_column("boundary_distance_rms_p50")
@@ -215,8 +215,10 @@ def _distances(found: Exposure) -> list[str]:
     return said
 
 
-def _ties(found: Exposure) -> list[str]:
-    """How near they are to where walls meet; nothing where that is not known, or there is none."""
+def _ties(found: BoundaryReport) -> list[str]:
+    """How near they are to where boundaries meet; nothing where that is not known, or there is
+    none.
+    """
     ends = [found.share_column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
     if not all(ends) or any(math.isinf(_median(end)) for end in ends):
         return []
@@ -229,13 +231,13 @@ def _ties(found: Exposure) -> list[str]:
     return [said]
 
 
-def _bound(found: Exposure) -> str:
+def _bound(found: BoundaryReport) -> str:
     """What is to be added where some of the distances are lower bounds."""
     exact = found.share_column("distance_exact_share")
     return " at least" if any(share < 1.0 for _, share in exact) else ""
 
 
-def _table(found: Exposure) -> Excerpt:
+def _table(found: BoundaryReport) -> Excerpt:
     """A row for each variant; a sentence where the screen is too narrow."""
     rows = [_cells(found, variant) for variant in found.variants]
     screen = Table(
@@ -246,20 +248,20 @@ def _table(found: Exposure) -> Excerpt:
     return Excerpt([screen], page=[Table(_HEADS, rows)])
 
 
-def _cells(found: Exposure, variant: VariantExposure) -> Sequence[str]:
+def _cells(found: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
     worst, is_side = variant.worst, variant.name in SIDES
     place = found.summary.place(worst["router"])
     return (
         f"  {variant.name}",
-        _percent(variant.mean("switched_share")),
+        _percent(variant.mean("flipped_share")),
         _percent(variant.null_share),
-        f"{_percent(worst['switched_share'])}  {'L' if place.isdigit() else ''}{place}"
-        if worst["switched_share"]
+        f"{_percent(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
+        if worst["flipped_share"]
         else "-",
         _percent(variant.any_share),
         _percent(variant.mean("weight_moved_mean")),
         "-" if is_side else _certain(variant.mean("proved_share")),
-        "-" if is_side else _percent(variant.mean("predicted_switched_share")),
+        "-" if is_side else _percent(variant.mean("predicted_flipped_share")),
     )
 
 
@@ -267,23 +269,23 @@ def _paragraph(cells: Sequence[str]) -> str:
     """The figures of a row in a sentence."""
     _, mean, random, worst, some, moved, kept, _ = cells
     return (
-        f"{mean} of the choices switch (random router {random}, worst {worst}), {some} of the "
+        f"{mean} of the choices flip (random router {random}, worst {worst}), {some} of the "
         f"tokens somewhere; {moved} of the weight moves; {kept} are kept for certain."
     )
 
 
-def _noise(found: Exposure) -> list[str]:
+def _noise(found: BoundaryReport) -> list[str]:
     """What noise on the inputs does; nothing where none was asked for."""
     simulated = found.share_column("noise_simulated_share")
     if not simulated:
         return []
     worst = max(simulated, key=lambda pair: pair[1])
     said = (
-        f"{_noise_size(found)} switches {_percent(_mean(simulated))} of the choices in a "
+        f"{_noise_size(found)} flips {_percent(_mean(simulated))} of the choices in a "
         f"simulation ({found.summary.places([worst[0]])}: {_percent(worst[1])})"
     )
     means = [
-        _mean(found.share_column(f"noise_switched_share{end}")) for end in ("", "_lower", "_upper")
+        _mean(found.share_column(f"noise_flipped_share{end}")) for end in ("", "_lower", "_upper")
     ]
     if means[0] is not None:
         expected, least, most = means
@@ -302,7 +304,7 @@ def _noise(found: Exposure) -> list[str]:
     return lines
 
 
-def _noise_size(found: Exposure) -> str:
+def _noise_size(found: BoundaryReport) -> str:
     noise = found.summary.run.get("noise")
     if not noise:
         return "Noise of a size that the results do not say"
@@ -320,8 +322,8 @@ def _noise_size(found: Exposure) -> str:
     )
 
 
-def _details(found: Exposure, variant: VariantExposure) -> Iterator[Fact]:
-    """Where a variant switches, whether near-ties explain it, and what it does to experts."""
+def _details(found: BoundaryReport, variant: VariantFlips) -> Iterator[Fact]:
+    """Where a variant flips, whether near-ties explain it, and what it does to experts."""
     said = {
         "worst": _worst_layers(found, variant),
         "margins": _near_ties(variant) if variant.name in SIDES else "",
@@ -333,20 +335,20 @@ def _details(found: Exposure, variant: VariantExposure) -> Iterator[Fact]:
             yield Fact(label, f"{variant.name}: {text}", "dim")
 
 
-def _worst_layers(found: Exposure, variant: VariantExposure) -> str:
-    """The layers that a variant switches most, beside a random router's."""
-    ranked = sorted(variant.rows, key=lambda row: -row["switched_share"])[:_NAMED]
+def _worst_layers(found: BoundaryReport, variant: VariantFlips) -> str:
+    """The layers that a variant flips most, beside a random router's."""
+    ranked = sorted(variant.rows, key=lambda row: -row["flipped_share"])[:_NAMED]
     return ", ".join(
-        f"{found.summary.places([row['router']])} {_percent(row['switched_share'])}"
+        f"{found.summary.places([row['router']])} {_percent(row['flipped_share'])}"
         for row in ranked
-        if row["switched_share"] or row is ranked[0]
+        if row["flipped_share"] or row is ranked[0]
     )
 
 
-def _near_ties(variant: VariantExposure) -> str:
-    """Whether near-ties explain what switches; empty where nothing switches or no margin is known.
+def _near_ties(variant: VariantFlips) -> str:
+    """Whether near-ties explain what flips; empty where nothing flips or no margin is known.
 
-    A tenth of the tokens holds all of the switches only where no more than a tenth switches.
+    A tenth of the tokens holds all of the flips only where no more than a tenth flips.
     """
     share, most = variant.near_share, variant.largest_near_share
     if share is None or most is None:
@@ -355,12 +357,12 @@ def _near_ties(variant: VariantExposure) -> str:
     only = "only " if share < _NEARNESS[1][0] else ""
     limit = f" (10 % by chance, {100.0 * most:.0f} % at most)" if most < 1.0 else ""
     return (
-        f"{only}{100.0 * share:.0f} % of the switches are among the 10 % of tokens with the least "
+        f"{only}{100.0 * share:.0f} % of the flips are among the 10 % of tokens with the least "
         f"margin{limit}: {word}"
     )
 
 
-def _load_shift(found: Exposure, variant: VariantExposure) -> str:
+def _load_shift(found: BoundaryReport, variant: VariantFlips) -> str:
     """The expert whose load changes most."""
     known = [row for row in variant.rows if row.get("load_shift_max") is not None]
     if not known:
@@ -372,21 +374,21 @@ def _load_shift(found: Exposure, variant: VariantExposure) -> str:
     )
 
 
-def _traders(found: Exposure, variant: VariantExposure) -> str:
-    """The pairs of experts that trade most of the switched tokens of their layer."""
+def _traders(found: BoundaryReport, variant: VariantFlips) -> str:
+    """The pairs of experts that trade most of the flipped tokens of their layer."""
     return ", ".join(
         f"{found.summary.places([pair['router']])} {pair['first']}<->{pair['second']} "
         f"{_percent(pair['share'])}"
-        for pair in variant.trades[:_NAMED]
+        for pair in variant.swaps[:_NAMED]
     )
 
 
-def _remarks(found: Exposure) -> list[str]:
+def _remarks(found: BoundaryReport) -> list[str]:
     """What has to be known about some of the figures."""
     said = []
     tied = [variant for variant in found.variants if variant.is_tied]
     for variant in tied:
-        least, most = (variant.mean(f"switched_share_{end}") for end in ("least", "most"))
+        least, most = (variant.mean(f"flipped_share_{end}") for end in ("least", "most"))
         anyhow = (
             "the engine breaks them anyhow"
             if variant.facts.get("ties") == "undetermined"
@@ -397,7 +399,7 @@ def _remarks(found: Exposure) -> list[str]:
         )
     said += [
         f"{variant.name}: "
-        f"{number_of(wrong, 'token switched that was', 'tokens switched that were')} "
+        f"{number_of(wrong, 'token flipped that was', 'tokens flipped that were')} "
         "proved to stay: a mistake of moegeom, please report it."
         for variant in found.variants
         if (wrong := variant.num_disproved)
@@ -418,7 +420,7 @@ def _remarks(found: Exposure) -> list[str]:
 def _limits() -> Sequence[str]:
     """What these figures do not say."""
     exposed = (
-        "A switched expert is not a wrong answer: this is exposure, for these tokens and inputs. "
+        "A flipped expert is not a wrong answer: this is exposure, for these tokens and inputs. "
         "An arithmetic changes the routers only; inputs that come out otherwise are not looked at."
     )
     kept = (
@@ -429,7 +431,7 @@ def _limits() -> Sequence[str]:
 
 
 def _percent(share: float | None) -> str:
-    """Two significant figures below ten per cent; ``0`` is said only where nothing switched."""
+    """Two significant figures below ten per cent; ``0`` is said only where nothing flipped."""
     if share is None:
         return "-"
     if share == 0.0:
@@ -458,22 +460,22 @@ def _median(pairs: Sequence[tuple[str, float]]) -> float:
     return statistics.median(value for _, value in pairs)
 
 
-def _record(found: Exposure) -> Mapping[str, Any]:
+def _record(found: BoundaryReport) -> Mapping[str, Any]:
     variants = [
         {
             "variant": variant.name,
             "facts": dict(variant.facts),
-            "switched_share": variant.mean("switched_share"),
-            "null_switched_share": variant.null_share,
+            "flipped_share": variant.mean("flipped_share"),
+            "null_flipped_share": variant.null_share,
             "worst_router": variant.worst["router"],
             "any_layer_share": variant.any_share,
             "null_any_layer_share": variant.null_any_share,
             "weight_moved_mean": variant.mean("weight_moved_mean"),
-            "switched_near_share": variant.near_share,
+            "flipped_near_share": variant.near_share,
             "proved_share": variant.mean("proved_share"),
             "layers": [_compared(row) for row in variant.rows],
             "null": [_compared(row) for row in variant.null],
-            "trades": list(variant.trades),
+            "swaps": list(variant.swaps),
         }
         for variant in found.variants
     ]

@@ -1,4 +1,4 @@
-"""What each variant switches, over all layers of a results directory."""
+"""What each variant flips, over all layers of a results directory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from moegeom.results.reader import Results
 
 Row = Mapping[str, Any]
 
-#: Share of the tokens, those with the least margin, that ``switched_near_share`` is about.
+#: Share of the tokens, those with the least margin, that ``flipped_near_share`` is about.
 NEAR = 0.1
 
 
 @dataclass(frozen=True)
-class VariantExposure:
+class VariantFlips:
     """One variant: ``rows`` of its routers in the order of the checkpoint, and of their null.
 
-    ``trades`` are the pairs that exchange most tokens, over all routers; ``facts`` says what the
+    ``swaps`` are the pairs that exchange most tokens, over all routers; ``facts`` says what the
     variant copies.
     """
 
@@ -30,7 +30,7 @@ class VariantExposure:
     facts: Row
     rows: Sequence[Row]
     null: Sequence[Row]
-    trades: Sequence[Row]
+    swaps: Sequence[Row]
     null_facts: Row
 
     def mean(self, column: str) -> float | None:
@@ -39,17 +39,17 @@ class VariantExposure:
 
     @property
     def null_share(self) -> float | None:
-        """Mean share that switches at a random router of the same shape."""
-        return _mean(self.null, "switched_share")
+        """Mean share that flips at a random router of the same shape."""
+        return _mean(self.null, "flipped_share")
 
     @property
     def worst(self) -> Row:
-        """The router that switches most."""
-        return max(self.rows, key=lambda row: row["switched_share"])
+        """The router that flips most."""
+        return max(self.rows, key=lambda row: row["flipped_share"])
 
     @property
     def any_share(self) -> float | None:
-        """Share of tokens that switch at one router at least."""
+        """Share of tokens that flip at one router at least."""
         return _any_share(self.facts)
 
     @property
@@ -59,40 +59,40 @@ class VariantExposure:
 
     @property
     def near_share(self) -> float | None:
-        """Share of the switches, at all routers, among the tokens with the least margin."""
-        return self._per_switch(lambda row: row["switched_near_share"])
+        """Share of the flips, at all routers, among the tokens with the least margin."""
+        return self._per_flip(lambda row: row["flipped_near_share"])
 
     @property
     def largest_near_share(self) -> float | None:
-        """What that share is at most: the near tokens are too few where more than they switch."""
-        return self._per_switch(lambda row: min(1.0, NEAR / row["switched_share"]))
+        """What that share is at most: the near tokens are too few where more than they flip."""
+        return self._per_flip(lambda row: min(1.0, NEAR / row["flipped_share"]))
 
-    def _per_switch(self, value: Callable[[Row], float]) -> float | None:
-        """Mean over switches of a value of their router; None where nothing is known of any."""
-        known = [row for row in self.rows if row.get("switched_near_share") is not None]
-        switches = [row["switched_share"] * row["num_tokens"] for row in known]
+    def _per_flip(self, value: Callable[[Row], float]) -> float | None:
+        """Mean over flips of a value of their router; None where nothing is known of any."""
+        known = [row for row in self.rows if row.get("flipped_near_share") is not None]
+        flips = [row["flipped_share"] * row["num_tokens"] for row in known]
         if not known:
             return None
-        total = sum(value(row) * count for row, count in zip(known, switches, strict=True))
-        return total / sum(switches)
+        total = sum(value(row) * count for row, count in zip(known, flips, strict=True))
+        return total / sum(flips)
 
     @property
     def num_disproved(self) -> int:
-        """Tokens, over all routers, that switched although it was proved that they stay."""
+        """Tokens, over all routers, that flipped although it was proved that they stay."""
         return sum(row["num_disproved"] or 0 for row in self.rows)
 
     @property
     def is_tied(self) -> bool:
         """Whether exact ties that the engine may break anyhow leave a range."""
-        return any(row["switched_share_least"] != row["switched_share_most"] for row in self.rows)
+        return any(row["flipped_share_least"] != row["flipped_share_most"] for row in self.rows)
 
 
 @dataclass(frozen=True)
-class Exposure:
+class BoundaryReport:
     """All variants of a results directory, in the order in which they were measured."""
 
     summary: Summary
-    variants: tuple[VariantExposure, ...]
+    variants: tuple[VariantFlips, ...]
 
     def share_column(self, column: str) -> list[tuple[str, float]]:
         """(router, value) of a column of the routers as stored, where it is known."""
@@ -103,7 +103,7 @@ class Exposure:
         ]
 
 
-def exposure_of(results: Results) -> Exposure:
+def boundary_report_of(results: Results) -> BoundaryReport:
     """What the results say of their variants.
 
     Raises
@@ -112,7 +112,7 @@ def exposure_of(results: Results) -> Exposure:
         When they hold none: a scan without ``--arith``.
     """
     whole = [row for row in results.rows("layers") if is_whole(row["population"])]
-    measured = [row for row in whole if row.get("switched_share") is not None]
+    measured = [row for row in whole if row.get("flipped_share") is not None]
     facts = {row["variant"]: row for row in results.rows("variants")}
     names = [name for name in facts if not is_null(name)]
     held = [name for name in names if any(row["variant"] == name for row in measured)]
@@ -121,32 +121,32 @@ def exposure_of(results: Results) -> Exposure:
             why
             for part in results.run.get("parts", {}).values()
             for metric, why in part.get("reasons", {}).items()
-            if metric == "switches"
+            if metric == "flips"
         ]
         raise ResultsError(
             f"{results.path}: holds no variants"
             + (f": {reasons[0]}." if reasons else "; expected results of boundary-report."),
             "moegeom boundary-report CKPT --tokens REC measures them.",
         )
-    trades = results.rows("trades") if "trades" in results.tables() else []
+    swaps = results.rows("swaps") if "swaps" in results.tables() else []
     variants = tuple(
-        VariantExposure(
+        VariantFlips(
             name,
             facts[name],
             [row for row in measured if row["variant"] == name],
             [row for row in measured if row["variant"] == under_null(name)],
-            _most(trades, name),
+            _most(swaps, name),
             facts.get(under_null(name), {}),
         )
         for name in held
     )
-    return Exposure(summarise(results), variants)
+    return BoundaryReport(summarise(results), variants)
 
 
-def _most(trades: Sequence[Row], variant: str) -> list[Row]:
+def _most(swaps: Sequence[Row], variant: str) -> list[Row]:
     """The pairs with the largest share of the exchanges at their router, both ways together."""
     found: dict[tuple[str, int, int], dict[str, Any]] = {}
-    for row in trades:
+    for row in swaps:
         if row["variant"] == variant and is_whole(row["population"]):
             first, second = sorted((row["expert_out"], row["expert_in"]))
             pair = found.setdefault(
@@ -164,4 +164,4 @@ def _mean(rows: Sequence[Row], column: str) -> float | None:
 
 def _any_share(facts: Row) -> float | None:
     tokens = facts.get("num_tokens_all_layers")
-    return facts["num_switched_any_layer"] / tokens if tokens else None
+    return facts["num_flipped_any_layer"] / tokens if tokens else None

@@ -20,7 +20,7 @@ USUAL = ("float32-blocks", "tf32", "bf16", "bf16-logits")
 
 
 @dataclass(frozen=True)
-class ExposureRequest(ScanRequest):
+class BoundaryRequest(ScanRequest):
     """A scan request; no ``arithmetics`` means the usual ones.
 
     ``noisy`` is a share of the rms of the inputs as text, or a second recording of the tokens.
@@ -31,7 +31,7 @@ class ExposureRequest(ScanRequest):
     noisy: str | None = None
 
 
-def measure_exposure(request: ExposureRequest, watch: Watch | None = None) -> Path:
+def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Path:
     """The results directory, with every arithmetic as a variant.
 
     Raises
@@ -41,7 +41,7 @@ def measure_exposure(request: ExposureRequest, watch: Watch | None = None) -> Pa
     """
     if request.tokens is None and request.source is None:
         raise UsageError(
-            "boundary-report needs tokens: how near they are to a wall is not in the weights.",
+            "boundary-report needs tokens: how near they are to a boundary is not in the weights.",
             "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
         )
     names = request.arithmetics or USUAL
@@ -52,7 +52,7 @@ def measure_exposure(request: ExposureRequest, watch: Watch | None = None) -> Pa
     return scan(dataclasses.replace(request, arithmetics=unique, noise=noise), watch)
 
 
-def _noise(request: ExposureRequest, asked: str) -> InputNoise | dict[str, InputNoise]:
+def _noise(request: BoundaryRequest, asked: str) -> InputNoise | dict[str, InputNoise]:
     """A number, or what two recordings of the same tokens show."""
     try:
         scale = float(asked)

@@ -142,7 +142,7 @@ def _columns() -> list[str]:
 #: compared at equal T only.
 FREE_OF_T: tuple[str, ...] = (
     "ambiguous_share",
-    "bf16_switch_share*",
+    "bf16_flip_share*",
     "boundary_distance*_p01",
     "boundary_distance*_p50",
     "chosen_entropy_*",

@@ -70,7 +70,7 @@ WORDS: dict[str, Word] = {
     "rounded": Word(
         "{kind}",
         _always(
-            "tokens within rounding of a wall may switch; bf16_switch_share of a scan says how "
+            "tokens within rounding of a boundary may flip; bf16_flip_share of a scan says how "
             "many."
         ),
     ),
@@ -126,7 +126,7 @@ WORDS: dict[str, Word] = {
         "{kind} changed by {size}, no pattern",
         _always(
             "no factor, common vector or rotation explains it, as after training or quantisation: "
-            "tokens near a wall switch; how many only tokens can tell."
+            "tokens near a boundary flip; how many only tokens can tell."
         ),
     ),
     "another layer": Word(

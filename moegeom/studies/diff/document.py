@@ -50,7 +50,7 @@ _WELL_KNOWN = (
     "margin_p50",
     "routing_entropy_normalised",
     "load_cv_squared_debiased",
-    "bf16_switch_share_isotropic",
+    "bf16_flip_share_isotropic",
 )
 _MOST_NAMED = 4
 

@@ -22,7 +22,7 @@ from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router, RouterSet, Rule
 from moegeom.core.text import number_of
-from moegeom.document.asked_layers import layers_without_router
+from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
 from moegeom.geometry.rows.projection import projected

@@ -28,7 +28,7 @@ _FINE = ("no disagreement", "arithmetic noise only")
 #: The last column is for pages alone.
 _LAYER_HEADS = (
     ("", "equal", "agreed", "of these", "noise", "noise on", "beyond", "noise in roundings"),
-    ("layer", "sets", "before", "switch", "makes", "input", "noise", "to bfloat16"),
+    ("layer", "sets", "before", "flip", "makes", "input", "noise", "to bfloat16"),
 )
 
 
@@ -266,7 +266,7 @@ def _growth(found: Explanation) -> Iterator[str]:
     if len(known) < 2:
         return
     summary = _summary(found)
-    source = "what is left over" if found.verdict.hypothesis else "the switches"
+    source = "what is left over" if found.verdict.hypothesis else "the flips"
     (first, early), (last, late) = known[0], known[-1]
     yield (
         f"noise on the inputs, from {source}: {_percent(early)} of their rms in "
@@ -282,7 +282,7 @@ def _details(found: Explanation) -> Iterator[str]:
         if layer.noise is not None and layer.noise.num_beyond:
             named = ", ".join(f"document {d} position {p}" for d, p in layer.noise.examples)
             yield (
-                f"{summary.places([layer.router])}: {layer.noise.num_beyond:,} switches beyond the "
+                f"{summary.places([layer.router])}: {layer.noise.num_beyond:,} flips beyond the "
                 f"reach of noise, such as {named}."
             )
             break
@@ -313,15 +313,15 @@ def _log_probs(found: Explanation) -> Iterator[str]:
         return
     tokens = number_of(joined.num_tokens, "token differs", "tokens differ")
     said = f"log-probs: {tokens} by {joined.mean:.2g} nats in the mean"
-    if joined.unswitched is not None:
+    if joined.unflipped is not None:
         said += (
-            f"; {joined.unswitched:.2g} where no expert switched "
-            f"({number_of(joined.num_unswitched, 'token')})"
+            f"; {joined.unflipped:.2g} where no expert flipped "
+            f"({number_of(joined.num_unflipped, 'token')})"
         )
-    if joined.switched is not None:
-        said += f", {joined.switched:.2g} where one did"
+    if joined.flipped is not None:
+        said += f", {joined.flipped:.2g} where one did"
     if joined.correlation is not None:
-        said += f"; rank correlation with the number of layers that switch {joined.correlation:.2f}"
+        said += f"; rank correlation with the number of layers that flip {joined.correlation:.2f}"
     yield f"{said}."
 
 
@@ -362,7 +362,7 @@ def _record(found: Explanation) -> Mapping[str, Any]:
             "remedy": verdict.remedy,
         },
         "agreement": found.agreement,
-        "any_switched_share": found.any_share,
+        "any_flipped_share": found.any_share,
         "inputs_of": found.inputs_of,
         "num_matched": found.num_matched,
         "num_examined": found.num_examined,

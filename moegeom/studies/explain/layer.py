@@ -14,9 +14,9 @@ from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16
+from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas
 from moegeom.geometry.noise.calibration import noise_between
 from moegeom.geometry.noise.upstream import upstream_noise
-from moegeom.geometry.noise.wall_sigmas import wall_sigmas
 from moegeom.geometry.rows.expert_matching import overlap_beyond_chance
 from moegeom.geometry.selection.admitted_sets import TIES
 from moegeom.geometry.selection.logit_map import mapped_logits
@@ -45,7 +45,7 @@ def layer_evidence(
         candidates = list(trials(choices, sides, against))
         share = np.zeros((len(candidates), len(rows)))
         credit = np.zeros((len(TIES), *share.shape))
-        nearest = NearestWalls.of(prepared, len(rows), sides.source.facts)
+        nearest = NearestBoundaries.of(prepared, len(rows), sides.source.facts)
         for there, batch, values in inputs(choices, sides, rows):
             nearest.note(there, prepared, sides, batch.logits, batch.norm)
             for number, trial in enumerate(candidates):
@@ -84,7 +84,7 @@ def left_over(
         return None
     rows, prepared = sides.routed(is_first), trial.prepared()
     nearest, agrees = (
-        NearestWalls.of(prepared, len(rows), sides.source.facts),
+        NearestBoundaries.of(prepared, len(rows), sides.source.facts),
         np.zeros(len(rows), dtype=bool),
     )
     for there, batch, values in inputs(choices, sides, rows):
@@ -220,10 +220,10 @@ def _error(theirs: np.ndarray, ours: np.ndarray) -> float:
     return float(np.sqrt(((theirs - ours) ** 2).mean() / size)) if size else np.inf
 
 
-#: Nearest walls of a token that are looked at.
-_WALLS = 4
+#: Nearest boundaries of a token that are looked at.
+_BOUNDARIES = 4
 
-#: Probability below which noise has not switched a token, and examples that are named.
+#: Probability below which noise has not flipped a token, and examples that are named.
 _IMPOSSIBLE, _EXAMPLES = 1e-6, 3
 
 #: Tokens whose inputs are compared, where both sides recorded them.
@@ -231,24 +231,24 @@ _MEASURED = 2048
 
 
 @dataclass(frozen=True, eq=False)
-class NearestWalls:
-    """Distances to the nearest walls of tokens that are routed, over the rms of their input.
+class NearestBoundaries:
+    """Distances to the nearest boundaries of tokens that are routed, over the rms of their input.
 
     Filled batch by batch; a curved rule has one lower bound for each token, and an unknown one no
-    column. ``num_walls`` are all walls of a token.
+    column. ``num_boundaries`` are all boundaries of a token.
     """
 
-    distance: Float64[np.ndarray, "rows walls"]
-    num_walls: int
+    distance: Float64[np.ndarray, "rows boundaries"]
+    num_boundaries: int
 
     @staticmethod
-    def of(prepared: PreparedRouter, num_rows: int, facts: SourceFacts) -> NearestWalls:
+    def of(prepared: PreparedRouter, num_rows: int, facts: SourceFacts) -> NearestBoundaries:
         """Nothing noted yet of tokens that are recorded so."""
         experts, k = prepared.router.num_experts, prepared.router.rule.top_k
-        walls, columns = k * (experts - k), 0
+        boundaries, columns = k * (experts - k), 0
         if "distance" not in unavailable(prepared.router, facts):
-            columns = min(walls, _WALLS) if prepared.router.rule.is_affine else 1
-        return NearestWalls(np.full((num_rows, columns), np.nan), walls)
+            columns = min(boundaries, _BOUNDARIES) if prepared.router.rule.is_affine else 1
+        return NearestBoundaries(np.full((num_rows, columns), np.nan), boundaries)
 
     def note(
         self,
@@ -264,7 +264,7 @@ class NearestWalls:
             return
         chosen = chosen_by(prepared, logits, sides.kernels)
         if prepared.rows is not None:
-            found = wall_sigmas(logits, chosen, prepared.rows)
+            found = boundary_sigmas(logits, chosen, prepared.rows)
             found = np.partition(found, columns - 1, axis=1)[:, :columns]
         else:
             lower, _, _ = sides.kernels["curved_distance"](logits, chosen, prepared.curved)
@@ -275,25 +275,25 @@ class NearestWalls:
 
 
 def flip_noise(
-    nearest: NearestWalls,
+    nearest: NearestBoundaries,
     sides: Sides,
     prepared: PreparedRouter,
     rows: Int64[np.ndarray, "tokens"],
     agrees: Bool[np.ndarray, "tokens"],
     is_clean: Bool[np.ndarray, "tokens"],
 ) -> FlipNoise | None:
-    """Noise that fits what switched for the first time at this router; None without distances."""
+    """Noise that fits what flipped for the first time at this router; None without distances."""
     if not nearest.distance.shape[1] or sides.source.facts.stage not in INPUT_STAGES:
         return None
     fits = is_clean & ~np.isnan(nearest.distance).any(axis=1)
-    switched = ~agrees
-    found = upstream_noise(nearest.distance[fits], switched[fits])
+    flipped = ~agrees
+    found = upstream_noise(nearest.distance[fits], flipped[fits])
     if np.isnan(found.scale):
         return None
     least = nearest.distance.min(axis=1)
-    # the nearest wall, as often as there are walls, bounds the chance for all of them
-    chance = nearest.num_walls * found.chance(least[:, None])
-    beyond = np.flatnonzero(fits & switched & (chance < _IMPOSSIBLE) & (least > 0.0))
+    # the nearest boundary, as often as there are boundaries, bounds the chance for all of them
+    chance = nearest.num_boundaries * found.chance(least[:, None])
+    beyond = np.flatnonzero(fits & flipped & (chance < _IMPOSSIBLE) & (least > 0.0))
     # the farthest ones are the clearest
     named = rows[beyond[np.argsort(-least[beyond])][:_EXAMPLES]]
     examples = tuple(

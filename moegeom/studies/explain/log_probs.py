@@ -34,14 +34,14 @@ _PIECE = 1 << 20
 #: What a file must say of each token.
 _COLUMNS = ("document", "position", "logprob", "other_logprob")
 
-#: Tokens without and with a switch that are enough to compare the two.
+#: Tokens without and with a flip that are enough to compare the two.
 _ENOUGH = 30
 
 
 def log_probs(
-    path: Path, columns: TokenColumns, num_switched: Int64[np.ndarray, "tokens"]
+    path: Path, columns: TokenColumns, num_flipped: Int64[np.ndarray, "tokens"]
 ) -> LogProbs:
-    """What the log-probabilities in ``path`` have to do with the routers that switched.
+    """What the log-probabilities in ``path`` have to do with the routers that flipped.
 
     A row is of the token at ``position``, which was predicted at the position before: its routing
     is that of the position before.
@@ -68,15 +68,15 @@ def log_probs(
             "sides routed.",
             "Its documents and positions must be those of the recording.",
         )
-    change, switched = change[is_known], num_switched[row[is_known]]
-    never, some = change[switched == 0], change[switched > 0]
+    change, flipped = change[is_known], num_flipped[row[is_known]]
+    never, some = change[flipped == 0], change[flipped > 0]
     return LogProbs(
         num_tokens=len(change),
         mean=float(change.mean()),
-        num_unswitched=len(never),
-        unswitched=float(never.mean()) if len(never) >= _ENOUGH else None,
-        switched=float(some.mean()) if len(some) >= _ENOUGH else None,
-        correlation=_correlation(change, switched),
+        num_unflipped=len(never),
+        unflipped=float(never.mean()) if len(never) >= _ENOUGH else None,
+        flipped=float(some.mean()) if len(some) >= _ENOUGH else None,
+        correlation=_correlation(change, flipped),
     )
 
 
@@ -96,13 +96,13 @@ def _rows(
 
 
 def _correlation(
-    change: Float64[np.ndarray, "tokens"], switched: Int64[np.ndarray, "tokens"]
+    change: Float64[np.ndarray, "tokens"], flipped: Int64[np.ndarray, "tokens"]
 ) -> float | None:
     from scipy.stats import pearsonr, rankdata
 
-    if len(change) < _ENOUGH or np.ptp(change) == 0.0 or np.ptp(switched) == 0:
+    if len(change) < _ENOUGH or np.ptp(change) == 0.0 or np.ptp(flipped) == 0:
         return None
-    return float(pearsonr(rankdata(change), rankdata(switched)).correlation)
+    return float(pearsonr(rankdata(change), rankdata(flipped)).correlation)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

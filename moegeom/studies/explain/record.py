@@ -104,7 +104,7 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
     ),
     "another checkpoint": (
         "B was recorded from another checkpoint: its routers have another fingerprint than A's.",
-        "record B from the checkpoint of A, or name the one that B ran: --against CKPT.",
+        "record B from the checkpoint of A, or name the one that B ran: --checkpoint-b CKPT.",
     ),
     "unrelated": (
         "what B chose has nothing to do with what A chose.",
@@ -116,7 +116,7 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
     ),
     "inconclusive": (
         "what is recorded cannot tell.",
-        "name what else B may have loaded (--against); record router inputs on both sides, if not.",
+        "name what else B may have loaded (--checkpoint-b), or record router inputs on both sides.",
     ),
 }
 
@@ -149,7 +149,7 @@ class FlipNoise:
     ``scale`` is its standard deviation over the rms of the input, of the median token, and
     ``spread`` that of the logarithm of the tokens' own; ``roundings`` is the scale in units of what
     rounding the input to bfloat16 does. Of tokens that agreed at all earlier routers the share
-    ``observed`` switched, and ``expected`` is what the noise switches. ``num_beyond`` are switches
+    ``observed`` flipped, and ``expected`` is what the noise flips. ``num_beyond`` are flips
     that it could not have made (probability below 1e-6), if more than its share; examples
     are (document, position). ``measured`` is the noise between the inputs, where both are recorded.
     """
@@ -218,16 +218,16 @@ class LayerEvidence:
 class LogProbs:
     """Log-probabilities of both runs, joined by token.
 
-    ``mean`` is the mean absolute difference in nats; ``unswitched`` and ``switched`` are those of
+    ``mean`` is the mean absolute difference in nats; ``unflipped`` and ``flipped`` are those of
     tokens that agreed at every router and of the others, None where there are none. ``correlation``
-    is Spearman's, between the difference and the number of routers that switched.
+    is Spearman's, between the difference and the number of routers that flipped.
     """
 
     num_tokens: int
     mean: float
-    num_unswitched: int
-    unswitched: float | None
-    switched: float | None
+    num_unflipped: int
+    unflipped: float | None
+    flipped: float | None
     correlation: float | None
 
 

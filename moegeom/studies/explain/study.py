@@ -66,8 +66,8 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     """
     if request.other is None:
         raise UsageError(
-            "explain needs --other: what another run of the same text chose.",
-            "A recording, or the trace of an engine: add --other RUN_B.",
+            "explain needs --run-b: what another run of the same text chose.",
+            "A recording, or the trace of an engine: add --run-b RUN_B.",
         )
     opened = Session.open(request)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
@@ -89,10 +89,10 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         )
     elsewhere = _routers_against(request, shared)
     choices = _choices(shared, sides)
-    num_switched = np.sum([~found.agrees for found in choices], axis=0)
+    num_flipped = np.sum([~found.agrees for found in choices], axis=0)
     joined = None
     if request.log_probs is not None:
-        joined = log_probs(request.log_probs, sides.columns, num_switched)
+        joined = log_probs(request.log_probs, sides.columns, num_flipped)
     with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
         layers = _layers(choices, sides, elsewhere, watch)
     place = placing(other.fits) if other.fits else None
@@ -105,7 +105,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         placing=place,
         num_padding=_num_padding(choices),
         num_matched=len(sides.token),
-        any_share=float((num_switched > 0).mean()),
+        any_share=float((num_flipped > 0).mean()),
         log_probs=joined,
         has_other_inputs=sides.has_other_inputs,
         is_of_another=is_of_another,
@@ -228,7 +228,7 @@ def _not_looked_at(
     elif sides.source.facts.stage == "logits":
         said.append("hypotheses about rows and inputs (A holds logits only)")
     if request.against is None:
-        said.append("another checkpoint that B may have loaded (--against)")
+        said.append("another checkpoint that B may have loaded (--checkpoint-b)")
     if not sides.has_other_inputs:
         said.append("what B's routers read (not recorded)")
     if "routing_weights" not in sides.other.source.facts.outputs:

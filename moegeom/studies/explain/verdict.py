@@ -27,7 +27,7 @@ _REPAIRS, _STANDS, _STANDS_IN_ALL, _LEAST = 0.5, 2.0, 4.0, 10.0
 #: Hypotheses whose repairs differ by less are equally good: the first of the table is believed.
 _AS_GOOD = 0.02
 
-#: Switches that noise could not have made, before they are called a bug: one may be chance.
+#: Flips that noise could not have made, before they are called a bug: one may be chance.
 _BEYOND = 3
 
 #: Noise on the inputs of a router beyond which it is not rounding: 5 % of their rms, 30 roundings
@@ -41,7 +41,7 @@ _OWN_ROUNDINGS, _MUCH_LESS = 3.0, 4.0
 #: Mean difference of log-probabilities, in nats, that arithmetic leaves. Uncalibrated.
 _LOG_PROB_NOISE = 0.05
 
-#: Tokens that never switch differ this much as the others do: switching is not what matters.
+#: Tokens that never flip differ this much as the others do: flipping is not what matters.
 _ALIKE, _UNRELATED = 0.5, 0.1
 
 #: Sets that overlap beyond chance by less than these shares of what equal sets would, as they are
@@ -236,7 +236,7 @@ def _beyond_noise(found: Evidence) -> CauseVerdict | None:
             detail = (
                 f"{_share(found)} In {found.names(layer.router)} "
                 f"{number_of(noise.num_beyond, 'token')} that "
-                f"agreed before switch further from a wall than noise of {_percent(noise.scale)} "
+                f"agreed before flip further from a boundary than noise of {_percent(noise.scale)} "
                 f"of the input, which fits the others, can carry. {_unexplained(found)}"
             )
             return CauseVerdict("beyond noise", detail, layer.router)
@@ -296,15 +296,15 @@ def _only_noise(found: Evidence, said: str) -> CauseVerdict:
 
 
 def _elsewhere(found: Evidence, said: str) -> CauseVerdict | None:
-    """Log-probabilities that differ where no expert switched."""
+    """Log-probabilities that differ where no expert flipped."""
     joined = found.log_probs
     if joined is None or joined.mean <= _LOG_PROB_NOISE:
         return None
     apart = f"log-probs differ by {joined.mean:.2g} nats in the mean"
-    if joined.unswitched is not None and joined.unswitched >= _ALIKE * (joined.switched or 0.0):
-        detail = f"{apart}, by {joined.unswitched:.2g} where no expert switched"
-    elif joined.unswitched is None and abs(joined.correlation or 0.0) < _UNRELATED:
-        detail = f"{apart}, whether few or many layers switched"
+    if joined.unflipped is not None and joined.unflipped >= _ALIKE * (joined.flipped or 0.0):
+        detail = f"{apart}, by {joined.unflipped:.2g} where no expert flipped"
+    elif joined.unflipped is None and abs(joined.correlation or 0.0) < _UNRELATED:
+        detail = f"{apart}, whether few or many layers flipped"
     else:
         return None
     return CauseVerdict("not the router", f"{said}{'; ' if said else ''}{detail}.")

@@ -22,7 +22,7 @@ from moegeom.router.describe import (
 )
 
 #: Facts of a router that are columns; the first says which router it is.
-_COLUMNS = ("router", "experts", "top_k", "hidden", "stored", "walls", "selection")
+_COLUMNS = ("router", "experts", "top_k", "hidden", "stored", "boundaries", "selection")
 
 #: Columns of the label in front of a fact.
 _LABEL = 12
@@ -35,7 +35,7 @@ def document(found: RouterSet, view: View) -> Document:
     table = Table(
         [_COLUMNS],
         rows,
-        left=[_COLUMNS.index(name) for name in ("router", "stored", "walls", "selection")],
+        left=[_COLUMNS.index(name) for name in ("router", "stored", "boundaries", "selection")],
         paragraphs=[(row[0], _sentence(row)) for row in rows],
     )
     ending = [f"note: {note}" for note in found.notes]

@@ -19,7 +19,7 @@ LineState = Literal["failed", "inconclusive", "not judged", "passed"]
 
 
 @dataclass(frozen=True)
-class Switches:
+class Flips:
     """How often two recordings of one text hold different choices.
 
     A layer-token is a token at a router; it differs when the sets of experts do, in any order.

@@ -21,7 +21,7 @@ from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.router import Norm, Router, RouterSet
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
-from moegeom.document.asked_layers import layers_without_router
+from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
 from moegeom.engine.request import Terms, TokensRequest
@@ -36,7 +36,7 @@ from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 from moegeom.studies.signoff.function import rotation_line, router_line
 from moegeom.studies.signoff.judgement import JudgedRouter, judge
-from moegeom.studies.signoff.record import LINE_NAMES, Line, LineName, SignOff, Switches
+from moegeom.studies.signoff.record import LINE_NAMES, Flips, Line, LineName, SignOff
 from moegeom.studies.signoff.text import (
     capture_command,
     incomparable_line,
@@ -49,7 +49,7 @@ from moegeom.tokens.traces.other_side import other_side
 _NOT_LOOKED_AT = (
     "expert weights, and all else that was quantised: it moves what routers read",
     "engines that made no recording: each has arithmetic of its own",
-    "whether answers are as good: a switched expert is not a wrong answer",
+    "whether answers are as good: a flipped expert is not a wrong answer",
 )
 
 
@@ -58,14 +58,14 @@ class SignOffRequest(Terms):
     """What was asked for. ``a`` is the checkpoint as it was trained, ``b`` the export.
 
     ``tokens`` holds nothing, or a recording of each; ``null`` is a recording of A run again on the
-    same text. ``max_switched`` is the share of layer-tokens above which routing on text fails.
+    same text. ``max_flipped`` is the share of layer-tokens above which routing on text fails.
     """
 
     a: str
     b: str
     tokens: Sequence[str] = ()
     null: str | None = None
-    max_switched: float | None = None
+    max_flipped: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,14 +193,14 @@ def _text_line(
         return incomparable_line()
     first, second = (one.source for one in recorded)
     moved = {one.name: one.place for one in judged if one.is_permuted}
-    between = switches(first, second, known, moved)
+    between = flips(first, second, known, moved)
     null = None
     if request.null is not None:
-        null = switches(first, _recorded(request, a, request.null).source, known, {})
+        null = flips(first, _recorded(request, a, request.null).source, known, {})
     # a run with the same kernels in the same batches would repeat itself to the bit
     other_kernels = "" if "eager" in first.facts.engine else "--eager "
     again = capture_command(request.a, f"{other_kernels}--out REC_A2")
-    return measured_line(between, null, request.max_switched, names, again)
+    return measured_line(between, null, request.max_flipped, names, again)
 
 
 def _recorded(request: SignOffRequest, side: _Looked, path: str) -> _Recorded:
@@ -229,17 +229,17 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
         )
     about_tokens = {
         "--null": request.null is not None,
-        "--max-switched": request.max_switched is not None,
+        "--max-flipped": request.max_flipped is not None,
         "--stale-inputs": request.stale_inputs,
         "--unverified": request.unverified,
     }
     for flag, is_given in about_tokens.items():
         if is_given and not request.tokens:
             raise UsageError(f"{flag} is about recordings, and there are no --tokens.")
-    limit = request.max_switched
+    limit = request.max_flipped
     if limit is not None and not 0.0 <= limit < 1.0:
         raise UsageError(
-            f"--max-switched {limit:g}: expected a share from 0 to less than 1, such as 0.02.",
+            f"--max-flipped {limit:g}: expected a share from 0 to less than 1, such as 0.02.",
             "A limit of 1 could not be exceeded.",
         )
     if request.layers is not None:
@@ -416,12 +416,12 @@ Places = Mapping[str, Int64[np.ndarray, "experts"]]
 _LEAST_MATCHED = 0.5
 
 
-def switches(
+def flips(
     reference: TokenSource,
     other: TokenSource,
     routers: Sequence[KnownRouter],
     places: Places,
-) -> Switches:
+) -> Flips:
     """Sets of experts that differ, token by token, at every router that both record.
 
     Experts of ``other`` are called what ``reference`` calls them, by ``places``.
@@ -443,7 +443,7 @@ def switches(
             f"{reference.facts.name}; expected recordings of the same text.",
             "Record both on the same --text with the same --tokens and --length.",
         )
-    switched = np.zeros(num_tokens, np.int64)
+    flipped = np.zeros(num_tokens, np.int64)
     by_router = {}
     for router in routers:
         recorded = (reference.facts.routers, other.facts.routers)
@@ -457,15 +457,15 @@ def switches(
             mine = _chosen(reference, router.name, start, min(start + TILE, num_tokens))
             differs[token] = ~same_set(mine[token - start], side.read_chosen(router.name, token))
         by_router[router.name] = float(differs[matched].mean())
-        switched += differs
+        flipped += differs
     document = reference.read_columns(0, num_tokens).document[matched]
-    return Switches(
+    return Flips(
         num_recorded=num_tokens,
         num_tokens=num_matched,
         num_documents=len(np.unique(document)),
-        share=float(switched[matched].mean()) / len(by_router),
-        error=_error(switched[matched], document, len(by_router)),
-        tokens_share=float((switched[matched] > 0).mean()),
+        share=float(flipped[matched].mean()) / len(by_router),
+        error=_error(flipped[matched], document, len(by_router)),
+        tokens_share=float((flipped[matched] > 0).mean()),
         by_router=by_router,
         notes=side.notes,
     )
@@ -493,11 +493,11 @@ def _chosen(
 
 
 def _error(
-    switched: Int64[np.ndarray, "tokens"], document: Int64[np.ndarray, "tokens"], routers: int
+    flipped: Int64[np.ndarray, "tokens"], document: Int64[np.ndarray, "tokens"], routers: int
 ) -> float | None:
     """Standard error of a ratio whose parts are sums over documents."""
     _, of_token = np.unique(document, return_inverse=True)
-    sums = np.bincount(of_token, weights=switched)
+    sums = np.bincount(of_token, weights=flipped)
     sizes = routers * np.bincount(of_token)
     if len(sizes) < 2:
         return None

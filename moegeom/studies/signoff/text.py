@@ -6,12 +6,12 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-from moegeom.core.footprint import bytes_per_token
+from moegeom.core.recording_size import bytes_per_token
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.document.header import size
 from moegeom.document.verdict_text import places
-from moegeom.studies.signoff.record import Line, LineState, Switches
+from moegeom.studies.signoff.record import Flips, Line, LineState
 
 #: Tokens that ``moegeom capture`` records when nothing is said.
 _TOKENS = 16_384
@@ -33,7 +33,7 @@ def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
         capture_command(b, "--out REC_B"),
         capture_command(a, "--eager --out REC_A2"),
         shlex.join(["moegeom", "signoff", a, b])
-        + " --tokens REC_A --tokens REC_B --null REC_A2 --max-switched SHARE",
+        + " --tokens REC_A --tokens REC_B --null REC_A2 --max-flipped SHARE",
     )
     engines = (
         "capture runs a folder that transformers loads; for any other model the trace of choices "
@@ -54,8 +54,8 @@ def incomparable_line() -> Line:
 
 
 def measured_line(
-    between: Switches,
-    null: Switches | None,
+    between: Flips,
+    null: Flips | None,
     limit: float | None,
     names: Sequence[str],
     again: str,
@@ -87,7 +87,7 @@ def measured_line(
     return Line("routing on text", state, sentence, tuple(details), commands, evidence)
 
 
-def _measured(between: Switches, names: Sequence[str]) -> str:
+def _measured(between: Flips, names: Sequence[str]) -> str:
     error = ""
     if between.error is not None:
         over = number_of(between.num_documents, "document")
@@ -107,26 +107,24 @@ def _measured(between: Switches, names: Sequence[str]) -> str:
     return f"{told}; {', '.join(shares)}."
 
 
-def _limit(limit: float | None, null: Switches | None) -> tuple[float, str] | None:
+def _limit(limit: float | None, null: Flips | None) -> tuple[float, str] | None:
     """The largest share that passes, and where it comes from; None where nothing says."""
     if limit is not None:
-        return limit, "--max-switched"
+        return limit, "--max-flipped"
     if null is None or null.share == 0.0:
         return None  # of a run that repeats itself to the bit no limit follows
     return _TIMES_NULL * null.share, "twice what A run again shows: --null"
 
 
-def _limit_sentence(
-    between: Switches, limit: tuple[float, str] | None, null: Switches | None
-) -> str:
+def _limit_sentence(between: Flips, limit: tuple[float, str] | None, null: Flips | None) -> str:
     if limit is None:
         repeats = ", and A run again repeats itself" if null is not None else ""
-        return f"Measured, not judged: no limit was given (--max-switched, or --null){repeats}."
+        return f"Measured, not judged: no limit was given (--max-flipped, or --null){repeats}."
     judged = "More than" if between.share > limit[0] else "Within"
     return f"{judged} the limit of {_percent(limit[0])} ({limit[1]})."
 
 
-def _null_sentence(between: Switches, null: Switches | None) -> str:
+def _null_sentence(between: Flips, null: Flips | None) -> str:
     if null is None:
         return (
             "How often A differs from itself in another run is not known: record A again, in other "
@@ -151,7 +149,7 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.3g} %"
 
 
-def _times(between: Switches, null: Switches | None) -> float | None:
+def _times(between: Flips, null: Flips | None) -> float | None:
     """None where the null is not known, or 0."""
     return between.share / null.share if null is not None and null.share > 0.0 else None
 

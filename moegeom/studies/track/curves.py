@@ -119,7 +119,7 @@ def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
         own = []
         for column, found, value, error in (
             ("overlap_with_last", [*with_last[:-1], None], "overlap", "overlap_error"),
-            ("coalition_churn", since, "changed", "changed_error"),
+            ("expert_set_churn", since, "changed", "changed_error"),
             ("overlap_with_previous", since, "overlap", "overlap_error"),
         ):
             values = tuple(None if f is None else getattr(f, value) for f in found)

@@ -195,7 +195,7 @@ def _is_same(
         and run.get("checkpoint", {}).get("fingerprint") == routers.fingerprint
         and (tokens or {}).get("name") == (None if recording is None else recording.name)
         and run.get("column_versions") == column_versions(metrics_of_scan())
-        and run.get("layers_asked") == request.layers
+        and run.get("layers_requested") == request.layers
         and (run.get("exclude_first") or 0) == request.exclude_first
         and run.get("seed") == request.seed
     )

@@ -18,9 +18,9 @@ from moegeom.core.files import write_whole
 from moegeom.core.populations import ALL, is_domain
 from moegeom.core.series import Curve, Driver, Series
 from moegeom.core.text import number_of
-from moegeom.document.asked_layers import layers_without_router
 from moegeom.document.model import View
 from moegeom.document.render import render
+from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import rule_status, rule_trust
 from moegeom.geometry.trend import LEAST_STEPS, departures, onset, slope
@@ -191,7 +191,7 @@ LEVEL = 0.05
 
 #: Figures of two steps. The overlap with the last grows towards the last by construction, and the
 #: others compare neighbours: none of them has a first value to leave.
-_OF_TWO_STEPS = ("overlap_with_last", "overlap_with_previous", "coalition_churn", CHANCE)
+_OF_TWO_STEPS = ("overlap_with_last", "overlap_with_previous", "expert_set_churn", CHANCE)
 
 
 def with_trends(curves: Sequence[Curve], steps: Sequence[float]) -> tuple[Curve, ...]:

@@ -107,16 +107,18 @@ def test_one_long_row_does_not_make_all_rows_long(outcomes):
 
 def test_a_column_that_older_results_lack_is_inconclusive(model):
     results = lint(str(model))
-    experts = [{k: v for k, v in row.items() if k != "twin_of"} for row in results.rows("experts")]
+    experts = [
+        {k: v for k, v in row.items() if k != "duplicate_of"} for row in results.rows("experts")
+    ]
     older = MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
     request = GateRequest(str(model))
     verdict = judge_results(request, older, read_settings(request)[0], None)
     states = {o.code: o for o in verdict.open}
     assert "MGG205" not in states
-    broken = [{**row, "num_twin_rows": 1} for row in results.rows("layers")]
+    broken = [{**row, "num_duplicate_rows": 1} for row in results.rows("layers")]
     older = MemoryResults(results.run, {"layers": broken, "experts": experts})
     verdict = judge_results(request, older, read_settings(request)[0], None)
-    assert "twin_of" in {o.code: o for o in verdict.open}["MGI104"].reason
+    assert "duplicate_of" in {o.code: o for o in verdict.open}["MGI104"].reason
 
 
 def test_a_test_that_could_find_nothing_is_inconclusive(outcomes):

@@ -68,7 +68,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_table_fails_the_gate_and_its_twin_does_not(tmp_path, monkeypatch, damage):
+def test_a_damaged_table_fails_the_gate_and_its_duplicate_does_not(tmp_path, monkeypatch, damage):
     monkeypatch.chdir(tmp_path)
     change, said = DAMAGE[damage]
 

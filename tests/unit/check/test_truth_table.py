@@ -44,17 +44,21 @@ def test_a_finding_in_the_weights_leads_to_the_page_of_its_check(outcomes, code)
 
 
 #: Every healthy twin: the checkpoint of a defect before it is spoilt, with the codes it judges.
-TWINS: dict[Case, list[str]] = {}
+DUPLICATES: dict[Case, list[str]] = {}
 for _code, _defect in DEFECTS.items():
-    _twin = replace(_defect, spoil=keep, lean=0.05, fingerprint=None, request={})
-    TWINS.setdefault(_twin, []).append(_code)
+    _duplicate = replace(_defect, spoil=keep, lean=0.05, fingerprint=None, request={})
+    DUPLICATES.setdefault(_duplicate, []).append(_code)
 
 
-@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: "-".join(TWINS[twin]))
-def test_checks_pass_on_the_healthy_twin(outcomes, twin) -> None:
-    found = outcomes(twin)
-    states = {code: found[code].state for code in TWINS[twin]}
-    assert states == dict.fromkeys(TWINS[twin], "passed"), [o.findings for o in found.values()]
+@pytest.mark.parametrize(
+    "duplicate", DUPLICATES, ids=lambda duplicate: "-".join(DUPLICATES[duplicate])
+)
+def test_checks_pass_on_the_healthy_duplicate(outcomes, duplicate) -> None:
+    found = outcomes(duplicate)
+    states = {code: found[code].state for code in DUPLICATES[duplicate]}
+    assert states == dict.fromkeys(DUPLICATES[duplicate], "passed"), [
+        o.findings for o in found.values()
+    ]
 
 
 @pytest.mark.parametrize("refusal", ["MGI105", "MGI106", "MGI107"])

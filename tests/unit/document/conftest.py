@@ -102,7 +102,7 @@ def bias(severity="warning") -> Finding:
     )
 
 
-def twin() -> Finding:
+def duplicate() -> Finding:
     return Finding(
         "error",
         "MGI104",
@@ -130,7 +130,7 @@ def outcomes() -> tuple[Outcome, ...]:
             accepted=((long, "known since step 900"),),
         ),
         Outcome("MGI101", "a router row is not finite", "error", "passed"),
-        Outcome("MGI104", "two experts share a router row", "error", "failed", "", (twin(),)),
+        Outcome("MGI104", "two experts share a router row", "error", "failed", "", (duplicate(),)),
         Outcome("MGI121", "rows changed places", "error", "needs a baseline", "no baseline"),
         Outcome(
             "MGN112", "the selection bias does not survive", "warning", "failed", "", (bias(),)

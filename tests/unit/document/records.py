@@ -22,4 +22,4 @@ def sample_run() -> dict[str, Any]:
     source = open_tokens(str(SAMPLE / "rec/step_1500"))
     trust = Trust("matches", 1.0, 1.0)
     facts = run_facts(routers, routers.routers, source.facts, trust)
-    return facts | {"seconds": 1.0, "layers_asked": None}
+    return facts | {"seconds": 1.0, "layers_requested": None}

@@ -21,16 +21,16 @@ def summary(run: dict, stage: str, exact: list[float | None], size_bytes: int = 
 @pytest.mark.parametrize(
     ("stage", "exact", "said"),
     [
-        ("router_input", [1.0, 1.0], "Walls are straight: distances are exact."),
-        ("router_input", [None, None], "Walls are straight: distances are exact."),
-        ("top_logits", [1.0, 1.0], "Walls are straight: distances are exact."),
+        ("router_input", [1.0, 1.0], "Boundaries are linear: distances are exact."),
+        ("router_input", [None, None], "Boundaries are linear: distances are exact."),
+        ("top_logits", [1.0, 1.0], "Boundaries are linear: distances are exact."),
         (
             "top_logits",
             [1.0, 0.999996],
             "distances are exact for at least 99.99 % of tokens, lower bounds for others.",
         ),
-        ("ids", [None], "Walls are straight, but there are no logits, hence no distances."),
-        ("counts", [None], "Walls are straight, but there are no logits, hence no distances."),
+        ("ids", [None], "Boundaries are linear, but there are no logits, hence no distances."),
+        ("counts", [None], "Boundaries are linear, but there are no logits, hence no distances."),
     ],
 )
 def test_distances_are_called_exact_only_where_all_of_them_are(

@@ -60,7 +60,7 @@ VOCABULARY = {
 
 
 #: Packages with modules that tell records as documents.
-TELLERS = ("moegeom.studies", "moegeom.cells", "moegeom.recorder", "moegeom.document")
+TELLERS = ("moegeom.studies", "moegeom.studies.cells", "moegeom.recorder", "moegeom.document")
 
 
 def documents() -> dict[str, Callable[..., Document]]:
@@ -338,7 +338,7 @@ def test_neither_documents_nor_renderers_raise():
     assert [p.name for p in files if re.search(r"^\s+raise ", p.read_text("utf-8"), re.M)] == []
 
 
-def test_tokens_that_switched_against_a_proof_end_the_scan_and_not_its_report():
-    with pytest.raises(InternalError, match="3 tokens switched that were proved to stay"):
+def test_tokens_that_flipped_against_a_proof_end_the_scan_and_not_its_report():
+    with pytest.raises(InternalError, match="3 tokens flipped that were proved to stay"):
         refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 3}])
     refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 0}, {}])

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moegeom.document.asked_layers import layers_without_router
 from moegeom.document.header import routers_line, rule_line, skipped, trust_line
+from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.summary import Summary
 
@@ -69,7 +69,7 @@ def test_layers_that_were_asked_for_in_vain_are_named(asked, said):
 
 
 def test_the_header_names_layers_that_were_asked_for_in_vain(run):
-    asked = {**run, "layers_asked": "3-61"}
+    asked = {**run, "layers_requested": "3-61"}
     assert routers_line(summary(asked)).endswith(" Layer 61 was asked for and has no router.")
     assert "asked" not in routers_line(summary(run))
 

@@ -15,7 +15,7 @@ from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
-MODEL = SyntheticModel(hidden=64, experts=16, top_k=4, layers=3, twin=(1,))
+MODEL = SyntheticModel(hidden=64, experts=16, top_k=4, layers=3, duplicate=(1,))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_only_commands_and_paths_are_longer_than_the_screen(results: Results, wi
     assert [line for line in long if "next:" not in line and str(results.path) not in line] == []
 
 
-def test_the_screen_names_the_twin_rows_and_their_layer(results: Results) -> None:
+def test_the_screen_names_the_duplicate_rows_and_their_layer(results: Results) -> None:
     text = rendered(results, "table", View())
     assert "ERROR MGI104  layer 1: experts 1 and 5 are the same row" in text
     assert "VERDICT  1 error" in text

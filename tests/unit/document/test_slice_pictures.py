@@ -13,8 +13,9 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from moegeom.cells.exact.exact_cells import coalitions, exact_cells
-from moegeom.cells.pictures import (
+from moegeom.core.errors import UsageError
+from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
+from moegeom.studies.cells.pictures import (
     CircleCells,
     PlaneCells,
     RasterCells,
@@ -25,12 +26,11 @@ from moegeom.cells.pictures import (
     figure_csv,
     write_picture,
 )
-from moegeom.cells.pictures._legend import PALETTE, cell_colours
-from moegeom.cells.pictures._plane_view import wall_names
-from moegeom.cells.pictures._polygons import area, areas, eroded, hull, region_of
-from moegeom.cells.pictures._raster_view import runs
-from moegeom.cells.pictures._space_view import shown_places
-from moegeom.core.errors import UsageError
+from moegeom.studies.cells.pictures._legend import PALETTE, cell_colours
+from moegeom.studies.cells.pictures._plane_view import facet_names
+from moegeom.studies.cells.pictures._polygons import area, areas, eroded, hull, region_of
+from moegeom.studies.cells.pictures._raster_view import runs
+from moegeom.studies.cells.pictures._space_view import shown_places
 
 SUFFIXES = [".svg", ".pdf", ".png", ".html"]
 FRAME = (-3.0, 3.0, -2.0, 2.0)
@@ -67,14 +67,14 @@ def plane(experts=7, top_k=2, frame=FRAME, seed=0, tokens=None) -> PlaneCells:
     generator = np.random.default_rng(seed)
     weight, bias = generator.standard_normal((experts, 2)), generator.standard_normal(experts)
     x0, x1, y0, y1 = frame
-    names, polygons = coalitions(exact_cells(weight, bias, top_k)), []
+    names, polygons = expert_sets(exact_cells(weight, bias, top_k)), []
     for name in names:
         polygon = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]])
         for i in name:
             for j in set(range(experts)) - set(name):
                 polygon = clipped(polygon, weight[j] - weight[i], bias[i] - bias[j])
         polygons.append(polygon)
-    walls = []
+    facets = []
     for a, one in enumerate(names):
         for b, other in enumerate(names):
             out, into = set(one) - set(other), set(other) - set(one)
@@ -83,7 +83,7 @@ def plane(experts=7, top_k=2, frame=FRAME, seed=0, tokens=None) -> PlaneCells:
                 away = polygons[a] @ (weight[j] - weight[i]) - (bias[i] - bias[j])
                 ends = polygons[a][np.abs(away) < 1e-9]
                 if len(ends) == 2 and np.linalg.norm(ends[0] - ends[1]) > 1e-9:
-                    walls.append((ends, (a, b), i, j))
+                    facets.append((ends, (a, b), i, j))
     return PlaneCells(
         dataclasses.replace(CAPTION, top_k=top_k, num_experts=experts),
         frame,
@@ -91,10 +91,10 @@ def plane(experts=7, top_k=2, frame=FRAME, seed=0, tokens=None) -> PlaneCells:
         tuple(polygons),
         np.array([weight[list(name)].sum(0) for name in names]),
         np.array([bias[list(name)].sum() for name in names]),
-        np.array([w[0] for w in walls]).reshape(-1, 2, 2),
-        np.array([w[1] for w in walls], np.int64).reshape(-1, 2),
-        np.array([w[2] for w in walls], np.int64),
-        np.array([w[3] for w in walls], np.int64),
+        np.array([w[0] for w in facets]).reshape(-1, 2, 2),
+        np.array([w[1] for w in facets], np.int64).reshape(-1, 2),
+        np.array([w[2] for w in facets], np.int64),
+        np.array([w[3] for w in facets], np.int64),
         tokens,
     )
 
@@ -123,9 +123,9 @@ def raster() -> RasterCells:
 def space() -> SpaceCells:
     place = np.random.default_rng(2).standard_normal((6, 3))
     names = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
-    walls = np.array([[0, 1], [1, 2], [0, 3], [3, 5]])
+    facets = np.array([[0, 1], [1, 2], [0, 3], [3, 5]])
     return SpaceCells(
-        CAPTION, place, names, walls, np.array([1, 2, 0, 1]), np.array([2, 3, 2, 3]), np.arange(6)
+        CAPTION, place, names, facets, np.array([1, 2, 0, 1]), np.array([2, 3, 2, 3]), np.arange(6)
     )
 
 
@@ -221,10 +221,10 @@ def test_an_option_that_means_nothing_is_refused_with_a_hint(kind, options, suff
 def test_a_polygon_is_drawn_for_every_cell_within_the_frame_and_for_no_other(frame, band, tmp_path):
     picture = plane(frame=frame)
     inside = sum(size > 0 for size in areas(picture))
-    assert 1 < inside < len(picture.coalitions) or frame == FRAME
+    assert 1 < inside < len(picture.expert_sets) or frame == FRAME
     svg = written(picture, tmp_path, ".svg", band=band)
     assert len(layer(svg, "cells")) == inside
-    assert len(layer(svg, "walls")) == len(picture.wall_ends)
+    assert len(layer(svg, "facets")) == len(picture.facet_ends)
 
 
 def test_tokens_are_filled_exactly_where_the_cell_is_their_own(tmp_path):
@@ -288,12 +288,12 @@ def test_the_numbers_of_a_plane_read_back_exactly():
     for cell, polygon in enumerate(PLANE.polygons):
         read = [(r["x"], r["y"]) for r in tables["polygons"] if r["cell"] == str(cell)]
         np.testing.assert_array_equal(np.array(read, np.float64).reshape(-1, 2), polygon)
-    ends = [[[r["x0"], r["y0"]], [r["x1"], r["y1"]]] for r in tables["walls"]]
-    np.testing.assert_array_equal(np.array(ends, np.float64), PLANE.wall_ends)
+    ends = [[[r["x0"], r["y0"]], [r["x1"], r["y1"]]] for r in tables["facets"]]
+    np.testing.assert_array_equal(np.array(ends, np.float64), PLANE.facet_ends)
     gradient = [[r["gradient_x"], r["gradient_y"]] for r in tables["cells"]]
     np.testing.assert_array_equal(np.array(gradient, np.float64), PLANE.gradient)
     names = tuple(tuple(map(int, r["experts"].split())) for r in tables["cells"])
-    assert names == PLANE.coalitions
+    assert names == PLANE.expert_sets
     assert PLANE.tokens is not None
     own = [r["is_own"] == "1" for r in tables["tokens"]]
     np.testing.assert_array_equal(own, PLANE.tokens.is_own)
@@ -416,18 +416,18 @@ def test_any_two_colours_differ_for_everybody(people):
 @pytest.mark.parametrize("seed", range(5))
 def test_cells_side_by_side_have_different_colours(seed):
     picture = plane(12, 3, seed=seed)
-    colours = cell_colours(picture.coalitions, picture.wall_cells)
-    pairs = colours[picture.wall_cells]
+    colours = cell_colours(picture.expert_sets, picture.facet_cells)
+    pairs = colours[picture.facet_cells]
     assert len(pairs) > 20
     assert (pairs[:, 0] != pairs[:, 1]).all()
 
 
-def test_colours_come_from_the_coalitions_and_not_from_their_numbers():
+def test_colours_come_from_the_expert_sets_and_not_from_their_numbers():
     picture = plane(12, 3)
-    order = np.random.default_rng(3).permutation(len(picture.coalitions))
-    moved = tuple(picture.coalitions[cell] for cell in order)
-    colours = cell_colours(picture.coalitions, picture.wall_cells)
-    renumbered = cell_colours(moved, np.argsort(order)[picture.wall_cells[::-1]])
+    order = np.random.default_rng(3).permutation(len(picture.expert_sets))
+    moved = tuple(picture.expert_sets[cell] for cell in order)
+    colours = cell_colours(picture.expert_sets, picture.facet_cells)
+    renumbered = cell_colours(moved, np.argsort(order)[picture.facet_cells[::-1]])
     np.testing.assert_array_equal(renumbered, colours[order])
 
 
@@ -455,7 +455,7 @@ def test_the_convexity_of_a_region_is_that_of_sampled_segments():
         points = generator.uniform((-3, -2), (3, 2), (4000, 2))
         middles = (points + points[::-1]) / 2
         chosen = [
-            np.array([picture.coalitions[c] for c in np.argmax(
+            np.array([picture.expert_sets[c] for c in np.argmax(
                 p @ picture.gradient.T + picture.offset, axis=1)])
             for p in (points, middles)
         ]  # fmt: skip
@@ -484,11 +484,11 @@ def test_the_title_says_whether_the_region_is_convex(suffix, tmp_path):
         assert ("not a convex" in content) == (region.is_convex is False)
 
 
-def test_what_is_left_of_a_cell_is_away_from_its_walls_and_reaches_the_edge_of_the_frame():
+def test_what_is_left_of_a_cell_is_away_from_its_facets_and_reaches_the_edge_of_the_frame():
     band, generator = 0.07, np.random.default_rng(5)
     for cell, polygon in enumerate(PLANE.polygons):
         rest = eroded(polygon, PLANE.frame, band)
-        ends = PLANE.wall_ends[(PLANE.wall_cells == cell).any(1)]
+        ends = PLANE.facet_ends[(PLANE.facet_cells == cell).any(1)]
         if len(polygon) < 3:
             continue
         shares = generator.dirichlet(np.ones(len(polygon)), 400)
@@ -518,14 +518,14 @@ def test_the_hull_is_that_of_qhull():
     assert {tuple(c) for c in corners} == {tuple(p) for p in points[found.vertices]}
 
 
-def test_names_of_walls_have_each_expert_on_its_own_side_and_do_not_touch():
+def test_names_of_facets_have_each_expert_on_its_own_side_and_do_not_touch():
     picture = plane(12, 3)
-    ends, size = picture.wall_ends * 60, 6.0
+    ends, size = picture.facet_ends * 60, 6.0
     centres = np.array([p.mean(0) if len(p) else (9.0, 9.0) for p in picture.polygons]) * 60
-    towards = ends.mean(1) - centres[picture.wall_cells[:, 0]]
+    towards = ends.mean(1) - centres[picture.facet_cells[:, 0]]
     nothing = np.zeros((0, 2, 2)), np.zeros((0, 2))
-    names = wall_names(
-        ends, towards, picture.wall_out, picture.wall_into, *nothing, size=size, most=20
+    names = facet_names(
+        ends, towards, picture.facet_out, picture.facet_into, *nothing, size=size, most=20
     )
     assert len(names) > 8
     places = np.array([(name.x, name.y) for name in names])
@@ -538,8 +538,8 @@ def test_names_of_walls_have_each_expert_on_its_own_side_and_do_not_touch():
         for side, expert, other in ((-step, left, right), (step, right, left)):
             here = (np.array([name.x, name.y]) + side) / 60
             cell = int(np.argmax(picture.gradient @ here + picture.offset))
-            assert expert in picture.coalitions[cell]
-            assert other not in picture.coalitions[cell]
+            assert expert in picture.expert_sets[cell]
+            assert other not in picture.expert_sets[cell]
 
 
 def test_no_name_covers_what_is_to_be_kept_free():
@@ -549,7 +549,7 @@ def test_no_name_covers_what_is_to_be_kept_free():
     towards = np.array([[1.0, 0.0]])
 
     def named(points):
-        return wall_names(ends, towards, one, two, free, np.array(points, float), 6.0, 5)
+        return facet_names(ends, towards, one, two, free, np.array(points, float), 6.0, 5)
 
     assert [n.y for n in named([[50.0, 0.0]])] == [30.0]
     assert [n.y for n in named([[2.0, 30.0]])] == [21.0]

@@ -155,8 +155,8 @@ def test_the_exit_code_stands_at_the_right_end(failed, run, width):
 def test_the_screen_is_the_one_to_aim_at(warned, run):
     screen = rendered("table", warned, run, width=100)
     assert screen == (
-        "model@rev  deepseek_v3: sigmoid + selection bias, keep 4 of 8 groups, choose 8 of 256. Walls are\n"
-        "         curved or grouped.\n"
+        "model@rev  deepseek_v3: sigmoid + selection bias, keep 4 of 8 groups, choose 8 of 256. Boundaries\n"
+        "         are non-linear.\n"
         "routers  58 of 58 expected. Read 226 MB of 688 GB in 9.0 s. Stored bf16.\n"
         "rule     assumed from config (no recorded choices yet; a capture of 256 tokens would verify it)\n"
         "\n"
@@ -370,7 +370,7 @@ def test_a_finding_is_an_error_exactly_when_it_fails_the_gate(warned, strict, ru
 
 def test_an_error_that_a_profile_took_down_is_a_warning(run):
     finding = Finding("error", "MGI104", ("text/44",), "the same row.")
-    verdict = Verdict((Outcome("MGI104", "twins", "warning", "failed", "", (finding,)),))
+    verdict = Verdict((Outcome("MGI104", "duplicates", "warning", "failed", "", (finding,)),))
     assert verdict.exit_code == 0
     assert [level for level, *_ in commands(rendered("github", verdict, run))] == [
         "warning",
@@ -379,8 +379,8 @@ def test_an_error_that_a_profile_took_down_is_a_warning(run):
 
 
 def test_a_lesser_finding_of_a_failing_check_is_no_error(failed, run):
-    (twin, warning, note) = failed.findings
-    mixed = Outcome("MGI104", "twins", "error", "failed", "", (twin, warning, note))
+    (duplicate, warning, note) = failed.findings
+    mixed = Outcome("MGI104", "duplicates", "error", "failed", "", (duplicate, warning, note))
     found = [replace(finding, code="MGI104") for finding in mixed.findings]
     verdict = Verdict((replace(mixed, findings=tuple(found)),))
     levels = [level for level, *_ in commands(rendered("github", verdict, run))]

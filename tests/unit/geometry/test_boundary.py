@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.boundary.linear import NO_WALL, boundary_distance, row_distances
+from moegeom.geometry.boundary.linear import NO_BOUNDARY, boundary_distance, row_distances
 from moegeom.geometry.selection.pick import top_k
 
 
@@ -44,15 +44,15 @@ def test_a_permanent_tie_is_at_distance_zero_wherever_it_decides(random):
     np.testing.assert_array_equal(found.pair[decides], np.tile([1, 3], (decides.sum(), 1)))
 
 
-def test_twin_rows_are_no_permanent_tie_when_a_bias_tells_them_apart(random):
+def test_duplicate_rows_are_no_permanent_tie_when_a_bias_tells_them_apart(random):
     weight = random.standard_normal((3, 4))
     weight[2] = weight[0]
     rows = row_distances(weight, np.array([0.5, 0.0, -0.5]))
     np.testing.assert_array_equal(rows.permanent_ties, np.empty((0, 2)))
-    np.testing.assert_array_equal(rows.inverse[0, 2], NO_WALL)
+    np.testing.assert_array_equal(rows.inverse[0, 2], NO_BOUNDARY)
 
 
-def test_twin_rows_alone_with_different_biases_never_switch():
+def test_duplicate_rows_alone_with_different_biases_never_flip():
     weight, bias = np.ones((2, 3)), np.array([0.25, 0.0])
     found = measured(weight, np.array([[1.0, 2.0, 3.0]]), 1, bias)
     np.testing.assert_array_equal(found.distance, [np.inf])
@@ -66,7 +66,7 @@ def test_zero_rows_without_bias_tie_permanently():
     np.testing.assert_array_equal(row_distances(weight).permanent_ties, [[0, 1], [0, 2], [1, 2]])
 
 
-def test_on_a_wall_the_distance_is_zero_and_the_first_pair_is_named():
+def test_on_a_boundary_the_distance_is_zero_and_the_first_pair_is_named():
     weight = np.eye(3)
     found = measured(weight, np.array([[1.0, 1.0, 1.0]]), 1)
     np.testing.assert_array_equal(found.distance, [0.0])

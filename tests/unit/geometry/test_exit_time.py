@@ -1,4 +1,4 @@
-"""Exit times at the corners: no wall, on a wall, noise that cannot reach one, factors of noise."""
+"""Exit times at the corners: no boundary, on a boundary, noise that cannot reach one, factors of noise."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.noise.wall_sigmas import (
-    are_walls_positive,
+from moegeom.geometry.noise.boundary_sigmas import (
+    are_boundaries_positive,
+    boundary_sigmas,
     noisy_distances,
     noisy_rows,
-    wall_sigmas,
 )
 from moegeom.geometry.paths import exit_simulation
 from moegeom.geometry.paths.exit_simulation import quantile_interval, simulate_exit
@@ -27,9 +27,9 @@ WEIGHT = RANDOM.standard_normal((5, 3))
 LOGITS = RANDOM.standard_normal((4, 3)) @ WEIGHT.T
 
 
-def test_walls_are_those_of_each_chosen_expert_and_each_other():
+def test_boundaries_are_those_of_each_chosen_expert_and_each_other():
     chosen = top_k(LOGITS, 2)
-    found = wall_sigmas(LOGITS, chosen, row_distances(WEIGHT))
+    found = boundary_sigmas(LOGITS, chosen, row_distances(WEIGHT))
     assert found.shape == (4, 6)
     for token in range(4):
         pairs = [(i, j) for i in chosen[token] for j in range(5) if j not in chosen[token]]
@@ -56,36 +56,38 @@ def test_distances_are_deviations_of_the_differences(factor):
     )
 
 
-def test_noise_that_leaves_a_difference_alone_never_crosses_its_wall():
+def test_noise_that_leaves_a_difference_alone_never_crosses_its_boundary():
     weight = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
     along_the_second = np.array([0.0, 1.0])
     distances = noisy_distances(weight, along_the_second)
-    sigmas = wall_sigmas(np.array([[2.0, 1.0, 0.0]]), np.array([[0]], dtype=np.int32), distances)
+    sigmas = boundary_sigmas(
+        np.array([[2.0, 1.0, 0.0]]), np.array([[0]], dtype=np.int32), distances
+    )
     np.testing.assert_array_equal(sigmas, [[np.inf, 2.0]])
     assert len(distances.permanent_ties) == 0
-    # on the wall, noise or not
-    level = wall_sigmas(np.array([[2.0, 2.0, 0.0]]), np.array([[0]], dtype=np.int32), distances)
+    # on the boundary, noise or not
+    level = boundary_sigmas(np.array([[2.0, 2.0, 0.0]]), np.array([[0]], dtype=np.int32), distances)
     np.testing.assert_array_equal(level, [[0.0, 2.0]])
 
 
-def test_a_permanent_tie_is_a_wall_everywhere():
+def test_a_permanent_tie_is_a_boundary_everywhere():
     weight = np.array([[1.0, 0.5], [1.0, 0.5], [0.0, 0.0]])
     distances = noisy_distances(weight, 0.1)
     np.testing.assert_array_equal(distances.permanent_ties, [[0, 1]])
     chosen = np.array([[0]], dtype=np.int32)
-    sigmas = wall_sigmas(np.array([[1.0, 1.0 - 1e-16, 0.0]]), chosen, distances)
+    sigmas = boundary_sigmas(np.array([[1.0, 1.0 - 1e-16, 0.0]]), chosen, distances)
     assert sigmas[0, 0] == 0.0
     assert exit_probability(sigmas, 0.0).lower[0] == 1.0
 
 
-def test_without_walls_nothing_is_left():
+def test_without_boundaries_nothing_is_left():
     chosen = top_k(LOGITS, 5)
-    sigmas = wall_sigmas(LOGITS, chosen, row_distances(WEIGHT))
+    sigmas = boundary_sigmas(LOGITS, chosen, row_distances(WEIGHT))
     assert sigmas.shape == (4, 0)
     found = exit_probability(sigmas, 3.0)
     np.testing.assert_array_equal([found.lower, found.upper], np.zeros((2, 4)))
     assert np.isinf(cell_quantiles(sigmas, 0.5)).all()
-    assert are_walls_positive(WEIGHT, chosen).all()
+    assert are_boundaries_positive(WEIGHT, chosen).all()
     curve = simulate_exit(
         LOGITS[0], chosen[0], WEIGHT, row_distances(WEIGHT), np.ones(1), 10, np.random.default_rng()
     )
@@ -93,7 +95,7 @@ def test_without_walls_nothing_is_left():
     assert quantile_interval(curve, 0.5) == (1.0, np.inf)
 
 
-def test_on_a_wall_the_cell_is_left_at_once():
+def test_on_a_boundary_the_cell_is_left_at_once():
     sigmas = np.array([[0.0, 1.0]])
     for time in (0.0, 1e-12, 5.0):
         found = exit_probability(sigmas, time, np.array([True]))
@@ -125,7 +127,7 @@ def test_bounds_do_not_underflow():
 
 
 def test_the_probability_increases_with_time():
-    sigmas = wall_sigmas(LOGITS, top_k(LOGITS, 2), row_distances(WEIGHT))
+    sigmas = boundary_sigmas(LOGITS, top_k(LOGITS, 2), row_distances(WEIGHT))
     found = [exit_probability(sigmas, time) for time in np.geomspace(1e-4, 1e4, 60)]
     assert (np.diff([f.log_lower for f in found], axis=0) >= 0.0).all()
     assert (np.diff([f.log_upper for f in found], axis=0) >= 0.0).all()

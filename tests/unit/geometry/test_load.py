@@ -18,7 +18,7 @@ EVERY_FIGURE = (
     load.gini,
     load.load_entropy_nats,
     load.dead_share,
-    load.starved_share,
+    load.underused_share,
 )
 
 
@@ -31,7 +31,7 @@ EVERY_FIGURE = (
         (load.gini, 0.0),
         (load.load_entropy_nats, np.log(8)),
         (load.dead_share, 0.0),
-        (load.starved_share, 0.0),
+        (load.underused_share, 0.0),
     ],
 )
 def test_balance_is_the_zero_of_every_imbalance(figure, expected):
@@ -47,7 +47,7 @@ def test_balance_is_the_zero_of_every_imbalance(figure, expected):
         (load.gini, 0.75),
         (load.load_entropy_nats, 0.0),
         (load.dead_share, 0.75),
-        (load.starved_share, 0.75),
+        (load.underused_share, 0.75),
     ],
 )
 def test_one_expert_taking_everything_is_the_other_end(figure, expected):
@@ -71,9 +71,9 @@ def test_leading_axes_are_separate_measurements(figure):
     np.testing.assert_array_equal(figure(counts), each)
 
 
-def test_starved_is_below_a_tenth_of_the_fair_share_and_not_at_it():
+def test_underused_is_below_a_tenth_of_the_fair_share_and_not_at_it():
     counts = np.array([1, 0, 19, 20])  # fair is 10: 1 is exactly a tenth
-    np.testing.assert_array_equal(load.starved_share(counts), 0.25)
+    np.testing.assert_array_equal(load.underused_share(counts), 0.25)
 
 
 def test_share_of_slots_is_in_units_of_the_fair_share():

@@ -1,4 +1,4 @@
-"""Ties of several experts at the corners: equal rows, parallel walls, no solver."""
+"""Ties of several experts at the corners: equal rows, parallel boundaries, no solver."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_permanent_tie_of_three_experts_is_everywhere():
     assert order_distance(-z, -weight, 1, 1).upper > 0.1
 
 
-def test_parallel_walls_never_meet():
+def test_parallel_boundaries_never_meet():
     weight = np.array([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]])
     bias = np.array([0.0, 0.0, -1.0])
     found = order_distance(weight @ np.array([0.2, 5.0]) + bias, weight, 1, 2)
@@ -56,7 +56,7 @@ def test_parallel_walls_never_meet():
     assert logit_distance(bias, weight, 1, 2).upper == np.inf
 
 
-def test_parallel_walls_that_meet_are_one_wall():
+def test_parallel_boundaries_that_meet_are_one_boundary():
     weight = np.array([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]])
     found = order_distance(weight @ np.array([0.2, 5.0]), weight, 1, 2)
     np.testing.assert_allclose(found.upper, 0.2, rtol=1e-12)
@@ -114,8 +114,8 @@ def test_a_real_shape_is_solved_within_few_steps():
 
 
 @pytest.mark.parametrize("slope", [1e-3, 1e-5, 1e-7, 1e-8, 1e-9])
-def test_a_far_corner_between_nearly_opposite_walls_is_not_lost_in_rounding(slope):
-    """The walls of (1, 0) and (-1, slope) meet at (1, 1 / slope), far from the origin."""
+def test_a_far_corner_between_nearly_opposite_boundaries_is_not_lost_in_rounding(slope):
+    """The boundaries of (1, 0) and (-1, slope) meet at (1, 1 / slope), far from the origin."""
     found = least_distance(np.array([[1.0, 0.0], [-1.0, slope]]), np.array([1.0, 0.0]), 0.0)
     assert found.bound * slope == pytest.approx(1.0, rel=1e-2)
     assert found.point[1] * slope == pytest.approx(1.0, rel=1e-2)

@@ -75,12 +75,12 @@ def test_centring_costs_a_rank_only_where_there_are_dimensions_enough(
     assert np.isfinite(found.condition)
 
 
-@pytest.mark.parametrize("twins", [1, 3])
-def test_each_twin_row_costs_a_rank(twins, random):
+@pytest.mark.parametrize("duplicates", [1, 3])
+def test_each_duplicate_row_costs_a_rank(duplicates, random):
     weight = random.standard_normal((8, 40)).astype(np.float32)
-    weight[-twins:] = weight[0]
+    weight[-duplicates:] = weight[0]
     found = centred_spectrum(weight)
-    assert (found.rank, found.largest_possible_rank) == (7 - twins, 7)
+    assert (found.rank, found.largest_possible_rank) == (7 - duplicates, 7)
     np.testing.assert_array_equal(found.condition, np.inf)
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moegeom.cells.ball.bounds_of_cells import most_cells, zaslavsky
-from moegeom.cells.exact.hypersimplex import face_counts
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_FLOAT32
 from moegeom.geometry.arithmetic.summation import gamma
@@ -41,6 +39,8 @@ from moegeom.geometry.space.intrinsic_dimension import (
     participation_ratio_corrected,
 )
 from moegeom.kernels.cpu.curved_distance import curved_distance
+from moegeom.studies.cells.ball.bounds_of_cells import most_cells, zaslavsky
+from moegeom.studies.cells.exact.hypersimplex import face_counts
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/theory.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (\w+) [^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

@@ -48,7 +48,7 @@ def test_equal_rows_and_biases_tie_permanently():
     np.testing.assert_array_equal(pair, [[0, 1]])
 
 
-def test_equal_rows_told_apart_by_a_bias_are_no_wall():
+def test_equal_rows_told_apart_by_a_bias_are_no_boundary():
     """Neither by a selection bias nor by a logit bias."""
     weight = [[1.0, 0.0], [1.0, 0.0]]
     for bias, logit_bias in (([0.1, 0.0], None), ([0.1, 0.1], np.array([0.5, 0.0]))):
@@ -69,7 +69,7 @@ def test_softmax_of_capped_logits_with_a_bias_is_refused():
 
 
 def test_two_probabilities_are_sigmoids_of_the_difference():
-    """p_0 - p_1 = tanh(d/2) with d = z_0 - z_1, so that the wall is where tanh(d/2) = -0.2."""
+    """p_0 - p_1 = tanh(d/2) with d = z_0 - z_1, so that the boundary is where tanh(d/2) = -0.2."""
     rule = Rule(1, "softmax", SCORES, True)
     lower, upper, _, _ = measured(np.eye(2), [[1.0, 0.0]], rule, [0.2, 0.0])
     exact = (1.0 - 2.0 * np.arctanh(-0.2)) / np.sqrt(2.0)
@@ -77,7 +77,7 @@ def test_two_probabilities_are_sigmoids_of_the_difference():
     np.testing.assert_allclose(upper, exact, rtol=1.1e-3)
 
 
-def test_softmax_group_maxima_without_a_bias_have_straight_walls():
+def test_softmax_group_maxima_without_a_bias_have_linear_boundaries():
     """Groups (0, 1) and (2, 3) by logits 3, 1 | 2, 0: the group changes where z_0 = z_2."""
     rule = Rule(1, "softmax", SCORES, False, groups=GroupMask(2, 1, "max", 0.0))
     lower, upper, _, _ = measured(np.eye(4), [[3.0, 1.0, 2.0, 0.0]], rule, np.zeros(4))
@@ -92,7 +92,7 @@ def test_sums_of_two_logits_change_groups_at_a_plane():
 
 
 @pytest.mark.parametrize(("fill", "distance"), [(0.0, 0.3), (-np.inf, 0.7 / np.sqrt(2.0))])
-def test_a_fill_of_zero_is_a_wall_that_minus_infinity_is_not(fill, distance):
+def test_a_fill_of_zero_is_a_boundary_that_minus_infinity_is_not(fill, distance):
     """Kept 5, 0.3 | dropped: the second choice, 0.3, leaves at 0, or where it meets -0.4."""
     rule = Rule(2, "identity", SCORES, False, groups=GroupMask(2, 1, "max", fill))
     weight = np.eye(6)
@@ -102,7 +102,7 @@ def test_a_fill_of_zero_is_a_wall_that_minus_infinity_is_not(fill, distance):
     np.testing.assert_allclose([lower, upper], distance, rtol=1e-8)
 
 
-def test_a_masked_expert_that_was_chosen_leaves_where_a_kept_score_rises_to_zero():
+def test_a_mrequested_expert_that_was_chosen_leaves_where_a_kept_score_rises_to_zero():
     rule = Rule(2, "identity", SCORES, False, groups=GroupMask(2, 1, "max", 0.0))
     lower, upper, _, chosen = measured(np.eye(4), [[5.0, -0.25, -2.0, -3.0]], rule, np.zeros(4))
     np.testing.assert_array_equal(chosen, [[0, 2]])

@@ -21,7 +21,7 @@ ROUTER = Router(
     rule=Rule(TOP_K, "softmax", Weights("scores")),
     provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F32"),
 )
-NEEDS = ("token_counts", "expert_counts", "margin_histogram", "coalitions")
+NEEDS = ("token_counts", "expert_counts", "margin_histogram", "expert_sets")
 NAMES = ("domain=code", "domain=prose", "domain=(others)", "domain=(none)")
 
 
@@ -54,7 +54,7 @@ class Stream:
             accumulator = REDUCTIONS[name].start(Extent(len(NAMES), EXPERTS, TOP_K))
             accumulator.fold(batch, load_kernels("cpu"))
             states[name] = accumulator.state()
-        metrics = [METRICS[name] for name in ("tokens", "load", "margins", "coalitions", "rows")]
+        metrics = [METRICS[name] for name in ("tokens", "load", "margins", "expert_sets", "rows")]
         finished = finish_router(ROUTER, states, NAMES, metrics, {})
         assert finished.reasons == {}
         experts = {}
@@ -103,7 +103,7 @@ def test_populations_are_listed_when_they_hold_tokens(stream):
 
 def test_one_block_has_no_error():
     row = Stream(np.full(80, 5), np.zeros(80)).rows()["all"]
-    for column in ("load_cv_ddof0_se", "margin_p50_se", "coalition_coverage_se"):
+    for column in ("load_cv_ddof0_se", "margin_p50_se", "expert_set_coverage_se"):
         np.testing.assert_equal(row[column], None)
     assert [e["load_se"] for e in row["experts"]] == [None] * 6
     np.testing.assert_array_less(0.0, row["load_cv_ddof0"])
@@ -137,4 +137,4 @@ def test_a_metric_without_its_reduction_is_null_with_the_reason():
     assert finished.reasons == {"load": "no tokens"}
     (row,) = finished.rows["layers"]
     assert "load_cv_ddof0" not in row
-    np.testing.assert_equal(row["num_twin_rows"], 0)
+    np.testing.assert_equal(row["num_duplicate_rows"], 0)

@@ -14,7 +14,7 @@ from moegeom.pipeline import ScanRequest, scan
 from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 from moegeom.tokens.recording.writer import RecordingWriter
 
-MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=2, twin=(1,))
+MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=2, duplicate=(1,))
 TOKENS = 3 * TILE + 50
 ROUTERS = ("text/0", "text/1")
 

@@ -89,7 +89,7 @@ def test_a_second_checkpoint_that_changed_meanwhile_is_another_plan(disk, kill, 
 
 
 def test_without_tokens_there_is_nothing_to_route(disk, second, tmp_path):
-    with pytest.raises(UsageError, match="--against needs --tokens"):
+    with pytest.raises(UsageError, match="--checkpoint-b needs --tokens"):
         scan(disk.request(tmp_path / "out", against=second, tokens=None))
     assert not (tmp_path / "out").exists()
 

@@ -10,13 +10,13 @@ import torch
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
-from moegeom.router.asked_family import AskedFamily
 from moegeom.router.load import load_routers
+from moegeom.router.requested_family import RequestedFamily
 
 _PATTERN = r"model\.layers\.([0-9]+)\.mlp\.gate\.weight"
 
 
-def _refusal(folder: Path, asked: AskedFamily) -> RouterError:
+def _refusal(folder: Path, asked: RequestedFamily) -> RouterError:
     with pytest.raises(RouterError) as caught:
         load_routers(open_checkpoint(folder), asked=asked)
     return caught.value
@@ -40,7 +40,7 @@ def test_a_bias_of_the_choice_that_the_family_lacks_is_refused(
     leaf: str, shape: tuple[int, ...], make_olmoe: Any
 ) -> None:
     name = f"model.layers.1.{leaf}"
-    error = _refusal(make_olmoe({name: torch.ones(shape)}), AskedFamily())
+    error = _refusal(make_olmoe({name: torch.ones(shape)}), RequestedFamily())
     assert error.message == (
         f"model.safetensors: tensor '{name}' has one number for each expert and may change which "
         "are chosen, but the rule does not name it."
@@ -51,10 +51,10 @@ def test_a_bias_of_the_choice_that_the_family_lacks_is_refused(
 def test_the_same_holds_for_routers_that_options_describe(make_olmoe: Any) -> None:
     biases = {f"model.layers.{i}.mlp.expert_bias": torch.arange(6.0) for i in range(3)}
     folder = make_olmoe(biases)
-    asked = AskedFamily(pattern=_PATTERN, top_k=2, score="sigmoid")
+    asked = RequestedFamily(pattern=_PATTERN, top_k=2, score="sigmoid")
     hint = _refusal(folder, asked).hint
     said = hint.partition("--selection-bias '")[2].partition("'")[0]
-    named = AskedFamily(pattern=_PATTERN, top_k=2, score="sigmoid", selection_bias=said)
+    named = RequestedFamily(pattern=_PATTERN, top_k=2, score="sigmoid", selection_bias=said)
     found = load_routers(open_checkpoint(folder), asked=named)
     assert all(router.rule.has_selection_bias for router in found.routers)
 
@@ -88,11 +88,11 @@ def test_a_bias_that_a_family_file_calls_harmless_is_passed_over(
         "beside = ['layers.{layer}.mlp.expert_bias']\n"
         "top_k = 1\nscore = 'softmax'\nweights.source = 'scores'\n"
     )
-    assert len(load_routers(open_checkpoint(folder), asked=AskedFamily(file=file)).routers) == 3
+    assert len(load_routers(open_checkpoint(folder), asked=RequestedFamily(file=file)).routers) == 3
 
 
 def test_a_bias_inside_the_router_says_how_to_name_it(make_olmoe: Any) -> None:
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
-    error = _refusal(make_olmoe({name: torch.ones(6)}), AskedFamily())
+    error = _refusal(make_olmoe({name: torch.ones(6)}), RequestedFamily())
     assert error.message.startswith(f"model.safetensors: tensor '{name}' stands beside")
     assert "--selection-bias or --logit-bias" in error.hint

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.router.asked_family import AskedFamily
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.router.load import load_routers
 from moegeom.router.plain_names import plain_name, with_plain_names
+from moegeom.router.requested_family import RequestedFamily
 
 
 def _renamed(folder: Path, rename: Callable[[str], str]) -> Path:
@@ -88,5 +88,5 @@ def test_tensors_that_would_share_a_name_keep_their_own(make_olmoe: Any) -> None
 def test_patterns_are_for_names_as_they_stand(make_olmoe: Any) -> None:
     folder = _renamed(make_olmoe(), lambda name: f"module.{name}")
     pattern = r"module\.model\.layers\.([0-9]+)\.mlp\.gate\.weight"
-    asked = AskedFamily(pattern=pattern, top_k=2, score="softmax")
+    asked = RequestedFamily(pattern=pattern, top_k=2, score="softmax")
     assert len(load_routers(open_checkpoint(folder), asked=asked).routers) == 3

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import RouterSet
-from moegeom.router.asked_family import AskedFamily
 from moegeom.router.load import load_routers
+from moegeom.router.requested_family import RequestedFamily
 
 LAYERS, EXPERTS, HIDDEN = 2, 6, 16
 
@@ -66,7 +66,7 @@ def test_a_flag_that_is_no_flag_is_refused(tmp_path: Path) -> None:
 
 
 def test_relu_is_refused_as_a_score() -> None:
-    asked = AskedFamily(pattern=r"layers\.(\d+)\.router\.weight", top_k=1, score="relu")
+    asked = RequestedFamily(pattern=r"layers\.(\d+)\.router\.weight", top_k=1, score="relu")
     with pytest.raises(UsageError) as caught:
         asked.family(["layers.0.router.weight"])
     assert caught.value.message == (

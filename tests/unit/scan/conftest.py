@@ -59,7 +59,7 @@ def columns_of(tokens: int) -> TokenColumns:
 
 
 def router_of(kind: str = "softmax", seed: int = 0, norm: bool = False) -> Router:
-    """An affine router, or with ``sigmoid`` one with selection bias and groups; rows 2 and 7 twins."""
+    """An affine router, or with ``sigmoid`` one with selection bias and groups; rows 2 and 7 duplicate rows."""
     random = np.random.default_rng(seed)
     weight = random.standard_normal((EXPERTS, HIDDEN)).astype(np.float32)
     weight[7] = weight[2]

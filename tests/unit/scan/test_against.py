@@ -14,10 +14,10 @@ from moegeom.core.variant_names import AGAINST
 from moegeom.engine.against import Against, against
 from moegeom.geometry.selection.route import route
 from moegeom.metrics import METRICS
-from moegeom.metrics.near_switches import NEAR
+from moegeom.metrics.near_flips import NEAR
 
 KINDS = ("softmax", "sigmoid")
-COMPARING = [metric for metric in METRICS.all() if metric.scope == "switch"]
+COMPARING = [metric for metric in METRICS.all() if metric.scope == "flip"]
 
 
 def checkpoint(*routers: Router, label: str = "second") -> RouterSet:
@@ -34,7 +34,7 @@ def turned(router: Router) -> Router:
     return dataclasses.replace(router, weight=router.weight[order])
 
 
-def without_twins(router: Router) -> Router:
+def without_duplicates(router: Router) -> Router:
     weight = router.weight.copy()
     weight[7] = np.random.default_rng(6).standard_normal(router.hidden_size)
     return dataclasses.replace(router, weight=weight)
@@ -50,16 +50,16 @@ def row_of(made, mine: Router, its: Router, **changes) -> dict:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_router_against_itself_switches_nothing(made, kind):
+def test_a_router_against_itself_flips_nothing(made, kind):
     router = made.router(kind, norm=True)
     row = row_of(made, router, router)
-    assert (row["switched_share"], row["weight_moved_mean"], row["reordered_share"]) == (0, 0, 0)
+    assert (row["flipped_share"], row["weight_moved_mean"], row["reordered_share"]) == (0, 0, 0)
     assert beside(router, router).equal == (router.name,)
-    assert (row["switched_near_share"], row["switched_margin_rank"]) == (None, None)
+    assert (row["flipped_near_share"], row["flipped_margin_rank"]) == (None, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_changed_places_switch_what_numpy_says(made, kind):
+def test_rows_that_changed_places_flip_what_numpy_says(made, kind):
     mine = made.router(kind)
     its = turned(mine)
     row, values = row_of(made, mine, its), made.recording().values.astype(np.float64)
@@ -70,14 +70,14 @@ def test_rows_that_changed_places_switch_what_numpy_says(made, kind):
     sets = [np.sort(found.chosen) for found in (before, after)]
     differs = (sets[0] != sets[1]).any(axis=1)
     assert 0.1 < differs.mean() < 1.0
-    assert row["switched_share"] == pytest.approx(differs.mean(), abs=2.0 / len(differs))
+    assert row["flipped_share"] == pytest.approx(differs.mean(), abs=2.0 / len(differs))
     stays = (before.chosen[:, :, None] == after.chosen[:, None, :]).any(axis=2)
     moved = (before.weights * ~stays).sum(axis=1) / before.weights.sum(axis=1)
     assert row["weight_moved_mean"] == pytest.approx(moved.mean(), abs=2.0 / len(differs))
     reordered = ~differs & (before.chosen != after.chosen).any(axis=1)
     assert row["reordered_share"] == pytest.approx(reordered.mean(), abs=2.0 / len(differs))
     assert row["proved_share"] is None
-    assert row["predicted_switched_share"] is None
+    assert row["predicted_flipped_share"] is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,23 +90,23 @@ def test_its_rule_is_its_own(made, kind):
         for r in (mine, its)
     ]
     differs = (chosen[0] != chosen[1]).any(axis=1).mean()
-    assert row["switched_share"] == pytest.approx(differs, abs=2.0 / len(values))
+    assert row["flipped_share"] == pytest.approx(differs, abs=2.0 / len(values))
     assert not beside(mine, its).has_same_rule
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gain_folded_into_the_rows_switches_nothing_but_ties(made, kind):
-    mine = without_twins(made.router(kind, norm=True))
+def test_a_gain_folded_into_the_rows_flips_nothing_but_ties(made, kind):
+    mine = without_duplicates(made.router(kind, norm=True))
     factor = np.random.default_rng(5).uniform(0.5, 2.0, mine.hidden_size).astype(np.float32)
     assert mine.gain is not None
     its = dataclasses.replace(mine, weight=mine.weight / factor, gain=mine.gain * factor)
     found = beside(mine, its)
     assert (found.regained, found.equal) == ((mine.name,), ())
     np.testing.assert_allclose(found.routers[mine.name].weight, mine.weight, rtol=3e-7)
-    assert row_of(made, mine, its)["switched_share"] == 0.0
+    assert row_of(made, mine, its)["flipped_share"] == 0.0
 
 
-def test_a_gain_that_is_not_followed_switches_tokens(made):
+def test_a_gain_that_is_not_followed_flips_tokens(made):
     mine = made.router("softmax", norm=True)
     assert mine.gain is not None
     its = dataclasses.replace(mine, gain=mine.gain[::-1].copy())
@@ -115,7 +115,7 @@ def test_a_gain_that_is_not_followed_switches_tokens(made):
     chosen = [np.sort(route(values @ w.T, mine.rule).chosen) for w in (mine.weight, effective)]
     differs = (chosen[0] != chosen[1]).any(axis=1).mean()
     assert differs > 0.1
-    found = row_of(made, mine, its)["switched_share"]
+    found = row_of(made, mine, its)["flipped_share"]
     assert found == pytest.approx(differs, abs=4.0 / len(values))
 
 
@@ -223,8 +223,8 @@ def test_logits_that_overflow_in_the_second_alone_are_not_finite(made):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_near_switches_are_those_of_sorted_margins(made, kind):
-    mine, random = without_twins(made.router(kind)), np.random.default_rng(9)
+def test_near_flips_are_those_of_sorted_margins(made, kind):
+    mine, random = without_duplicates(made.router(kind)), np.random.default_rng(9)
     noise = 0.05 * random.standard_normal(mine.weight.shape).astype(np.float32)
     its = dataclasses.replace(mine, weight=mine.weight + noise)
     row, values = row_of(made, mine, its), made.recording().values.astype(np.float64)
@@ -238,13 +238,13 @@ def test_near_switches_are_those_of_sorted_margins(made, kind):
     differs = (np.sort(before.chosen) != np.sort(after.chosen)).any(axis=1)
     near = tight <= np.quantile(tight, NEAR)
     rank = (tight[differs][:, None] > tight).mean()
-    assert row["switched_near_share"] == pytest.approx(near[differs].mean(), abs=0.02)
-    assert row["switched_margin_rank"] == pytest.approx(rank, abs=0.002)
-    # small changes switch near tokens; those of another router do not
-    assert row["switched_near_share"] > 0.3
+    assert row["flipped_near_share"] == pytest.approx(near[differs].mean(), abs=0.02)
+    assert row["flipped_margin_rank"] == pytest.approx(rank, abs=0.002)
+    # small changes flip near tokens; those of another router do not
+    assert row["flipped_near_share"] > 0.3
     other = row_of(made, mine, turned(mine))
-    assert other["switched_near_share"] < 0.2
-    assert other["switched_margin_rank"] > 0.35
+    assert other["flipped_near_share"] < 0.2
+    assert other["flipped_margin_rank"] > 0.35
 
 
 @pytest.mark.parametrize("kind", KINDS)

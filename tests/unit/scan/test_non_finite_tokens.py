@@ -64,7 +64,7 @@ def test_without_any_good_token_everything_measured_is_null(made, kind):
     source.values[:] = np.nan
     row = made.layer(source, made.router(kind), skip_non_finite=True)
     np.testing.assert_equal(row["num_tokens"], 0)
-    for column in ("load_cv_ddof0", "max_vio_global", "margin_p50", "coalition_coverage", "gini"):
+    for column in ("load_cv_ddof0", "max_vio_global", "margin_p50", "expert_set_coverage", "gini"):
         np.testing.assert_equal(row[column], None)
         np.testing.assert_equal(row[f"{column}_se"], None)
     np.testing.assert_equal(row["num_zero_rows"], 0)  # what needs no tokens is still there

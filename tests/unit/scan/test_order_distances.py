@@ -160,7 +160,7 @@ def test_logits_that_were_recorded_serve_as_well_as_inputs(made):
     )
 
 
-def test_it_is_null_with_a_reason_where_walls_are_grouped_or_logits_are_lacking(made):
+def test_it_is_null_with_a_reason_where_boundaries_are_grouped_or_logits_are_lacking(made):
     source = made.recording(TILE)
     grouped = made.router("sigmoid")
     assert "straight" in unavailable(grouped, source.facts)["order_distance"]

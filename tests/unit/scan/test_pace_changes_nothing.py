@@ -112,7 +112,7 @@ def test_the_order_of_documents_does_not_matter_for_counts(made, undisturbed):
     found = made.measured(source, made.router(kind))
     for table, columns in {
         "experts": ("num_slots", "load", "load_se"),
-        "layers": ("num_tokens", "load_cv_ddof0", "load_cv_ddof0_se", "num_coalitions"),
+        "layers": ("num_tokens", "load_cv_ddof0", "load_cv_ddof0_se", "num_expert_sets"),
     }.items():
         for column in columns:
             np.testing.assert_equal(
@@ -125,9 +125,9 @@ def test_the_reference_backend_counts_the_same(made, undisturbed):
 
     kind, expected = undisturbed
     # parity tests hold distances
-    metrics = [m for m in METRICS.all() if {"experts", "coalitions"} & set(m.columns)]
+    metrics = [m for m in METRICS.all() if {"experts", "expert_sets"} & set(m.columns)]
     found = made.measured(made.recording(), made.router(kind), backend="reference", metrics=metrics)
-    np.testing.assert_equal(found["coalitions"], expected["coalitions"])
+    np.testing.assert_equal(found["expert_sets"], expected["expert_sets"])
     for ours, theirs in zip(found["experts"], expected["experts"], strict=True):
         counted = [n for n in theirs if not n.startswith("score_share")]
         np.testing.assert_equal([ours[n] for n in counted], [theirs[n] for n in counted])

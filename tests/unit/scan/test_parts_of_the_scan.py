@@ -17,7 +17,7 @@ from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.table import load_kernels
 
 #: What these tests fold.
-REDUCED = ("token_counts", "coalitions", "margin_histogram")
+REDUCED = ("token_counts", "expert_sets", "margin_histogram")
 
 
 def task_of(made, source, router=None) -> Task:
@@ -145,7 +145,7 @@ def test_domains_beyond_the_limit_share_a_population():
     found = populations.label(columns(np.zeros(4), [-1, 0, MAX_DOMAINS - 1, MAX_DOMAINS + 3]))
     names = [populations.names[i] for i in found]
     assert names == ["domain=(none)", "domain=d0", f"domain=d{MAX_DOMAINS - 1}", "domain=(others)"]
-    np.testing.assert_array_less(len(populations.names), 2**7 + 1)  # bits of a coalition key
+    np.testing.assert_array_less(len(populations.names), 2**7 + 1)  # bits of an expert set key
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

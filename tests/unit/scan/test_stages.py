@@ -52,9 +52,9 @@ def full(made, router, values):
     return made.layer(made.source("router_input", made.columns(TOKENS), values), router)
 
 
-def test_logits_give_the_same_choices_margins_and_coalitions(made, router, values, full):
+def test_logits_give_the_same_choices_margins_and_expert_sets(made, router, values, full):
     source = made.source("logits", made.columns(TOKENS), logits_of(router, values))
-    same = ["tokens", "load", "margins", "coalitions"]
+    same = ["tokens", "load", "margins", "expert_sets"]
     same += ["boundary_distance"] if router.rule.is_affine else []
     np.testing.assert_equal(only(made.layer(source, router), same), only(full, same))
 
@@ -67,7 +67,7 @@ def test_the_inputs_of_the_norm_give_what_its_outputs_give(made, values):
     np.testing.assert_equal(found, expected)
 
 
-def test_ids_give_the_same_load_and_coalitions_and_nothing_about_margins(
+def test_ids_give_the_same_load_and_expert_sets_and_nothing_about_margins(
     made, router, values, full
 ):
     chosen = route(logits_of(router, values), router.rule, router.selection_bias).chosen
@@ -75,11 +75,13 @@ def test_ids_give_the_same_load_and_coalitions_and_nothing_about_margins(
     run = made.run(source, router)
     measured = measure_router(run)
     found = made.layer(source, router)
-    np.testing.assert_equal(only(found, ["load", "coalitions"]), only(full, ["load", "coalitions"]))
-    absent = only(found, ["margins", "boundary_distance", "bf16_switch", "ambiguity", "exact_ties"])
+    np.testing.assert_equal(
+        only(found, ["load", "expert_sets"]), only(full, ["load", "expert_sets"])
+    )
+    absent = only(found, ["margins", "boundary_distance", "bf16_flip", "ambiguity", "exact_ties"])
     np.testing.assert_equal(absent, dict.fromkeys(absent))
     reasons = measured.facts["reasons"]
-    assert {"margins", "boundary_distance", "bf16_switch", "ambiguity"} <= set(reasons)
+    assert {"margins", "boundary_distance", "bf16_flip", "ambiguity"} <= set(reasons)
     assert "expert ids only" in reasons["margins"]
 
 
@@ -94,11 +96,11 @@ def test_the_largest_logits_give_the_same_load_and_margins(made, values):
     full = made.layer(made.source("router_input", made.columns(TOKENS), values), router)
     top = largest(logits_of(router, values), 5)
     source = made.source("top_logits", made.columns(TOKENS), top)
-    same = ["tokens", "load", "margins", "coalitions"]
+    same = ["tokens", "load", "margins", "expert_sets"]
     np.testing.assert_equal(only(made.layer(source, router), same), only(full, same))
     reasons = measure_router(made.run(source, router)).facts["reasons"]
     assert "the largest ones" in reasons["routing_entropy"]
-    assert {"boundary_distance", "walls", "distance_bracket"}.isdisjoint(reasons)
+    assert {"boundary_distance", "boundaries", "distance_bracket"}.isdisjoint(reasons)
 
 
 def file_of_tokens(made, folder, source, router):
@@ -158,7 +160,7 @@ def test_all_logits_as_the_largest_ones_give_what_all_logits_give(made, values):
     columns = made.columns(TOKENS)
     full = made.measured(made.source("logits", columns, logits), router)
     found = made.measured(made.source("top_logits", columns, largest(logits, 12)), router)
-    metrics = ["tokens", "load", "margins", "boundary_distance", "distance_bracket", "coalitions"]
+    metrics = ["tokens", "load", "margins", "boundary_distance", "distance_bracket", "expert_sets"]
     for one, other in zip(found["layers"], full["layers"], strict=True):
         np.testing.assert_equal(only(one, metrics), only(other, metrics))
         np.testing.assert_equal(one["distance_exact_share"], 1.0)
@@ -344,7 +346,7 @@ def test_recorded_choices_are_compared_with_the_recomputed(made, values):
     np.testing.assert_array_equal(sum(counts), TOKENS)
     listed = measure_router(made.run(source, router)).facts["disagreements"]
     np.testing.assert_array_equal([token for token, _ in listed], wrong)
-    # twin rows tie exactly, and a tie of the wrong token would be called near
+    # duplicate rows tie exactly, and a tie of the wrong token would be called near
     margins = route(logits, router.rule).margin[wrong]
     np.testing.assert_allclose([margin for _, margin in listed], margins, rtol=1e-6)
     np.testing.assert_array_equal(counts[2], (margins > 1e-4).sum())

@@ -67,7 +67,7 @@ def test_choices_of_another_rule_are_refused_with_the_share(router, source):
 
 
 def test_choices_of_other_experts_on_a_tie_are_reproduced(router, source):
-    """Rows 2 and 7 are twins: another engine may take either."""
+    """Rows 2 and 7 are duplicate rows: another engine may take either."""
     chosen = source.chosen
     swapped = np.where(chosen == 2, 7, np.where(chosen == 7, 2, chosen)).astype(np.int32)
     source.chosen = swapped

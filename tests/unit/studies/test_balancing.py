@@ -128,20 +128,20 @@ def test_equal_rows_are_named_and_equal_scores_too():
     rows = router_of().weight.copy()
     rows[7] = rows[2]
     found = balanced(router_of(weight=rows), inputs_of(64))
-    assert found.twins == (((2, 7), "equal rows"),)
+    assert found.duplicates == (((2, 7), "equal rows"),)
     dull = router_of(np.zeros(EXPERTS))
     far = np.where(np.isin(np.arange(EXPERTS), (4, 5)), 60.0, 0.0)
     dull = dataclasses.replace(dull, logit_bias=far)
-    assert balanced(dull, inputs_of(64)).twins == (((4, 5), "equal scores"),)
+    assert balanced(dull, inputs_of(64)).duplicates == (((4, 5), "equal scores"),)
 
 
-def test_twins_of_different_groups_can_be_told_apart():
+def test_duplicates_of_different_groups_can_be_told_apart():
     rows = router_of().weight.copy()
     rows[7] = rows[2]
     rows[3] = rows[2]
     groups = GroupMask(4, 2, "top2_sum", -np.inf)
     found = balanced(router_of(np.zeros(EXPERTS), groups, weight=rows), inputs_of(64))
-    assert [experts for experts, _ in found.twins] == [(2, 3)]
+    assert [experts for experts, _ in found.duplicates] == [(2, 3)]
 
 
 def test_tokens_that_are_all_alike_cannot_be_balanced():
@@ -149,7 +149,7 @@ def test_tokens_that_are_all_alike_cannot_be_balanced():
     found = balanced(router_of(), inputs)
     assert found.meaning == "none"
     assert found.num_tied == 64 * LENGTH
-    assert len(found.twins[0][0]) == EXPERTS
+    assert len(found.duplicates[0][0]) == EXPERTS
 
 
 def test_one_or_two_documents_tell_nothing():

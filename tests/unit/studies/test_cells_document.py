@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from moegeom.cells.document import document
-from moegeom.cells.record import Answer, Cells, Enumerations, RouterCells
 from moegeom.document.model import View
 from moegeom.document.render import render
+from moegeom.studies.cells.document import document
+from moegeom.studies.cells.record import Answer, Cells, Enumerations, RouterCells
 
 
 def router(name: str, **changes) -> RouterCells:

@@ -13,40 +13,40 @@ from moegeom.document.render import render
 from moegeom.document.summary import Summary
 from moegeom.pipeline import refuse_disproved
 from moegeom.studies.boundary.document import document
-from moegeom.studies.boundary.record import Exposure, VariantExposure
+from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 from tests.unit.document.records import sample_run
 
 
 def row(number: int, share: float, **facts: Any) -> dict[str, Any]:
     known = {"router": f"text/{number}", "num_tokens": 1000, "weight_moved_mean": 0.5 * share}
-    known |= {"switched_share": share, "proved_share": 0.9, "num_disproved": 0}
-    known |= {"switched_share_least": share, "switched_share_most": share}
-    return known | {"predicted_switched_share": 0.77} | facts
+    known |= {"flipped_share": share, "proved_share": 0.9, "num_disproved": 0}
+    known |= {"flipped_share_least": share, "flipped_share_most": share}
+    return known | {"predicted_flipped_share": 0.77} | facts
 
 
-def variant(name: str, share: float, **facts: Any) -> VariantExposure:
+def variant(name: str, share: float, **facts: Any) -> VariantFlips:
     rows = [row(number, share, **facts) for number in range(3)]
     engine = {"engine": "none", "version": ""}
     pairs = [{"router": "text/1", "first": 3, "second": 5, "share": 0.5}]
-    return VariantExposure(name, engine, rows, [], pairs, {})
+    return VariantFlips(name, engine, rows, [], pairs, {})
 
 
-def shown(found: Exposure, form: str, **view: Any) -> str:
+def shown(found: BoundaryReport, form: str, **view: Any) -> str:
     return render(document(found, View(**view)), form, View(**view))
 
 
-def exposure(*variants: VariantExposure) -> Exposure:
+def exposure(*variants: VariantFlips) -> BoundaryReport:
     layers = [{"router": f"text/{number}"} for number in range(3)]
-    return Exposure(Summary(sample_run(), layers, [], [], []), variants)
+    return BoundaryReport(Summary(sample_run(), layers, [], [], []), variants)
 
 
 @pytest.mark.parametrize("form", ["table", "md", "json", "html"])
-def test_tokens_that_switched_against_a_proof_end_a_scan_and_not_a_report(form):
-    with pytest.raises(InternalError, match="3 tokens switched that were proved to stay"):
+def test_tokens_that_flipped_against_a_proof_end_a_scan_and_not_a_report(form):
+    with pytest.raises(InternalError, match="3 tokens flipped that were proved to stay"):
         refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 3}])
     refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 0}, {}])
     text = shown(exposure(variant("bf16", 0.1, num_disproved=3)), form, width=200)
-    assert "bf16: 9 tokens switched that were proved to stay: a mistake of moegeom" in text
+    assert "bf16: 9 tokens flipped that were proved to stay: a mistake of moegeom" in text
 
 
 def test_a_screen_has_details_of_the_worst_variant_and_a_page_of_all():
@@ -74,5 +74,5 @@ def test_a_narrow_screen_says_in_a_sentence_what_a_wide_one_has_in_a_row():
     narrow, wide = (shown(found, "table", width=width) for width in (60, 100))
     assert "how exposed?" in wide
     assert "how exposed?" not in narrow
-    assert re.search(r"^    bf16 +10.0 % of the choices switch", narrow, re.MULTILINE)
+    assert re.search(r"^    bf16 +10.0 % of the choices flip", narrow, re.MULTILINE)
     assert max(map(len, narrow.splitlines())) <= 60

@@ -277,7 +277,7 @@ def test_overlap_is_that_of_the_recorded_choices(run):
     assert_allclose(overlap.values[1], shared(chosen[1], chosen[2]), atol=2e-3)
     assert overlap.values[2] is None
     changed = np.mean([set(a) != set(b) for a, b in zip(chosen[0], chosen[1], strict=True)])
-    assert_allclose(column(series, "coalition_churn").values[1], changed, atol=2e-3)
+    assert_allclose(column(series, "expert_set_churn").values[1], changed, atol=2e-3)
     assert column(series, "overlap_by_chance").values == (0.25,) * 3
 
 

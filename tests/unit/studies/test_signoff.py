@@ -491,16 +491,16 @@ def test_shares_are_those_of_sets_that_differ(sign, record):
     a = record("rec_a", "a", softmax())
     b = record("rec_b", "b", softmax(), noise=0.02, seed=9)
     found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"))
-    switched = np.array([[set(x) != set(y) for x, y in zip(a[r], b[r], strict=True)] for r in a])
+    flipped = np.array([[set(x) != set(y) for x, y in zip(a[r], b[r], strict=True)] for r in a])
     between = found.lines[3].evidence["between"]
-    assert 0.0 < switched.mean() < 0.5
-    np.testing.assert_allclose(between["share"], switched.mean())
-    np.testing.assert_allclose(between["tokens_share"], switched.any(axis=0).mean())
-    np.testing.assert_allclose(list(between["by_router"].values()), switched.mean(axis=1))
-    by_document = switched.mean(axis=0).reshape(-1, DOCUMENT).mean(axis=1)
+    assert 0.0 < flipped.mean() < 0.5
+    np.testing.assert_allclose(between["share"], flipped.mean())
+    np.testing.assert_allclose(between["tokens_share"], flipped.any(axis=0).mean())
+    np.testing.assert_allclose(list(between["by_router"].values()), flipped.mean(axis=1))
+    by_document = flipped.mean(axis=0).reshape(-1, DOCUMENT).mean(axis=1)
     np.testing.assert_allclose(between["error"], sem(by_document))
     assert (found.exit_code, found.lines[3].state) == (4, "not judged")
-    assert "Measured, not judged: no limit was given (--max-switched" in said(found, 3)
+    assert "Measured, not judged: no limit was given (--max-flipped" in said(found, 3)
     assert "--null REC_A2" in said(found, 3)
     assert "rests on the order of --tokens" in " ".join(found.notes)
 
@@ -510,8 +510,8 @@ def test_a_limit_below_the_share_fails_and_one_at_it_passes(sign, record):
     record("rec_b", "b", softmax(), noise=0.02, seed=9)
     tokens = ("rec_a", "rec_b")
     share = sign(softmax(), softmax(), tokens=tokens).lines[3].evidence["between"]["share"]
-    at = sign(softmax(), softmax(), tokens=tokens, max_switched=share)
-    below = sign(softmax(), softmax(), tokens=tokens, max_switched=0.99 * share)
+    at = sign(softmax(), softmax(), tokens=tokens, max_flipped=share)
+    below = sign(softmax(), softmax(), tokens=tokens, max_flipped=0.99 * share)
     assert (at.exit_code, below.exit_code) == (0, 1)
     assert "Within the limit" in said(at, 3)
     assert "More than the limit" in said(below, 3)
@@ -597,7 +597,7 @@ def test_a_recording_of_the_other_side_is_refused_unless_that_is_allowed(sign, r
 def test_a_router_that_was_not_recorded_leaves_the_line_inconclusive(sign, record):
     record("rec_a", "a", softmax())
     record("rec_b", "b", softmax(), noise=0.01, seed=4, routers=("text/0",))
-    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), max_switched=0.9)
+    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), max_flipped=0.9)
     assert (found.lines[3].state, found.exit_code) == ("inconclusive", 4)
     assert "layer 1 not recorded on both sides" in said(found, 3)
 
@@ -654,11 +654,11 @@ def test_engines_that_differ_are_told(sign, record):
         ({"tokens": ("rec_a", "./rec_a")}, "named twice"),
         ({"tokens": ("rec_a", "rec_b"), "null": "rec_a"}, "named twice"),
         ({"null": "rec_a"}, "--null is about recordings"),
-        ({"max_switched": 0.1}, "--max-switched is about recordings"),
+        ({"max_flipped": 0.1}, "--max-flipped is about recordings"),
         ({"stale_inputs": True}, "--stale-inputs is about recordings"),
-        ({"tokens": ("rec_a", "rec_b"), "max_switched": 2.0}, "a share from 0 to less than 1"),
+        ({"tokens": ("rec_a", "rec_b"), "max_flipped": 2.0}, "a share from 0 to less than 1"),
         (
-            {"tokens": ("rec_a", "rec_b"), "max_switched": float("nan")},
+            {"tokens": ("rec_a", "rec_b"), "max_flipped": float("nan")},
             "a share from 0 to less than 1",
         ),
         ({"layers": "x"}, "neither a layer"),
@@ -719,7 +719,7 @@ def test_half_of_the_tokens_routed_otherwise_are_not_signed_off_without_a_limit(
     assert found.lines[3].evidence["between"]["tokens_share"] > 0.4
     assert (found.exit_code, states(found)[3]) == (4, "not judged")
     text = render(document(found, View()), "table", View())
-    assert "not signed off: give --max-switched (or --null)" in text
+    assert "not signed off: give --max-flipped (or --null)" in text
     assert "passed        routing on text" not in text
 
 
@@ -744,7 +744,7 @@ def test_a_run_that_repeats_itself_gives_no_limit(sign, record):
 
 def test_a_limit_that_nothing_can_exceed_is_refused(sign):
     with pytest.raises(UsageError, match="less than 1"):
-        sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), max_switched=1.0)
+        sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), max_flipped=1.0)
 
 
 @pytest.mark.parametrize("state", ["failed", "inconclusive", "not judged"])

@@ -31,8 +31,8 @@ def test_the_prior_depends_on_seed_and_router_and_on_nothing_else():
     alone = prior(300, routers=(("text/1", None, 16),)).read_values("text/1", 0, 300)
     np.testing.assert_array_equal(first, alone)
     assert not np.array_equal(first, prior(seed=8).read_values("text/1", 0, 300))
-    twin = prior(300, routers=(("text/2", None, 16),)).read_values("text/2", 0, 300)
-    assert not np.array_equal(first, twin)
+    duplicate = prior(300, routers=(("text/2", None, 16),)).read_values("text/2", 0, 300)
+    assert not np.array_equal(first, duplicate)
 
 
 def test_no_block_of_the_prior_repeats_another():

@@ -28,6 +28,7 @@ from numba import njit
 
 from moegeom.geometry.boundary.linear import NEVER
 from moegeom.kernels.cpu._inner import UNCOUNTED
+from moegeom.kernels.cpu.curved.boundaries import FAR, NOBODY, fill, nearest_boundary, pair_boundary
 from moegeom.kernels.cpu.curved.bounds import (
     RESOLUTION,
     SHORTEST,
@@ -43,7 +44,6 @@ from moegeom.kernels.cpu.curved.bounds import (
     steepest_descent,
 )
 from moegeom.kernels.cpu.curved.curve import curve_inverse
-from moegeom.kernels.cpu.curved.walls import FAR, NOBODY, fill, nearest_wall, pair_wall
 
 #: Bounds that are this near to each other are not brought nearer.
 _CLOSE = 1.05
@@ -84,15 +84,15 @@ def _add(work, lower, guess, out, entering):
 
 
 @njit(**UNCOUNTED)
-def _add_constraint(walls, work, number, gap, always, out, entering, radius):
-    slope = steepest_descent(walls, work, number, False)
-    lower = reach_of(walls, work, number, gap, slope, radius)
+def _add_constraint(boundaries, work, number, gap, always, out, entering, radius):
+    slope = steepest_descent(boundaries, work, number, False)
+    lower = reach_of(boundaries, work, number, gap, slope, radius)
     _add(work, max(lower, always), gap / slope if slope > 0.0 else math.inf, out, entering)
 
 
 @njit(**UNCOUNTED)
-def _add_wall(walls, work, i, j, found, out, entering):
-    """The way to the nearest point of a wall, from the logits of the pair there."""
+def _add_boundary(boundaries, work, i, j, found, out, entering):
+    """The way to the nearest point of a boundary, from the logits of the pair there."""
     lower, upper, at_i, at_j = found
     coefficients = work.coefficients
     fill(coefficients, 0.0)
@@ -101,12 +101,12 @@ def _add_wall(walls, work, i, j, found, out, entering):
     if 0.0 < upper < math.inf:
         du = at_i - work.z[i]
         dv = at_j - work.z[j]
-        length = walls.length[i]
-        across = walls.across[i, j]
+        length = boundaries.length[i]
+        across = boundaries.across[i, j]
         if length == 0.0:
-            coefficients[1] = dv / walls.gram[j, j] / upper
+            coefficients[1] = dv / boundaries.gram[j, j] / upper
         else:
-            along = walls.gram[i, j] / length
+            along = boundaries.gram[i, j] / length
             x = du / length
             of_j = (dv - along * x) / (across * across) if across > 0.0 else 0.0
             coefficients[0] = (x - along * of_j) / length / upper
@@ -115,13 +115,13 @@ def _add_wall(walls, work, i, j, found, out, entering):
 
 
 @njit(**UNCOUNTED)
-def _add_swap(walls, work, i, j, radius):
+def _add_swap(boundaries, work, i, j, radius):
     work.experts[0] = i
     work.experts[1] = j
     work.signs[0] = 1.0
     work.signs[1] = -1.0
     gap = max(work.q[i] - work.q[j], 0.0)
-    _add_constraint(walls, work, _TWO, gap, 0.0, i, j, radius)
+    _add_constraint(boundaries, work, _TWO, gap, 0.0, i, j, radius)
 
 
 @njit(**UNCOUNTED)
@@ -135,25 +135,25 @@ def _first(work, marks, mark):
 
 
 @njit(**UNCOUNTED)
-def _add_swaps(walls, work, members, radius):
+def _add_swaps(boundaries, work, members, radius):
     """Swaps between the kept groups; for scores of one logit the nearest, which is exact."""
-    if not walls.is_softmax:
-        lower, upper, out, entering, at_out, at_in = nearest_wall(walls, work, members)
+    if not boundaries.is_softmax:
+        lower, upper, out, entering, at_out, at_in = nearest_boundary(boundaries, work, members)
         if lower < math.inf:
             found = (lower, upper, at_out, at_in)
-            _add_wall(walls, work, out, entering, found, out, entering)
+            _add_boundary(boundaries, work, out, entering, found, out, entering)
         return
-    bound_scores(walls, work, radius)
+    bound_scores(boundaries, work, radius)
     for rank in range(members.shape[0] - 1, NOBODY, NOBODY):
         i = members[rank]
         for j in range(work.q.shape[0]):
             if not work.is_open[j] or work.low[i] > work.high[j]:
                 continue
-            if walls.bias[i] != walls.bias[j]:
-                _add_swap(walls, work, i, j, radius)
+            if boundaries.bias[i] != boundaries.bias[j]:
+                _add_swap(boundaries, work, i, j, radius)
                 continue
             # probabilities order as logits do
-            inverse = walls.inverse[i, j]
+            inverse = boundaries.inverse[i, j]
             distance = max(work.z[i] - work.z[j], 0.0) * inverse
             if distance < NEVER:
                 work.experts[0] = i
@@ -165,17 +165,17 @@ def _add_swaps(walls, work, members, radius):
 
 
 @njit(**UNCOUNTED)
-def _add_fill(walls, work, expert, sign, radius):
-    gap = max(sign * (work.q[expert] - walls.fill), 0.0)
+def _add_fill(boundaries, work, expert, sign, radius):
+    gap = max(sign * (work.q[expert] - boundaries.fill), 0.0)
     work.experts[0] = expert
     work.signs[0] = sign
-    if walls.is_softmax:
-        _add_constraint(walls, work, _ONE, gap, 0.0, NOBODY, NOBODY, radius)
+    if boundaries.is_softmax:
+        _add_constraint(boundaries, work, _ONE, gap, 0.0, NOBODY, NOBODY, radius)
         return
-    score = walls.fill - walls.bias[expert]
-    there, _ = curve_inverse(walls.curve, score, walls.curve.own_high - score)
+    score = boundaries.fill - boundaries.bias[expert]
+    there, _ = curve_inverse(boundaries.curve, score, boundaries.curve.own_high - score)
     way = sign * (work.z[expert] - there)
-    length = walls.length[expert]
+    length = boundaries.length[expert]
     if gap == 0.0 or (way < math.inf and length > 0.0):
         distance = 0.0 if gap == 0.0 else max(way, 0.0) / length
         fill(work.coefficients, 0.0)
@@ -184,13 +184,13 @@ def _add_fill(walls, work, expert, sign, radius):
 
 
 @njit(**UNCOUNTED)
-def _add_fills(walls, work, members, radius):
+def _add_fills(boundaries, work, members, radius):
     """Scores that pass the value which masked experts have.
 
     A chosen expert leaves when it falls to the fill and some masked expert is out; one that is out
     enters when it rises to the fill and some masked expert is chosen.
     """
-    if not math.isfinite(walls.fill):
+    if not math.isfinite(boundaries.fill):
         return
     masked_out = False
     masked_in = False
@@ -200,11 +200,11 @@ def _add_fills(walls, work, members, radius):
             masked_out |= not work.inside[expert]
     if masked_out:
         for rank in range(members.shape[0]):
-            _add_fill(walls, work, members[rank], 1.0, radius)
+            _add_fill(boundaries, work, members[rank], 1.0, radius)
     if masked_in:
         for expert in range(work.q.shape[0]):
             if work.is_open[expert]:
-                _add_fill(walls, work, expert, -1.0, radius)
+                _add_fill(boundaries, work, expert, -1.0, radius)
 
 
 @njit(**UNCOUNTED)
@@ -222,9 +222,9 @@ def _tops_of(q, start, stop):
 
 
 @njit(**UNCOUNTED)
-def _oppose(walls, work, ours, theirs):
+def _oppose(boundaries, work, ours, theirs):
     """The constraint of the best of one group and as many of another; their number."""
-    takes = walls.takes
+    takes = boundaries.takes
     for n in range(takes):
         work.experts[n] = ours[n]
         work.experts[takes + n] = theirs[n]
@@ -234,63 +234,65 @@ def _oppose(walls, work, ours, theirs):
 
 
 @njit(**UNCOUNTED)
-def _add_rival(walls, work, tops, rivals, always, radius):
-    if walls.takes == 1 and not walls.is_softmax:
+def _add_rival(boundaries, work, tops, rivals, always, radius):
+    if boundaries.takes == 1 and not boundaries.is_softmax:
         i, j = tops[0], rivals[0]
-        _add_wall(walls, work, i, j, pair_wall(walls, work, i, j, radius), NOBODY, NOBODY)
+        _add_boundary(
+            boundaries, work, i, j, pair_boundary(boundaries, work, i, j, radius), NOBODY, NOBODY
+        )
         return
-    number = _oppose(walls, work, tops, rivals)
+    number = _oppose(boundaries, work, tops, rivals)
     ours = 0.0
     theirs = 0.0
-    for n in range(walls.takes):
+    for n in range(boundaries.takes):
         ours += work.q[tops[n]]
         theirs += work.q[rivals[n]]
     gap = max(ours - theirs, 0.0)
-    _add_constraint(walls, work, number, gap, always, NOBODY, NOBODY, radius)
+    _add_constraint(boundaries, work, number, gap, always, NOBODY, NOBODY, radius)
 
 
 @njit(**UNCOUNTED)
-def _add_groups(walls, work, radius):
+def _add_groups(boundaries, work, radius):
     """Dropped groups that may overtake kept ones.
 
     A dropped group h overtakes a kept group g only where one of its sets of experts overtakes the
     set that is now the best of g, because the score of g is at least that sum.
     """
     q, low, high = work.q, work.low, work.high
-    size = q.shape[0] // walls.num_groups
-    takes = walls.takes
-    bound_scores(walls, work, radius)
-    for g in range(walls.num_groups):
+    size = q.shape[0] // boundaries.num_groups
+    takes = boundaries.takes
+    bound_scores(boundaries, work, radius)
+    for g in range(boundaries.num_groups):
         if not work.kept[g]:
             continue
         tops = _tops_of(q, g * size, (g + 1) * size)
         least_of_g = best_sum(low, g * size, (g + 1) * size, takes)
         own = low[tops[0]] + low[tops[1]] if takes == 2 else low[tops[0]]
         best_of_g = best_sum(q, g * size, (g + 1) * size, takes)
-        for h in range(walls.num_groups):
+        for h in range(boundaries.num_groups):
             if work.kept[h]:
                 continue
             start, stop = h * size, (h + 1) * size
             if least_of_g > best_sum(high, start, stop, takes):
                 continue
-            slope = walls.slopes[g, h]
+            slope = boundaries.slopes[g, h]
             highest = best_sum(high, start, stop, 1)
             gap = max(best_of_g - best_sum(q, start, stop, takes), 0.0)
             always = gap / slope if slope > 0.0 else math.inf
             for one in range(start, stop):
                 if takes == 1:
                     if high[one] >= own:
-                        _add_rival(walls, work, tops, (one, one), always, radius)
+                        _add_rival(boundaries, work, tops, (one, one), always, radius)
                     continue
                 if high[one] + highest < own:
                     continue
                 for two in range(one + 1, stop):
                     if high[one] + high[two] >= own:
-                        _add_rival(walls, work, tops, (one, two), always, radius)
+                        _add_rival(boundaries, work, tops, (one, two), always, radius)
 
 
 @njit(**UNCOUNTED)
-def _search(walls, work, limit):
+def _search(boundaries, work, limit):
     """A verified change through the barrier that seems nearest, or ``limit``."""
     guess = work.bounds[2]
     is_nowhere = True
@@ -298,15 +300,15 @@ def _search(walls, work, limit):
         is_nowhere &= work.way[n] == 0.0
     if guess == 0.0 and is_nowhere:
         return 0.0
-    point(walls, work, work.nearest, work.way, 4)
-    return min(limit, first_change(walls, work, work.low_of_nearest[0], guess, limit))
+    point(boundaries, work, work.nearest, work.way, 4)
+    return min(limit, first_change(boundaries, work, work.low_of_nearest[0], guess, limit))
 
 
 @njit(**UNCOUNTED)
-def _sort_out(walls, chosen, work):
+def _sort_out(boundaries, chosen, work):
     """Who is chosen, allowed and open; the chosen experts of kept groups, and their number."""
-    size = work.q.shape[0] // walls.num_groups
-    keep_groups(walls, work.q, work.kept)
+    size = work.q.shape[0] // boundaries.num_groups
+    keep_groups(boundaries, work.q, work.kept)
     for expert in range(work.q.shape[0]):
         work.allowed[expert] = work.kept[expert // size]
         work.is_open[expert] = work.allowed[expert] and not work.inside[expert]
@@ -319,18 +321,18 @@ def _sort_out(walls, chosen, work):
 
 
 @njit(**UNCOUNTED)
-def _along(walls, work, number, low, length, far):
+def _along(boundaries, work, number, low, length, far):
     """Shortest step down the constraint that changes the set; ``far`` if none does."""
     for of_logits in (False, True):
-        steepest_descent(walls, work, number, of_logits)
-        point(walls, work, work.experts, work.coefficients, number)
+        steepest_descent(boundaries, work, number, of_logits)
+        point(boundaries, work, work.experts, work.coefficients, number)
         trial = length if far == math.inf else far * (1.0 - RESOLUTION)
-        far = min(far, shorter_change(walls, work, low, trial))
+        far = min(far, shorter_change(boundaries, work, low, trial))
     return far
 
 
 @njit(**UNCOUNTED)
-def _on_rays(walls, work, chosen, low, far):
+def _on_rays(boundaries, work, chosen, low, far):
     """What changes on rays, at lengths that grow until something does.
 
     The last chosen expert against each that is out, each chosen one against the first that is out,
@@ -338,14 +340,14 @@ def _on_rays(walls, work, chosen, low, far):
     difference of the scores, and of the logits.
     """
     q = work.q
-    size = q.shape[0] // walls.num_groups
+    size = q.shape[0] // boundaries.num_groups
     last, first = chosen[chosen.shape[0] - 1], _first(work, work.inside, False)
     if first < 0:
         return far
     length = max(low, SHORTEST)
     for _ in range(_MAX_LEAPS):
         # those that are out, then those that are chosen, then pairs of groups
-        for ray in range(q.shape[0] + chosen.shape[0] + walls.num_groups**2):
+        for ray in range(q.shape[0] + chosen.shape[0] + boundaries.num_groups**2):
             number = 2
             work.signs[0] = 1.0
             work.signs[1] = -1.0
@@ -359,12 +361,12 @@ def _on_rays(walls, work, chosen, low, far):
                 work.experts[1] = first
             else:
                 pair = ray - q.shape[0] - chosen.shape[0]
-                g, h = pair // walls.num_groups, pair % walls.num_groups
+                g, h = pair // boundaries.num_groups, pair % boundaries.num_groups
                 if not work.kept[g] or work.kept[h]:
                     continue
                 ours = _tops_of(q, g * size, (g + 1) * size)
-                number = _oppose(walls, work, ours, _tops_of(q, h * size, (h + 1) * size))
-            far = _along(walls, work, number, low, length, far)
+                number = _oppose(boundaries, work, ours, _tops_of(q, h * size, (h + 1) * size))
+            far = _along(boundaries, work, number, low, length, far)
         if far < math.inf or length > FAR:
             return far
         length *= _LEAP
@@ -372,41 +374,41 @@ def _on_rays(walls, work, chosen, low, far):
 
 
 @njit(**UNCOUNTED)
-def bracket(walls, work, logits, chosen):
+def bracket(boundaries, work, logits, chosen):
     """Lower and upper bound of one token; ``work.pair`` is the pair if it is known, else -1.
 
     The pair is known where everything else is farther than the upper bound. 0 and 0 where the set
     is not what the rule makes of these logits: a tie up to rounding.
     """
-    load_scores(walls, logits, work)
+    load_scores(boundaries, logits, work)
     fill(work.inside, False)
     fill(work.direction, 0.0)
     for rank in range(chosen.shape[0]):
         work.inside[chosen[rank]] = True
     _clear(work)
-    if is_changed(walls, work, 0.0):
+    if is_changed(boundaries, work, 0.0):
         return 0.0, 0.0
-    members = work.members[: _sort_out(walls, chosen, work)]
+    members = work.members[: _sort_out(boundaries, chosen, work)]
     far = math.inf
     for stage in range(3):
         if stage == _FIRST_SWAP:
             first = _first(work, work.is_open, True)
-            if walls.is_softmax and first >= 0 and members.shape[0] > 0:
-                _add_swap(walls, work, members[-1], first, FAR)
+            if boundaries.is_softmax and first >= 0 and members.shape[0] > 0:
+                _add_swap(boundaries, work, members[-1], first, FAR)
         elif stage == _SWAPS:
             _clear(work)
             radius = min(far, FAR)
-            _add_swaps(walls, work, members, radius)
-            _add_fills(walls, work, members, radius)
-        elif walls.num_kept < walls.num_groups:
+            _add_swaps(boundaries, work, members, radius)
+            _add_fills(boundaries, work, members, radius)
+        elif boundaries.num_kept < boundaries.num_groups:
             # bounds stay, the nearest is looked for again
             work.bounds[2] = math.inf
-            _add_groups(walls, work, min(FAR, far, work.bounds[0]))
+            _add_groups(boundaries, work, min(FAR, far, work.bounds[0]))
         if work.bounds[2] < far:
-            far = _search(walls, work, far)
+            far = _search(boundaries, work, far)
     low = min(far, work.bounds[0])
     if far > _CLOSE * low:
-        far = _on_rays(walls, work, chosen, low, far)
+        far = _on_rays(boundaries, work, chosen, low, far)
     if not (work.bounds[0] < far < math.inf and work.bounds[1] >= far):
         fill(work.pair, -1)
     return min(far, work.bounds[0]), far

@@ -1,21 +1,21 @@
-// The distance to the boundary, and the nearest wall, of given logits and chosen experts.
+// The distance to the boundary, and the nearest boundary, of given logits and chosen experts.
 //
 // Set by the caller: LOGIT_TYPE, float or double.
 
-__device__ Wall wall_of(const float* row, const u16* ranked, double margin, Rows rows, Place place) {
+__device__ Boundary boundary_of(const float* row, const u16* ranked, double margin, Rows rows, Place place) {
     const u32 open = slots_of_lane(place) & ~chosen_slots(ranked, place);
     float value[PER], following = -FLOAT_INF;
     load_row(row, value, place);
 #pragma unroll
     for (int slot = 0; slot < PER; slot++)
         if (open >> slot & 1u) following = fmaxf(following, value[slot]);
-    return nearest_wall(row, value, ranked, open, largest_of(following), margin, rows, place);
+    return nearest_boundary(row, value, ranked, open, largest_of(following), margin, rows, place);
 }
 
 // float32 would round these logits before their differences are taken
-__device__ Wall wall_of(const double* row, const u16* ranked, double margin, Rows rows, Place place) {
+__device__ Boundary boundary_of(const double* row, const u16* ranked, double margin, Rows rows, Place place) {
     const u32 open = slots_of_lane(place) & ~chosen_slots(ranked, place);
-    return nearest_wall_in_float64(row, ranked, open, rows, place);
+    return nearest_boundary_in_float64(row, ranked, open, rows, place);
 }
 
 extern "C" __global__ void boundary_distance(i64 tokens, const LOGIT_TYPE* logits, const int* chosen,
@@ -32,10 +32,10 @@ extern "C" __global__ void boundary_distance(i64 tokens, const LOGIT_TYPE* logit
         own[rank] = (u16)chosen[at * TOP_K + rank];
     __syncwarp();
     const Rows rows = {inverse, rounded, smallest, fits_float32 != 0};
-    const Wall wall = wall_of(logits + at * EXPERTS, own, margin[at], rows, place);
+    const Boundary boundary = boundary_of(logits + at * EXPERTS, own, margin[at], rows, place);
     if (token >= tokens || place.member) return;
-    distance[token] = wall.distance;
+    distance[token] = boundary.distance;
     if (pair == 0) return;
-    pair[2 * token] = wall.rank < 0 ? -1 : own[wall.rank];
-    pair[2 * token + 1] = wall.rank < 0 ? -1 : wall.into;
+    pair[2 * token] = boundary.rank < 0 ? -1 : own[boundary.rank];
+    pair[2 * token + 1] = boundary.rank < 0 ? -1 : boundary.into;
 }

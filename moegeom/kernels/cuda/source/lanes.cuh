@@ -1,6 +1,6 @@
 // A token is worked on by LANES neighbouring lanes of a warp, a power of two. Each of them holds PER
 // neighbouring experts, so that a row of logits is read in one piece. Numbers of experts that do
-// not fill the lanes are padded; a padded expert is never chosen and never a wall.
+// not fill the lanes are padded; a padded expert is never chosen and never a boundary.
 //
 // Set by the caller: EXPERTS, TOP_K, LANES, PER, WARPS (in a block).
 

@@ -1,4 +1,4 @@
-// From logits to counts in one pass: selection, margins, distance and wall, histograms, counts.
+// From logits to counts in one pass: selection, margins, distance and boundary, histograms, counts.
 //
 // Set by the caller, beside the headers' own: TERMS (1, or 3 products that add up to the logits),
 // HAS_BIAS, CURVED and GROUPED (0 or 1), SCORE, NUM_KEPT, TOP2_SUM, FILL, BLOCK_TOKENS, RUN_TOKENS,
@@ -39,7 +39,7 @@ struct Token {
     Score first;    // score of the best expert
     Score last;     // and of the last chosen one
     float largest;  // logit
-    short out;      // wall: the expert that leaves, -1 without a wall
+    short out;      // boundary: the expert that leaves, -1 without a boundary
     short into;
     bool is_finite;
 };
@@ -74,16 +74,16 @@ __device__ double float_bound(double norm, const double* number, const Token& to
 #endif
 }
 
-// A distance in units of ``unit``; an input without length is as far from a wall as it likes.
+// A distance in units of ``unit``; an input without length is as far from a boundary as it likes.
 __device__ double in_units(double distance, double unit) {
     if (unit > 0.0) return distance / unit;
     return distance == 0.0 ? 0.0 : INF;
 }
 
-// First stage, LANES lanes a token: scores, chosen experts, margins and the nearest wall.
+// First stage, LANES lanes a token: scores, chosen experts, margins and the nearest boundary.
 __device__ void route_token(const float* logits, const float* logit_bias,
                             const double* selection_bias, Rows distances, bool is_there,
-                            bool wants_wall, Score* row, u16* ranked, float* out_logits,
+                            bool wants_boundary, Score* row, u16* ranked, float* out_logits,
                             Token& found, Place place) {
     float logit[PER];
     bool is_finite = is_there;
@@ -119,10 +119,10 @@ __device__ void route_token(const float* logits, const float* logit_bias,
     u32 chosen;
     select_experts(row, score, place, winner, ranked, chosen);
     const double margin = margin_of(row, winner);
-    Wall wall = {INF, -1, -1};
+    Boundary boundary = {INF, -1, -1};
 #if !CURVED
-    if (wants_wall && WINNERS > TOP_K)
-        wall = nearest_wall(row, logit, ranked, slots_of_lane(place) & ~chosen,
+    if (wants_boundary && WINNERS > TOP_K)
+        boundary = nearest_boundary(row, logit, ranked, slots_of_lane(place) & ~chosen,
                             row[winner[WINNERS - 1]], margin, distances, place);
 #endif
     float largest = FLOAT_LOWEST;
@@ -133,12 +133,12 @@ __device__ void route_token(const float* logits, const float* logit_bias,
     if (place.member == 0) {
         found.margin = margin;
         found.group_margin = group_margin;
-        found.distance = wall.distance;
+        found.distance = boundary.distance;
         found.first = row[winner[0]];
         found.last = row[winner[TOP_K - 1]];
         found.largest = largest;
-        found.out = wall.rank < 0 ? -1 : ranked[wall.rank];
-        found.into = wall.rank < 0 ? -1 : wall.into;
+        found.out = boundary.rank < 0 ? -1 : ranked[boundary.rank];
+        found.into = boundary.rank < 0 ? -1 : boundary.into;
         found.is_finite = is_finite;
     }
 }
@@ -159,7 +159,7 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
       u8* is_lost, float* out_logits, int* chosen, double* margins, double* group_margins,
       double* distances, int* pairs,
       u64* token_counts, u64* expert_counts, u64* expert_pairs, u64* margin_bins,
-      u64* tightness_bins, u64* distance_bins, u64* relative_bins, u64* sigma_bins,
+      u64* effective_margin_bins, u64* distance_bins, u64* relative_bins, u64* sigma_bins,
       u64* ambiguous) {
     __shared__ Score rows[WARPS][TOKENS_IN_WARP][EXPERTS];
     __shared__ u16 ranked[WARPS][32][WINNERS];
@@ -172,14 +172,14 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
     const int block_label = label_of(label, first, start, number);
     const Rows between = {inverse, rounded, smallest, number[FITS_FLOAT32] != 0.0};
     const Tally by_margin = {shared, margin_bins, NUM_BINS};
-    const Tally by_tightness = {shared + NUM_BINS, tightness_bins, NUM_BINS};
+    const Tally by_effective_margin = {shared + NUM_BINS, effective_margin_bins, NUM_BINS};
     const Tally by_distance = {shared + 2 * NUM_BINS, distance_bins, NUM_BINS};
     const Tally by_relative = {shared + 3 * NUM_BINS, relative_bins, NUM_BINS};
     const Tally by_sigmas = {shared + 4 * NUM_BINS, sigma_bins, NUM_BINS};
     const Tally by_expert = {shared + 5 * NUM_BINS, expert_counts, EXPERTS};
     const Tally by_token = {shared + 5 * NUM_BINS + EXPERTS, token_counts, 2};
     const Tally by_bound = {shared + 5 * NUM_BINS + EXPERTS + 2, ambiguous, 2};
-    const Tally all[8] = {by_margin, by_tightness, by_distance, by_relative,
+    const Tally all[8] = {by_margin, by_effective_margin, by_distance, by_relative,
                           by_sigmas, by_expert,    by_token,    by_bound};
 #pragma unroll
     for (int at = 0; at < 8; at++)
@@ -221,12 +221,12 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
             const double typical = number[TYPICAL_NORM], factor = number[OUTLIER_FACTOR];
             if (norm && typical > 0.0 && (length > factor * typical || length * factor < typical))
                 counted = (int)number[OUTLIERS] * NUM_BLOCKS + counted % NUM_BLOCKS;
-            const double tightness =
+            const double effective_margin =
                 GROUPED ? fmin(own.margin, own.group_margin / 2.0) : own.margin;
             count(by_token, 0, counted, block_label);
-            if (tightness == 0.0) count(by_token, 1, counted, block_label);
+            if (effective_margin == 0.0) count(by_token, 1, counted, block_label);
             count(by_margin, bin_of(own.margin), counted, block_label);
-            count(by_tightness, bin_of(tightness), counted, block_label);
+            count(by_effective_margin, bin_of(effective_margin), counted, block_label);
             count(by_distance, bin_of(own.distance), counted, block_label);
             if (relative_bins) {
                 double relative = in_units(own.distance, length);
@@ -238,7 +238,7 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
             }
             if (ambiguous) {
                 count(by_bound, 0, counted, block_label);
-                if (tightness <= float_bound(length, number, own))
+                if (effective_margin <= float_bound(length, number, own))
                     count(by_bound, 1, counted, block_label);
             }
         }

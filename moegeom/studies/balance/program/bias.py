@@ -144,7 +144,7 @@ def _largest(
     return _ROUNDING * float(np.abs(q).max() + np.abs(bias).max())
 
 
-def twin_experts(scores: Float[np.ndarray, "tokens experts"]) -> list[tuple[int, ...]]:
+def duplicate_experts(scores: Float[np.ndarray, "tokens experts"]) -> list[tuple[int, ...]]:
     """Groups of experts whose scores differ by the same number for every token.
 
     No bias tells them apart: whichever is ahead is ahead for all tokens. Equal within four

@@ -23,7 +23,7 @@ PANELS = (
     "max_vio_global",
     "routing_entropy_normalised",
     "overlap_with_last",
-    "coalition_churn",
+    "expert_set_churn",
     "row_drift_median",
     "margin_p50",
 )

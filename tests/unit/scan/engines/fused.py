@@ -100,13 +100,13 @@ def fused(case: Case, kept: tuple[str, ...] = COUNTERS) -> dict[str, np.ndarray]
     """Everything that the kernel gives, by name: outputs of each token, and counters ``kept``."""
     rule, tokens, device = case.rule, len(case.logits), EmulatedDevice()
     put = lambda array: None if array is None else device.put(np.ascontiguousarray(array))
-    walls = None if case.rows is None else device_rows(case.rows)
+    boundaries = None if case.rows is None else device_rows(case.rows)
     tables = RouteTables(
         logit_bias=put(case.logit_bias),
         selection_bias=put(case.own_bias),
-        inverse=put(None if walls is None else walls.inverse),
-        rounded=put(None if walls is None else walls.rounded),
-        smallest=put(None if walls is None else walls.smallest),
+        inverse=put(None if boundaries is None else boundaries.inverse),
+        rounded=put(None if boundaries is None else boundaries.rounded),
+        smallest=put(None if boundaries is None else boundaries.smallest),
         number=put(numbers(case).array()),
     )
     columns = {"experts": rule.num_experts, "top_k": rule.top_k, "two": 2}
@@ -184,7 +184,7 @@ def _counted(
         far = (norm > 4.0 * case.typical_norm) | (norm * 4.0 < case.typical_norm)
         population = np.where(far[kept], case.populations - 1, population)
     population, block = population.astype(np.int32), block.astype(np.int32)
-    tightness = np.minimum(found["margin"], found["group_margin"] / 2.0)
+    effective_margin = np.minimum(found["margin"], found["group_margin"] / 2.0)
     scale = ROUNDING_RMS * UNIT_BFLOAT16 * norm / 3.0
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         beyond = np.where(distance == 0.0, 0.0, np.inf)
@@ -192,7 +192,7 @@ def _counted(
         sigmas = np.where(scale > 0.0, distance / scale, beyond)
     histograms = {
         "margin_histogram": found["margin"],
-        "tightness_histogram": tightness,
+        "effective_margin_histogram": effective_margin,
         "distance_histogram": distance,
         "relative_distance_histogram": relative,
         "noise_sigmas_histogram": sigmas,
@@ -207,7 +207,7 @@ def _counted(
     reference["count_pairs"](pairs, found["chosen"][kept], block)
     token_counts = np.zeros((case.populations, NUM_BLOCKS, 2), np.int64)
     np.add.at(token_counts[..., 0], (population, block), 1)
-    np.add.at(token_counts[..., 1], (population, block), tightness[kept] == 0.0)
+    np.add.at(token_counts[..., 1], (population, block), effective_margin[kept] == 0.0)
     return counts | {"expert_counts": experts, "expert_pairs": pairs, "token_counts": token_counts}
 
 

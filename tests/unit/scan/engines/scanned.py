@@ -26,17 +26,17 @@ NAME = "text/0"
 
 #: Folded on the device, whatever the rule.
 COUNTED = ("token_counts", "expert_counts", "expert_pairs", "margin_histogram")
-COUNTED += ("tightness_histogram", "ambiguity")
+COUNTED += ("effective_margin_histogram", "ambiguity")
 
-#: Folded on the device for rules with straight walls.
+#: Folded on the device for rules with linear boundaries.
 DISTANCES = ("distance_histogram", "relative_distance_histogram", "noise_sigmas_histogram")
 
 #: Folded on the host from what the device gives.
-ON_HOST = ("agreement", "coalitions", "leaders", "mask_fill", "neighbours", "routing_entropy")
+ON_HOST = ("agreement", "expert_sets", "top1", "mask_fill", "neighbours", "routing_entropy")
 ON_HOST += ("score_sums", "log_sum_exp", "tile_load", "token_sample", "input_sample", "orders")
 
-#: And those of them that look at walls.
-OF_WALLS = ("wall_pairs", "bracket_histogram", "bf16_switch", "rounding_sigmas_histogram")
+#: And those of them that look at boundaries.
+OF_BOUNDARIES = ("boundary_pairs", "bracket_histogram", "bf16_flip", "rounding_sigmas_histogram")
 
 
 class Recorded:
@@ -151,7 +151,7 @@ def bf16(values: np.ndarray) -> np.ndarray:
 
 def every_reduction(router: Router, source: Recorded) -> tuple[str, ...]:
     """All reductions that the engine of devices can give for this router and source."""
-    names = (*COUNTED, *ON_HOST, *((*DISTANCES, *OF_WALLS) if router.rule.is_affine else ()))
+    names = (*COUNTED, *ON_HOST, *((*DISTANCES, *OF_BOUNDARIES) if router.rule.is_affine else ()))
     absent = unavailable(router, source.facts)
     return tuple(n for n in names if not set(REDUCTIONS[n].needs) & set(absent))
 

@@ -84,13 +84,13 @@ RULES = {
 }
 
 
-def _twins() -> np.ndarray:
+def _duplicates() -> np.ndarray:
     weight = normal(12, 8)
     weight[[7, 11]] = weight[2]
     return weight
 
 
-def _biased_twins() -> np.ndarray:
+def _biased_duplicates() -> np.ndarray:
     return np.eye(12, dtype=np.float32)[7] * np.float32(0.25)
 
 
@@ -100,10 +100,12 @@ TIES = {
     "integer rows with scores": router_of(
         weight=np.rint(normal(12, 8, scale=1.5)), score="sigmoid", selection_bias=0 * _bias(12)
     ),
-    "twins": router_of(weight=_twins()),
-    "twins with different biases": router_of(weight=_twins(), logit_bias=_biased_twins()),
-    "twins that the selection bias parts": router_of(
-        weight=_twins(), score="identity", selection_bias=_biased_twins()
+    "duplicates": router_of(weight=_duplicates()),
+    "duplicate rows with different biases": router_of(
+        weight=_duplicates(), logit_bias=_biased_duplicates()
+    ),
+    "duplicate rows that the selection bias parts": router_of(
+        weight=_duplicates(), score="identity", selection_bias=_biased_duplicates()
     ),
     "zero rows": router_of(weight=np.zeros((12, 8), np.float32)),
 }
@@ -206,16 +208,16 @@ def test_rows_whose_distances_leave_float32_give_equal_states(distance):
 
 @pytest.mark.parametrize("scale", [2.0**-140, 2.0**-120, 2.0**60, 2.0**124])
 def test_inputs_of_any_size_give_equal_states(scale):
-    """Logits are subnormal, or too large for the float32 search of the nearest wall."""
+    """Logits are subnormal, or too large for the float32 search of the nearest boundary."""
     values = (inputs(1500, 8).astype(np.float64) * scale).astype(np.float32)
     _assert_equal_engines(router_of(), _recorded(router_of(), values), typical_norm=3.0 * scale)
 
 
 def test_sums_over_lengths_agree_as_well_as_lengths_do():
     source = Recorded(normal(3000, 8))
-    task = task_of(router_of(), source, ("bf16_switch",))
+    task = task_of(router_of(), source, ("bf16_flip",))
     found, expected = (
-        scan(task, ("bf16_switch",)).states["bf16_switch"]["counts"]
+        scan(task, ("bf16_flip",)).states["bf16_flip"]["counts"]
         for scan in (on_devices, on_processor)
     )
     np.testing.assert_allclose(found, expected, rtol=1e-4)
@@ -459,7 +461,7 @@ def test_rows_that_bfloat16_holds_take_one_product_and_others_three(is_short, co
     assert_equal(
         on_devices(task, COUNTED, devices=[device]),
         on_processor(task, COUNTED),
-        ("margin_histogram/counts", "tightness_histogram/counts"),
+        ("margin_histogram/counts", "effective_margin_histogram/counts"),
     )
     assert set(device.products) == {(2 * TILE, 8, columns)}
 
@@ -546,9 +548,9 @@ def test_all_memory_is_given_back_after_a_scan():
 
 
 @pytest.mark.parametrize("name", ["distance_histogram", "relative_distance_histogram"])
-def test_distances_to_curved_walls_are_not_asked_of_a_device(name):
+def test_distances_to_curved_boundaries_are_not_asked_of_a_device(name):
     router, names = RULES["sigmoid + bias"], ("token_counts", name)
     task = task_of(router, Recorded(inputs(1100, 8)), names)
-    assert "walls are found there" in refusal(task)
-    with pytest.raises(UsageError, match="walls are found there"):
+    assert "boundaries are found there" in refusal(task)
+    with pytest.raises(UsageError, match="boundaries are found there"):
         on_devices(task, names)

@@ -60,14 +60,14 @@ LOGITS += ("subnormal", "neighbours", "of all sizes", "not finite")
 def rows_of(kind: str, experts: int) -> RowDistances:
     random = np.random.default_rng(experts)
     weight = random.standard_normal((experts, 6))
-    twins = weight.copy()
-    twins[[experts // 2, -1]] = twins[0]
+    duplicates = weight.copy()
+    duplicates[[experts // 2, -1]] = duplicates[0]
     scale = {"far": 1e15, "near": 1e-35, "beside": 1e-60}.get(kind, 1.0)
     match kind:
-        case "twins":
-            return row_distances(twins)
-        case "biased twins":
-            return row_distances(twins, 0.5 * np.arange(experts))
+        case "duplicates":
+            return row_distances(duplicates)
+        case "biased duplicate rows":
+            return row_distances(duplicates, 0.5 * np.arange(experts))
         case "zeros":
             return row_distances(0.0 * weight)
         case "biased zeros":
@@ -79,7 +79,16 @@ def rows_of(kind: str, experts: int) -> RowDistances:
     return row_distances(scale * weight)
 
 
-ROWS = ("ordinary", "twins", "biased twins", "zeros", "biased zeros", "far", "near", "beside")
+ROWS = (
+    "ordinary",
+    "duplicates",
+    "biased duplicate rows",
+    "zeros",
+    "biased zeros",
+    "far",
+    "near",
+    "beside",
+)
 ROWS += ("on a grid", "equally far")
 
 
@@ -111,9 +120,9 @@ def case_of(
 
 def check(rule: RouteRule, kinds=LOGITS, rows=ROWS, tokens: int = TOKENS) -> None:
     wrong = {}
-    for turn, (kind, walls) in enumerate((k, r) for k in kinds for r in rows):
-        if found := disagreements(case_of(rule, kind, walls, tokens, turn)):
-            wrong[kind, walls] = found
+    for turn, (kind, boundaries) in enumerate((k, r) for k in kinds for r in rows):
+        if found := disagreements(case_of(rule, kind, boundaries, tokens, turn)):
+            wrong[kind, boundaries] = found
     assert wrong == {}
 
 
@@ -131,7 +140,10 @@ STRAIGHT = {
 
 @pytest.mark.parametrize("rule", STRAIGHT.values(), ids=STRAIGHT)
 def test_straight_rules_agree_with_the_reference_for_nasty_logits_and_rows(rule):
-    check(rule, rows=ROWS if rule.num_experts == 12 else ("ordinary", "biased twins", "on a grid"))
+    check(
+        rule,
+        rows=ROWS if rule.num_experts == 12 else ("ordinary", "biased duplicate rows", "on a grid"),
+    )
 
 
 @pytest.mark.nightly

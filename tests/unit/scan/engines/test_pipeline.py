@@ -23,7 +23,7 @@ from tests.unit.scan.engines.scanned import Recorded, exact_product, inputs, rou
 SAMPLE = Path(__file__).parents[4] / "sample_ckpts" / "olmoe-balanced"
 
 #: Sums of probabilities far out in a tail, where the last digits of a length count many times.
-OF_TAILS = ("bf16_switch_share_isotropic", "bf16_switch_share_isotropic_se")
+OF_TAILS = ("bf16_flip_share_isotropic", "bf16_flip_share_isotropic_se")
 
 
 class Heard:

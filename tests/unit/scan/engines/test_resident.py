@@ -173,9 +173,9 @@ def test_tensors_of_another_shape_or_dtype_are_refused_by_name(tensor):
 
 def test_reductions_that_devices_do_not_keep_are_refused_by_name():
     with pytest.raises(
-        UsageError, match=r"^A device does not keep coalitions, leaders\."
+        UsageError, match=r"^A device does not keep expert sets, leaders\."
     ) as refused:
-        fold_of(reductions=("token_counts", "leaders", "coalitions"))
+        fold_of(reductions=("token_counts", "top1", "expert_sets"))
     assert f"Known: {', '.join(ON_DEVICE)}." in str(refused.value)
 
 
@@ -219,7 +219,7 @@ def test_a_task_that_leaves_out_positions_is_refused():
         fold_of(exclude_first=5)
 
 
-def test_distances_to_curved_walls_are_refused():
+def test_distances_to_curved_boundaries_are_refused():
     with pytest.raises(UsageError):
         fold_of(some_router("curved"), ("token_counts", "distance_histogram"))
 

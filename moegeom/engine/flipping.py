@@ -1,0 +1,282 @@
+"""From recorded inputs and a variant to what it changes about the choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int32
+
+from moegeom.core.tokens import TILE
+from moegeom.engine.choice import group_masked
+from moegeom.engine.products import tile_logits
+from moegeom.geometry.arithmetic.number_format import NUMBER_FORMATS
+from moegeom.geometry.boundary.linear import NEVER
+from moegeom.geometry.noise.flip import (
+    certainly_differs,
+    shares_expert,
+    swapped_pairs,
+    weight_moved,
+)
+from moegeom.geometry.noise.independent import nearest_flip
+from moegeom.geometry.noise.prediction import flip_prediction, spacing
+from moegeom.kernels.flip import Flip
+from moegeom.kernels.reduction import Kernels
+from moegeom.variants.emulated import Emulated
+
+#: Sum of the sizes of products over the product of the lengths, below which it is not looked at:
+#: 2 / pi for normal numbers, less for a few large coordinates that both have.
+_LEAST_SIZE = 0.5
+
+#: Below this chance of crossing the nearest boundary the others are not looked at.
+_LEAST_CHANCE = 1e-4
+
+#: Inputs whose difference stays in the processor's cache.
+_ROWS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceChoice:
+    """The choice that a variant is compared with; ``pair`` is the nearest boundary, where known."""
+
+    values: Float[np.ndarray, "tokens hidden"]
+    logits: Float[np.ndarray, "tokens experts"]
+    chosen: Int32[np.ndarray, "tokens k"]
+    margin: Float64[np.ndarray, "tokens"]
+    weights: Float64[np.ndarray, "tokens k"]
+    pair: Int32[np.ndarray, "tokens 2"] | None
+
+
+def flip_of(emulated: Emulated, reference: ReferenceChoice, kernels: Kernels) -> Flip:
+    """What the variant changes; the tokens begin on a tile border.
+
+    The engine's logits are the float32 product of its own inputs and rows, rounded as it rounds
+    them; where it adds in a known order and the order could matter, they are added in that order.
+    """
+    # an engine's logits may leave its range: infinite and undefined numbers prove nothing
+    with np.errstate(over="ignore", invalid="ignore"):
+        routed = _routed(emulated, reference.values, kernels)
+        chosen = routed.chosen
+        found = flip_to_ranked(chosen, reference.chosen, reference.weights)
+        surely, tied = found.differs.copy(), routed.margin == 0.0
+        if tied.any():
+            surely[tied] = certainly_differs(routed.compared[tied], reference.chosen[tied])
+        return dataclasses.replace(
+            found,
+            surely=surely,
+            perhaps=found.differs | tied,
+            tied=tied & (reference.margin > 0.0),
+            proved=_proved(emulated, reference.chosen, routed, kernels),
+            predicted=_predicted(emulated, reference, routed.inputs, routed.norm, kernels),
+        )
+
+
+def flip_to(
+    chosen: Int32[np.ndarray, "tokens k"],
+    before: Int32[np.ndarray, "tokens k"],
+    weights: Float64[np.ndarray, "tokens k"],
+) -> Flip:
+    """What a choice changes of which nothing else is known: its order means nothing."""
+    differs = ~_same_set(before, chosen)
+    moved, flipped = np.zeros(len(chosen)), np.flatnonzero(differs)
+    moved[flipped] = weight_moved(weights[flipped], before[flipped], chosen[flipped])
+    swaps = swapped_pairs(before[flipped], chosen[flipped])
+    swaps[:, 0] = flipped[swaps[:, 0]]
+    return Flip(differs, differs, differs, moved, swaps)
+
+
+def flip_to_ranked(
+    chosen: Int32[np.ndarray, "tokens k"],
+    before: Int32[np.ndarray, "tokens k"],
+    weights: Float64[np.ndarray, "tokens k"],
+) -> Flip:
+    """The same for a choice whose experts stand best first."""
+    found = flip_to(chosen, before, weights)
+    return dataclasses.replace(found, reordered=~found.differs & (before != chosen).any(axis=1))
+
+
+@dataclass(frozen=True, eq=False)
+class _Gap:
+    """The unrounded choice, and how far the gap exceeds what an engine's rounding may close."""
+
+    chosen: Int32[np.ndarray, "tokens k"]
+    width: Float64[np.ndarray, "tokens"]
+    largest: Float64[np.ndarray, "tokens"]
+    extent: Float64[np.ndarray, "tokens"]
+    last: Float64[np.ndarray, "tokens"]
+    following: Float64[np.ndarray, "tokens"]
+
+    def spare(
+        self, emulated: Emulated, logit_error: Float64[np.ndarray, "tokens"]
+    ) -> Float64[np.ndarray, "tokens"]:
+        """Width of the gap beyond the one needed; positive: no rounding changes the choice."""
+        needed = emulated.gap_needed(
+            logit_error, self.largest, self.extent, self.last, self.following
+        )
+        return self.width - needed
+
+
+def _gap(emulated: Emulated, logits: Float[np.ndarray, "tokens experts"], kernels: Kernels) -> _Gap:
+    compared, group_margin = group_masked(emulated.router.rule, emulated.unrounded(logits), kernels)
+    chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
+    last = np.take_along_axis(compared, chosen[:, -1:], axis=1)[:, 0].astype(np.float64)
+    # a group score sums two selection scores at most, so its error is twice theirs
+    width = margin if group_margin is None else np.minimum(margin, group_margin / 2.0)
+    return _Gap(
+        chosen=chosen,
+        width=width,
+        largest=logits.max(axis=1).astype(np.float64),
+        extent=np.abs(logits).max(axis=1).astype(np.float64),
+        last=last,
+        following=last - margin,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Routed:
+    """The engine's choice, and what it follows from; ``gap`` is that of the float32 product."""
+
+    inputs: Float[np.ndarray, "tokens hidden"]
+    norm: Float64[np.ndarray, "tokens"]
+    logits: Float[np.ndarray, "tokens experts"]
+    gap: _Gap
+    compared: Float[np.ndarray, "tokens experts"]
+    chosen: Int32[np.ndarray, "tokens k"]
+    margin: Float64[np.ndarray, "tokens"]
+
+
+def emulated_choice(
+    emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits, chosen experts and margins of the engine; the tokens begin on a tile border."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        routed = _routed(emulated, values, kernels)
+    return routed.logits, routed.chosen, routed.margin
+
+
+def engine_logits(
+    emulated: Emulated, inputs: Float[np.ndarray, "tokens hidden"]
+) -> Float[np.ndarray, "tokens experts"]:
+    """The engine's logits as a float32 product adds them up, of inputs as it holds them."""
+    logits = tile_logits(inputs, emulated.columns, None)
+    bias = emulated.logit_bias
+    return logits if bias is None else logits + bias.astype(np.float32)
+
+
+def _routed(
+    emulated: Emulated, values: Float[np.ndarray, "tokens hidden"], kernels: Kernels
+) -> _Routed:
+    inputs = emulated.inputs(values)
+    norm = kernels["input_norm"](inputs)
+    logits = engine_logits(emulated, inputs)
+    gap = _gap(emulated, logits, kernels)
+    if emulated.has_known_order:
+        # where no order could change the choice, this product's will do
+        error = emulated.sum_error(norm, emulated.arithmetic.order) + emulated.sum_error(
+            norm, "any"
+        )
+        rows = np.flatnonzero(~(gap.spare(emulated, error) > 0.0))
+        if len(rows):
+            logits = logits.copy()
+            logits[rows] = emulated.ordered_logits(inputs[rows])
+    compared, _ = group_masked(emulated.router.rule, emulated.compared(logits), kernels)
+    chosen, margin = kernels["top_k"](compared, emulated.router.rule.top_k)
+    return _Routed(inputs, norm, logits, gap, compared, chosen, margin)
+
+
+def _proved(
+    emulated: Emulated,
+    chosen: Int32[np.ndarray, "tokens k"],
+    routed: _Routed,
+    kernels: Kernels,
+) -> Bool[np.ndarray, "tokens"]:
+    """Tokens whose set is proved to be ``chosen``, whichever way the engine rounds and adds.
+
+    The gap is that of the float32 product and the error that of the longest row; where this leaves
+    it open by little, the gap is that of a float64 product and the error that of its own products.
+    """
+    gap = routed.gap
+    own = emulated.sum_error(routed.norm, emulated.arithmetic.order)
+    product = emulated.sum_error(routed.norm, "any")
+    spare = gap.spare(emulated, own + product)
+    proved = (spare > 0.0) & _same_set(chosen, gap.chosen)
+    # an exact gap is wider by the error of two logits at most; sizes are never far below lengths
+    wider = gap.spare(emulated, _LEAST_SIZE * own) + 2.0 * emulated.slope * product
+    close = ~(spare > 0.0) & (wider > 0.0)
+    for start in range(0, len(close), TILE):
+        # tile by tile, so that a batch cannot change the shape of a product
+        rows = start + np.flatnonzero(close[start : start + TILE])
+        if len(rows):
+            inputs = routed.inputs[rows]
+            exact = _gap(emulated, emulated.exact_logits(inputs), kernels)
+            # its own error: one part in 2^53 of what the float32 sums allow in 2^24
+            error = emulated.closer_sum_error(inputs) + product[rows] * 2.0**-28
+            proved[rows] = (exact.spare(emulated, error) > 0.0) & _same_set(
+                chosen[rows], exact.chosen
+            )
+    return proved
+
+
+def _same_set(
+    one: Int32[np.ndarray, "tokens k"], other: Int32[np.ndarray, "tokens k"]
+) -> Bool[np.ndarray, "tokens"]:
+    return np.asarray(shares_expert(one, other).all(axis=1))
+
+
+def _predicted(
+    emulated: Emulated,
+    reference: ReferenceChoice,
+    inputs: Float[np.ndarray, "tokens hidden"],
+    norm: Float64[np.ndarray, "tokens"],
+    kernels: Kernels,
+) -> Float64[np.ndarray, "tokens"] | None:
+    """The noise model: input and rows move at random by as much as they moved; None without pair.
+
+    The nearest boundary as exactly as it is known, times how much likelier the experts near it make
+    it that one of them is overtaken. The output step is that of the logits; scores that are
+    compared in a coarser format are not in the model.
+    """
+    if reference.pair is None:
+        return None
+    out, into = np.maximum(reference.pair, 0).T
+    has_boundary = reference.pair[:, 0] >= 0
+    token, width = np.arange(len(inputs)), emulated.router.hidden_size
+    of_out, of_in = (reference.logits[token, expert].astype(np.float64) for expert in (out, into))
+    of_input = _change(inputs, reference.values, kernels) / np.sqrt(width)
+    of_rows = norm / np.sqrt(width)
+    inverse = emulated.distances.inverse[out, into]
+    is_boundary = (inverse > 0.0) & (inverse < NEVER)
+    between = np.divide(1.0, inverse, out=np.zeros(len(token)), where=is_boundary)
+    deviation = np.hypot(
+        of_input * between, of_rows * np.hypot(emulated.shift[out], emulated.shift[into])
+    )
+    unit = NUMBER_FORMATS[emulated.arithmetic.output].unit
+    coarse = unit > NUMBER_FORMATS["float32"].unit
+    step = spacing(of_out, unit) if coarse else np.zeros(len(token))
+    gap = of_out - of_in
+    predicted = flip_prediction(gap, deviation, step)
+    alone = flip_prediction(gap, deviation, np.zeros(len(token)))
+    near = np.flatnonzero(has_boundary & (alone > _LEAST_CHANCE) & np.isfinite(deviation))
+    each = np.hypot(
+        of_input[near, None] * emulated.deviations, of_rows[near, None] * emulated.shift
+    )
+    among = nearest_flip(reference.logits[near], reference.chosen[near], each)
+    stays = (1.0 - among) / np.maximum(1.0 - alone[near], _LEAST_CHANCE)
+    predicted[near] = 1.0 - (1.0 - predicted[near]) * np.minimum(stays, 1.0)
+    return np.where(has_boundary, predicted, 0.0)
+
+
+def _change(
+    inputs: Float[np.ndarray, "tokens hidden"],
+    values: Float[np.ndarray, "tokens hidden"],
+    kernels: Kernels,
+) -> Float64[np.ndarray, "tokens"]:
+    """How far each input moved; 0 where none was rounded."""
+    if inputs is values:
+        return np.zeros(len(values))
+    change = np.empty(len(values))
+    for start in range(0, len(values), _ROWS):
+        part = slice(start, start + _ROWS)
+        change[part] = kernels["input_norm"](inputs[part] - values[part])
+    return change

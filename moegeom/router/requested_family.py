@@ -1,0 +1,267 @@
+"""A family that somebody describes on the command line, in a file or by patterns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moegeom.core.errors import InternalError, UsageError
+from moegeom.core.files import read_regular
+from moegeom.core.router import MONOTONE_SCORES
+from moegeom.router.family import (
+    DESCRIBED,
+    Choice,
+    Family,
+    Setting,
+    StackSpec,
+    TensorName,
+    WeightsSpec,
+)
+from moegeom.router.family_file import families, family_of_text, load_family
+
+#: A family file takes some kilobytes.
+_MOST_BYTES = 1 << 20
+
+#: Names that are longer come from a file that nobody vouches for: no pattern is tried on them.
+_LONGEST_NAME = 200
+
+#: Scores of rules without a number of experts to choose, and what they choose instead.
+_NO_FIXED_NUMBER = {
+    "relu": "a token takes every expert whose logit is positive, as many as there are",
+}
+
+_NUMBER = re.compile(r"(?<![^._])[0-9]{1,6}(?=\.)")
+
+
+@dataclass(frozen=True)
+class RequestedFamily:
+    """What somebody says about the routers of a checkpoint; nothing by default.
+
+    ``file`` is a family file, or the name of a family that is known. ``pattern``,
+    ``selection_bias`` and ``logit_bias`` are regular expressions for whole tensor names; a group
+    in them is the layer number.
+    """
+
+    file: Path | None = None
+    pattern: str | None = None
+    top_k: int | None = None
+    score: str | None = None
+    renormalise: bool = False
+    selection_bias: str | None = None
+    logit_bias: str | None = None
+
+    def family(self, names: Collection[str]) -> Family | None:
+        """The family that is described, None for none.
+
+        Raises
+        ------
+        UsageError
+            If the description is not complete, or fits no tensor.
+        """
+        by_pattern = (
+            self.pattern,
+            self.top_k,
+            self.score,
+            self.renormalise or None,
+            self.selection_bias,
+            self.logit_bias,
+        )
+        if self.file is not None:
+            if any(value is not None for value in by_pattern):
+                raise UsageError("--family FILE says everything: leave out the other options.")
+            is_name = str(self.file) in families() and not self.file.exists()
+            return load_family(str(self.file)) if is_name else read_family_file(self.file)
+        if all(value is None for value in by_pattern):
+            return None
+        return self._by_pattern(names)
+
+    def names(self, names: Collection[str]) -> Collection[str]:
+        """The names without routers of layers that the pattern leaves out."""
+        if self.pattern is None:
+            return names
+        hits = _hits(self.pattern, names, "--router-pattern")
+        loaded = {(_module(hit.pattern), hit.layer) for hit in hits}
+        modules = {module for module, _ in loaded}
+        heads = {module.partition("{layer}")[0] for module in modules}
+        return {
+            name
+            for name in names
+            if loaded.issuperset(place for place in _places(name, heads) if place[0] in modules)
+        }
+
+    def _by_pattern(self, names: Collection[str]) -> Family:
+        if self.pattern is None or self.top_k is None or self.score is None:
+            given = {
+                "--router-pattern": self.pattern,
+                "--top-k": self.top_k,
+                "--score": self.score,
+            }
+            missing = [option for option, value in given.items() if value is None]
+            raise UsageError(
+                f"{' and '.join(missing)} missing: which tensors are routers, how many experts "
+                "are chosen and by which score is not guessed.",
+                "--router-pattern REGEX --top-k K --score NAME",
+            )
+        if self.score in _NO_FIXED_NUMBER:
+            raise UsageError(
+                f"--score {self.score}: {_NO_FIXED_NUMBER[self.score]}; only rules that choose a "
+                "fixed number of experts are measured.",
+                "Record what the model chose and compare loads there.",
+            )
+        if self.score not in MONOTONE_SCORES:
+            raise UsageError(
+                f"--score {self.score}: expected one of {', '.join(sorted(MONOTONE_SCORES))}."
+            )
+        weight = _hits(self.pattern, names, "--router-pattern")
+        _check_one_each(weight)
+        biases = {
+            option: _bias_hits(pattern, names, option, weight)
+            for option, pattern in (
+                ("--selection-bias", self.selection_bias),
+                ("--logit-bias", self.logit_bias),
+            )
+        }
+        is_of_logits = self.score == "identity"
+        stack = StackSpec(
+            name="text",
+            weight=_patterns(weight),
+            top_k=Setting(value=self.top_k),
+            score=Choice(self.score),
+            weights=WeightsSpec(
+                Choice("softmax_of_selected_logits" if is_of_logits else "scores"),
+                Setting(value=self.renormalise),
+            ),
+            prefixes=("",),
+            selection_bias=_patterns(biases["--selection-bias"]),
+            logit_bias=_patterns(biases["--logit-bias"]),
+            hidden_size=Setting(),
+        )
+        said = "logits" if is_of_logits else self.score.replace("_", "-")
+        bias = " + selection bias" if self.selection_bias else ""
+        text = f"{said}{bias}, choose {{top_k}} of {{num_experts}}, as described by options"
+        return Family(DESCRIBED, "the command line", (), text, (stack,))
+
+
+NOTHING_ASKED = RequestedFamily()
+
+
+def read_family_file(path: Path) -> Family:
+    """The family that a TOML file of one's own describes.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read or says something that is not understood.
+    """
+    try:
+        text = read_regular(path, _MOST_BYTES, follows=True).decode("utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}).",
+            "--family takes a TOML file or the name of a family that `moegeom families` lists.",
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path.name}: is not UTF-8 at byte {error.start}.") from None
+    try:
+        return family_of_text(path.stem, text)
+    except InternalError as error:
+        # the reader of families knows them by name
+        what = error.message.removeprefix(f"{path.stem}.toml")
+        raise UsageError(
+            path.name + what, error.hint or "See docs/families.md for the keys."
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Hit:
+    """A name that a regular expression fits, its pattern with ``{layer}``, and the layer."""
+
+    name: str
+    pattern: str
+    layer: int
+
+
+def _hits(pattern: str | None, names: Collection[str], option: str) -> list[_Hit]:
+    """Everything that a regular expression fits."""
+    if pattern is None:
+        return []
+    try:
+        shape = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"{option} '{pattern}': is no regular expression ({error}).") from None
+    found = list(_matches(shape, names, option))
+    if not found:
+        raise UsageError(
+            f"{option} '{pattern}': fits none of {len(names)} tensor names.",
+            "It must fit the whole name, such as 'model.layers.([0-9]+).moe.router.weight'.",
+        )
+    return found
+
+
+def _matches(shape: re.Pattern[str], names: Collection[str], option: str) -> Iterator[_Hit]:
+    for name in names:
+        hit = shape.fullmatch(name) if len(name) <= _LONGEST_NAME else None
+        if hit is None:
+            continue
+        spans = [hit.span(1)] if shape.groups else [n.span() for n in _NUMBER.finditer(name)]
+        if len(spans) != 1 or not name[slice(*spans[0])].isdecimal():
+            raise UsageError(
+                f"{option}: which number of '{name}' is the layer is not clear.",
+                "Put a group around it: 'model.layers.([0-9]+).moe.router.weight'.",
+            )
+        begin, end = spans[0]
+        yield _Hit(name, f"{name[:begin]}{{layer}}{name[end:]}", int(name[begin:end]))
+
+
+def _module(pattern: str) -> str:
+    """The path of a router with its dot; what stores a weight of another name is its own."""
+    return pattern.removesuffix("weight") if pattern.endswith(".weight") else pattern
+
+
+def _places(name: str, heads: Collection[str]) -> Iterator[tuple[str, int]]:
+    """Modules that a tensor may be in, ``{layer}`` for a number behind a head, and the layer."""
+    if len(name) > _LONGEST_NAME:
+        return
+    for number in re.finditer(r"[0-9]{1,6}", name):
+        if name[: number.start()] not in heads:
+            continue
+        pattern = f"{name[: number.start()]}{{layer}}{name[number.end() :]}"
+        for end in (*(dot.end() for dot in re.finditer(r"\.", pattern)), len(pattern)):
+            yield pattern[:end], int(number[0])
+
+
+def _patterns(hits: Iterable[_Hit]) -> tuple[TensorName, ...]:
+    return tuple(TensorName(pattern) for pattern in dict.fromkeys(hit.pattern for hit in hits))
+
+
+def _check_one_each(hits: Iterable[_Hit]) -> None:
+    """Raise where two routers would have one layer number."""
+    seen: dict[int, str] = {}
+    for hit in hits:
+        other = seen.setdefault(hit.layer, hit.name)
+        if other != hit.name:
+            raise UsageError(
+                f"--router-pattern: fits '{other}' and '{hit.name}', two routers of layer "
+                f"{hit.layer}.",
+                "Load one stack at a time, or describe both in a --family FILE.",
+            )
+
+
+def _bias_hits(
+    pattern: str | None, names: Collection[str], option: str, routers: Sequence[_Hit]
+) -> list[_Hit]:
+    """What the pattern of a bias fits; it must fit the bias of every router, if there is one."""
+    found = _hits(pattern, names, option)
+    fitted = {hit.name for hit in found}
+    for template in dict.fromkeys(hit.pattern for hit in found):
+        for router in routers:
+            name = template.replace("{layer}", str(router.layer))
+            if name in names and name not in fitted:
+                raise UsageError(
+                    f"{option} '{pattern}': does not fit '{name}', the bias of a router that is "
+                    "loaded.",
+                    "Let both patterns fit the same layers, or choose layers with --layers.",
+                )
+    return found

@@ -1,0 +1,162 @@
+r"""Distances from a centre to cells and facets, with proved bounds: the quadratic program,
+compiled.
+
+The reference is :func:`moegeom.studies.cells.ball.nearest.nearest`, which has the formulas; here
+the search ends as soon as the radius is passed, and an answer that float64 cannot prove stays OPEN.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64, UInt8
+from numba import njit
+
+from moegeom.studies.cells.ball._cell_answer import (
+    BEYOND,
+    EMPTY,
+    MET,
+    OPEN,
+    Ball,
+    answer,
+    excluded,
+    ordered,
+    work_for,
+)
+
+
+class Distances(NamedTuple):
+    """What is known of each cell or facet, and proved brackets of its distance.
+
+    ``state`` is OPEN, MET, BEYOND or EMPTY. ``step`` leads from the centre to a point inside each
+    that is MET, no farther than ``upper``, NaN elsewhere; with a facet the point may be off the
+    hyperplane by rounding. ``pairs`` are the active constraints, -1 where there are fewer, and
+    ``multipliers`` their weights: of Farkas where the state is EMPTY.
+    """
+
+    state: UInt8[np.ndarray, "cells"]
+    lower: Float64[np.ndarray, "cells"]
+    upper: Float64[np.ndarray, "cells"]
+    step: Float64[np.ndarray, "cells dims"]
+    pairs: Int64[np.ndarray, "cells active 2"]
+    multipliers: Float64[np.ndarray, "cells active"]
+
+
+class BallFacets(NamedTuple):
+    """Room for facets: cell, out and into of each, what is known of it, and its bracket.
+
+    ``margin[0]`` becomes the least distance of rejected facets from the radius, ``tests[0]`` the
+    number of facets that were asked for.
+    """
+
+    facet: Int64[np.ndarray, "most 3"]
+    state: UInt8[np.ndarray, "most"]
+    bracket: Float64[np.ndarray, "most 2"]
+    margin: Float64[np.ndarray, "1"]
+    tests: Int64[np.ndarray, "1"]
+
+
+def cell_distance(
+    ball: Ball, inside: Bool[np.ndarray, "cells experts"], exchanged: Int64[np.ndarray, "cells 2"]
+) -> Distances:
+    """Distance of each cell, or of its facet where the pair (out, into) ties; (-1, -1) for none.
+
+    A search that passes the radius ends there with a lower bound beyond it.
+    """
+    num, dims = len(inside), ball.weight.shape[1]
+    found = Distances(
+        np.zeros(num, np.uint8),
+        np.empty(num),
+        np.empty(num),
+        np.full((num, dims), np.nan),
+        np.full((num, dims + 1, 2), -1, np.int64),
+        np.zeros((num, dims + 1)),
+    )
+    _distance_loop(ball, np.ascontiguousarray(inside), np.ascontiguousarray(exchanged), found)
+    return found
+
+
+@njit(nogil=True, cache=True)
+def _distance_loop(ball, inside, exchanged, found):
+    """One cell or facet after the other."""
+    experts, dims = ball.weight.shape
+    work = work_for(experts, dims)
+    order, place = np.empty(experts, np.int64), np.empty(experts, np.int64)
+    for n in range(len(inside)):
+        k = ordered(ball, inside[n], order, work.columns, work.shift)
+        for m in range(experts):
+            place[order[m]] = m
+        out = place[exchanged[n, 0]] if exchanged[n, 0] >= 0 else -1
+        into = place[exchanged[n, 1]] if exchanged[n, 0] >= 0 else -1
+        state, found.lower[n], found.upper[n], q = answer(work, ball.limits, k, out, into)
+        found.state[n] = state
+        if state == MET:
+            found.step[n] = work.moved
+        for m in range(q):
+            found.pairs[n, m, 0] = order[work.pairs[m, 0]]
+            found.pairs[n, m, 1] = order[work.pairs[m, 1]]
+            found.multipliers[n, m] = work.multipliers[m]
+
+
+@njit(nogil=True, cache=True)
+def facet_distance_loop(ball, sure, foot, inside, first, known, facets):
+    """All facets of cells from ``first`` on that are MET or OPEN; the next cell, and how many.
+
+    Ends before a cell whose facets may be too many for the room in ``facets``. ``known`` has facets
+    of the same form, in order, that are passed over; ``sure[i, j]`` is true where i is above j in
+    the whole ball, ``foot`` bounds the distance of the tie of two.
+    """
+    experts, dims = ball.weight.shape
+    work, order = work_for(experts, dims), np.empty(experts, np.int64)
+    limits, radius = ball.limits, ball.limits.radius
+    facet, margin, tests = facets.facet, facets.margin, facets.tests
+    found, at = 0, 0
+    is_known = np.zeros((experts, experts), np.bool_)
+    is_free = np.empty(experts, np.bool_)
+    while at < len(known) and known[at, 0] < first:
+        at += 1
+    for n in range(first, len(inside)):
+        k = ordered(ball, inside[n], order, work.columns, work.shift)
+        if found + k * (experts - k) > len(facet):
+            return n, found
+        start = at
+        while at < len(known) and known[at, 0] == n:
+            is_known[known[at, 1], known[at, 2]] = True
+            at += 1
+        for m in range(experts):
+            own, free = order[m], True
+            for l in range(k) if m < k else range(k, experts):
+                other = order[l]
+                if sure[own, other] if m < k else sure[other, own]:
+                    free = False
+                    break
+            is_free[m] = free
+        for m in range(experts):
+            if is_free[m]:
+                tests[0] += 1
+                out, into = (m, -1) if m < k else (-1, m)
+                state, lower, _, _ = excluded(work, limits, k, out, into)
+                if state == BEYOND:
+                    margin[0] = min(margin[0], lower - radius)
+                is_free[m] = state == OPEN
+        for out in range(k):
+            if not is_free[out]:
+                continue
+            for into in range(k, experts):
+                own, other = order[out], order[into]
+                if not is_free[into] or foot[own, other] >= radius or is_known[own, other]:
+                    continue
+                tests[0] += 1
+                state, lower, upper, _ = answer(work, limits, k, out, into)
+                if state == BEYOND:
+                    margin[0] = min(margin[0], lower - radius)
+                if state in (BEYOND, EMPTY):
+                    continue
+                facet[found, 0], facet[found, 1], facet[found, 2] = n, own, other
+                facets.state[found] = state
+                facets.bracket[found, 0], facets.bracket[found, 1] = lower, upper
+                found += 1
+        for m in range(start, at):
+            is_known[known[m, 1], known[m, 2]] = False
+    return len(inside), found

@@ -1,0 +1,293 @@
+"""An enumeration as a document: what was read, a paragraph for every router and every answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moegeom.core.text import number_of
+from moegeom.document.header import (
+    duration,
+    gate_rule_line,
+    routers_line,
+    rule_line,
+    tokens_line,
+)
+from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Title, View
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+from moegeom.studies.cells.record import (
+    Answer,
+    Between,
+    Cells,
+    Enumerations,
+    NullCells,
+    RouterCells,
+    Visited,
+)
+
+#: Routers that a screen shows before the rest is counted.
+_MOST_ROUTERS = 6
+
+#: How the cells were found, by the road that was taken.
+_ROADS = {
+    "sweep": "swept from end to end in exact arithmetic",
+    "walk": "{vertices} vertices walked",
+    "charts": "{vertices} vertices walked on two affine charts",
+    "exact walk": "walked in exact arithmetic",
+    "one cell": "the choice is the same everywhere",
+    "search": "searched from facet to facet by least distances, every answer proved",
+    "walk and filter": "{vertices} vertices walked, and each cell and facet tried",
+    "circle": "all ties on the circle",
+    "interval subdivision": "interval subdivision down to the pixel",
+}
+
+
+def document(found: Enumerations, view: View) -> Document:
+    """What ``moegeom cells`` says."""
+    routers = [[*_router(router)] for router in found.routers]
+    shown = len(routers) if view.all_layers else _MOST_ROUTERS
+    return Document(
+        "cells",
+        found.name,
+        [
+            [*_header(found)],
+            *routers[:shown],
+            *([Excerpt([], router)] for router in routers[shown:]),
+            [*_answers(found)],
+            [*_ending(found, len(routers[shown:]))],
+        ],
+        lambda: _record(found),
+    )
+
+
+def _header(found: Enumerations) -> Iterator[Block]:
+    run = found.run
+    if run is None:
+        yield Title(found.name, "a bare matrix: logits W x + b, the k largest are chosen.")
+        return
+    summary = Summary(run, [{"router": router.router} for router in found.routers], [], [], [])
+    yield Title(found.name, rule_line(summary))
+    yield Fact("routers", routers_line(summary))
+    yield Fact("rule", gate_rule_line(run))
+    yield Fact("tokens", tokens_line(summary))
+
+
+def _router(router: RouterCells) -> Iterator[Block]:
+    experts = "1 expert" if router.num_experts == 1 else f"{router.num_experts} experts"
+    yield Title(router.router, f"{experts}, top-{router.top_k}")
+    for label, text in _sentences(router):
+        is_open = router.outcome == "unfinished" and label == "cells"
+        yield Fact(label, text, "warning" if is_open else "strong")
+
+
+def _answers(found: Enumerations) -> Iterator[Block]:
+    for answer in found.answers:
+        head, *rest = _answer_sentences(answer)
+        yield Fact("CELL", head, "good") if answer.is_cell else Fact("NO CELL", head, "warning")
+        yield from (Fact("", text) for text in rest)
+
+
+def _ending(found: Enumerations, rest: int) -> Iterator[Block]:
+    if rest:
+        yield Excerpt([Note(f"and {number_of(rest, 'more router')}: --all-layers")], [])
+    for router, why in found.left_out:
+        yield Fact("left out", f"{router}: {why}.", "dim")
+    files = ", ".join(found.files)
+    if found.written is not None:
+        yield Fact("written", f"{found.written}: {files}")
+    elif files:
+        yield Fact("written", files)
+
+
+# ---------------------------------------------------------------------------------------- sentences
+
+
+def _number(value: int) -> str:
+    """With separators, or a power of ten where that would fill the line."""
+    return f"{value:,}" if value < 10**12 else f"{value:.3e}"
+
+
+def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
+    """Label and sentence of every fact about one router, in order."""
+    yield "slice", _slice(router)
+    yield "cells", _count(router)
+    if router.null is not None:
+        yield "null", _null(router.null)
+    found = router.cells
+    if found is not None and found.num_facets:
+        yield "facets", _facets(found)
+    if found is not None:
+        yield "proof", _proof(router, found)
+    if router.num_tokens is not None and router.num_own is not None:
+        yield "tokens", _tokens(router)
+    if router.between is not None:
+        yield "between", _between(router.between)
+    if router.visited is not None:
+        yield "visited", _visited(router.visited)
+
+
+def _slice(router: RouterCells) -> str:
+    said = f"{router.subspace}, {_dimensions(router.dims)}"
+    if router.variance_share is not None:
+        said += f" with {_percent(router.variance_share)} of the variance of the tokens"
+    return said + (f"; {router.domain}" if router.domain else "")
+
+
+def _dimensions(dims: int) -> str:
+    return "1 dimension" if dims == 1 else f"{dims:,} dimensions"
+
+
+def _count(router: RouterCells) -> str:
+    sets = f"C({router.num_experts}, {router.top_k}) = {_number(router.num_possible)} sets"
+    if router.outcome == "all subsets":
+        return (
+            f"all {sets}: the rows have rank E - 1 (certified modulo a prime), so every set is a "
+            "cell and every pair a facet of it; not listed. A --subspace tells more."
+        )
+    if router.outcome == "unfinished":
+        expected = router.expected_vertices
+        guess = "" if expected is None else f" (a random router has about {expected:,.0f})"
+        return f"not listed: more vertices than --vertices allows{guess}."
+    assert router.cells is not None
+    count = router.cells.num_cells
+    if router.outcome == "pixels":
+        return f"at least {count:,} of {sets} in the frame; smaller ones may lie between pixels"
+    said = f"{count:,} of {sets}"
+    if count == 0:
+        return f"{said}: every place is a tie. With --tie-broken the lower number is ahead."
+    if router.most_cells is not None and router.most_cells < router.num_possible:
+        said += f", of at most {_number(router.most_cells)} in {_dimensions(router.dims)}"
+    if router.cells.num_bounded is not None:
+        said += f"; {router.cells.num_bounded:,} bounded"
+    return said
+
+
+def _null(null: NullCells) -> str:
+    spread = f" +- {null.sd:.1f}" if null.num_routers > 1 else ""
+    draws = "1 draw" if null.num_routers == 1 else f"{null.num_routers} draws"
+    return (
+        f"random routers with the same row lengths have {null.mean:,.1f}{spread} cells there "
+        f"({draws}, standard deviation)"
+    )
+
+
+def _facets(found: Cells) -> str:
+    said = f"{found.num_facets:,}"
+    if found.degrees is not None:
+        least, mean, most = found.degrees
+        said += f"; a cell has {least} to {most}, {mean:.1f} on average"
+    if found.diameter is not None:
+        at_least = "" if found.is_diameter_exact else "at least "
+        facets = number_of(found.diameter, "facet")
+        said += f"; the farthest cells are {at_least}{facets} apart"
+    if found.num_components is not None and found.num_components > 1:
+        said += f"; {number_of(found.num_components, 'piece')} that share no facet"
+    return said
+
+
+def _proof(router: RouterCells, found: Cells) -> str:
+    said = _ROADS[found.road].format(vertices=f"{found.num_vertices:,}")
+    if found.num_exact:
+        said += f", {found.num_exact:,} of the answers in exact arithmetic, the others in float64"
+    elif found.gap is not None and math.isfinite(found.gap):
+        said += f", all proved in float64 (safe by a factor of {found.gap:.1e} or more)"
+    if found.proved_share is not None and found.num_open is not None:
+        said += (
+            f"; one set is proved for {_percent(found.proved_share)} of the area, "
+            f"{number_of(found.num_open, 'pixel is', 'pixels are')} undecided, the rest "
+            "is proved to be crossed by facets"
+        )
+    elif found.proved_share is not None:
+        said += f"; {_percent(found.proved_share)} of the arcs proved"
+    if found.num_rational:
+        said += f"; {found.num_rational:,} too narrow for a float64 point, a rational one is given"
+    return f"{said}; {duration(router.seconds)}"
+
+
+def _tokens(router: RouterCells) -> str:
+    assert router.num_tokens is not None
+    assert router.num_own is not None
+    share = router.num_own / router.num_tokens if router.num_tokens else 0.0
+    said = (
+        f"{router.num_own:,} of {router.num_tokens:,} ({_percent(share)}) choose what the slice "
+        "chooses at the place where they are drawn"
+    )
+    if router.num_cells_with_tokens is not None:
+        holding = number_of(router.num_cells_with_tokens, "cell holds", "cells hold")
+        said += f"; {holding} a drawn token"
+    if router.left_out:
+        said += f"; {router.left_out:,} are not finite and left out"
+    return said
+
+
+def _between(between: Between) -> str:
+    return (
+        f"{between.mean_crossings:.3g} facets on the straight way between two tokens, "
+        f"{between.per_length:.3g} +- {between.per_length_se:.1g} per unit of length of the "
+        f"router input ({between.num_segments:,} ways)"
+    )
+
+
+def _visited(visited: Visited) -> str:
+    pieces = number_of(visited.num_components, "piece")
+    part = "" if visited.is_whole else " (of the most visited ones)"
+    return (
+        f"{visited.num_expert_sets:,} sets of experts by these tokens; "
+        f"{number_of(visited.num_edges, 'pair differs', 'pairs differ')} in one expert, which "
+        f"leaves {pieces}{part}; the largest holds "
+        f"{_percent(visited.largest_share)} of the tokens"
+    )
+
+
+def _answer_sentences(answer: Answer) -> Iterator[str]:
+    """What is said of a set of experts: whether it is a cell, and how that is proved."""
+    numbers = ", ".join(map(str, answer.expert_set))
+    several = len(answer.expert_set) > 1
+    chosen = f"{answer.router}: expert{'s' if several else ''} {numbers}"
+    are = "are chosen together" if several else "is chosen"
+    where = f"on {answer.subspace}"
+    checked = " Checked again in exact arithmetic." if answer.is_checked else ""
+    took = f" ({duration(answer.seconds)})"
+    if answer.is_cell:
+        assert answer.margin is not None
+        each = "each of them is ahead of all others" if several else "it is ahead of all others"
+        ahead = f"{each} by {answer.margin:.3g} or more"
+        if math.isinf(answer.margin):
+            ahead = "there are no others"
+        said = f"at the point of the certificate {ahead}"
+        yield f"{chosen} {are} {where}: {said}.{checked}{took}"
+        return
+    yield f"{chosen} {are} nowhere {where}.{checked}{took}"
+    if answer.weights is not None:
+        inside, outside = (_mixture(part) for part in answer.weights)
+        yield (
+            f"proof: {inside} of the set mixes to the same row as {outside} outside it, whose bias "
+            "is no smaller: they can never all be ahead."
+        )
+
+
+def _mixture(weights: tuple[tuple[int, float], ...]) -> str:
+    return " + ".join(f"{weight:.3g} x {expert}" for expert, weight in weights)
+
+
+def _percent(share: float) -> str:
+    """Rounded down where rounding would say all of them."""
+    text = f"{100.0 * share:.3g} %"
+    return f"{math.floor(1e4 * share) / 100:.4g} %" if text == "100 %" and share < 1.0 else text
+
+
+def _record(found: Enumerations) -> Mapping[str, Any]:
+    return {
+        "name": found.name,
+        "routers": [dataclasses.asdict(router) for router in found.routers],
+        "answers": [dataclasses.asdict(answer) for answer in found.answers],
+        "left_out": found.left_out,
+        "seed": found.seed,
+        "written": found.written,
+        "files": found.files,
+        **({} if found.run is None else rule_facts(found.run)),
+        "run": found.run,
+    }

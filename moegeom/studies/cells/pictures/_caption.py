@@ -1,0 +1,165 @@
+"""The sentence or two below a picture, in what the font of the page can draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from moegeom.core.text import number_of
+from moegeom.document.untrusted import printable
+from moegeom.studies.cells.pictures._picture import (
+    OPEN,
+    CircleCells,
+    PlaneCells,
+    RasterCells,
+    SliceCaption,
+    SlicePicture,
+    SpaceCells,
+)
+
+
+def _font() -> Any:
+    from matplotlib.font_manager import findfont, get_font
+
+    return get_font(findfont("DejaVu Sans"))
+
+
+def drawable(text: str) -> str:
+    r"""The same text; characters that the font lacks or that no line can hold as ``\u4e2d``."""
+    font = _font()
+    return "".join(c if font.get_char_index(ord(c)) else _escaped(c) for c in printable(text))
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def text_width(text: str, size: float) -> float:
+    """Points of a drawable text."""
+    font = _font()
+    font.set_size(size, 72)
+    font.set_text(text, 0.0)
+    return font.get_width_height()[0] / 64
+
+
+def shortened(text: str, width: float, size: float) -> str:
+    """The text, or its beginning and end with an ellipsis between, in at most ``width`` points."""
+    if text_width(text, size) <= width:
+        return text
+    fits, too_long = 1, len(text)
+    while too_long - fits > 1:
+        kept = (fits + too_long) // 2
+        if text_width(cut(text, kept), size) <= width:
+            fits = kept
+        else:
+            too_long = kept
+    return cut(text, fits)
+
+
+def cut(text: str, kept: int) -> str:
+    """The text, or so many of its characters, two thirds from its beginning, and an ellipsis."""
+    if len(text) <= kept:
+        return text
+    tail = kept // 3
+    return text[: kept - tail].rstrip() + "\u2026" + text[len(text) - tail :].lstrip()
+
+
+def caption_text(picture: SlicePicture) -> str:
+    """One paragraph: what is drawn, of which router, how true it is to the tokens, made by what."""
+    caption = _bounded(picture.caption)
+    router = f"{caption.num_experts} experts of {caption.model}, router {caption.router}"
+    sentences = [
+        f"Cells of the top {caption.top_k} of {router}, on {caption.subspace}"
+        + _variance(picture)
+        + ".",
+        f"{_content(picture)}.",
+        _own(picture),
+        _seed(picture) + f"moegeom {caption.version}.",
+    ]
+    if caption.remark:
+        sentences.insert(3, caption.remark.rstrip(".") + ".")
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _bounded(caption: SliceCaption) -> SliceCaption:
+    """The caption with its texts on one line each and not too long: others named what is there."""
+    kept = {"model": 160, "router": 160, "subspace": 160, "remark": 600, "version": 40}
+    shown = printable(caption)
+    return dataclasses.replace(shown, **{n: cut(getattr(shown, n), k) for n, k in kept.items()})
+
+
+def title_text(picture: SlicePicture) -> str:
+    """``model, router: top 8 of 64``."""
+    caption = _bounded(picture.caption)
+    return f"{caption.model}, {caption.router}: top {caption.top_k} of {caption.num_experts}"
+
+
+def count_text(number: int) -> str:
+    """``16,384``."""
+    return f"{number:,}"
+
+
+def percent_text(share: float) -> str:
+    """Two significant digits; what is not all or nothing is not written as such."""
+    if share in (0.0, 1.0):
+        return f"{100 * share:.0f} %"
+    percent = 100 * share
+    if percent < 0.01:
+        return "< 0.01 %"
+    if percent > 99.99:
+        return "> 99.99 %"
+    return f"{percent:.{2 if percent < 1 or percent > 99 else 1}f} %"
+
+
+def _variance(picture: SlicePicture) -> str:
+    share = picture.caption.variance_share
+    return "" if share is None else f" ({percent_text(share)} of the variance)"
+
+
+def _content(picture: SlicePicture) -> str:
+    match picture:
+        case PlaneCells():
+            seen = sum(len(polygon) > 2 for polygon in picture.polygons)
+            facets = number_of(len(picture.facet_ends), "facet")
+            counts = [f"{number_of(seen, 'cell')} and {facets} in the frame"]
+        case SpaceCells():
+            counts = [f"{count_text(len(picture.place))} cells"]
+            counts += [number_of(len(picture.facets), "facet")]
+        case CircleCells():
+            counts = [f"{count_text(len(picture.start))} arcs"]
+        case RasterCells():
+            open_share = float((picture.state == OPEN).mean()) if picture.state.size else 0.0
+            height, width = picture.state.shape
+            counts = [f"{count_text(len(picture.expert_sets))} expert sets"]
+            counts += [f"{width} x {height} pixels, {percent_text(open_share)} of them undecided"]
+    proof = "every one proved" if picture.caption.is_certified else "not all of it proved"
+    return f"{', '.join(counts)}; {proof}"
+
+
+def own_counts(picture: SlicePicture) -> tuple[int, int] | None:
+    """Tokens that lie in the cell they are drawn in, and all; None where that is unknown."""
+    caption = picture.caption
+    if caption.own_cell_share is not None and caption.num_tokens is not None:
+        return round(caption.own_cell_share * caption.num_tokens), caption.num_tokens
+    is_own = None
+    if isinstance(picture, CircleCells):
+        is_own = picture.is_own
+    elif not isinstance(picture, SpaceCells) and picture.tokens is not None:
+        is_own = picture.tokens.is_own
+    return None if is_own is None else (int(is_own.sum()), len(is_own))
+
+
+def _own(picture: SlicePicture) -> str:
+    counts = own_counts(picture)
+    if counts is None:
+        return ""
+    own, tokens = counts
+    share = own / tokens if tokens else 0.0
+    return (
+        f"{count_text(own)} of {count_text(tokens)} tokens ({percent_text(share)}) "
+        f"{'lies' if own == 1 else 'lie'} in the cell they are drawn in."
+    )
+
+
+def _seed(picture: SlicePicture) -> str:
+    return "" if picture.caption.seed is None else f"Seed {picture.caption.seed}; "

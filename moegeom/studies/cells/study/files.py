@@ -1,0 +1,258 @@
+"""``--out``: cells.parquet, facets.parquet, and the slice and its numbers of each router."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from moegeom.core.errors import InternalError
+from moegeom.core.files import move_folder, new_folder, refuse_existing, writing
+from moegeom.results.reader import SCHEMA_VERSION
+from moegeom.results.writer import slug
+from moegeom.studies.cells.ball.ball_cells import filter_ball
+from moegeom.studies.cells.ball.inradius import inradii
+from moegeom.studies.cells.exact.certificate_check import CellPoint
+from moegeom.studies.cells.exact.witness import check_witness
+from moegeom.studies.cells.graph.facet_graph import exchanged, is_one_swap
+from moegeom.studies.cells.study.found import FoundCells, Scaled
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.router import Looked
+
+#: Numbers of witnesses in input coordinates that are written per router; beyond they are null,
+#: and follow from the slice.
+_MOST_COORDINATES = 20_000_000
+
+#: Facets whose distance is measured.
+_MOST_MEASURED = 500_000
+
+
+def _are_cells(folder: Path) -> bool:
+    return (folder / "cells.parquet").is_file()
+
+
+class CellFiles:
+    """The folder ``out`` while it is made: beside it, moved when it is whole."""
+
+    def __init__(self, request: CellsRequest) -> None:
+        assert request.out is not None
+        self._out, self._request = request.out, request
+        hint = "Choose another --out, or --overwrite."
+        refuse_existing(self._out, hint, _are_cells if request.overwrite else None)
+        self._work = new_folder(self._out)
+        self._partial = self._work / "whole"  # with the rights of a folder that is made now
+        self._partial.mkdir()
+        self._tables: dict[str, list] = {name: [] for name in CELL_TABLES}
+        self.names: tuple[str, ...] = ()
+
+    def add(self, looked: Looked) -> None:
+        """Rows of one router, and its slice as an npz file that --subspace reads."""
+        for found in looked.found:
+            if found.is_whole:
+                self._tables["cells"].append(_cells(looked, found, self._request))
+                self._tables["facets"].append(_facets(looked, found, self._request))
+        if looked.part is not None and looked.weight is not None:
+            with writing(self._out):
+                (self._partial / "slices").mkdir(exist_ok=True)
+                np.savez(
+                    self._partial / "slices" / f"{slug(looked.router.name)}.npz",
+                    centre=looked.part.centre,
+                    basis=looked.part.basis,
+                    weight=looked.weight,
+                    bias=np.zeros(len(looked.weight)) if looked.bias is None else looked.bias,
+                )
+
+    def finish(self) -> None:
+        """Writes the tables and moves everything to ``out``."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with writing(self._out):
+            for name, parts in self._tables.items():
+                empty = cell_table(name, {"router": []})
+                pq.write_table(pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet")
+        self.names = tuple(sorted(path.name for path in self._partial.iterdir()))
+        # what is there was seen to hold cells
+        replaced = self._work / "replaced" if self._request.overwrite else None
+        move_folder(self._partial, self._out, replaced)
+        self.discard()
+
+    def discard(self) -> None:
+        """Removes what was written until now."""
+        shutil.rmtree(self._work, ignore_errors=True)
+
+
+def _cells(looked: Looked, found: FoundCells, request: CellsRequest) -> Any:
+    count = len(found.expert_set)
+    columns: dict[str, Any] = {
+        "router": [looked.router.name] * count,
+        "cell": np.arange(count),
+        "expert_set": found.expert_set.astype(np.int32).tolist(),
+        "witness": _listed(found),
+        "witness_exact": _rational(found),
+        "num_facets": np.bincount(found.facets.ravel(), minlength=count),
+        "witness_input": _inputs(looked, found.witness),
+        **_pair(found.cell_distance),
+    }
+    if found.at is not None:
+        columns["token"] = [found.at] * count
+    if found.hops is not None:
+        columns["hops"] = found.hops
+    if found.is_bounded is not None:
+        columns["is_bounded"] = found.is_bounded
+    if looked.placed is not None and found.at is None:
+        inside = looked.placed.cell
+        columns["num_tokens"] = np.bincount(inside[inside >= 0], minlength=count)
+        own = inside[looked.placed.is_own & (inside >= 0)]
+        columns["num_own_tokens"] = np.bincount(own, minlength=count)
+    weight, bias = _numbers(looked)
+    if request.inradius:
+        columns["inradius"] = _inradii(weight, bias, found, request)
+    if request.certify:
+        _check(weight, bias, found, request.tie_broken)
+        columns["is_checked"] = [True] * count
+    return cell_table("cells", columns)
+
+
+def _facets(looked: Looked, found: FoundCells, request: CellsRequest) -> Any:
+    count = len(found.facets)
+    experts = [set(row) for row in found.expert_set.tolist()]
+    pairs = found.facets.tolist()
+    columns: dict[str, Any] = {
+        "router": [looked.router.name] * count,
+        "cell": found.facets[:, 0],
+        "other_cell": found.facets[:, 1],
+        "experts_out": [sorted(experts[one] - experts[other]) for one, other in pairs],
+        "experts_in": [sorted(experts[other] - experts[one]) for one, other in pairs],
+        **_pair(_distances(looked, found, request)),
+    }
+    if found.at is not None:
+        columns["token"] = [found.at] * count
+    return cell_table("facets", columns)
+
+
+def _inradii(
+    weight: np.ndarray, bias: np.ndarray, found: FoundCells, request: CellsRequest
+) -> list[float | None]:
+    """None where no radius could be proved."""
+    scaled = Scaled.of(weight, bias, request, is_metric=True)
+    offset = np.zeros(len(weight)) if scaled.bias is None else scaled.bias
+    radii = inradii(scaled.weight, offset, found.expert_set, found.facets)
+    radii = np.ldexp(radii, scaled.longer)
+    return [None if np.isnan(radius) else radius for radius in radii.tolist()]
+
+
+def _distances(looked: Looked, found: FoundCells, request: CellsRequest) -> np.ndarray | None:
+    """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
+    if found.at is not None or found.facet_distance is not None:
+        return found.facet_distance
+    is_simple = is_one_swap(found.expert_set, found.facets).all()
+    if len(found.facets) > _MOST_MEASURED or not is_simple:
+        return None
+    weight, bias = _numbers(looked)
+    centre = np.zeros(weight.shape[1])
+    if looked.sample is not None and looked.part is not None:
+        mean = looked.sample.inputs.astype(np.float64).mean(axis=0)
+        centre = looked.part.coordinates(mean[None, :])[0]
+    out, into = (part.astype(np.int16) for part in exchanged(found.expert_set, found.facets))
+    scaled = Scaled.of(weight, bias, request, is_metric=True)
+    offset = np.zeros(len(weight)) if scaled.bias is None else scaled.bias
+    centre = np.ldexp(centre, -scaled.exponent)
+    met = filter_ball(
+        scaled.weight, offset, found.expert_set, found.facets, out, into, centre, np.inf
+    )
+    brackets = np.column_stack([met.facet_lower, met.facet_upper])
+    return np.ldexp(brackets, scaled.longer)
+
+
+def _numbers(looked: Looked) -> tuple[np.ndarray, np.ndarray]:
+    assert looked.weight is not None
+    bias = np.zeros(len(looked.weight)) if looked.bias is None else looked.bias
+    return looked.weight, bias
+
+
+def _inputs(looked: Looked, witness: np.ndarray) -> Sequence[Any]:
+    if looked.part is None or len(witness) * looked.router.hidden_size > _MOST_COORDINATES:
+        return [None] * len(witness)
+    rows = looked.part.inputs(witness).astype(np.float32)
+    return [row if np.isfinite(row).all() else None for row in rows.tolist()]
+
+
+def _listed(found: FoundCells) -> list[list[float] | None]:
+    """Witnesses; None where no float64 point was found."""
+    rows = found.witness.tolist()
+    return [None if n in found.exact else row for n, row in enumerate(rows)]
+
+
+def _rational(found: FoundCells) -> list[str | None]:
+    """Certificates of the cells that have no float64 witness, as JSON."""
+    texts = {n: json.dumps(point.as_json()) for n, point in found.exact.items()}
+    return [texts.get(n) for n in range(len(found.expert_set))]
+
+
+def _pair(bracket: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    if bracket is None:
+        return {}
+    return {"distance_lower": bracket[:, 0], "distance_upper": bracket[:, 1]}
+
+
+def _check(weight: np.ndarray, bias: np.ndarray, found: FoundCells, tie_broken: bool) -> None:
+    """Every witness in integers. Raises InternalError for one that lies in no cell of its own."""
+    rows = zip(found.expert_set.tolist(), found.witness.tolist(), strict=True)
+    for n, (row, point) in enumerate(rows):
+        proof = found.exact.get(n) or CellPoint(tuple(Fraction(value) for value in point))
+        try:
+            check_witness(weight, bias, row, proof, tie_broken)
+        except ValueError as error:
+            raise InternalError(f"the witness of cell {row} fails its check: {error}") from error
+
+
+#: Columns of each table: name, type, unit, text.
+CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
+    "cells": (
+        ("router", pa.string(), "", "identity <stack>/<layer>[/slot]"),
+        ("cell", pa.int64(), "", "number of the cell, from 0 at each router"),
+        ("token", pa.int64(), "", "token that the search began at; null for the whole slice"),
+        ("expert_set", pa.list_(pa.int32()), "", "experts that are chosen there, ascending"),
+        ("witness", pa.list_(pa.float64()), "input", "a point inside, in coordinates of the slice"),
+        ("witness_exact", pa.string(), "", "where no float64 point was found inside: a rational"),
+        ("witness_input", pa.list_(pa.float32()), "input", "the same point as router input"),
+        ("num_facets", pa.int64(), "", "facets of the cell"),
+        ("is_bounded", pa.bool_(), "", "null where a ball, a box or steps bound the search"),
+        ("is_checked", pa.bool_(), "", "the witness was verified in integers (--certify)"),
+        ("inradius", pa.float64(), "input", "radius of the largest ball inside (inradius)"),
+        ("distance_lower", pa.float64(), "input", "to the cell, from the centre or the token"),
+        ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
+        ("hops", pa.int64(), "", "facets between the token's cell and this one"),
+        ("num_tokens", pa.int64(), "tokens", "tokens drawn inside"),
+        ("num_own_tokens", pa.int64(), "tokens", "of these, tokens whose own choice this is"),
+    ),
+    "facets": (
+        ("router", pa.string(), "", "identity <stack>/<layer>[/slot]"),
+        ("token", pa.int64(), "", "token that the search began at; null for the whole slice"),
+        ("cell", pa.int64(), "", "the cell that comes first"),
+        ("other_cell", pa.int64(), "", "the cell on the other side"),
+        ("experts_out", pa.list_(pa.int32()), "", "experts that only the first cell has"),
+        ("experts_in", pa.list_(pa.int32()), "", "experts that only the other cell has"),
+        ("distance_lower", pa.float64(), "input", "to the facet, from the tokens' mean"),
+        ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
+    ),
+}
+
+
+def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
+    """Columns as a table of :data:`CELL_TABLES`; those that are not given are null."""
+    length = len(next(iter(columns.values())))
+    fields, arrays = [], []
+    for column, kind, unit, text in CELL_TABLES[name]:
+        arrays.append(pa.array(columns.get(column, [None] * length), type=kind))
+        facts = {"text": text, "unit": unit}
+        fields.append(pa.field(column, kind, metadata={k: v for k, v in facts.items() if v}))
+    schema = pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})
+    return pa.Table.from_arrays(arrays, schema=schema)

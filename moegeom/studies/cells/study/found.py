@@ -1,0 +1,336 @@
+"""The cells of one slice: whole, in a ball, in a box, or around tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int16, Int64
+
+from moegeom.core.errors import InternalError, UsageError
+from moegeom.core.text import number_of
+from moegeom.studies.cells.ball.ball_cells import (
+    BallCells,
+    ball_cells,
+    cells_within_hops,
+    filter_ball,
+)
+from moegeom.studies.cells.ball.box import filter_box
+from moegeom.studies.cells.exact.certificate_check import CellPoint
+from moegeom.studies.cells.exact.rank import independent_columns_of
+from moegeom.studies.cells.exact.witness import strict_witnesses
+from moegeom.studies.cells.graph.facet_graph import exchanged
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
+
+Watch = Callable[[int, int], None]
+
+#: Exponents of rows and biases within which nothing is scaled.
+_USUAL = 16
+#: Factors of two between columns beyond which each is scaled by itself.
+_SPREAD = 200
+
+
+@dataclass(frozen=True, eq=False)
+class FoundCells:
+    """Cells in the order of their experts, a point inside each, facets as pairs of cells.
+
+    ``is_bounded`` is None where a ball, a box or steps bound the search. Brackets of distances are
+    those from the centre of the slice, or from the token ``at`` which the search began; None where
+    they were not asked for. ``hops`` are the facets crossed from there. ``exact`` has a rational
+    point of each cell in which no float64 point was found: there the witness is nan.
+    """
+
+    expert_set: Int16[np.ndarray, "cells k"]
+    witness: Float64[np.ndarray, "cells dims"]
+    facets: Int64[np.ndarray, "facets 2"]
+    road: str
+    is_bounded: Bool[np.ndarray, "cells"] | None = None
+    num_vertices: int = 0
+    num_exact: int = 0
+    gap: float | None = None
+    is_whole: bool = True
+    cell_distance: Float64[np.ndarray, "cells 2"] | None = None
+    facet_distance: Float64[np.ndarray, "facets 2"] | None = None
+    hops: Int64[np.ndarray, "cells"] | None = None
+    at: int | None = None
+    exact: Mapping[int, CellPoint] = field(default_factory=dict)
+
+
+def domain_text(request: CellsRequest) -> str:
+    """What bounds the search, in words; empty for the whole slice."""
+    if request.radius is not None:
+        return f"within {request.radius:g} of its centre"
+    if request.box is not None:
+        return f"within {request.box:g} of its centre along every direction"
+    if request.hops is not None:
+        facets = number_of(request.hops, "facet")
+        whose = (
+            "token"
+            if len(request.at) == 1
+            else f"{number_of(len(request.at), 'token')}, one by one"
+        )
+        return f"at most {facets} from the cell of {'a ' if len(request.at) == 1 else ''}{whose}"
+    return ""
+
+
+def find_cells(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"] | None,
+    k: int,
+    request: CellsRequest,
+    points: Float64[np.ndarray, "points dims"],
+    watch: Watch | None,
+) -> list[FoundCells] | AllSubsets:
+    """The cells that were asked for; a list of one, or one entry for each of ``points``.
+
+    Rows, biases and coordinates are taken to the size of 1 first, each by a power of two, which
+    changes no bit of them. Raises UsageError for instances with more ties than exact arithmetic is
+    given.
+    """
+    try:
+        scaled = Scaled.of(weight, bias, request)
+        if request.hops is not None:
+            starts = zip(request.at, points, strict=True)
+            parts = [scaled.around(k, token, point) for token, point in starts]
+        elif request.radius is not None:
+            parts = [scaled.in_ball(k, watch)]
+        else:
+            found = scaled.whole(k, watch)
+            if isinstance(found, AllSubsets):
+                return found
+            parts = [found]
+        return [scaled.back(part) for part in parts]
+    except ValueError as error:
+        raise UsageError(
+            f"cells: {error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
+        ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """The instance in coordinates x' = x / 2^exponent in which rows and biases are of size 1."""
+
+    weight: Float64[np.ndarray, "experts dims"]
+    bias: Float64[np.ndarray, "experts"] | None
+    request: CellsRequest
+    exponent: Int64[np.ndarray, "dims"]
+
+    @staticmethod
+    def of(
+        weight: Float64[np.ndarray, "experts dims"],
+        bias: Float64[np.ndarray, "experts"] | None,
+        request: CellsRequest,
+        is_metric: bool = False,
+    ) -> Scaled:
+        """Where distances are measured (``is_metric``) all columns share one power of two."""
+        columns = np.frexp(np.abs(weight).max(axis=0, initial=0.0))[1].astype(np.int64)
+        is_metric |= request.radius is not None or request.hops is not None
+        if np.ptp(columns) < _SPREAD or is_metric:
+            columns[:] = columns.max()
+        offset = 0 if bias is None else int(np.frexp(np.abs(bias).max(initial=0.0))[1])
+        if bias is None or not bias.any():
+            offset = int(columns.max())
+        same = Scaled(weight, bias, request, np.zeros(weight.shape[1], np.int64))
+        if max(np.abs(columns).max(initial=0), abs(offset)) < _USUAL:
+            return same
+        rows = np.ldexp(weight, -columns)
+        free = None if bias is None else np.ldexp(bias, -offset)
+        exponent = offset - columns
+        bounds = [request.radius, request.box]
+        if not np.array_equal(np.ldexp(rows, columns), weight):
+            return same
+        if bias is not None and not np.array_equal(np.ldexp(np.ldexp(bias, -offset), offset), bias):
+            return same
+        if request.box is not None and np.ptp(columns):
+            return same  # a box has one side
+        radius, box = (_times(value, -int(exponent.max())) for value in bounds)
+        if any(value is not None and not 0.0 < value < np.inf for value in (radius, box)):
+            return same
+        return Scaled(rows, free, replace(request, radius=radius, box=box), exponent)
+
+    @property
+    def longer(self) -> int:
+        """What distances in the given coordinates are longer by, as an exponent of two."""
+        return int(self.exponent.max()) if len(self.exponent) else 0
+
+    def whole(self, k: int, watch: Watch | None) -> FoundCells | AllSubsets:
+        found = _enumerated(self.weight, self.bias, k, self.request, watch)
+        if isinstance(found, AllSubsets) or self.request.box is None:
+            return found
+        return _in_box(self.weight, self.bias, found, self.request.box)
+
+    def in_ball(self, k: int, watch: Watch | None) -> FoundCells:
+        return _in_ball(self.weight, self.bias, k, self.request, watch)
+
+    def around(self, k: int, token: int, point: Float64[np.ndarray, "dims"]) -> FoundCells:
+        start = np.ldexp(point, -self.exponent)
+        return _around(self.weight, self.bias, k, self.request, token, start)
+
+    def back(self, found: FoundCells) -> FoundCells:
+        """Points and distances in the coordinates that were given."""
+        if not self.exponent.any():
+            return found
+        cells, facets = found.cell_distance, found.facet_distance
+        return replace(
+            found,
+            witness=np.ldexp(found.witness, self.exponent),
+            cell_distance=None if cells is None else np.ldexp(cells, self.longer),
+            facet_distance=None if facets is None else np.ldexp(facets, self.longer),
+        )
+
+
+def _times(value: float | None, exponent: int) -> float | None:
+    return None if value is None else float(np.ldexp(value, exponent))
+
+
+def with_witnesses(
+    found: FoundCells,
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"] | None,
+    request: CellsRequest,
+) -> FoundCells:
+    """The cells with points that are proved to lie strictly inside them and the domain.
+
+    Raises InternalError for a cell without a point: it would be none.
+    """
+    offset = np.zeros(len(weight)) if bias is None else bias
+    radius = np.inf if request.radius is None else request.radius
+    half = np.inf if request.box is None else request.box
+    try:
+        made = strict_witnesses(
+            weight, offset, found.expert_set, found.witness, radius, half, request.tie_broken
+        )
+    except ValueError as error:
+        raise InternalError(f"a cell has no witness: {error}") from error
+    return replace(found, witness=made.point, exact=made.exact)
+
+
+def _enumerated(
+    weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
+) -> FoundCells | AllSubsets:
+    found = enumerate_cells(
+        weight,
+        bias,
+        k,
+        tie_broken=request.tie_broken,
+        most=request.vertices,
+        threads=request.threads,
+        watch=watch,
+    )
+    return found if isinstance(found, AllSubsets) else _of_enumeration(found)
+
+
+def _of_enumeration(found: Enumeration) -> FoundCells:
+    return FoundCells(
+        expert_set=found.expert_set,
+        witness=found.witness,
+        facets=found.facets,
+        road=found.road,
+        is_bounded=found.is_bounded,
+        num_vertices=found.num_vertices,
+        num_exact=found.num_exact,
+        gap=found.gap,
+        is_whole=found.is_whole,
+    )
+
+
+def _in_ball(
+    weight: np.ndarray, bias: np.ndarray | None, k: int, request: CellsRequest, watch: Watch | None
+) -> FoundCells:
+    """From facet to facet; where experts tie on whole facets, all cells of the slice are tried."""
+    assert request.radius is not None
+    centre = np.zeros(weight.shape[1])
+    offset = np.zeros(len(weight)) if bias is None else bias
+    try:
+        return _of_search(ball_cells(weight, offset, k, centre, request.radius, request.vertices))
+    except ValueError as error:
+        if "degenerate" not in str(error):
+            raise
+    whole = _enumerated(weight, bias, k, request, watch)
+    if isinstance(whole, AllSubsets) or not whole.is_whole:
+        raise ValueError("experts tie on whole facets in the ball, and the slice is too large")
+    out, into = _exchanged(whole)
+    met = filter_ball(
+        weight, offset, whole.expert_set, whole.facets, out, into, centre, request.radius
+    )
+    kept = _kept(whole, met.cells, met.facets)
+    return replace(
+        kept,
+        road="walk and filter",
+        num_exact=whole.num_exact + met.num_exact,
+        cell_distance=np.column_stack([met.cell_lower, met.cell_upper])[met.cells],
+        facet_distance=np.column_stack([met.facet_lower, met.facet_upper])[met.facets],
+    )
+
+
+def _in_box(
+    weight: np.ndarray, bias: np.ndarray | None, whole: FoundCells, half: float
+) -> FoundCells:
+    if not whole.is_whole:
+        return whole
+    sides = np.full(weight.shape[1], half)
+    out, into = _exchanged(whole)
+    met = filter_box(
+        weight, bias, whole.expert_set, whole.facets, out, into, -sides, sides, whole.witness
+    )
+    kept = _kept(whole, met.has_cell, met.has_facet)
+    points = [proof.point for proof in met.cells if isinstance(proof, CellPoint)]
+    witness = np.array([[float(x) for x in point] for point in points]).reshape(-1, len(sides))
+    return replace(kept, road="walk and filter", witness=witness)
+
+
+def _around(
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    k: int,
+    request: CellsRequest,
+    token: int,
+    point: Float64[np.ndarray, "dims"],
+) -> FoundCells:
+    """Cells a few facets away from the cell of a token, in the coordinates that carry the rank."""
+    assert request.hops is not None
+    offset = np.zeros(len(weight)) if bias is None else bias
+    kept = independent_columns_of(weight)
+    if len(kept) < weight.shape[1]:
+        raise ValueError(
+            f"the rows have rank {len(kept)} on {weight.shape[1]} dimensions: distances need a "
+            "slice that they span"
+        )
+    found = cells_within_hops(weight, offset, k, point, request.hops, request.vertices)
+    return replace(_of_search(found), hops=found.hops, at=token)
+
+
+def _of_search(found: BallCells) -> FoundCells:
+    return FoundCells(
+        expert_set=found.expert_set,
+        witness=found.nearest,
+        facets=found.facets,
+        road="search",
+        num_exact=found.num_exact,
+        is_whole=found.is_whole,
+        cell_distance=np.column_stack([found.distance_lower, found.distance_upper]),
+        facet_distance=np.column_stack([found.facet_distance_lower, found.facet_distance_upper]),
+    )
+
+
+def _kept(
+    whole: FoundCells, cells: Bool[np.ndarray, "cells"], facets: Bool[np.ndarray, "facets"]
+) -> FoundCells:
+    """Some of the cells and facets."""
+    number = np.cumsum(cells) - 1
+    return replace(
+        whole,
+        expert_set=whole.expert_set[cells],
+        witness=whole.witness[cells],
+        facets=number[whole.facets[facets]].reshape(-1, 2),
+        is_bounded=None,
+    )
+
+
+def _exchanged(
+    whole: FoundCells,
+) -> tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]]:
+    out, into = exchanged(whole.expert_set, whole.facets)
+    return out.astype(np.int16), into.astype(np.int16)

@@ -1,0 +1,420 @@
+"""One router on one slice: cells, arcs or pixels, and what its tokens say of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import comb
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from moegeom.core.errors import RouterRuleError, UsageError
+from moegeom.core.router import Router
+from moegeom.studies.cells.ball.bounds_of_cells import expected_diagram, most_cells
+from moegeom.studies.cells.exact.crossings import crossing_rate
+from moegeom.studies.cells.graph.facet_graph import facet_graph
+from moegeom.studies.cells.graph.visited_graph import visited_graph
+from moegeom.studies.cells.plane.circle import Arcs, circle_arcs
+from moegeom.studies.cells.plane.raster import plane_raster
+from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, Raster, plane_router
+from moegeom.studies.cells.plane.subspace import Slice
+from moegeom.studies.cells.record import Between, Cells, NullCells, Outcome, RouterCells, Visited
+from moegeom.studies.cells.study.found import FoundCells, domain_text, find_cells, with_witnesses
+from moegeom.studies.cells.study.request import CellsRequest
+from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
+from moegeom.studies.cells.study.tokens import SliceTokens
+from moegeom.studies.cells.walk.enumeration import MOST_EXPERTS, AllSubsets
+from moegeom.studies.cells.walk.segment_crossings import segment_crossings
+from moegeom.variants.random_router import random_router
+
+Told = Callable[[int, int], None]
+
+#: Dimensions in which cells are looked for from facet to facet.
+MOST_DIMS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Tokens on the slice: where, in which cell (-1: in none that is listed), and whether it is
+    their own: the slice chooses there what the router chooses for the token itself.
+    """
+
+    place: Float64[np.ndarray, "tokens dims"]
+    cell: Int64[np.ndarray, "tokens"]
+    is_own: Bool[np.ndarray, "tokens"]
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What was found of one router: the record for the screen, and the numbers behind it."""
+
+    record: RouterCells
+    router: Router
+    asked: RequestedSlice
+    sample: SliceTokens | None
+    found: tuple[FoundCells, ...] = ()
+    placed: Placed | None = None
+    part: Slice | None = None
+    weight: Float64[np.ndarray, "experts dims"] | None = None
+    bias: Float64[np.ndarray, "experts"] | None = None
+    arcs: Arcs | None = None
+    pixels: Raster | None = None
+    frame: tuple[float, float, float, float] | None = None
+
+
+def look_at(
+    router: Router,
+    asked: RequestedSlice,
+    sample: SliceTokens | None,
+    request: CellsRequest,
+    told: Told | None,
+) -> Looked:
+    """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
+    started = time.perf_counter()
+    if router.num_experts > MOST_EXPERTS:
+        raise UsageError(
+            f"router {router.name}: {router.num_experts:,} experts; expected at most "
+            f"{MOST_EXPERTS:,}, whose numbers fit where sets of experts are kept."
+        )
+    if asked.circle is not None:
+        return _on_circle(router, asked, sample, request, started)
+    if not router.rule.is_affine:
+        return _by_pixels(router, asked, sample, request, started)
+    return _by_cells(router, asked, sample, request, told, started)
+
+
+def _refuse_out(router: Router, asked: RequestedSlice, request: CellsRequest) -> None:
+    if request.out is not None:
+        raise UsageError(
+            f"--out writes lists of cells; router {router.name} has none on {asked.text}.",
+            "--plot writes the arcs or pixels as CSV beside the picture.",
+        )
+
+
+def _by_cells(
+    router: Router,
+    asked: RequestedSlice,
+    sample: SliceTokens | None,
+    request: CellsRequest,
+    told: Told | None,
+    started: float,
+) -> Looked:
+    part, bias = asked.part, router.affine_bias
+    weight = router.weight.astype(np.float64)
+    offset = None if bias is None else bias.astype(np.float64)
+    if part is not None:
+        weight, offset = part.instance(weight, offset)
+    if offset is not None and (offset == offset[0]).all():
+        offset = None  # a common shift changes no choice
+    k, dims = router.rule.top_k, weight.shape[1]
+    if sample is None:
+        points = np.empty((0, dims))
+    else:
+        points = sample.inputs if part is None else part.coordinates(sample.inputs)
+    starts = _starts(request, sample, points)
+    if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
+        raise UsageError(
+            f"--radius and hops look at slices of at most {MOST_DIMS} dimensions; this one is "
+            f"{asked.text} with {dims:,}.",
+            "Add --subspace pca:D or random:D.",
+        )
+    answer = find_cells(weight, offset, k, request, starts, told)
+    if isinstance(answer, AllSubsets) and (request.box is not None or request.out is not None):
+        raise UsageError(
+            f"router {router.name}: every set of {k} experts is a cell of {asked.text}, so there "
+            "is no list.",
+            "Add --subspace pca:D or random:D.",
+        )
+    found: tuple[FoundCells, ...] = ()
+    outcome: Outcome = "all subsets"
+    placed, facts, null = None, None, None
+    if not isinstance(answer, AllSubsets):
+        is_whole = all(part.is_whole for part in answer)
+        found = tuple(with_witnesses(part, weight, offset, request) for part in answer)
+        outcome = "cells" if is_whole else "unfinished"
+        facts = facts_of(found) if is_whole else None
+        if sample is not None and part is not None:
+            cells = found[0].expert_set if len(found) == 1 and is_whole else None
+            placed = _placed(points, sample, weight, offset, k, cells)
+    if request.null and part is not None and outcome == "cells" and request.hops is None:
+        null = null_of(router, part, request)
+    record = _record(
+        router,
+        asked,
+        sample,
+        dims,
+        domain_text(request),
+        outcome,
+        facts,
+        placed,
+        started,
+        request.seed,
+        is_central=offset is None,
+    )
+    record = replace(record, null=null)
+    return Looked(record, router, asked, sample, found, placed, part, weight, offset)
+
+
+def _starts(
+    request: CellsRequest, sample: SliceTokens | None, points: np.ndarray
+) -> Float64[np.ndarray, "points dims"]:
+    """Where the tokens ``at`` lie on the slice."""
+    if not request.at or sample is None:
+        return np.empty((0, points.shape[1]))
+    return points[sample.rows_of(request.at, "at")].astype(np.float64)
+
+
+def _placed(
+    points: Float64[np.ndarray, "tokens dims"],
+    sample: SliceTokens,
+    weight: Float64[np.ndarray, "experts dims"],
+    offset: Float64[np.ndarray, "experts"] | None,
+    k: int,
+    cells: np.ndarray | None,
+) -> Placed:
+    logits = points @ weight.T + (0.0 if offset is None else offset)
+    drawn = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
+    return Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
+
+
+def _is_equal(drawn: np.ndarray, sample: SliceTokens) -> Bool[np.ndarray, "tokens"]:
+    return (drawn == np.sort(sample.chosen, axis=1)).all(axis=1)
+
+
+def _numbers(drawn: np.ndarray, cells: np.ndarray | None) -> Int64[np.ndarray, "tokens"]:
+    """The place of each set among the cells; -1 for one that is not listed."""
+    if cells is None:
+        return np.full(len(drawn), -1)
+    number = {tuple(row): n for n, row in enumerate(cells.tolist())}
+    return np.array([number.get(tuple(row), -1) for row in drawn.tolist()], np.int64)
+
+
+def _record(
+    router: Router,
+    asked: RequestedSlice,
+    sample: SliceTokens | None,
+    dims: int,
+    domain: str,
+    outcome: Outcome,
+    facts: Cells | None,
+    placed: Placed | None,
+    started: float,
+    seed: int,
+    is_central: bool = False,
+) -> RouterCells:
+    experts, k = router.num_experts, router.rule.top_k
+    is_sliced = router.rule.is_affine and asked.circle is None and outcome != "all subsets"
+    return RouterCells(
+        router=router.name,
+        num_experts=experts,
+        top_k=k,
+        subspace=asked.text,
+        domain=domain,
+        dims=dims,
+        outcome=outcome,
+        cells=facts,
+        num_possible=comb(experts, k),
+        most_cells=most_cells(experts, k, dims, is_central) if is_sliced else None,
+        expected_vertices=_expected(experts, k, dims, is_central) if is_sliced else None,
+        seconds=time.perf_counter() - started,
+        variance_share=asked.variance_share,
+        num_tokens=None if placed is None else len(placed.cell),
+        num_own=None if placed is None else int(placed.is_own.sum()),
+        num_cells_with_tokens=_with_tokens(placed),
+        left_out=0 if sample is None else sample.left_out,
+        between=between_of(router, sample, seed),
+        visited=None if sample is None else visited_of(sample),
+    )
+
+
+def prediction(router: Router, asked: RequestedSlice) -> str:
+    """How many vertices a random router has there, in words; empty where that says nothing."""
+    if not router.rule.is_affine or asked.part is None:
+        return ""
+    expected = _expected(router.num_experts, router.rule.top_k, asked.part.dims, False)
+    return "" if expected is None else f", about {expected:,.0f} vertices expected"
+
+
+def _expected(experts: int, k: int, dims: int, is_central: bool) -> float | None:
+    """Vertices that a random router has; None where that says nothing."""
+    if k == experts or not 2 <= dims < experts - 1:
+        return None
+    return expected_diagram(experts, k, dims, is_central).vertices
+
+
+def _with_tokens(placed: Placed | None) -> int | None:
+    if placed is None or (placed.cell < 0).all():
+        return None
+    return len(np.unique(placed.cell[placed.cell >= 0]))
+
+
+def _by_pixels(
+    router: Router,
+    asked: RequestedSlice,
+    sample: SliceTokens | None,
+    request: CellsRequest,
+    started: float,
+) -> Looked:
+    """Every rule on a plane, pixel by pixel."""
+    part = asked.part
+    if part is None or part.dims != 2:
+        raise RouterRuleError(
+            f"router {router.name}: its cells have curved facets or come from groups "
+            f"({router.rule.selection_score_unit}"
+            f"{', groups' if router.rule.groups is not None else ''}), so they are no polyhedra "
+            "and are not listed.",
+            "A plane is drawn, proved pixel by pixel: --subspace pca:2, random:2 or plane:A,B,C.",
+        )
+    _refuse_out(router, asked, request)
+    if request.radius is not None or request.box is not None or request.hops is not None:
+        raise UsageError("--radius, box and hops go with routers whose facets are straight.")
+    points = None if sample is None else part.coordinates(sample.inputs)
+    frame = frame_of(points, asked, sample, request, _reach(router))
+    plane = plane_router(
+        router.rule,
+        router.weight,
+        router.logit_bias,
+        router.selection_bias,
+        part.centre,
+        part.basis,
+        router.projection,
+    )
+    found = plane_raster(plane, Frame(*frame, request.pixels, request.pixels))
+    facts = Cells(
+        num_cells=len(found.expert_sets),
+        road="interval subdivision",
+        proved_share=found.share(PixelState.CONSTANT),
+        num_open=found.count(PixelState.OPEN),
+    )
+    placed = None
+    if sample is not None and points is not None:
+        drawn = plane.choice(points)
+        cells = np.array(found.expert_sets)
+        placed = Placed(points, _numbers(drawn, cells), _is_equal(drawn, sample))
+    seed, window = request.seed, _window(frame)
+    record = _record(router, asked, sample, 2, window, "pixels", facts, placed, started, seed)
+    return Looked(record, router, asked, sample, (), placed, part, pixels=found, frame=frame)
+
+
+def _window(frame: tuple[float, float, float, float]) -> str:
+    x0, x1, y0, y1 = frame
+    return f"x from {x0:.3g} to {x1:.3g}, y from {y0:.3g} to {y1:.3g}"
+
+
+def _reach(router: Router) -> float:
+    """Length of a router input behind its norm; 1 without."""
+    return float(np.sqrt(router.hidden_size)) if router.gain is not None else 1.0
+
+
+def _on_circle(
+    router: Router,
+    asked: RequestedSlice,
+    sample: SliceTokens | None,
+    request: CellsRequest,
+    started: float,
+) -> Looked:
+    if not router.rule.is_affine:
+        raise RouterRuleError(
+            f"router {router.name}: on a great circle only routers with linear facets are known.",
+            "A plane is drawn, proved pixel by pixel: --subspace plane:A,B,C.",
+        )
+    _refuse_out(router, asked, request)
+    assert asked.circle is not None
+    assert asked.centre is not None
+    weight = router.weight.astype(np.float64)
+    axes, offset = weight @ asked.circle, weight @ asked.centre
+    if router.affine_bias is not None:
+        offset = offset + router.affine_bias
+    arcs = circle_arcs(axes[:, 0], axes[:, 1], offset, router.rule.top_k)
+    lengths = arcs.stop - arcs.start
+    facts = Cells(
+        num_cells=len(np.unique(arcs.expert_set, axis=0)),
+        road="circle",
+        num_facets=len(arcs.start) if len(arcs.start) > 1 else 0,
+        proved_share=float(lengths[arcs.is_proved].sum() / (2.0 * np.pi)),
+    )
+    record = _record(router, asked, sample, 1, "", "arcs", facts, None, started, request.seed)
+    return Looked(record, router, asked, sample, arcs=arcs)
+
+
+#: Ways between two tokens on which facets are counted.
+_SEGMENTS = 1000
+
+
+def facts_of(found: tuple[FoundCells, ...]) -> Cells:
+    """Sums over the searches, and the graph of the facets where there is one."""
+    first = found[0]
+    graph = None
+    if first.at is None and len(first.expert_set):
+        graph = facet_graph(first.expert_set, first.facets)
+    gaps = [part.gap for part in found if part.gap is not None]
+    sets = {tuple(row) for part in found for row in part.expert_set.tolist()}
+    is_around = first.at is not None
+    return Cells(
+        num_cells=len(sets),
+        road=first.road,
+        num_bounded=None if first.is_bounded is None else int(first.is_bounded.sum()),
+        num_facets=None if is_around else len(first.facets),
+        num_components=None if graph is None else graph.num_components,
+        degrees=None if graph is None else (graph.degree_min, graph.degree_mean, graph.degree_max),
+        diameter=None if graph is None else graph.diameter,
+        is_diameter_exact=graph is None or graph.is_diameter_exact,
+        num_vertices=sum(part.num_vertices for part in found),
+        num_exact=sum(part.num_exact for part in found),
+        gap=min(gaps, default=None),
+        num_rational=sum(len(part.exact) for part in found),
+    )
+
+
+def null_of(router: Router, part: Slice, request: CellsRequest) -> NullCells | None:
+    """The same count for routers of random rows, on the same slice and in the same bounds."""
+    counts = []
+    nothing = np.empty((0, part.dims))
+    for number in range(request.null):
+        drawn = random_router(router, request.seed + number)
+        rows, offset = part.instance(drawn.weight, drawn.affine_bias)
+        found = find_cells(rows, offset, router.rule.top_k, request, nothing, None)
+        if isinstance(found, AllSubsets):
+            counts.append(found.num_cells)
+        elif found[0].is_whole:
+            counts.append(len(found[0].expert_set))
+        else:
+            return None
+    sd = float(np.std(counts, ddof=1)) if len(counts) > 1 else 0.0
+    return NullCells(len(counts), float(np.mean(counts)), sd)
+
+
+def between_of(router: Router, sample: SliceTokens | None, seed: int) -> Between | None:
+    """Facets on the ways between pairs of tokens that a seed chose; None for curved facets."""
+    if sample is None or not router.rule.is_affine or len(sample.inputs) < 2:
+        return None
+    count = min(_SEGMENTS, len(sample.inputs) // 2)
+    chosen = np.random.default_rng(seed).permutation(len(sample.inputs))[: 2 * count]
+    ends = sample.inputs[chosen].astype(np.float64)
+    logits = ends @ router.weight.T.astype(np.float64)
+    if router.affine_bias is not None:
+        logits += router.affine_bias
+    counted = segment_crossings(logits[:count], logits[count:], router.rule.top_k)
+    length = np.linalg.norm(ends[:count] - ends[count:], axis=1)
+    rate = crossing_rate(counted.count, length)
+    return Between(
+        num_segments=count,
+        mean_crossings=float(counted.count.mean()),
+        per_length=rate.per_length,
+        per_length_se=rate.standard_error,
+        num_exact=counted.num_exact,
+    )
+
+
+def visited_of(sample: SliceTokens) -> Visited:
+    """The graph of the sets that the tokens chose."""
+    graph = visited_graph(sample.chosen)
+    return Visited(
+        num_expert_sets=graph.num_expert_sets,
+        num_edges=graph.num_edges,
+        num_components=graph.num_components,
+        largest_share=graph.largest_share,
+        is_whole=graph.is_whole,
+    )
