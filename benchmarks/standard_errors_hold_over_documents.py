@@ -102,7 +102,7 @@ class Drawn:
 
 
 def _row(router: Router, source: object) -> dict:
-    """The row of the whole, without the null: a stage that has none is not needed here."""
+    """The row of the whole, without the random router: a stage that has none is not needed here."""
     metrics = [METRICS[name] for name in NAMES]
     rows = measure_router(RouterRun(router, source, load_kernels("cpu"), metrics)).rows["layers"]
     return next(r for r in rows if (r["variant"], r["population"]) == ("as_stored", "all"))

@@ -17,7 +17,7 @@ SAMPLES = ROOT / "sample_ckpts"
 PAGE, PICTURES = ROOT / "docs/cells_of_samples.md", ROOT / "docs/pictures"
 
 #: Random routers that each count stands beside.
-NULLS = 10
+RANDOM_ROUTERS = 10
 
 #: Name of each picture, its sample, and what is asked for.
 DRAWN = {
@@ -90,7 +90,9 @@ def _request(sample: str, step: str, **asked: object) -> CellsRequest:
 
 
 def _looked(sample: str, step: str, dims: int) -> tuple[RouterCells, ...]:
-    return cells(_request(sample, step, subspace=f"pca:{dims}", null=NULLS)).routers
+    return cells(
+        _request(sample, step, subspace=f"pca:{dims}", random_routers=RANDOM_ROUTERS)
+    ).routers
 
 
 def _steps(sample: str) -> Iterator[int]:
@@ -99,8 +101,8 @@ def _steps(sample: str) -> Iterator[int]:
             yield int(path.name[5:])
 
 
-def _null(r: RouterCells) -> str:
-    return "" if r.null is None else f"{r.null.mean:,.0f} +- {r.null.sd:.0f}"
+def _random(r: RouterCells) -> str:
+    return "" if r.random is None else f"{r.random.mean:,.0f} +- {r.random.sd:.0f}"
 
 
 def _own(r: RouterCells) -> str:
@@ -115,7 +117,7 @@ def _sliced(name: str, r: RouterCells) -> str:
     most = min(r.num_possible, r.most_cells or r.num_possible)
     share = f"{100 * r.variance_share:.1f} %"
     return table_row(
-        (name, str(r.dims), share, f"{r.cells.num_cells:,}", _null(r), f"{most:,}", _own(r))
+        (name, str(r.dims), share, f"{r.cells.num_cells:,}", _random(r), f"{most:,}", _own(r))
     )
 
 
@@ -124,7 +126,7 @@ def _over_training(sample: str, step: int, r: RouterCells) -> str:
     assert r.between is not None
     between = f"{r.between.mean_crossings:.2f}"
     return table_row(
-        (sample, str(step), r.router, f"{r.cells.num_cells:,}", _null(r), between, _own(r))
+        (sample, str(step), r.router, f"{r.cells.num_cells:,}", _random(r), between, _own(r))
     )
 
 

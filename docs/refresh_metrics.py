@@ -20,7 +20,7 @@ from pathlib import Path
 from moegeom.core.input_noise import InputNoise
 from moegeom.core.intervals import half_width
 from moegeom.core.metric import Column, Metric
-from moegeom.core.variant_names import under_null
+from moegeom.core.variant_names import under_random
 from moegeom.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,17 +170,17 @@ def _rows(tables: dict, model: str, step: int, table: str, variant: str) -> Iter
 
 
 def example(metric: Metric, tables: dict, picture: str) -> str:
-    """Values on the last step of each sample, beside the null where there is one."""
+    """Values on the last step of each sample, beside the random router where there is one."""
     lines = [EXAMPLE, ""]
     shown = [
         ("olmoe-balanced", "as_stored"),
-        ("olmoe-balanced", "null"),
+        ("olmoe-balanced", "random"),
         ("olmoe-collapsed", "as_stored"),
         ("deepseek-tiny", "as_stored"),
     ]
     under = ""
     if metric.scope == "flip":
-        names = {"as_stored": VARIANT, "null": under_null(VARIANT)}
+        names = {"as_stored": VARIANT, "random": under_random(VARIANT)}
         shown = [(model, names[variant]) for model, variant in shown]
         under = f" under `{VARIANT}`"
     columns = [c for c in metric.columns.get("layers", ()) if c.kind != "list"]
@@ -245,7 +245,7 @@ def _curves(axis, metric: Metric, tables: dict) -> bool:
     table, x, y, quantity, is_log = CURVES[metric.name]
     drawn = False
     for model, colour in COLOURS.items():
-        for variant, dash in (("as_stored", "-"), ("null", ":")):
+        for variant, dash in (("as_stored", "-"), ("random", ":")):
             rows = list(_rows(tables, model, 1500, table, variant))
             points = [
                 (row[x], row[y])

@@ -13,8 +13,8 @@ from moegeom.core.finding import Finding, Severity
 from moegeom.core.registry import Registry
 
 #: Where a limit comes from. ``definition``: it follows from the statement. ``uncalibrated``: from
-#: practice or set by hand. ``null``: relative to a random router on the same tokens.
-Basis = Literal["definition", "uncalibrated", "null"]
+#: practice or set by hand. ``random``: relative to a random router on the same tokens.
+Basis = Literal["definition", "uncalibrated", "random"]
 
 
 #: Why a figure of tokens cannot be judged, and what is needed.
@@ -76,7 +76,7 @@ class Check:
 
     ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
     a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
-    ``needs`` are columns of ``layers``: where all are null the check does not apply, and ``absent``
+    ``needs`` are columns of ``layers``: where all are missing the check does not apply, and ``absent``
     says why; so where ``facts``, a key of ``run.json``, holds nothing, and where ``too_little``
     says what there is less of than the statement needs. ``alike`` gives findings of
     the same statement the same key: those are told as one.

@@ -34,14 +34,14 @@ class _Columns(dict):
 class Measured:
     """Everything that a check may look at.
 
-    ``layers`` has one row per router (as stored, population all), ``null`` the rows of the random
+    ``layers`` has one row per router (as stored, population all), ``random`` the rows of the random
     router by router name, ``experts`` and ``domains`` the rows of a router by its name. ``run`` is
     ``run.json``. ``checkpoint``, ``tokens`` and ``options`` are what was typed, for the commands
     that findings suggest; ``thresholds`` are those of the profile.
     """
 
     layers: Sequence[Row]
-    null: Mapping[str, Row]
+    random: Mapping[str, Row]
     experts: Mapping[str, Sequence[Row]]
     domains: Mapping[str, Sequence[Row]]
     checkpoint: str = "CKPT"
@@ -118,10 +118,10 @@ def measured_rows(
             by_domain.setdefault(row["router"], []).append(row)
     return Measured(
         layers=[row for row in stored if is_whole(row["population"])],
-        null={
+        random={
             row["router"]: row
             for row in layers
-            if row["variant"] == "null" and is_whole(row["population"])
+            if row["variant"] == "random" and is_whole(row["population"])
         },
         experts=by_expert,
         domains=by_domain,

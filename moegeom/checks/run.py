@@ -294,7 +294,7 @@ def judge(
     ``checks_not_judged`` did not pass and did not fail; ``checks_inconclusive``, which are among
     them or passed in part, had what they need, and it was too little.
 
-    ``reasons`` says by router and metric why a figure is null; equal reasons make one note,
+    ``reasons`` says by router and metric why a figure is missing; equal reasons make one note,
     and what the rule does not have makes none.
     """
     verdict = run_checks(measured)
@@ -308,7 +308,7 @@ def judge(
     for (metric, reason), routers in where.items():
         alike.setdefault((reason, tuple(routers)), []).append(metric)
     findings += [
-        Finding("note", "", routers, f"{_are_null(metrics)}: {reason}.")
+        Finding("note", "", routers, f"{_are_missing(metrics)}: {reason}.")
         for (reason, routers), metrics in alike.items()
     ]
     findings += [Finding("note", "", (), note) for note in notes]
@@ -321,5 +321,5 @@ def judge(
     return findings, codes
 
 
-def _are_null(metrics: Sequence[str]) -> str:
-    return f"{', '.join(metrics)} {'is' if len(metrics) == 1 else 'are'} null"
+def _are_missing(metrics: Sequence[str]) -> str:
+    return f"{', '.join(metrics)} {'is' if len(metrics) == 1 else 'are'} missing"

@@ -55,7 +55,7 @@ class RouterFacts:
 
     router: Router
     num_tokens: int
-    is_null: bool = False
+    is_random: bool = False
     num_blocks: int = 0
 
 

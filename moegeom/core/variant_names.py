@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: The routers as the checkpoint stores them, and their null.
-AS_STORED, NULL = "as_stored", "null"
+#: The routers as the checkpoint stores them, and their random router.
+AS_STORED, RANDOM = "as_stored", "random"
 
 #: What another run chose for the same tokens.
 OTHER = "other"
@@ -15,11 +15,11 @@ AGAINST = "against"
 SIDES = (OTHER, AGAINST)
 
 
-def under_null(variant: str) -> str:
-    """The null under the same arithmetic as ``variant``."""
-    return f"{NULL}+{variant}"
+def under_random(variant: str) -> str:
+    """The random router under the same arithmetic as ``variant``."""
+    return f"{RANDOM}+{variant}"
 
 
-def is_null(variant: str) -> bool:
+def is_random(variant: str) -> bool:
     """Whether a variant is a random router, under whatever arithmetic."""
-    return variant == NULL or variant.startswith(f"{NULL}+")
+    return variant == RANDOM or variant.startswith(f"{RANDOM}+")

@@ -120,8 +120,8 @@ def layer_table(summary: Summary, all_layers: bool, has_bars: bool = True) -> Ta
         lines.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), number])
         lines.append(["p5-p95", *(_quantile(c, summary.layers, (5, 95)) for c in columns), more])
         looks.extend(("dim", "dim"))
-    if summary.null:
-        lines.append(["null", *(_quantile(c, summary.null, (50,)) for c in columns), "random"])
+    if summary.random:
+        lines.append(["random", *(_quantile(c, summary.random, (50,)) for c in columns), "routers"])
         looks.append("dim")
     headings = (("layer", ""), *(column.heading for column in columns), ("verdict", ""))
     return Table(

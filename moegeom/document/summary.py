@@ -21,14 +21,14 @@ Row = Mapping[str, Any]
 class Summary:
     """Rows and facts that every reporter shows.
 
-    ``layers`` holds a row per router for the whole population, ``null`` those of the random
+    ``layers`` holds a row per router for the whole population, ``random`` those of the random
     router; both keep the order of the checkpoint. ``num_outliers`` counts outlier tokens, once for
     each router that sees them so.
     """
 
     run: Mapping[str, Any]
     layers: Sequence[Row]
-    null: Sequence[Row]
+    random: Sequence[Row]
     findings: Sequence[Finding]
     notes: Sequence[Finding]
     num_outliers: int = 0
@@ -106,7 +106,7 @@ def summarise(results: Results) -> Summary:
     return Summary(
         run=results.run,
         layers=[row for row in layers if row["variant"] == "as_stored"],
-        null=[row for row in layers if row["variant"] == "null"],
+        random=[row for row in layers if row["variant"] == "random"],
         findings=[finding for finding in ordered if finding.severity != "note"],
         notes=[finding for finding in ordered if finding.severity == "note"],
         num_outliers=sum(
@@ -122,7 +122,7 @@ def summarise_verdict(verdict: Verdict, run: Mapping[str, Any]) -> Summary:
     return Summary(
         run=run,
         layers=[{"router": router["name"]} for router in run["routers"]],
-        null=[],
+        random=[],
         findings=verdict.findings,
         notes=[],
     )

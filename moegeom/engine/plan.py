@@ -15,7 +15,7 @@ BATCH_BYTES = 32 * 2**20
 #: Tiles in a batch at most, so that the sums of a batch stay exact in float64.
 MAX_TILES = 16
 
-#: Tokens of quantities that need a second pass, such as the null.
+#: Tokens of quantities that need a second pass, such as the random router.
 SAMPLE_TOKENS = 20_000
 
 #: Tokens of the sample that is enough for what costs as much as the product, or more.

@@ -20,7 +20,7 @@ from moegeom.core.errors import RouterError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import TILE, SourceFacts
-from moegeom.core.variant_names import AGAINST, OTHER, under_null
+from moegeom.core.variant_names import AGAINST, OTHER, under_random
 from moegeom.engine.against import Against
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.trust import Trust
@@ -292,7 +292,7 @@ def compared_rows(
                 "source": how.source,
                 "ties": how.ties,
             }
-            for variant in (name, under_null(name))
+            for variant in (name, under_random(name))
         }
     for variant, facts in described.items():
         joined = any_flipped(folders, variant)

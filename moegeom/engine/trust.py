@@ -45,7 +45,7 @@ _LOGITS_HINT = (
 class Trust:
     """What the tests found; printed, and stored in ``run.json``.
 
-    ``rms_median`` and ``share_reproduced`` are null where they could not be tested.
+    ``rms_median`` and ``share_reproduced`` are missing where they could not be tested.
     """
 
     fingerprint: FingerprintVerdict

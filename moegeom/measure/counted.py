@@ -21,7 +21,7 @@ _REASON = "needs the choices of each token; this log counts experts only"
 def measure_counts(
     router: Router, counts: Int64[np.ndarray, "steps experts"], metrics: Sequence[Metric]
 ) -> MeasuredRouter:
-    """Rows of the load metrics and of weights; the others are null with the reason.
+    """Rows of the load metrics and of weights; the others are missing with the reason.
 
     Step n belongs to block n modulo 16, so that standard errors are those of steps; a log of one
     step has none.

@@ -24,7 +24,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Finished:
-    """Rows of one router and variant, and why some metrics are null."""
+    """Rows of one router and variant, and why some metrics are missing."""
 
     rows: Rows
     reasons: dict[str, str]
@@ -42,7 +42,7 @@ def finish_router(
     """Rows of every metric for the population ``whole`` and for each population with tokens.
 
     ``missing`` says why a reduction is absent. A column with ``has_se`` gets ``<name>_se``, the
-    delete-one jackknife over the blocks that hold tokens; null with fewer than two blocks. A
+    delete-one jackknife over the blocks that hold tokens; missing with fewer than two blocks. A
     metric may give its own (``Metric.errors``).
     """
     shared = weight_quantities(router, metrics)
@@ -60,7 +60,7 @@ def finish_router(
                 continue
             key = {"router": router.name, "variant": variant, "population": population}
             if metric.scope == "weights":
-                values = metric.finish(shared, RouterFacts(router, 0, variant == "null"))
+                values = metric.finish(shared, RouterFacts(router, 0, variant == "random"))
             else:
                 values = _values(metric, router, states, index, blocks, variant)
             _add_rows(rows, key, values)
@@ -111,7 +111,7 @@ def _values(
         if "token_counts" in states:
             counts = states["token_counts"]["counts"]
             tokens = int(select_counts(counts, population, without)[TOKENS])
-        facts = RouterFacts(router, tokens, variant == "null", len(blocks))
+        facts = RouterFacts(router, tokens, variant == "random", len(blocks))
         return metric.finish(selected(without), facts)
 
     whole = {table: dict(columns) for table, columns in finish(None).items()}

@@ -1,4 +1,4 @@
-"""One router from tokens to rows: the scan, its null, and the metrics on both."""
+"""One router from tokens to rows: the scan, its random router, and the metrics on both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moegeom.core.metric import Metric
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, TokenSource
-from moegeom.core.variant_names import AGAINST, OTHER, under_null
+from moegeom.core.variant_names import AGAINST, OTHER, under_random
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
@@ -99,7 +99,7 @@ class MeasuredRouter:
 
 
 def measure_weights(router: Router, metrics: Sequence[Metric], reason: str) -> MeasuredRouter:
-    """Rows of the metrics that need no tokens; the others are null for ``reason``."""
+    """Rows of the metrics that need no tokens; the others are missing for ``reason``."""
     missing = {
         reduction_of(need): reason for m in metrics if m.scope != "weights" for need in m.needs
     }
@@ -112,8 +112,8 @@ class Pass:
     """Tokens of the tiles ``tiles`` through ``task``.
 
     A router needs several: the stored router on all tokens (``main``) and, for what is costly, on
-    a sample (``sampled``); its null on a sample (``null``, ``null sampled``). Under another
-    arithmetic passes have the name of their variant.
+    a sample (``sampled``); its random router on a sample (``random``, ``random sampled``). Under
+    another arithmetic passes have the name of their variant.
     """
 
     name: str
@@ -133,7 +133,7 @@ MAIN = "main"
 
 
 def measure_router(run: RouterRun) -> MeasuredRouter:
-    """Rows of all metrics for the router as stored and, where tokens allow, for its null."""
+    """Rows of all metrics for the router as stored and, where tokens allow, for its random router."""
     started = time.perf_counter()
     passes = plan_passes(run)
     progress = {
@@ -160,12 +160,15 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
         sample_tiles(num_tokens, run.options.seed, tokens)
         for tokens in (SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS)
     )
-    null = None
+    random = None
     planned = [(MAIN, own, wanted, False, all_tiles), ("sampled", own, wanted, True, few)]
     if run.source.facts.stage in INPUT_STAGES:
-        null = prepare(random_router(run.router, run.options.seed))
+        random = prepare(random_router(run.router, run.options.seed))
         kept = [name for name in wanted if REDUCTIONS[name].use.of_random_router]
-        planned += [("null", null, kept, False, some), ("null sampled", null, kept, True, few)]
+        planned += [
+            ("random", random, kept, False, some),
+            ("random sampled", random, kept, True, few),
+        ]
     passes = []
     for name, prepared, names, is_sampled, tiles in planned:
         reductions = tuple(n for n in names if _is_sampled(run, n) == is_sampled)
@@ -173,9 +176,9 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
             task = _task(run, prepared, reductions, typical)
             skips = run.options.skip_non_finite or name != MAIN
             passes.append(Pass(name, task, tiles, skips))
-    if null is not None and "flips" not in _missing(run):
+    if random is not None and "flips" not in _missing(run):
         passes += _side_passes(run, own, typical, all_tiles)
-        passes += _arithmetic_passes(run, own, null, typical, all_tiles, some)
+        passes += _arithmetic_passes(run, own, random, typical, all_tiles, some)
     return tuple(passes)
 
 
@@ -201,17 +204,17 @@ def _side_passes(
 def _arithmetic_passes(
     run: RouterRun,
     own: PreparedRouter,
-    null: PreparedRouter,
+    random: PreparedRouter,
     typical: float | None,
     tiles: Sequence[int],
     some: Sequence[int],
 ) -> Iterator[Pass]:
-    """The router under each arithmetic on all tokens, its null on a sample of them."""
+    """The router under each arithmetic on all tokens, its random router on a sample of them."""
     reference = run.options.reference and arithmetic(run.options.reference)
     for how in map(arithmetic, run.options.arithmetics):
         for name, prepared, kept, chosen in (
             (how.name, own, reductions_for(lambda use: use.of_flip), tiles),
-            (under_null(how.name), null, reductions_for(lambda use: use.of_random_flip), some),
+            (under_random(how.name), random, reductions_for(lambda use: use.of_random_flip), some),
         ):
             task = dataclasses.replace(
                 _task(run, prepared, kept, typical),
@@ -254,15 +257,15 @@ def _finished_rows(
     metrics = [metric for metric in run.metrics if metric.scope != "flip"]
     finished = finish_router(run.router, states, names, metrics, missing, whole=whole)
     rows = finished.rows
-    null = next((planned for planned in passes if planned.name == "null"), None)
-    if null is not None:
-        states = progress["null"].states | _states(progress, "null sampled")
+    random = next((planned for planned in passes if planned.name == "random"), None)
+    if random is not None:
+        states = progress["random"].states | _states(progress, "random sampled")
         absent = missing | dict.fromkeys(
-            reductions_for(lambda use: not use.of_random_router), "not kept for the null"
+            reductions_for(lambda use: not use.of_random_router), "not kept for the random router"
         )
         metrics = [metric for metric in run.metrics if metric.scope in ONE_CHOICE]
-        router = null.task.prepared.router
-        _extend(rows, finish_router(router, states, names, metrics, absent, "null", whole).rows)
+        router = random.task.prepared.router
+        _extend(rows, finish_router(router, states, names, metrics, absent, "random", whole).rows)
     reasons = dict(finished.reasons)
     if run.compares:
         _extend(rows, _flip_rows(run, passes, progress, whole))
@@ -282,7 +285,7 @@ def _flip_rows(
             continue
         states, router = progress[planned.name].states, planned.task.prepared.router
         absent = {
-            name: "not kept for the null"
+            name: "not kept for the random router"
             for name in reductions_for(lambda use: use.of_flip)
             if name not in states
         }

@@ -49,7 +49,7 @@ def ladder_metric(
     """The metric of ``quantity``: its name, which is that of its formula too, words and unit.
 
     The first of ``needs`` is the histogram. ``layers`` has a column for each of QUANTILES and one
-    for what is known of those that are null, between the columns ``before`` and ``after``, whose
+    for what is known of those that are missing, between the columns ``before`` and ``after``, whose
     values ``more`` gives. Table ``margins`` has exact shares, since the steps of the ladder are
     edges of the histogram.
     """
@@ -79,7 +79,7 @@ def ladder_metric(
     )
     bound = Column(
         f"{column}_bound",
-        "bounds of the quantiles that are null: the histogram ends at 2^-40 and 2^24",
+        "bounds of the quantiles that are missing: the histogram ends at 2^-40 and 2^24",
         unit,
         "str",
     )

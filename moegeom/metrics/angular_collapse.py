@@ -58,7 +58,7 @@ METRIC = Metric(
             ),
             Column(
                 "cap_half_angle",
-                "half-angle of the cap; null when the radius is not below the mean's length",
+                "half-angle of the cap; missing when the radius is not below the mean's length",
                 "radian",
                 formula="angular_collapse",
                 has_se=True,

@@ -6,7 +6,7 @@ level for sets drawn evenly is (k - 1) / (2E - k - 1). The most frequent pairs s
 ``coactivation`` with N_ij / N_i and with their frequency over what even chance gives.
 
 All pairs of chosen experts count, not only neighbours in rank. Uneven loads alone raise the overlap
-of busy experts: read it beside the load and the null.
+of busy experts: read it beside the load and the random router.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ METRIC = Metric(
             Column("pairs_seen_share", "the same over all pairs", formula="pairs_seen"),
             Column(
                 "coactivation_max_over_chance",
-                "largest frequency of a pair over that of even chance; null for k = 1",
+                "largest frequency of a pair over that of even chance; missing for k = 1",
                 formula="coactivation",
                 has_se=True,
             ),

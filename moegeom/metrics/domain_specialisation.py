@@ -54,7 +54,7 @@ METRIC = Metric(
         "layers": (
             Column(
                 "domain_information_nats",
-                "mutual information of domain and chosen expert; null for fewer than two domains",
+                "mutual information of domain and chosen expert; missing below two domains",
                 "nats",
                 formula="domain_information",
                 has_se=True,

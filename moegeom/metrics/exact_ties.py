@@ -1,7 +1,7 @@
 """Exact ties: tokens whose last chosen expert and first one left out have equal scores.
 
 The margin is exactly 0 and the lower expert number is chosen, as everywhere here; an engine may
-break the tie otherwise. Null where no margin is known.
+break the tie otherwise. Missing where no margin is known.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 With the model's own capacity C, counted over each document as over a sequence of its own: of c
 tokens of a document that choose an expert it runs C, and drops max(0, c - C), whatever their order.
-A model that packs several documents into a sequence, or counts padding, drops more. Null where the
-model has no capacity, or counts it over a batch.
+A model that packs several documents into a sequence, or counts padding, drops more. Missing where
+the model has no capacity, or counts it over a batch.
 """
 
 from __future__ import annotations

@@ -99,14 +99,14 @@ METRIC = Metric(
             ),
             Column(
                 "expert_set_entropy_nats",
-                "entropy of the expert set distribution, Miller-Madow; null when sampled",
+                "entropy of the expert set distribution, Miller-Madow; missing when sampled",
                 "nats",
                 formula="expert_set_entropy",
                 has_se=True,
             ),
             Column(
                 "modal_expert_set_share",
-                "share of tokens in the most frequent set; null when sampled",
+                "share of tokens in the most frequent set; missing when sampled",
                 formula="modal_expert_set",
                 has_se=True,
             ),

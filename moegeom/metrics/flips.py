@@ -7,7 +7,7 @@ that is not known about the variant: the order in which it adds (any order that 
 and what the last bit of its scores is; the recorded inputs are taken as exactly those of the
 engine. ``predicted_flipped_share`` needs no emulation: it is the noise model of docs/theory.md E4
 with the size of the roundings, for linear boundaries. Of the choices of another run only the sets
-are known, of those of another checkpoint also their order; what is not known is null. A flipped
+are known, of those of another checkpoint also their order; what is not known is missing. A flipped
 expert is not a wrong answer: ``weight_moved_mean`` says how much routing weight leaves the experts
 chosen before.
 """

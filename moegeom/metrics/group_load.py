@@ -2,7 +2,7 @@
 
 A group-limited rule keeps the best groups of a token and chooses among their experts; the load of a
 group is what its devices carry. ``group_max_vio`` is the largest load of a group over the fair
-share, minus 1. Null for rules without groups.
+share, minus 1. Missing for rules without groups.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ disturbance, such as rounding, flips tokens with little margin only: most of the
 then among the tenth of the tokens with the least. Another rule, other inputs or other weights
 flip tokens whatever their margin: ``flipped_margin_rank`` goes to 1/2. Where more than a tenth
 of the tokens flip, ``flipped_near_share`` is at most a tenth over the share that flips. Both
-are null where no token flips, and come from histograms with bins of 6 %.
+are missing where no token flips, and come from histograms with bins of 6 %.
 """
 
 from __future__ import annotations

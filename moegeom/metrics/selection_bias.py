@@ -46,7 +46,7 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="selection_bias",
     version=1,
-    text="The bias that is added to scores for the selection only; null without one.",
+    text="The bias that is added to scores for the selection only; missing without one.",
     scope="weights",
     needs=(),
     columns={

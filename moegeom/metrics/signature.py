@@ -57,7 +57,7 @@ METRIC = Metric(
             Column("expert", "expert number", "expert", "int"),
             Column(
                 "row_projections",
-                "32 projections of the centred effective row; null when a row is not finite",
+                "32 projections of the centred effective row; missing when a row is not finite",
                 "weight",
                 "list",
                 "row_projections",

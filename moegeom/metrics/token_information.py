@@ -20,7 +20,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     sample = reductions["token_sample"]
     known = sample["token_id"] >= 0
     label, top1 = sample["token_id"][known], sample["chosen"][known][:, 0]
-    if facts.is_null or len(label) < 2 or "top1" not in reductions:
+    if facts.is_random or len(label) < 2 or "top1" not in reductions:
         return {"layers": {}}
     return {"layers": {"token_id_information_share": corrected_information_share(label, top1)}}
 

@@ -3,7 +3,7 @@
 Training adds this to the loss to keep logits small, where they are kept in few digits. Beside it
 stands the mean of log-sum-exp itself, which says which way they drifted. Adding one number to every
 logit changes no softmax choice but changes both: this is a figure of the size of the logits, not of
-the routing. Both are null where a log-sum-exp is beyond 2^20, which no fixed-point sum holds.
+the routing. Both are missing where a log-sum-exp is beyond 2^20, which no fixed-point sum holds.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def refuse_unfoldable(facts: SinkFacts, keep: Keep) -> None:
         return
     if facts.num_tokens is None:
         raise UsageError(
-            "fold=True needs num_tokens: the sample of the null is drawn before tokens come.",
+            "fold=True needs num_tokens: the random router's sample is drawn before tokens come.",
             "Say how many tokens the passes hold, padding left out.",
         )
     if facts.num_ranks > 1:

@@ -147,7 +147,7 @@ _RUN: Mapping[str, Any] = {
     },
 }
 
-#: Mappings that are null where there is nothing to say.
+#: Mappings that are missing where there is nothing to say.
 _MAY_BE_NULL = frozenset(["tokens", "trust", "other", "against", "device"])
 
 #: Mappings that are empty there.

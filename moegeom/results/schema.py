@@ -18,7 +18,7 @@ from moegeom.results.reader import SCHEMA_VERSION
 #: Columns that every metric table begins with.
 KEYS = (
     Column("router", "identity <stack>/<layer>[/slot]", "", "str"),
-    Column("variant", "as_stored, or null for the random router of the same shape", "", "str"),
+    Column("variant", "as_stored, or random: the random router of the same shape", "", "str"),
     Column("population", "all, domain=<name>, or outliers", "", "str"),
 )
 

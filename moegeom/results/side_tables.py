@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 #: What each variant is, by the name in the variant column.
 VARIANTS = {
     "as_stored": "the routers as the checkpoint stores them",
-    "null": "rows replaced by random directions of the same length; rule and biases kept",
+    "random": "rows replaced by random directions of the same length; rule and biases kept",
 }
 
 

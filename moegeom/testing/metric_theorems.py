@@ -23,7 +23,7 @@ from moegeom.core.metric import Column, Invariance, Metric
 from moegeom.core.populations import ALL
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE
-from moegeom.core.variant_names import is_null
+from moegeom.core.variant_names import is_random
 from moegeom.engine.request import MeasureOptions
 from moegeom.metrics import RouterRun, measure_router, measure_weights
 from moegeom.testing.stream import DOCUMENT_TOKENS, RULES, Stream, router, stream
@@ -70,10 +70,11 @@ def cut_anywhere(metric: Metric) -> None:
 def permuted_tokens(metric: Metric) -> None:
     """Tokens in another order, with their documents and domains, give the same rows.
 
-    In any order for the router itself, whose logits on the stream are exact. Those of its null are
-    not: a processor may add up the terms of a product in another order for another row of the
-    tile. The null is held to an order in which each token moves to another tile and keeps its row
-    there, where it meets the same product, so that its logits are equal in every bit as well.
+    In any order for the router itself, whose logits on the stream are exact. Those of its random
+    router are not: a processor may add up the terms of a product in another order for another row
+    of the tile. The random router is held to an order in which each token moves to another tile and
+    keeps its row there, where it meets the same product, so that its logits are equal in every bit
+    as well.
     """
     if "token_permutation" not in metric.invariances:
         return
@@ -110,7 +111,7 @@ def relabelled_experts(metric: Metric) -> None:
         outputs = dict(tokens.outputs, expert_output=tokens.outputs["expert_output"][:, new])
         one = measured(metric, whole, tokens)
         other = measured(metric, renamed, dataclasses.replace(tokens, outputs=outputs))
-        first, second = _without_null(one), _without_null(_renamed(other, new))
+        first, second = _without_random(one), _without_random(_renamed(other, new))
         first, second = _anonymous(metric, first), _anonymous(metric, second)
         _same(metric, first, second, _RTOL_CHANGED, "expert_relabelling")
 
@@ -212,8 +213,8 @@ def _compare_routers(
     moved: Stream,
     under: Invariance,
 ) -> None:
-    first = _without_null(measured(metric, one, tokens))
-    second = _without_null(measured(metric, other, moved))
+    first = _without_random(measured(metric, one, tokens))
+    second = _without_random(measured(metric, other, moved))
     if under == "gain_folding":  # which tokens are outliers is a matter of the lengths of inputs
         first, second = _of_all_tokens(first), _of_all_tokens(second)
     _same(metric, first, second, _RTOL_GAUGE, under, _RTOL_GAUGE_ERROR)
@@ -225,17 +226,18 @@ def _fixed(column: Column) -> bool:
     return column.name in ladders or column.name.endswith(("_chance", "_log10", "_rate"))
 
 
-def _without_null(rows: Rows) -> Rows:
+def _without_random(rows: Rows) -> Rows:
     """The random router depends on the number and the length of each row."""
     return {
-        table: [row for row in listed if row["variant"] != "null"] for table, listed in rows.items()
+        table: [row for row in listed if row["variant"] != "random"]
+        for table, listed in rows.items()
     }
 
 
 def _of_router(rows: Rows) -> Rows:
     """Without the random router, under any arithmetic."""
     return {
-        table: [row for row in listed if not is_null(row["variant"])]
+        table: [row for row in listed if not is_random(row["variant"])]
         for table, listed in rows.items()
     }
 

@@ -1,4 +1,4 @@
-"""The null: a random router of the same shape, row norms, biases and rule."""
+"""The random router: a random router of the same shape, row norms, biases and rule."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_json_is_strict_and_holds_every_layer(moegeom, report):
     for variant in document["variants"]:
         assert [row["router"] for row in variant["layers"]] == ["text/0", "text/1", "text/2"]
         assert all(row["num_disproved"] == 0 for row in variant["layers"])
-        assert len(variant["null"]) == 3
+        assert len(variant["random"]) == 3
     assert document["rule_status"] == "verified"
 
 

@@ -286,11 +286,14 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(moegeom, place, arguments
         ({"hops": 2}, "hops goes with at"),
         ({"hops": 2, "at": (5,)}, "at names tokens of a recording: add --tokens"),
         ({"hops": -1, "at": (5,)}, "hops -1: expected 0 to"),
-        ({"null": 1001}, "null 1001: expected 0 to 1,000"),
+        ({"random_routers": 1001}, "random_routers 1001: expected 0 to 1,000"),
         ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
         ({"inradius": True}, "inradius goes with --out"),
         ({"band": 0.1}, "band goes with --plot"),
-        ({"expert_set": (0, 1, 2), "null": 3}, "--expert-set goes without null"),
+        (
+            {"expert_set": (0, 1, 2), "random_routers": 3},
+            "--expert-set goes without random_routers",
+        ),
         ({"box": 1.0, "plot": Path("x.svg")}, "not what box leaves of it"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_scale_that_the_router_forgot_fails(moegeom, folder):
 def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder, columns):
     limit = ("--max-flipped", "0.05")
     ran = moegeom(
-        folder, "signoff", A, "folded", *BOTH, "--null", "rec_a2", *limit, COLUMNS=str(columns)
+        folder, "signoff", A, "folded", *BOTH, "--rerun", "rec_a2", *limit, COLUMNS=str(columns)
     )
     assert (ran.code, ran.err) == (0, "")
     said = words(ran.out)
@@ -109,12 +109,12 @@ def test_a_limit_below_the_measured_share_fails(moegeom, folder):
 
 def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
     shutil.copytree(folder / REC_A, folder / "copy")
-    recorded = ("--tokens", REC_A, "--tokens", "copy", "--null", "rec_a2")
+    recorded = ("--tokens", REC_A, "--tokens", "copy", "--rerun", "rec_a2")
     ran = moegeom(folder, "signoff", A, A, *recorded)
     said = words(ran.out)
     assert "4 things not looked at" in said
     assert "whether the recordings of A and of B are of two runs (their files are equal" in said
-    assert "of A and --null" not in said
+    assert "of A and --rerun" not in said
 
 
 def test_recordings_of_other_texts_are_refused_with_counts(moegeom, folder):

@@ -24,9 +24,9 @@ def run(
         list[str] | None,
         typer.Option("--tokens", help="Recording with choices; twice: of A, then of B."),
     ] = None,
-    null: Annotated[
+    rerun: Annotated[
         str | None,
-        typer.Option("--null", help="Recording of A run again: what A differs from itself."),
+        typer.Option("--rerun", help="Recording of A run again: what A differs from itself."),
     ] = None,
     max_flipped: Annotated[
         float | None,
@@ -41,7 +41,7 @@ def run(
         a=a,
         b=b,
         tokens=tuple(tokens or ()),
-        null=null,
+        rerun=rerun,
         max_flipped=max_flipped,
         **token_options.terms,
         **model.terms,

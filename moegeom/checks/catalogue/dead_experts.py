@@ -66,7 +66,7 @@ CHECK = Check(
     (
         Limit("fair_share", 0.1, "least load in fair shares"),
         # From 30 expected choices on, an even router keeps each expert four sigmas above a tenth.
-        Limit("expected_choices", 30.0, "fewest choices per expert that can be judged", "null"),
+        Limit("expected_choices", 30.0, "fewest choices per expert that can be judged", "random"),
     ),
     inputs="tokens",
     absent="the tokens say nothing of load",

@@ -1,8 +1,8 @@
 """MGN301: near-ties are no more frequent than at a random router of the same shape.
 
 Looked for: an expected share of tokens flipped by rounding the router input to bfloat16 that is
-above a multiple of that of the null (random rows of the same length on the same tokens) by more
-than chance.
+above a multiple of that of the random router (random rows of the same length on the same tokens) by
+more than chance.
 
 A finding means: other arithmetic, engines or quantisations will flip more tokens than the shape
 of the router makes inevitable. That is exposure, not loss of quality.
@@ -24,20 +24,20 @@ COLUMN = "bf16_flip_share_isotropic"
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
     def ratio(row: Row) -> float:
-        normal = measured.null.get(row["router"], {}).get(COLUMN)
+        normal = measured.random.get(row["router"], {}).get(COLUMN)
         return (row.get(COLUMN) or 0.0) / normal if normal else 0.0
 
     for row in sorted(measured.layers, key=ratio, reverse=True):
-        router, null = row["router"], measured.null.get(row["router"], {})
-        share, normal = row.get(COLUMN), null.get(COLUMN)
+        router, random = row["router"], measured.random.get(row["router"], {})
+        share, normal = row.get(COLUMN), random.get(COLUMN)
         # Equal rows tie for ever: that is MGI104's to say.
         if share is None or normal is None or row.get("num_duplicate_rows"):
             continue
-        own, chance = row.get(f"{COLUMN}_se"), null.get(f"{COLUMN}_se")
+        own, chance = row.get(f"{COLUMN}_se"), random.get(f"{COLUMN}_se")
         if own is None or chance is None:
             yield Unknown(router, NO_ERROR)
             continue
-        factor, freedom = limits("times_null", router), row["num_blocks"] - 1
+        factor, freedom = limits("times_random", router), row["num_blocks"] - 1
         error = math.hypot(own, factor * chance)
         finding = CHECK.finding(
             router,
@@ -57,7 +57,7 @@ CHECK = Check(
     "warning",
     _judge,
     (COLUMN,),
-    (Limit("times_null", 1.5, "largest exposure, in exposures of the random router"),),
+    (Limit("times_random", 1.5, "largest exposure, in exposures of the random router"),),
     inputs="tokens",
     absent="boundary distances are not known for this rule or recording",
     detects=lambda shift: f"{100 * shift:.2f} % of tokens more at near-ties than the limit",

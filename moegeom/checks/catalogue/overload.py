@@ -22,7 +22,7 @@ def _words(figure: Figure) -> tuple[str, str]:
     domains = figure.measured.domains.get(router, ())
     same = [d for d in domains if d["busiest_expert"] == expert]
     where = f" It leads in {len(same)} of {len(domains)} domains." if len(domains) > 1 else ""
-    norm = busiest["row_norm"]  # null for a row that is not finite
+    norm = busiest["row_norm"]  # missing for a row that is not finite
     ratio = norm / row["row_norm_median"] if norm and row["row_norm_median"] else 0.0
     length = f" Its row is {ratio:.1f}x the median length." if ratio else ""
     share = busiest["num_slots"] / row["num_tokens"]

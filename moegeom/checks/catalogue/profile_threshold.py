@@ -35,7 +35,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Claim]:
         ]
         if not rows:
             there = any(row.get(threshold.column) is not None for row in measured.layers)
-            why = "is asked of layers that are not there" if there else "is null in every layer"
+            why = "is asked of layers that are not there" if there else "is missing in every layer"
             yield Unknown("all layers", f"{threshold.column} {why}")
         elif threshold.percentile is not None:
             judged = [_claim(measured, threshold, _at_percentile(rows, threshold))]

@@ -254,7 +254,7 @@ def _cells(found: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
     return (
         f"  {variant.name}",
         _percent(variant.mean("flipped_share")),
-        _percent(variant.null_share),
+        _percent(variant.random_share),
         f"{_percent(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
         if worst["flipped_share"]
         else "-",
@@ -466,15 +466,15 @@ def _record(found: BoundaryReport) -> Mapping[str, Any]:
             "variant": variant.name,
             "facts": dict(variant.facts),
             "flipped_share": variant.mean("flipped_share"),
-            "null_flipped_share": variant.null_share,
+            "random_flipped_share": variant.random_share,
             "worst_router": variant.worst["router"],
             "any_layer_share": variant.any_share,
-            "null_any_layer_share": variant.null_any_share,
+            "random_any_layer_share": variant.random_any_share,
             "weight_moved_mean": variant.mean("weight_moved_mean"),
             "flipped_near_share": variant.near_share,
             "proved_share": variant.mean("proved_share"),
             "layers": [_compared(row) for row in variant.rows],
-            "null": [_compared(row) for row in variant.null],
+            "random": [_compared(row) for row in variant.random],
             "swaps": list(variant.swaps),
         }
         for variant in found.variants

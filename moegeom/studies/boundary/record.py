@@ -8,7 +8,7 @@ from typing import Any
 
 from moegeom.core.errors import ResultsError
 from moegeom.core.populations import is_whole
-from moegeom.core.variant_names import is_null, under_null
+from moegeom.core.variant_names import is_random, under_random
 from moegeom.document.summary import Summary, summarise
 from moegeom.results.reader import Results
 
@@ -20,7 +20,7 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class VariantFlips:
-    """One variant: ``rows`` of its routers in the order of the checkpoint, and of their null.
+    """One variant: ``rows`` of its routers in the order of the checkpoint, and of their random.
 
     ``swaps`` are the pairs that exchange most tokens, over all routers; ``facts`` says what the
     variant copies.
@@ -29,18 +29,18 @@ class VariantFlips:
     name: str
     facts: Row
     rows: Sequence[Row]
-    null: Sequence[Row]
+    random: Sequence[Row]
     swaps: Sequence[Row]
-    null_facts: Row
+    random_facts: Row
 
     def mean(self, column: str) -> float | None:
         """Mean over routers; None where no router has a value."""
         return _mean(self.rows, column)
 
     @property
-    def null_share(self) -> float | None:
+    def random_share(self) -> float | None:
         """Mean share that flips at a random router of the same shape."""
-        return _mean(self.null, "flipped_share")
+        return _mean(self.random, "flipped_share")
 
     @property
     def worst(self) -> Row:
@@ -53,9 +53,9 @@ class VariantFlips:
         return _any_share(self.facts)
 
     @property
-    def null_any_share(self) -> float | None:
+    def random_any_share(self) -> float | None:
         """The same of random routers."""
-        return _any_share(self.null_facts)
+        return _any_share(self.random_facts)
 
     @property
     def near_share(self) -> float | None:
@@ -114,7 +114,7 @@ def boundary_report_of(results: Results) -> BoundaryReport:
     whole = [row for row in results.rows("layers") if is_whole(row["population"])]
     measured = [row for row in whole if row.get("flipped_share") is not None]
     facts = {row["variant"]: row for row in results.rows("variants")}
-    names = [name for name in facts if not is_null(name)]
+    names = [name for name in facts if not is_random(name)]
     held = [name for name in names if any(row["variant"] == name for row in measured)]
     if not held:
         reasons = [
@@ -134,9 +134,9 @@ def boundary_report_of(results: Results) -> BoundaryReport:
             name,
             facts[name],
             [row for row in measured if row["variant"] == name],
-            [row for row in measured if row["variant"] == under_null(name)],
+            [row for row in measured if row["variant"] == under_random(name)],
             _most(swaps, name),
-            facts.get(under_null(name), {}),
+            facts.get(under_random(name), {}),
         )
         for name in held
     )

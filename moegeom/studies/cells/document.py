@@ -23,7 +23,7 @@ from moegeom.studies.cells.record import (
     Between,
     Cells,
     Enumerations,
-    NullCells,
+    RandomRouterCells,
     RouterCells,
     Visited,
 )
@@ -114,8 +114,8 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
     """Label and sentence of every fact about one router, in order."""
     yield "slice", _slice(router)
     yield "cells", _count(router)
-    if router.null is not None:
-        yield "null", _null(router.null)
+    if router.random is not None:
+        yield "random", _random(router.random)
     found = router.cells
     if found is not None and found.num_facets:
         yield "facets", _facets(found)
@@ -165,11 +165,11 @@ def _count(router: RouterCells) -> str:
     return said
 
 
-def _null(null: NullCells) -> str:
-    spread = f" +- {null.sd:.1f}" if null.num_routers > 1 else ""
-    draws = "1 draw" if null.num_routers == 1 else f"{null.num_routers} draws"
+def _random(random: RandomRouterCells) -> str:
+    spread = f" +- {random.sd:.1f}" if random.num_routers > 1 else ""
+    draws = "1 draw" if random.num_routers == 1 else f"{random.num_routers} draws"
     return (
-        f"random routers with the same row lengths have {null.mean:,.1f}{spread} cells there "
+        f"random routers with the same row lengths have {random.mean:,.1f}{spread} cells there "
         f"({draws}, standard deviation)"
     )
 

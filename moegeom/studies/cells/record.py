@@ -62,7 +62,7 @@ class Visited:
 
 
 @dataclass(frozen=True)
-class NullCells:
+class RandomRouterCells:
     """Cells of random routers with the same row lengths, biases and rule on the same slice."""
 
     num_routers: int
@@ -99,7 +99,7 @@ class RouterCells:
     left_out: int = 0
     between: Between | None = None
     visited: Visited | None = None
-    null: NullCells | None = None
+    random: RandomRouterCells | None = None
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def verdict_sentence(found: SignOff) -> str:
     stands = "; ".join(f"{names} {state}" for state, names in told.items())
     if "failed" in told:
         return f"not signed off: {stands}{unseen}."
-    missing = "give --max-flipped (or --null); " if "not judged" in told else ""
+    missing = "give --max-flipped (or --rerun); " if "not judged" in told else ""
     return f"not signed off: {missing}{stands}; nothing failed{unseen}."
 
 

@@ -57,14 +57,14 @@ _NOT_LOOKED_AT = (
 class SignOffRequest(Terms):
     """What was asked for. ``a`` is the checkpoint as it was trained, ``b`` the export.
 
-    ``tokens`` holds nothing, or a recording of each; ``null`` is a recording of A run again on the
+    ``tokens`` holds nothing, or a recording of each; ``rerun`` is a recording of A run again on the
     same text. ``max_flipped`` is the share of layer-tokens above which routing on text fails.
     """
 
     a: str
     b: str
     tokens: Sequence[str] = ()
-    null: str | None = None
+    rerun: str | None = None
     max_flipped: float | None = None
 
 
@@ -194,13 +194,13 @@ def _text_line(
     first, second = (one.source for one in recorded)
     moved = {one.name: one.place for one in judged if one.is_permuted}
     between = flips(first, second, known, moved)
-    null = None
-    if request.null is not None:
-        null = flips(first, _recorded(request, a, request.null).source, known, {})
+    rerun = None
+    if request.rerun is not None:
+        rerun = flips(first, _recorded(request, a, request.rerun).source, known, {})
     # a run with the same kernels in the same batches would repeat itself to the bit
     other_kernels = "" if "eager" in first.facts.engine else "--eager "
     again = capture_command(request.a, f"{other_kernels}--out REC_A2")
-    return measured_line(between, null, request.max_flipped, names, again)
+    return measured_line(between, rerun, request.max_flipped, names, again)
 
 
 def _recorded(request: SignOffRequest, side: _Looked, path: str) -> _Recorded:
@@ -228,7 +228,7 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
             "One recording cannot tell what both models chose.",
         )
     about_tokens = {
-        "--null": request.null is not None,
+        "--rerun": request.rerun is not None,
         "--max-flipped": request.max_flipped is not None,
         "--stale-inputs": request.stale_inputs,
         "--unverified": request.unverified,
@@ -244,7 +244,7 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
         )
     if request.layers is not None:
         parse_layers(request.layers)
-    paths = [Path(path).resolve() for path in (*request.tokens, request.null) if path is not None]
+    paths = [Path(path).resolve() for path in (*request.tokens, request.rerun) if path is not None]
     if len(set(paths)) < len(paths):
         raise UsageError(
             "the same recording is named twice; it would agree with itself.",
@@ -274,7 +274,7 @@ def _unseen(
     only_b = len({r.name for r in b.routers} - {r.name for r in a.routers})
     if only_b:
         yield f"{number_of(only_b, 'router')} that only B has"
-    paths = {"of A": request.tokens[:1], "of B": request.tokens[1:], "--null": (request.null,)}
+    paths = {"of A": request.tokens[:1], "of B": request.tokens[1:], "--rerun": (request.rerun,)}
     named = [(name, path) for name, given in paths.items() for path in given if path is not None]
     for (one, first), (other, second) in itertools.combinations(named, 2):
         if _holds_the_same(Path(first), Path(second)):

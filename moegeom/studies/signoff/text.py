@@ -17,7 +17,7 @@ from moegeom.studies.signoff.record import Flips, Line, LineState
 _TOKENS = 16_384
 
 #: Without a limit, B may differ from A so many times as often as A differs from itself.
-_TIMES_NULL = 2.0
+_TIMES_RERUN = 2.0
 
 
 def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
@@ -33,7 +33,7 @@ def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
         capture_command(b, "--out REC_B"),
         capture_command(a, "--eager --out REC_A2"),
         shlex.join(["moegeom", "signoff", a, b])
-        + " --tokens REC_A --tokens REC_B --null REC_A2 --max-flipped SHARE",
+        + " --tokens REC_A --tokens REC_B --rerun REC_A2 --max-flipped SHARE",
     )
     engines = (
         "capture runs a folder that transformers loads; for any other model the trace of choices "
@@ -55,7 +55,7 @@ def incomparable_line() -> Line:
 
 def measured_line(
     between: Flips,
-    null: Flips | None,
+    rerun: Flips | None,
     limit: float | None,
     names: Sequence[str],
     again: str,
@@ -64,26 +64,26 @@ def measured_line(
 
     The limit is ``limit``, else twice what A differs from itself; with neither nothing is judged.
     ``names`` are the routers to be compared, ``again`` is the command that records A once more,
-    told where there is no null.
+    told where there is no rerun.
     """
     absent = [name for name in names if name not in between.by_router]
-    judged_by = _limit(limit, null)
+    judged_by = _limit(limit, rerun)
     state: LineState = "inconclusive" if absent else "passed"
     if judged_by is None:
         state = "not judged"
     elif between.share > judged_by[0]:
         state = "failed"
-    details = [_null_sentence(between, null), *map(_sentence, between.notes)]
+    details = [_rerun_sentence(between, rerun), *map(_sentence, between.notes)]
     if absent:
         details.insert(0, f"{_where(absent, names)} not recorded on both sides.")
     evidence = {
         "between": dataclasses.asdict(between),
-        "null": None if null is None else dataclasses.asdict(null),
+        "rerun": None if rerun is None else dataclasses.asdict(rerun),
         "limit": None if judged_by is None else judged_by[0],
-        "times_null": _times(between, null),
+        "times_rerun": _times(between, rerun),
     }
-    commands = () if null is not None else (again,)
-    sentence = f"{_measured(between, names)} {_limit_sentence(between, judged_by, null)}"
+    commands = () if rerun is not None else (again,)
+    sentence = f"{_measured(between, names)} {_limit_sentence(between, judged_by, rerun)}"
     return Line("routing on text", state, sentence, tuple(details), commands, evidence)
 
 
@@ -107,34 +107,34 @@ def _measured(between: Flips, names: Sequence[str]) -> str:
     return f"{told}; {', '.join(shares)}."
 
 
-def _limit(limit: float | None, null: Flips | None) -> tuple[float, str] | None:
+def _limit(limit: float | None, rerun: Flips | None) -> tuple[float, str] | None:
     """The largest share that passes, and where it comes from; None where nothing says."""
     if limit is not None:
         return limit, "--max-flipped"
-    if null is None or null.share == 0.0:
+    if rerun is None or rerun.share == 0.0:
         return None  # of a run that repeats itself to the bit no limit follows
-    return _TIMES_NULL * null.share, "twice what A run again shows: --null"
+    return _TIMES_RERUN * rerun.share, "twice what A run again shows: --rerun"
 
 
-def _limit_sentence(between: Flips, limit: tuple[float, str] | None, null: Flips | None) -> str:
+def _limit_sentence(between: Flips, limit: tuple[float, str] | None, rerun: Flips | None) -> str:
     if limit is None:
-        repeats = ", and A run again repeats itself" if null is not None else ""
-        return f"Measured, not judged: no limit was given (--max-flipped, or --null){repeats}."
+        repeats = ", and A run again repeats itself" if rerun is not None else ""
+        return f"Measured, not judged: no limit was given (--max-flipped, or --rerun){repeats}."
     judged = "More than" if between.share > limit[0] else "Within"
     return f"{judged} the limit of {_percent(limit[0])} ({limit[1]})."
 
 
-def _null_sentence(between: Flips, null: Flips | None) -> str:
-    if null is None:
+def _rerun_sentence(between: Flips, rerun: Flips | None) -> str:
+    if rerun is None:
         return (
             "How often A differs from itself in another run is not known: record A again, in other "
-            "batches or with other kernels, and add --null REC_A2."
+            "batches or with other kernels, and add --rerun REC_A2."
         )
     told = (
-        f"A run again differs from itself in {_percent(null.share)} of layer-tokens, "
-        f"{_percent(null.tokens_share)} of {null.num_tokens:,} tokens at one layer or more"
+        f"A run again differs from itself in {_percent(rerun.share)} of layer-tokens, "
+        f"{_percent(rerun.tokens_share)} of {rerun.num_tokens:,} tokens at one layer or more"
     )
-    times = _times(between, null)
+    times = _times(between, rerun)
     if times is None:
         return f"{told}: nothing to hold B against."
     return f"{told}: B differs {times:.2g} times as often."
@@ -149,9 +149,9 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.3g} %"
 
 
-def _times(between: Flips, null: Flips | None) -> float | None:
-    """None where the null is not known, or 0."""
-    return between.share / null.share if null is not None and null.share > 0.0 else None
+def _times(between: Flips, rerun: Flips | None) -> float | None:
+    """None where the rerun is not known, or 0."""
+    return between.share / rerun.share if rerun is not None and rerun.share > 0.0 else None
 
 
 def _ids_bytes(router: Router) -> int:

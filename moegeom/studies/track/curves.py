@@ -56,7 +56,7 @@ def drift_curves(measured: Steps, notes: list[str]) -> list[Curve]:
 
     :math:`|r_t - r_{t-1}| / |r_{t-1}|` of the centred effective rows, from the weights where both
     checkpoints are at hand, else from the 32 projections in the results, which change a distance
-    by about 12 %. Rows of length 0 are left out; null where shapes differ.
+    by about 12 %. Rows of length 0 are left out; missing where shapes differ.
     """
     is_whole = all(step.routers is not None for step in measured)
     if not is_whole and len(measured) > 1:

@@ -123,7 +123,7 @@ class ParquetTable:
 
 
 def _list_value(found: pa.DataType) -> pa.DataType:
-    """What the lists hold; null when it is no list."""
+    """What the lists hold; missing when it is no list."""
     import pyarrow as pa
 
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)

@@ -43,7 +43,7 @@ class UnknownColumns:
 def write_columns(
     path: Path, first_token: int, columns: TokenColumns, domains: tuple[str, ...]
 ) -> None:
-    """Write one shard; ``domain`` is stored as text, null where unknown."""
+    """Write one shard; ``domain`` is stored as text, missing where unknown."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

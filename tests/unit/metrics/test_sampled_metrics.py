@@ -42,7 +42,7 @@ def test_orders_and_extra_experts_are_means_over_the_tokens(measured):
 
 
 def test_the_null_has_orders_of_its_own(measured):
-    assert {row["variant"] for row in measured[2]["orders"]} == {"as_stored", "null"}
+    assert {row["variant"] for row in measured[2]["orders"]} == {"as_stored", "random"}
 
 
 def test_the_resultant_is_the_length_of_the_mean_direction(measured):

@@ -32,7 +32,7 @@ def test_layers_are_the_rows_of_the_routers_as_stored_on_all_tokens(results):
 
 
 def test_layers_of_the_random_router_are_other_rows(results):
-    assert results.layers("null")["margin_p50"] != results.layers()["margin_p50"]
+    assert results.layers("random")["margin_p50"] != results.layers()["margin_p50"]
 
 
 def test_a_variant_that_was_not_measured_has_no_rows(results):

@@ -75,7 +75,7 @@ def test_every_router_has_rows_for_itself_its_null_and_its_domains(disk):
     expected = [
         (router, variant, population)
         for router in ("text/0", "text/1")
-        for variant in ("as_stored", "null")
+        for variant in ("as_stored", "random")
         for population in ("all", "domain=code", "outliers")
     ]
     assert keys == expected

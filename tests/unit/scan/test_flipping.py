@@ -203,4 +203,4 @@ def test_metrics_that_compare_are_no_part_of_a_scan_without_variants(made) -> No
     names = {m.name for m in METRICS.all() if m.scope == "flip"}
     assert names
     assert not names & set(found.facts["reasons"])
-    assert {row["variant"] for row in found.rows["layers"]} == {"as_stored", "null"}
+    assert {row["variant"] for row in found.rows["layers"]} == {"as_stored", "random"}

@@ -484,7 +484,7 @@ def test_without_recordings_the_commands_that_make_them_are_told(sign):
     assert all(words[5:7] == ["--keep", "ids"] for words in captures)
     outs = [words[words.index("--out") + 1] for words in captures]
     assert again[:4] == ["moegeom", "signoff", "a", "b"]
-    assert [again[n + 1] for n, word in enumerate(again) if word in ("--tokens", "--null")] == outs
+    assert [again[n + 1] for n, word in enumerate(again) if word in ("--tokens", "--rerun")] == outs
 
 
 def test_shares_are_those_of_sets_that_differ(sign, record):
@@ -501,7 +501,7 @@ def test_shares_are_those_of_sets_that_differ(sign, record):
     np.testing.assert_allclose(between["error"], sem(by_document))
     assert (found.exit_code, found.lines[3].state) == (4, "not judged")
     assert "Measured, not judged: no limit was given (--max-flipped" in said(found, 3)
-    assert "--null REC_A2" in said(found, 3)
+    assert "--rerun REC_A2" in said(found, 3)
     assert "rests on the order of --tokens" in " ".join(found.notes)
 
 
@@ -517,25 +517,25 @@ def test_a_limit_below_the_share_fails_and_one_at_it_passes(sign, record):
     assert "More than the limit" in said(below, 3)
 
 
-def test_the_null_is_what_a_differs_from_itself(sign, record):
+def test_the_rerun_is_what_a_differs_from_itself(sign, record):
     record("rec_a", "a", softmax())
     record("rec_b", "b", softmax(), noise=0.02, seed=9)
     record("rec_a2", "a", softmax(), noise=0.002, seed=10)
-    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), null="rec_a2")
+    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), rerun="rec_a2")
     evidence = found.lines[3].evidence
-    ratio = evidence["between"]["share"] / evidence["null"]["share"]
+    ratio = evidence["between"]["share"] / evidence["rerun"]["share"]
     assert 3.0 < ratio < 30.0
     assert f"B differs {ratio:.2g} times as often" in said(found, 3)
-    swapped = sign(softmax(), softmax(), tokens=("rec_a", "rec_a2"), null="rec_b")
-    np.testing.assert_allclose(swapped.lines[3].evidence["times_null"], 1.0 / ratio)
+    swapped = sign(softmax(), softmax(), tokens=("rec_a", "rec_a2"), rerun="rec_b")
+    np.testing.assert_allclose(swapped.lines[3].evidence["times_rerun"], 1.0 / ratio)
 
 
-def test_a_null_that_never_differs_is_nothing_to_divide_by(sign, record):
+def test_a_rerun_that_never_differs_is_nothing_to_divide_by(sign, record):
     record("rec_a", "a", softmax())
     record("rec_b", "b", softmax(), noise=0.02, seed=9)
     record("rec_a2", "a", softmax())
-    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), null="rec_a2")
-    assert found.lines[3].evidence["times_null"] is None
+    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), rerun="rec_a2")
+    assert found.lines[3].evidence["times_rerun"] is None
     assert "nothing to hold B against" in said(found, 3)
 
 
@@ -652,8 +652,8 @@ def test_engines_that_differ_are_told(sign, record):
         ({"tokens": ("rec_a",)}, "given 1 times"),
         ({"tokens": ("x", "y", "z")}, "given 3 times"),
         ({"tokens": ("rec_a", "./rec_a")}, "named twice"),
-        ({"tokens": ("rec_a", "rec_b"), "null": "rec_a"}, "named twice"),
-        ({"null": "rec_a"}, "--null is about recordings"),
+        ({"tokens": ("rec_a", "rec_b"), "rerun": "rec_a"}, "named twice"),
+        ({"rerun": "rec_a"}, "--rerun is about recordings"),
         ({"max_flipped": 0.1}, "--max-flipped is about recordings"),
         ({"stale_inputs": True}, "--stale-inputs is about recordings"),
         ({"tokens": ("rec_a", "rec_b"), "max_flipped": 2.0}, "a share from 0 to less than 1"),
@@ -719,7 +719,7 @@ def test_half_of_the_tokens_routed_otherwise_are_not_signed_off_without_a_limit(
     assert found.lines[3].evidence["between"]["tokens_share"] > 0.4
     assert (found.exit_code, states(found)[3]) == (4, "not judged")
     text = render(document(found, View()), "table", View())
-    assert "not signed off: give --max-flipped (or --null)" in text
+    assert "not signed off: give --max-flipped (or --rerun)" in text
     assert "passed        routing on text" not in text
 
 
@@ -728,9 +728,9 @@ def test_without_a_limit_b_may_differ_twice_as_often_as_a_from_itself(sign, reco
     record("rec_a", "a", softmax())
     record("rec_b", "b", softmax(), noise=noise, seed=9)
     record("rec_a2", "a", softmax(), noise=0.002, seed=10)
-    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), null="rec_a2")
+    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), rerun="rec_a2")
     evidence = found.lines[3].evidence
-    np.testing.assert_allclose(evidence["limit"], 2.0 * evidence["null"]["share"])
+    np.testing.assert_allclose(evidence["limit"], 2.0 * evidence["rerun"]["share"])
     assert found.exit_code == code
 
 
@@ -738,7 +738,7 @@ def test_a_run_that_repeats_itself_gives_no_limit(sign, record):
     record("rec_a", "a", softmax())
     record("rec_b", "b", softmax(), noise=0.02, seed=9)
     record("rec_a2", "a", softmax())
-    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), null="rec_a2")
+    found = sign(softmax(), softmax(), tokens=("rec_a", "rec_b"), rerun="rec_a2")
     assert (found.exit_code, states(found)[3]) == (4, "not judged")
 
 

@@ -25,7 +25,7 @@ from moegeom.studies.cells.study.found import FoundCells, Scaled
 from moegeom.studies.cells.study.request import CellsRequest
 from moegeom.studies.cells.study.router import Looked
 
-#: Numbers of witnesses in input coordinates that are written per router; beyond they are null,
+#: Numbers of witnesses in input coordinates that are written per router; beyond they are missing,
 #: and follow from the slice.
 _MOST_COORDINATES = 20_000_000
 
@@ -218,13 +218,13 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
     "cells": (
         ("router", pa.string(), "", "identity <stack>/<layer>[/slot]"),
         ("cell", pa.int64(), "", "number of the cell, from 0 at each router"),
-        ("token", pa.int64(), "", "token that the search began at; null for the whole slice"),
+        ("token", pa.int64(), "", "token that the search began at; missing for the whole slice"),
         ("expert_set", pa.list_(pa.int32()), "", "experts that are chosen there, ascending"),
         ("witness", pa.list_(pa.float64()), "input", "a point inside, in coordinates of the slice"),
         ("witness_exact", pa.string(), "", "where no float64 point was found inside: a rational"),
         ("witness_input", pa.list_(pa.float32()), "input", "the same point as router input"),
         ("num_facets", pa.int64(), "", "facets of the cell"),
-        ("is_bounded", pa.bool_(), "", "null where a ball, a box or steps bound the search"),
+        ("is_bounded", pa.bool_(), "", "missing where a ball, a box or steps bound the search"),
         ("is_checked", pa.bool_(), "", "the witness was verified in integers (--certify)"),
         ("inradius", pa.float64(), "input", "radius of the largest ball inside (inradius)"),
         ("distance_lower", pa.float64(), "input", "to the cell, from the centre or the token"),
@@ -235,7 +235,7 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
     ),
     "facets": (
         ("router", pa.string(), "", "identity <stack>/<layer>[/slot]"),
-        ("token", pa.int64(), "", "token that the search began at; null for the whole slice"),
+        ("token", pa.int64(), "", "token that the search began at; missing for the whole slice"),
         ("cell", pa.int64(), "", "the cell that comes first"),
         ("other_cell", pa.int64(), "", "the cell on the other side"),
         ("experts_out", pa.list_(pa.int32()), "", "experts that only the first cell has"),
@@ -247,7 +247,7 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
 
 
 def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
-    """Columns as a table of :data:`CELL_TABLES`; those that are not given are null."""
+    """Columns as a table of :data:`CELL_TABLES`; those that are not given are missing."""
     length = len(next(iter(columns.values())))
     fields, arrays = [], []
     for column, kind, unit, text in CELL_TABLES[name]:

@@ -30,7 +30,7 @@ class CellsRequest(TokensRequest):
         Only the cells that so many facets, or fewer, part from those of the tokens ``at``.
     inradius
         The radius of the largest ball in each cell, in the table of ``out``.
-    null
+    random_routers
         Count the cells of so many random routers with the same row lengths too.
     band
         Shade in the picture what lies within so far of a facet.
@@ -53,7 +53,7 @@ class CellsRequest(TokensRequest):
     certify: bool = False
     tie_broken: bool = False
     inradius: bool = False
-    null: int = 0
+    random_routers: int = 0
     vertices: int = 10**7
     threads: int = 1
     out: Path | None = None
@@ -104,11 +104,11 @@ def check_request(request: CellsRequest) -> None:
 
 #: Fields that the command line has no option for.
 _OF_PYTHON = frozenset(
-    ("box", "hops", "at", "inradius", "null", "band", "frame", "pixels", "width", "dpi")
+    ("box", "hops", "at", "inradius", "random_routers", "band", "frame", "pixels", "width", "dpi")
 )
 
 #: The least and the largest of what such a field may be.
-_RANGES = {"hops": (0, 2**31), "null": (0, 1000), "pixels": (8, 4096)}
+_RANGES = {"hops": (0, 2**31), "random_routers": (0, 1000), "pixels": (8, 4096)}
 
 
 def _typed(name: str) -> str:
@@ -132,7 +132,7 @@ _NOT_WITH_EXPERT_SET: dict[str, object] = {
     "plot": None,
     "out": None,
     "tie_broken": False,
-    "null": 0,
+    "random_routers": 0,
 }
 
 

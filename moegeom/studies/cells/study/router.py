@@ -20,7 +20,14 @@ from moegeom.studies.cells.plane.circle import Arcs, circle_arcs
 from moegeom.studies.cells.plane.raster import plane_raster
 from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, Raster, plane_router
 from moegeom.studies.cells.plane.subspace import Slice
-from moegeom.studies.cells.record import Between, Cells, NullCells, Outcome, RouterCells, Visited
+from moegeom.studies.cells.record import (
+    Between,
+    Cells,
+    Outcome,
+    RandomRouterCells,
+    RouterCells,
+    Visited,
+)
 from moegeom.studies.cells.study.found import FoundCells, domain_text, find_cells, with_witnesses
 from moegeom.studies.cells.study.request import CellsRequest
 from moegeom.studies.cells.study.slices import RequestedSlice, frame_of
@@ -129,7 +136,7 @@ def _by_cells(
         )
     found: tuple[FoundCells, ...] = ()
     outcome: Outcome = "all subsets"
-    placed, facts, null = None, None, None
+    placed, facts, random = None, None, None
     if not isinstance(answer, AllSubsets):
         is_whole = all(part.is_whole for part in answer)
         found = tuple(with_witnesses(part, weight, offset, request) for part in answer)
@@ -138,8 +145,8 @@ def _by_cells(
         if sample is not None and part is not None:
             cells = found[0].expert_set if len(found) == 1 and is_whole else None
             placed = _placed(points, sample, weight, offset, k, cells)
-    if request.null and part is not None and outcome == "cells" and request.hops is None:
-        null = null_of(router, part, request)
+    if request.random_routers and part is not None and outcome == "cells" and request.hops is None:
+        random = random_routers_of(router, part, request)
     record = _record(
         router,
         asked,
@@ -153,7 +160,7 @@ def _by_cells(
         request.seed,
         is_central=offset is None,
     )
-    record = replace(record, null=null)
+    record = replace(record, random=random)
     return Looked(record, router, asked, sample, found, placed, part, weight, offset)
 
 
@@ -368,11 +375,13 @@ def facts_of(found: tuple[FoundCells, ...]) -> Cells:
     )
 
 
-def null_of(router: Router, part: Slice, request: CellsRequest) -> NullCells | None:
+def random_routers_of(
+    router: Router, part: Slice, request: CellsRequest
+) -> RandomRouterCells | None:
     """The same count for routers of random rows, on the same slice and in the same bounds."""
     counts = []
     nothing = np.empty((0, part.dims))
-    for number in range(request.null):
+    for number in range(request.random_routers):
         drawn = random_router(router, request.seed + number)
         rows, offset = part.instance(drawn.weight, drawn.affine_bias)
         found = find_cells(rows, offset, router.rule.top_k, request, nothing, None)
@@ -383,7 +392,7 @@ def null_of(router: Router, part: Slice, request: CellsRequest) -> NullCells | N
         else:
             return None
     sd = float(np.std(counts, ddof=1)) if len(counts) > 1 else 0.0
-    return NullCells(len(counts), float(np.mean(counts)), sd)
+    return RandomRouterCells(len(counts), float(np.mean(counts)), sd)
 
 
 def between_of(router: Router, sample: SliceTokens | None, seed: int) -> Between | None:
