@@ -78,7 +78,7 @@ ROWS = {"random": random_rows, "clusters": clustered_rows, "lengths": rows_of_al
 
 
 def synthetic() -> Iterator[Case]:
-    """Full-size routers on made-up tokens."""
+    """Full-size routers on synthetic tokens."""
     for hidden, experts, top_k, tokens in SHAPES:
         for kind, rows in ROWS.items():
             random = np.random.default_rng(0)

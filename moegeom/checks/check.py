@@ -12,9 +12,9 @@ from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding, Severity
 from moegeom.core.registry import Registry
 
-#: Where a limit comes from. ``definition``: it follows from the statement. ``uncalibrated``: from
+#: Where a limit comes from. ``definition``: it follows from the statement. ``heuristic``: from
 #: practice or set by hand. ``random``: relative to a random router on the same tokens.
-Basis = Literal["definition", "uncalibrated", "random"]
+Basis = Literal["definition", "heuristic", "random"]
 
 
 #: Why a figure of tokens cannot be judged, and what is needed.
@@ -32,7 +32,7 @@ class Limit:
     name: str
     default: float
     text: str
-    basis: Basis = "uncalibrated"
+    basis: Basis = "heuristic"
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Check:
 
     ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
     a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
-    ``needs`` are columns of ``layers``: where all are missing the check does not apply, and ``absent``
-    says why; so where ``facts``, a key of ``run.json``, holds nothing, and where ``too_little``
-    says what there is less of than the statement needs. ``alike`` gives findings of
-    the same statement the same key: those are told as one.
-    ``inputs`` says what it takes beyond the weights. ``detects`` puts the least defect
-    that could have been found, in units of the tested figure, into words.
+    ``needs`` are columns of ``layers``: where all are missing the check does not apply, and
+    ``absent`` says why; so where ``facts``, a key of ``run.json``, holds nothing, and where
+    ``too_little`` says what there is less of than the statement needs. ``alike`` gives findings of
+    the same statement the same key: those are told as one. ``inputs`` says what it takes beyond the
+    weights. ``detects`` puts the least defect that could have been found, in units of the tested
+    figure, into words.
     """
 
     code: str
@@ -103,12 +103,12 @@ class Check:
         title: str,
         detail: str = "",
         next_command: str = "",
-        repair: str = "",
+        fix: str = "",
     ) -> Finding:
         """A finding of this check, at its default severity; it leads to its page, or further."""
         routers = (router,) if isinstance(router, str) else router
         next_command = next_command or f"moegeom check --explain {self.code}"
-        return Finding(self.severity, self.code, routers, title, detail, next_command, repair)
+        return Finding(self.severity, self.code, routers, title, detail, next_command, fix)
 
     def refused(self, measured: Measured) -> Iterator[Finding]:
         """The refusal that stopped reading, when it breaks the statement of this check."""

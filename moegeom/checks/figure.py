@@ -29,7 +29,7 @@ class Figure:
     def basis(self, digits: int) -> str:
         """Where the limit comes from, and how well the figure is known, to so many digits."""
         told = range_text(self.value, self.error, self.row["num_blocks"], digits)
-        return f"uncalibrated; 95 % range over documents {told}"
+        return f"heuristic; 95 % range over documents {told}"
 
 
 def figure_check(
@@ -97,7 +97,7 @@ def change_check(
         finding = check.finding(
             router,
             words(old, value),
-            f"Changed by {value - old:+.3g} (limit {limit:g}, uncalibrated; standard error of the "
+            f"Changed by {value - old:+.3g} (limit {limit:g}, heuristic; standard error of the "
             f"difference {both:.2g}).",
             measured.measure_again(router),
         )

@@ -16,7 +16,7 @@ class Finding:
     """One statement about one or several routers.
 
     ``title`` is the sentence a person reads first, ``detail`` the evidence with its numbers,
-    ``repair`` a change that is proved to be neutral, with the proof, and ``next_command`` what to
+    ``fix`` a change that is proved to be neutral, with the proof, and ``next_command`` what to
     type to learn more. ``code`` is empty for a note that explains a null.
     """
 
@@ -26,4 +26,4 @@ class Finding:
     title: str
     detail: str = ""
     next_command: str = ""
-    repair: str = ""
+    fix: str = ""

@@ -73,7 +73,7 @@ TOKEN_COLUMNS = (
 )
 
 WEIGHT_COLUMNS = (
-    LayerColumn(("row length", "median"), _column("row_norm_median"), lambda v: f"{v:.3g}"),
+    LayerColumn(("row norm", "median"), _column("row_norm_median"), lambda v: f"{v:.3g}"),
     LayerColumn(
         ("longest", "of median"), _column("row_norm_max_over_median"), lambda v: f"{v:.2f}x"
     ),

@@ -1,4 +1,4 @@
-"""Results as a document: trust, verdict, findings worst first, layers, what was not looked at."""
+"""Results as a document: trust, verdict, findings worst first, layers, what was not checked."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _findings(summary: Summary) -> Sequence[Block]:
 
 
 def _brief(summary: Summary, finding: Finding) -> Iterator[Block]:
-    """Without the repair, which ``moegeom check`` tells."""
-    bare = dataclasses.replace(finding, next_command="", repair="")
+    """Without the fix, which ``moegeom check`` tells."""
+    bare = dataclasses.replace(finding, next_command="", fix="")
     yield Problem(bare, summary.places(finding.routers))
     if finding.next_command:
         yield Command("next: ", finding.next_command)
@@ -112,7 +112,7 @@ def _limits(summary: Summary) -> list[str]:
             f"To record tokens: {recording_hint(run['routers'])}",
         ]
     if run["tokens"]["is_synthetic"]:
-        return ["Geometry under a made-up distribution of inputs: real tokens lie elsewhere."]
+        return ["Geometry under a synthetic distribution of inputs: real tokens lie elsewhere."]
     documents = run["tokens"]["num_documents"]
     if documents is None:
         held = f"these {number_of(run['tokens']['num_tokens'], 'token')}"
@@ -123,7 +123,7 @@ def _limits(summary: Summary) -> list[str]:
 
 def _not_looked_at(summary: Summary) -> list[str]:
     nothing = ["expert weights", "other engines", "quantised activations"]
-    lines = [f"Not looked at: {', '.join(nothing)}.", *skipped(summary)]
+    lines = [f"Not checked: {', '.join(nothing)}.", *skipped(summary)]
     if summary.run["tokens"] is not None:
         lines += [
             f"Note, {summary.places(note.routers)}: {note.title}"

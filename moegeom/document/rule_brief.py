@@ -11,7 +11,7 @@ def rule_brief(sentence: str, routers: Sequence[Mapping[str, Any]]) -> str:
     """``sentence``, that of the first router, where the others choose alike.
 
     Else what the routers choose and how many of them, the most frequent first:
-    ``softmax, choose 3 of 12 (2 of 3 routers), 2 of 12 (1)``. ``routers`` are those of
+    ``softmax, top 3 of 12 (2 of 3 routers), 2 of 12 (1)``. ``routers`` are those of
     ``run.json``.
     """
     kinds = Counter((_score(router), _choice(router)) for router in routers)
@@ -22,7 +22,7 @@ def rule_brief(sentence: str, routers: Sequence[Mapping[str, Any]]) -> str:
     for (score, choice), count in kinds.most_common():
         choices.setdefault(score, []).append(f"{choice} ({count}{number})")
         number = ""
-    return "; ".join(f"{score}, choose {', '.join(said)}" for score, said in choices.items())
+    return "; ".join(f"{score}, top {', '.join(said)}" for score, said in choices.items())
 
 
 def _score(router: Mapping[str, Any]) -> str:

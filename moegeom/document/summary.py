@@ -49,7 +49,7 @@ class Summary:
         clean = sum(row["router"] not in self.worst for row in self.layers)
         said = f"{clean} of {total} {'layers' if total > 1 else 'layer'} without a finding"
         if not with_tokens:
-            return f"{said}; weights alone, how they choose was not looked at."
+            return f"{said}; weights alone, how they choose was not checked."
         unjudged = self.run.get("checks_inconclusive") or ()
         if with_tokens < total:
             said += f"; {total - with_tokens} have no tokens"
@@ -98,7 +98,7 @@ def summarise(results: Results) -> Summary:
             row["title"],
             row["detail"] or "",
             row["next_command"] or "",
-            row.get("repair") or "",
+            row.get("fix") or "",
         )
         for row in results.rows("findings")
     ]

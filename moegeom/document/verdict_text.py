@@ -34,7 +34,7 @@ _FAILING: dict[Severity, str] = {
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """``PASSED: 0 errors, 1 warning; 31 checks passed, 14 need tokens. Not looked at: ...``."""
+    """``PASSED: 0 errors, 1 warning; 31 checks passed, 14 need tokens. Not checked: ...``."""
     found = [finding.severity for finding in verdict.findings]
     findings = [
         f"{found.count(severity)} {severity}{'' if found.count(severity) == 1 else 's'}"
@@ -47,7 +47,7 @@ def verdict_sentence(verdict: Verdict) -> str:
         if (number := len(verdict.in_state(state))) or state == "passed"
     ]
     counted = f"{', '.join(findings)}; {', '.join(checks)}.{_FAILING[verdict.fail_on]}"
-    unseen = f" Not looked at: {', '.join(verdict.unseen)}." if verdict.unseen else ""
+    unseen = f" Not checked: {', '.join(verdict.unseen)}." if verdict.unseen else ""
     return f"{verdict_word(verdict)}: {counted}{unseen}"
 
 
@@ -89,7 +89,7 @@ def _layers(layers: set[int]) -> str:
 def finding_lines(finding: Finding) -> list[str]:
     """A finding as plain lines, without its place; the first is read first."""
     lines = [finding.title, finding.detail]
-    lines += [f"repair: {finding.repair}"] if finding.repair else []
+    lines += [f"fix: {finding.fix}"] if finding.fix else []
     lines += [f"next: {finding.next_command}"] if finding.next_command else []
     return [line.strip() for line in lines if line.strip()]
 

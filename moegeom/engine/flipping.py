@@ -25,11 +25,11 @@ from moegeom.kernels.flip import Flip
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.emulated import Emulated
 
-#: Sum of the sizes of products over the product of the lengths, below which it is not looked at:
+#: Sum of the sizes of products over the product of the lengths, below which it is not checked:
 #: 2 / pi for normal numbers, less for a few large coordinates that both have.
 _LEAST_SIZE = 0.5
 
-#: Below this chance of crossing the nearest boundary the others are not looked at.
+#: Below this chance of crossing the nearest boundary the others are not checked.
 _LEAST_CHANCE = 1e-4
 
 #: Inputs whose difference stays in the processor's cache.

@@ -133,7 +133,7 @@ MAIN = "main"
 
 
 def measure_router(run: RouterRun) -> MeasuredRouter:
-    """Rows of all metrics for the router as stored and, where tokens allow, for its random router."""
+    """Rows of all metrics for the stored router and, where tokens allow, for its random router."""
     started = time.perf_counter()
     passes = plan_passes(run)
     progress = {

@@ -69,7 +69,7 @@ METRIC = Metric(
             ),
             Column(
                 "distance_bracket_p50",
-                "median of upper over lower bound, over tokens whose distance is not exact; missing "
+                "median of upper over lower bound, of tokens whose distance is not exact; missing "
                 "where all are",
                 formula="distance_bracket",
             ),

@@ -3,7 +3,7 @@
 A bias that balances loads spreads over a few tenths around a mean that drifts; bfloat16 steps by
 2^-7 of its size, so that a mean of 7 leaves a dozen values out of 256, and an update of 0.001 moves
 nothing above 1/2. A constant added to all biases changes no choice (where dropped groups are -inf),
-so subtracting the middle of the range repairs what a cast would destroy.
+so subtracting the middle of the range fixes what a cast would destroy.
 """
 
 from __future__ import annotations

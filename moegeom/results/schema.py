@@ -52,7 +52,7 @@ OTHER_TABLES: dict[str, tuple[Column, ...]] = {
         Column("title", "the finding in a sentence", "", "str"),
         Column("detail", "the evidence", "", "str"),
         Column("next_command", "what to type to learn more", "", "str"),
-        Column("repair", "a change that is proved to be neutral, with the proof", "", "str"),
+        Column("fix", "a change that is proved to be neutral, with the proof", "", "str"),
     ),
 }
 

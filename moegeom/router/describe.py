@@ -38,7 +38,7 @@ def rule_in_words(router: Router) -> str:
     """How the router chooses and weighs, step by step: ``sigmoid + bias, 4 of 8 groups, ...``."""
     rule, weights = router.rule, router.rule.weights
     if router.listed:
-        return f"choose {rule.top_k}, only counted: {router.listed}"
+        return f"top {rule.top_k}, only counted: {router.listed}"
     steps = ["logits" if rule.score == "identity" else rule.score.replace("_", "-")]
     if rule.has_logit_bias:
         steps[0] += " of biased logits" if rule.score != "identity" else " + bias"
@@ -51,7 +51,7 @@ def rule_in_words(router: Router) -> str:
     if rule.groups is not None:
         steps.append(groups_in_words(rule.groups))
     is_whole = rule.top_k == router.num_experts
-    steps.append(f"choose {'all ' if is_whole else ''}{rule.top_k}")
+    steps.append(f"{'all' if is_whole else 'top'} {rule.top_k}")
     said = _WEIGHTS[weights.source]
     steps += [said] if said else []
     # a softmax over the chosen sums to 1 in any case

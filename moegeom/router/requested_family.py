@@ -140,7 +140,7 @@ class RequestedFamily:
         )
         said = "logits" if is_of_logits else self.score.replace("_", "-")
         bias = " + selection bias" if self.selection_bias else ""
-        text = f"{said}{bias}, choose {{top_k}} of {{num_experts}}, as described by options"
+        text = f"{said}{bias}, top {{top_k}} of {{num_experts}}, as described by options"
         return Family(DESCRIBED, "the command line", (), text, (stack,))
 
 

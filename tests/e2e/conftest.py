@@ -1,4 +1,4 @@
-"""The command line in processes of its own, and a small made-up world to point it at.
+"""The command line in processes of its own, and a small synthetic world to point it at.
 
 Commands run in a folder of the test, with relative paths, so that no output names a place. Most
 run in children of a warm process (warm_commands.py); the scan behind ``world`` and the tests of

@@ -61,7 +61,7 @@ def test_a_healthy_checkpoint_passes_and_says_what_was_not_looked_at(moegeom, fo
     ran = moegeom(folder, "check", HEALTHY)
     assert (ran.code, ran.err) == (0, "")
     assert "0 errors, 0 warnings" in ran.out
-    assert "Not looked at: load, margins, dead experts (no tokens)" in " ".join(ran.out.split())
+    assert "Not checked: load, margins, dead experts (no tokens)" in " ".join(ran.out.split())
     assert all(len(line) <= 100 for line in ran.out.splitlines())
 
 

@@ -52,7 +52,7 @@ def test_a_checkpoint_is_identical_to_itself_and_to_itself_cut_into_files(moegeo
     ran = moegeom(folder, "diff", NEW, NEW)
     assert (ran.code, ran.err) == (0, "")
     assert "VERDICT  all 3 routers are identical." in ran.out
-    assert "layer" not in ran.out.split("Not looked at")[0].replace("layers", "layer")
+    assert "layer" not in ran.out.split("Not checked")[0].replace("layers", "layer")
 
 
 def test_two_steps_of_a_training_differ_by_noise(moegeom, folder):

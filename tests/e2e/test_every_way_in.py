@@ -366,7 +366,7 @@ def faults(shown: dict[str, dict[str, str]]) -> list[str]:
 WRONG = re.compile(r"\bNone\b|\bnan\b|NoneType|Traceback|<[a-z_.]+ object|[\x00-\x08\x0b-\x1f\x7f]")
 
 #: Lines that may be longer than the screen, since they are copied as they are.
-COPIED = re.compile(r"\s*(next|repair|record|then)?:?\s*(moegeom |results  )|\S+$")
+COPIED = re.compile(r"\s*(next|fix|record|then)?:?\s*(moegeom |results  )|\S+$")
 
 
 def cells() -> list:

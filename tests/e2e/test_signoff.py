@@ -71,7 +71,7 @@ def test_weights_alone_end_inconclusive_with_the_commands_that_go_on(moegeom, fo
     assert (ran.code, ran.err) == (4, "")
     assert "passed effective router: layers 0-2 gain folded." in words(ran.out)
     assert f"   fill in moegeom capture {A} --text FILE --keep ids --out REC_A\n" in ran.out
-    assert "nothing failed; 3 things not looked at. exit 4" in words(ran.out)
+    assert "nothing failed; 3 things not checked. exit 4" in words(ran.out)
 
 
 def test_a_scale_that_the_router_forgot_fails(moegeom, folder):
@@ -90,7 +90,7 @@ def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder, columns):
     )
     assert (ran.code, ran.err) == (0, "")
     said = words(ran.out)
-    assert "VERDICT signed off: all 4 lines passed; 3 things not looked at." in said
+    assert "VERDICT signed off: all 4 lines passed; 3 things not checked." in said
     assert "of 4,096 tokens differ at one layer or more" in said
     assert "Within the limit of 5 % (--max-flipped)." in said
     assert "times as often" in said
@@ -112,7 +112,7 @@ def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
     recorded = ("--tokens", REC_A, "--tokens", "copy", "--rerun", "rec_a2")
     ran = moegeom(folder, "signoff", A, A, *recorded)
     said = words(ran.out)
-    assert "4 things not looked at" in said
+    assert "4 things not checked" in said
     assert "whether the recordings of A and of B are of two runs (their files are equal" in said
     assert "of A and --rerun" not in said
 

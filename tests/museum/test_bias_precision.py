@@ -34,9 +34,9 @@ def test_the_biases_are_those_of_the_thread():
 def test_the_repair_is_neutral_and_named_with_its_proof(museum):
     finding = museum.visit(BIAS_BEFORE_CAST, BIAS_BEFORE_CAST.sizes[1]).of("MGN112")
     assert "238 distinct values become 8" in finding.detail
-    assert "subtract 6.94 from every bias" in finding.repair
-    assert "Proof that no choice changes" in finding.repair
-    assert name_of("bias", 0).replace("0", "*") in finding.repair
+    assert "subtract 6.94 from every bias" in finding.fix
+    assert "Proof that no choice changes" in finding.fix
+    assert name_of("bias", 0).replace("0", "*") in finding.fix
 
 
 def test_the_repair_restores_what_the_cast_takes():

@@ -32,7 +32,7 @@ def run(
     out: OutOfScan = None,
     prior: Annotated[
         str | None,
-        typer.Option("--prior", help="isotropic-rms: made-up tokens; geometry only, labelled."),
+        typer.Option("--prior", help="isotropic-rms: synthetic tokens; geometry only, labelled."),
     ] = None,
     per_token: Annotated[
         bool, typer.Option("--per-token", help="Also write tokens/, one row per token.")

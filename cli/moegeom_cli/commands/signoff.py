@@ -30,7 +30,9 @@ def run(
     ] = None,
     max_flipped: Annotated[
         float | None,
-        typer.Option("--max-flipped", help="Share of layer-tokens above which routing fails."),
+        typer.Option(
+            "--max-flipped", help="Share of (token, layer) pairs above which routing fails."
+        ),
     ] = None,
 ) -> int:
     """Sign off an export B of A: exit code 0 passed, 1 failed, 4 inconclusive."""

@@ -6,7 +6,7 @@ unit vectors: 0 when directions are spread, 1 when all are one.
 A finding means: tokens differ little in direction, so few expert sets can occur whatever the router
 does: the cause is in front of the router.
 
-What to do: look at the hidden states, and at attention sinks. The limit is uncalibrated.
+What to do: look at the hidden states, and at attention sinks. The limit is heuristic.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.fixes import either, keep_in_float32, recentre
 from moegeom.checks.measured import Measured, Row
-from moegeom.checks.repairs import either, keep_in_float32, recentre
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 
@@ -41,7 +41,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"they spread {row['bias_spread']:.2g} around {row['bias_middle']:.3g}, where bfloat16 "
             f"steps by {row['bias_ulp_bf16']:.2g}. {_moved(measured, row)}{lost} Harmless as "
             f"stored ({measured.facts(router).get('bias_dtype', 'F32').lower()}).",
-            repair=either(recentre(measured, row), keep_in_float32(measured, row)),
+            fix=either(recentre(measured, row), keep_in_float32(measured, row)),
         )
 
 

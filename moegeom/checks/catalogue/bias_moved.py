@@ -7,7 +7,7 @@ A finding means: these biases route other tokens than they did. Between two step
 is expected; after a conversion it is not. A bias that was permuted, negated, zeroed or cast shows
 here.
 
-What to do: one layer alone points at a file, all layers at training. The limit is uncalibrated; a
+What to do: one layer alone points at a file, all layers at training. The limit is heuristic; a
 profile for conversions may well put it at 0.001.
 """
 
@@ -64,7 +64,7 @@ def _finding(
         router,
         f"the {words} of expert {expert} moved {by} since the baseline.",
         f"{np.count_nonzero(change)} of {len(change)} biases changed, a common offset taken out; "
-        f"they spread {spread:.3g} (limit {limit}, uncalibrated).",
+        f"they spread {spread:.3g} (limit {limit}, heuristic).",
     )
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.fixes import recentre
 from moegeom.checks.measured import Measured, Row
-from moegeom.checks.repairs import recentre
 from moegeom.core.finding import Finding
 
 
@@ -28,7 +28,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 row["router"],
                 f"the selection biases lie {ratio(row):.0f} times their spread away from 0.",
                 f"They spread {row['bias_spread']:.2g} around {row['bias_middle']:.3g}.",
-                repair=recentre(measured, row).strip(),
+                fix=recentre(measured, row).strip(),
             )
 
 

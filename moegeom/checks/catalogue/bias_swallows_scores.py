@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.fixes import recentre
 from moegeom.checks.measured import Measured
-from moegeom.checks.repairs import recentre
 from moegeom.core.finding import Finding
 
 #: Scores that never leave the interval from 0 to 1.
@@ -34,7 +34,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"at the size of the selection bias bfloat16 steps by {step:.2g}; scores end at 1.",
                 f"Biases lie around {row['bias_middle']:.3g}. A sum of score and bias in bfloat16 "
                 f"would keep {max(1.0 / step, 1.0):.0f} different scores.",
-                repair=recentre(measured, row).strip(),
+                fix=recentre(measured, row).strip(),
             )
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.checks.check import Check, Limit, Limits
+from moegeom.checks.fixes import keep_in_float32
 from moegeom.checks.measured import Measured
-from moegeom.checks.repairs import keep_in_float32
 from moegeom.core.finding import Finding
 
 
@@ -30,7 +30,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"an update of 0.001 would not move {100 * share:.0f} % of the selection biases.",
                 f"They are stored as {measured.facts(router).get('bias_dtype', 'bf16').lower()}, "
                 f"which steps by {row['bias_ulp_bf16']:.2g} at the largest of them.",
-                repair=keep_in_float32(measured, row),
+                fix=keep_in_float32(measured, row),
             )
 
 

@@ -47,7 +47,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
         finding = CHECK.finding(
             router,
             f"expert {expert} gets {new:.2f} fair shares; the baseline has {old:.2f}.",
-            f"Standard error of the difference {both:.2g}; limit {limit:g}, uncalibrated. Next: "
+            f"Standard error of the difference {both:.2g}; limit {limit:g}, heuristic. Next: "
             + ", ".join(f"expert {e} {a:.2f} -> {b:.2f}" for _, e, a, b, *_ in told[1:4])
             + ".",
             measured.measure_again(router),

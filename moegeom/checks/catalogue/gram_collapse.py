@@ -6,7 +6,7 @@ rows of the same shape and the best score that any rows could have (Welch).
 A finding means: rows crowd into a few directions. Raw scores, without centring, fall with any
 vector that is common to all rows and mean nothing by themselves.
 
-What to do: look at the effective rank and at the nearest pairs. The limit is uncalibrated.
+What to do: look at the effective rank and at the nearest pairs. The limit is heuristic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 f"rows crowd together: Gram score {score:.3f}, random rows "
                 f"{row['gram_score_random']:.3f}.",
                 f"Best possible {row['gram_score_best']:.3f}{sigmas} "
-                f"(limit {limits('fall', router):g} below, uncalibrated). "
+                f"(limit {limits('fall', router):g} below, heuristic). "
                 f"As stored, not centred: {stored}.",
             )
 

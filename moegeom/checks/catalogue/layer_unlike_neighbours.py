@@ -7,7 +7,7 @@ show, and large in itself. Needs eight layers.
 A finding means: this router was not trained with the others: it comes from another revision, was
 initialised anew, or was scaled.
 
-What to do: compare the layer with the source of the checkpoint. The limits are uncalibrated.
+What to do: compare the layer with the source of the checkpoint. The limits are heuristic.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             router,
             "this router is unlike those of the layers before and after it.",
             f"By {words}: {math.exp(step):.2f} times apart from the mean of its neighbours "
-            f"(limit {limits('factor', router):g}, uncalibrated).",
+            f"(limit {limits('factor', router):g}, heuristic).",
         )
 
 

@@ -38,7 +38,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             router,
             f"experts {shown} have nearly the same direction"
             + (f" ({number_of(len(pairs), 'such pair')})." if len(pairs) > 3 else "."),
-            f"Largest cosine {_below_one(worst)} (limit {limit:g}, uncalibrated), rows centred and "
+            f"Largest cosine {_below_one(worst)} (limit {limit:g}, heuristic), rows centred and "
             "the gain of the norm folded in.",
         )
 

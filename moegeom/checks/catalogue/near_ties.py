@@ -7,7 +7,7 @@ more than chance.
 A finding means: other arithmetic, engines or quantisations will flip more tokens than the shape
 of the router makes inevitable. That is exposure, not loss of quality.
 
-What to do: list the nearest tokens and pairs of experts. The factor is uncalibrated.
+What to do: list the nearest tokens and pairs of experts. The factor is heuristic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             router,
             "more near-ties than a random router of this shape would have.",
             f"Rounding the input to bf16 would flip about {100 * share:.1f} % of tokens; a "
-            f"random router {100 * normal:.1f} % (limit {factor:g} times, uncalibrated).",
+            f"random router {100 * normal:.1f} % (limit {factor:g} times, heuristic).",
             measured.measure_again(router, extra="--per-token"),
         )
         p_value = p_above(share, factor * normal, error, freedom)

@@ -40,7 +40,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             yield CHECK.finding(
                 router,
                 f"rows far from the median length: expert {shown}{more}.",
-                f"Limit {limit:g} times or 1/{limit:g} of the median, uncalibrated; rows centred, "
+                f"Limit {limit:g} times or 1/{limit:g} of the median, heuristic; rows centred, "
                 "gain folded in.",
             )
 

@@ -6,7 +6,7 @@ A finding means: this expert is the bottleneck wherever experts run on different
 are short of tokens. Load holds for the tokens it was measured on.
 
 What to do: follow the expert over the training steps, and look at its row and its domains. The
-limit is uncalibrated.
+limit is heuristic.
 """
 
 from __future__ import annotations

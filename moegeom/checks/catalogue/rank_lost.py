@@ -49,7 +49,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             said,
             f"Effective rank {effective:.1f} of {possible}, condition number "
             f"{'infinite' if condition is None or rank < possible else format(condition, '.3g')} "
-            f"(limits {least:.1f} and {limits('condition', router):g}, uncalibrated).",
+            f"(limits {least:.1f} and {limits('condition', router):g}, heuristic).",
         )
 
 

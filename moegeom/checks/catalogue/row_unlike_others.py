@@ -7,7 +7,7 @@ when one of them is many robust standard deviations away from the median.
 A finding means: this row was not made by the training that made the others: overwritten, patched in
 from elsewhere, or partly zeroed.
 
-What to do: compare the row with the source of the checkpoint. The limit is uncalibrated.
+What to do: compare the row with the source of the checkpoint. The limit is heuristic.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             router,
             f"expert {expert} is unlike every other row of this checkpoint.",
             f"By {words}: {sigmas:.0f} robust standard deviations from the median of {len(rows):,} "
-            f"rows (limit {limits('sigmas', router):g}, uncalibrated).{also}",
+            f"rows (limit {limits('sigmas', router):g}, heuristic).{also}",
         )
 
 

@@ -9,7 +9,7 @@ A finding means: these rows route other tokens than they did. Between two steps 
 is expected; after a conversion or a quantisation it is not.
 
 What to do: look at the numbers per layer: one layer alone points at a file, all layers at training.
-The limit is uncalibrated; a profile for conversions may well put it at 0.01.
+The limit is heuristic; a profile for conversions may well put it at 0.01.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
                     f"expert {expert} moved by {percent(moved.max())} of its length since the "
                     f"baseline; {count} of {len(drift.moved)} rows moved.",
                     f"Median over rows {percent(float(np.median(moved)))}; limit {percent(limit)}, "
-                    f"uncalibrated.{scaled}",
+                    f"heuristic.{scaled}",
                 ),
             )
         )

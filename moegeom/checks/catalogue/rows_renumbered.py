@@ -25,7 +25,7 @@ from moegeom.checks.measured import Measured, listed
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 
-#: Pairs that a repair lists.
+#: Pairs that a fix lists.
 _MOST_PAIRS = 4
 
 _ROWS = "rows are those of other experts"
@@ -55,7 +55,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
             f"{swaps}"
             f"{' ...' if len(experts) > 4 else ''}.",
             f"{why} Rows of other experts: {listed(experts)}.",
-            repair=_exchange(drift.place, _tensors(measured, router, drift.place)),
+            fix=_exchange(drift.place, _tensors(measured, router, drift.place)),
         )
 
 
@@ -78,7 +78,7 @@ def _experts_alone(measured: Measured, router: str) -> Iterator[Finding]:
         f"{' ...' if len(experts) > 4 else ''}.",
         f"The rows are where they were: they did not move along. Experts that changed places: "
         f"{listed(experts)}.",
-        repair=_exchange(place, ("experts",)),
+        fix=_exchange(place, ("experts",)),
     )
 
 

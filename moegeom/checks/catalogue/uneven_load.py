@@ -6,7 +6,7 @@ A finding means: on these tokens the layer works as if it had far fewer experts 
 says how many).
 
 What to do: look at the busiest experts and their domains; follow the entropy over training. The
-limit is uncalibrated.
+limit is heuristic.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _block(block: Block) -> Iterator[str]:
             head = f"{finding.severity.upper()} {finding.code}"
             yield f'<p><b class="{look}">{escape(head)}</b> {escape(f"{places}: {finding.title}")}'
             yield f"<br>{escape(finding.detail)}" if finding.detail else ""
-            yield f"<br>repair: {escape(finding.repair)}" if finding.repair else ""
+            yield f"<br>fix: {escape(finding.fix)}" if finding.fix else ""
             typed = finding.next_command
             yield f"<br>next: <code>{escape(typed)}</code></p>" if typed else "</p>"
         case Table():

@@ -53,8 +53,8 @@ def _block(block: Block) -> Iterator[str]:
             head = f"**{finding.severity.upper()} {_escaped(finding.code)}**"
             said = f"{places}: {finding.title} {finding.detail}".rstrip()
             yield f"- {head} {_escaped(said)}"
-            if finding.repair:
-                yield f"  - repair: {_escaped(finding.repair)}"
+            if finding.fix:
+                yield f"  - fix: {_escaped(finding.fix)}"
             if finding.next_command:
                 yield f"  - next: {_code(finding.next_command)}"
         case Table():

@@ -124,8 +124,8 @@ def _problem(problem: Problem, width: int) -> list[Text]:
     word, look = _SEVERITIES[finding.severity]
     lines = _hanging(f"{word} {finding.code}  ", f"{problem.places}: {finding.title}", width, look)
     lines += map(Text, _wrapped(finding.detail, width, "   "))
-    if finding.repair:
-        lines += _hanging("   repair  ", finding.repair, width, "dim")
+    if finding.fix:
+        lines += _hanging("   fix     ", finding.fix, width, "dim")
     if finding.next_command:
         lines += _block(Command("next    ", finding.next_command), width)
     return lines

@@ -124,7 +124,7 @@ def _work(source: SourceFacts, num_routers: int) -> str:
 
 
 def refuse_unknown_device(asked: str) -> None:
-    """Raises UsageError for what is no device; whether it is there is not looked at."""
+    """Raises UsageError for what is no device; whether it is there is not checked."""
     kind, colon, listed = asked.partition(":")
     is_listed = all(part.isdecimal() and len(part) < 4 for part in listed.split(","))
     if asked not in ("auto", "cpu", "cuda") and not (kind == "cuda" and colon and is_listed):

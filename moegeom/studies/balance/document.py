@@ -107,7 +107,7 @@ def _meanings(found: Balance) -> Iterator[Block]:
     """Worst first; green only where nothing is uneven."""
     is_even = all(router.meaning == "balanced" for router in found.routers)
     look: Look = "good" if is_even else "warning"
-    label = "MEANS"
+    label = "RESULT"
     for places, text in (*_verdicts(found), *_remarks(found)):
         yield Fact(label, f"{places}: {text}", look)
         label = ""
@@ -136,7 +136,7 @@ def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
     if grouped:
         yield summary.places(grouped), f"{NO_GUARANTEE}."
     for name, reason in found.left_out:
-        yield summary.place(name), f"not looked at: {reason}."
+        yield summary.place(name), f"not checked: {reason}."
 
 
 # ------------------------------------------------------------------------------------------ routers

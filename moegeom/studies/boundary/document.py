@@ -19,8 +19,8 @@ _NAMED = 3
 
 #: The last column is for pages alone.
 _HEADS = (
-    ("how exposed?", "choices flipped", "", "", "tokens with", "weight", "kept for", "predicted"),
-    ("", "mean", "random", "worst layer", "any flip", "moved", "certain", ""),
+    ("arithmetic", "choices flipped", "", "", "tokens with", "weight", "provably", "predicted"),
+    ("", "mean", "random", "worst layer", "any flip", "moved", "unchanged", ""),
 )
 
 #: What a comparison on the same inputs leaves out.
@@ -150,7 +150,7 @@ def _difference(found: BoundaryReport, variant: VariantFlips) -> str:
     if not share:
         return "A and B choose the same experts for every token."
     first, worst = variant.rows[0], variant.worst
-    said = f"A and B choose differently in {_percent(share)} of layer-tokens"
+    said = f"A and B choose differently in {_percent(share)} of (token, layer) pairs"
     if variant.any_share is not None:
         said += f"; {_percent(variant.any_share)} of the tokens differ somewhere"
     where = next(row for row in variant.rows if row["flipped_share"])
@@ -175,7 +175,7 @@ def _replaced(found: BoundaryReport, variant: VariantFlips) -> str:
         )
         return f"C chooses the same experts as A for every token, {why}."
     said = f"The routers of C choose differently from those of A in {_percent(share)} of "
-    said += "layer-tokens"
+    said += "(token, layer) pairs"
     if variant.any_share is not None:
         said += f"; {_percent(variant.any_share)} of the tokens differ somewhere"
     worst = variant.worst
@@ -270,7 +270,7 @@ def _paragraph(cells: Sequence[str]) -> str:
     _, mean, random, worst, some, moved, kept, _ = cells
     return (
         f"{mean} of the choices flip (random router {random}, worst {worst}), {some} of the "
-        f"tokens somewhere; {moved} of the weight moves; {kept} are kept for certain."
+        f"tokens somewhere; {moved} of the weight moves; {kept} are provably unchanged."
     )
 
 
@@ -328,7 +328,7 @@ def _details(found: BoundaryReport, variant: VariantFlips) -> Iterator[Fact]:
         "worst": _worst_layers(found, variant),
         "margins": _near_ties(variant) if variant.name in SIDES else "",
         "load": _load_shift(found, variant),
-        "trading": _traders(found, variant),
+        "swaps": _traders(found, variant),
     }
     for label, text in said.items():
         if text:
@@ -421,11 +421,11 @@ def _limits() -> Sequence[str]:
     """What these figures do not say."""
     exposed = (
         "A flipped expert is not a wrong answer: this is exposure, for these tokens and inputs. "
-        "An arithmetic changes the routers only; inputs that come out otherwise are not looked at."
+        "An arithmetic changes the routers only; inputs that come out otherwise are not checked."
     )
     kept = (
         "Kept for certain: proved for these inputs, in any order of summation that the arithmetic "
-        "allows. Random: a router of the same shape and row lengths, on a sample of these tokens."
+        "allows. Random: a router of the same shape and row norms, on a sample of these tokens."
     )
     return exposed, kept
 

@@ -169,7 +169,7 @@ def _random(random: RandomRouterCells) -> str:
     spread = f" +- {random.sd:.1f}" if random.num_routers > 1 else ""
     draws = "1 draw" if random.num_routers == 1 else f"{random.num_routers} draws"
     return (
-        f"random routers with the same row lengths have {random.mean:,.1f}{spread} cells there "
+        f"random routers with the same row norms have {random.mean:,.1f}{spread} cells there "
         f"({draws}, standard deviation)"
     )
 

@@ -63,7 +63,7 @@ class Visited:
 
 @dataclass(frozen=True)
 class RandomRouterCells:
-    """Cells of random routers with the same row lengths, biases and rule on the same slice."""
+    """Cells of random routers with the same row norms, biases and rule on the same slice."""
 
     num_routers: int
     mean: float

@@ -29,7 +29,7 @@ def compare_routers(
 ) -> RouterChange:
     """Everything that happened on the way from ``a`` to ``b``, in the words of the closed list.
 
-    ``samples`` are those of the experts of both, None when experts were not looked at. Routers of
+    ``samples`` are those of the experts of both, None when experts were not checked. Routers of
     different shape, or with values that are not finite, are not compared unless they are equal.
     """
     beside = tuple(_beside(a, b))

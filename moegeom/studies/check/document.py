@@ -117,9 +117,9 @@ def _state(outcome: Outcome) -> str:
 
 def _ending(verdict: Verdict, summary: Summary) -> Iterator[Block]:
     if verdict.detectable:
-        yield Note(f"Could have been found 9 times in 10: {'; '.join(verdict.detectable)}.")
+        yield Note(f"Detectable at 90 % power: {'; '.join(verdict.detectable)}.")
     if verdict.not_looked_at:
-        yield Note(f"Not looked at: {'; '.join(verdict.not_looked_at)}.")
+        yield Note(f"Not checked: {'; '.join(verdict.not_looked_at)}.")
     yield from map(Note, skipped(summary))
     routers = summary.run["routers"]
     if routers and summary.run["tokens"] is None:

@@ -65,7 +65,7 @@ def document(found: Difference, view: View) -> Document:
     first, second = found.sides
     ending = [*found.notes]
     if found.not_looked_at:
-        ending.append(f"Not looked at: {'; '.join(found.not_looked_at)}.")
+        ending.append(f"Not checked: {'; '.join(found.not_looked_at)}.")
     return Document(
         "diff",
         f"{first.name} and {second.name}",

@@ -102,7 +102,7 @@ def _verdict_sentence(found: Explanation) -> str:
     said = f"{verdict.cause}: {verdict.meaning}"
     if verdict.detail:
         said += f" {verdict.detail[:1].upper()}{verdict.detail[1:]}"
-    return f"{said} Not looked at: {unseen} thing{'' if unseen == 1 else 's'}, below."
+    return f"{said} Not checked: {unseen} thing{'' if unseen == 1 else 's'}, below."
 
 
 def _hypotheses(found: Explanation, all_of_them: bool) -> list[Block]:
@@ -124,7 +124,7 @@ def _hypotheses(found: Explanation, all_of_them: bool) -> list[Block]:
         text = f"{arrow} {_first_seen(found, name).text}{star}"
         rows.append((text, *shares, _equal(_mean_share(found, name))))
     blocks: list[Block] = [
-        Fact("why?", _whose_inputs(found)),
+        Fact("causes", _whose_inputs(found)),
         Table(
             heads=[("", *columns, "all layers")],
             rows=rows,
@@ -216,7 +216,7 @@ def _layers(found: Explanation, all_of_them: bool, is_page: bool = False) -> lis
         return [table]
     text = _first_seen(found, hypothesis).text
     left = f"of tokens that agreed before, what is left over with {text}; noise that makes as many"
-    return [Fact("left", left), table]
+    return [Fact("residual", left), table]
 
 
 def _shown_layers(found: Explanation, all_of_them: bool) -> list[LayerEvidence]:
@@ -333,7 +333,7 @@ def _limits(found: Explanation) -> Sequence[str]:
             "Only the first layer with a router reads what nothing has changed yet: deeper ones "
             "inherit what earlier ones did."
         )
-    return whose, f"Not looked at: {'; '.join(found.not_looked_at)}."
+    return whose, f"Not checked: {'; '.join(found.not_looked_at)}."
 
 
 def _equal(share: float) -> str:

@@ -21,24 +21,24 @@ from moegeom.tokens.traces.alignment import Placing
 #: A hypothesis is believed where it removes at least this share of the disagreements, net, and
 #: stands above nothing changed by this many standard errors; in this and all later layers together
 #: by that many, with so many disagreements to explain. By chance one
-#: of 30 hypotheses repairs that much and stands so once in 10^3 runs.
+#: of 30 hypotheses fixes that much and stands so once in 10^3 runs.
 _REPAIRS, _STANDS, _STANDS_IN_ALL, _LEAST = 0.5, 2.0, 4.0, 10.0
 
-#: Hypotheses whose repairs differ by less are equally good: the first of the table is believed.
+#: Hypotheses whose fixes differ by less are equally good: the first of the table is believed.
 _AS_GOOD = 0.02
 
 #: Flips that noise could not have made, before they are called a bug: one may be chance.
 _BEYOND = 3
 
 #: Noise on the inputs of a router beyond which it is not rounding: 5 % of their rms, 30 roundings
-#: to bfloat16. Uncalibrated.
+#: to bfloat16. Heuristic.
 _MOST_NOISE = 0.05
 
 #: Roundings to bfloat16 that a router's own arithmetic may be worth: of its input, of its rows, of
-#: its logits. Inputs that are alike by this factor do not carry more. Uncalibrated.
+#: its logits. Inputs that are alike by this factor do not carry more. Heuristic.
 _OWN_ROUNDINGS, _MUCH_LESS = 3.0, 4.0
 
-#: Mean difference of log-probabilities, in nats, that arithmetic leaves. Uncalibrated.
+#: Mean difference of log-probabilities, in nats, that arithmetic leaves. Heuristic.
 _LOG_PROB_NOISE = 0.05
 
 #: Tokens that never flip differ this much as the others do: flipping is not what matters.
@@ -46,7 +46,7 @@ _ALIKE, _UNRELATED = 0.5, 0.1
 
 #: Sets that overlap beyond chance by less than these shares of what equal sets would, as they are
 #: and with B's experts numbered as fits best (which fits chance too), are unrelated; with as many
-#: tokens at least. Uncalibrated.
+#: tokens at least. Heuristic.
 _CHANCE, _CHANCE_RENAMED, _ENOUGH = 0.05, 0.25, 64
 
 #: Relative error of routing weights that are stored in bfloat16, with room for the scores' own.
@@ -320,7 +320,7 @@ def _unexplained(found: Evidence) -> str:
 def _share(found: Evidence) -> str:
     mean = float(np.mean([1.0 - layer.agreement for layer in found.layers]))
     return (
-        f"A and B choose differently in {_percent(mean)} of layer-tokens; "
+        f"A and B choose differently in {_percent(mean)} of (token, layer) pairs; "
         f"{_percent(found.any_share)} of tokens differ somewhere."
     )
 

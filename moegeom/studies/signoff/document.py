@@ -1,4 +1,4 @@
-"""A sign-off as a document: both sides, the verdict, four lines, what was not looked at."""
+"""A sign-off as a document: both sides, the verdict, four lines, what was not checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def document(found: SignOff, view: View) -> Document:
     verdict = Fact("VERDICT", verdict_sentence(found), look, f"exit {found.exit_code}")
     ending = [*found.notes]
     if found.not_looked_at:
-        ending.append(f"Not looked at: {'; '.join(found.not_looked_at)}.")
+        ending.append(f"Not checked: {'; '.join(found.not_looked_at)}.")
     return Document(
         "signoff",
         f"{first.name} and {second.name}",
@@ -45,7 +45,7 @@ def document(found: SignOff, view: View) -> Document:
 
 
 def verdict_sentence(found: SignOff) -> str:
-    """``signed off: all 4 lines passed; 3 things not looked at.``, or what stands in the way."""
+    """``signed off: all 4 lines passed; 3 things not checked.``, or what stands in the way."""
     told = {
         state: ", ".join(line.name for line in lines)
         for state in _LOOKS
@@ -66,7 +66,7 @@ def _unseen(found: SignOff) -> str:
     number = len(found.not_looked_at)
     if not number:
         return ""
-    return f"; {number} thing{'' if number == 1 else 's'} not looked at"
+    return f"; {number} thing{'' if number == 1 else 's'} not checked"
 
 
 def _side(name: str, side: Side) -> Sequence[Block]:

@@ -58,7 +58,8 @@ class SignOffRequest(Terms):
     """What was asked for. ``a`` is the checkpoint as it was trained, ``b`` the export.
 
     ``tokens`` holds nothing, or a recording of each; ``rerun`` is a recording of A run again on the
-    same text. ``max_flipped`` is the share of layer-tokens above which routing on text fails.
+    same text. ``max_flipped`` is the share of (token, layer) pairs above which routing on text
+    fails.
     """
 
     a: str
@@ -142,7 +143,7 @@ def _refused(request: SignOffRequest, a: _Looked, refusal: RouterError) -> SignO
     """Storage failed in the loader's words; nothing else is known."""
     names: tuple[LineName, ...] = LINE_NAMES[1:]
     unknown = (
-        Line(name, "inconclusive", "not looked at: the routers of B cannot be read.")
+        Line(name, "inconclusive", "not checked: the routers of B cannot be read.")
         for name in names
     )
     sides = a.described(), Side(request.b, "checkpoint", "", 0)

@@ -93,7 +93,7 @@ def _measured(between: Flips, names: Sequence[str]) -> str:
         over = number_of(between.num_documents, "document")
         error = f" (standard error {_percent(between.error)}, over {over})"
     told = (
-        f"A and B choose differently in {_percent(between.share)} of layer-tokens{error}; "
+        f"A and B choose differently in {_percent(between.share)} of (token, layer) pairs{error}; "
         f"{_percent(between.tokens_share)} of {between.num_tokens:,} tokens differ at one layer or "
         "more"
     )
@@ -131,7 +131,7 @@ def _rerun_sentence(between: Flips, rerun: Flips | None) -> str:
             "batches or with other kernels, and add --rerun REC_A2."
         )
     told = (
-        f"A run again differs from itself in {_percent(rerun.share)} of layer-tokens, "
+        f"A run again differs from itself in {_percent(rerun.share)} of (token, layer) pairs, "
         f"{_percent(rerun.tokens_share)} of {rerun.num_tokens:,} tokens at one layer or more"
     )
     times = _times(between, rerun)

@@ -1,4 +1,4 @@
-"""Token tables that are wrong in any one way are an error, and what was not looked at is counted."""
+"""Token tables that are wrong in any one way are an error, and what was not checked is counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moegeom.checks.repairs import either
+from moegeom.checks.fixes import either
 from moegeom.core.token_table import TokenTable
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
@@ -87,7 +87,7 @@ def test_routers_that_are_not_looked_at_are_counted_in_every_verdict_line(tmp_pa
     assert found.verdict.exit_code == 0
     said = verdict_sentence(found.verdict)
     assert said.startswith("PASSED: ")
-    assert "Not looked at: 1 of 3 routers, whether routers were trained." in said
+    assert "Not checked: 1 of 3 routers, whether routers were trained." in said
     view = View(width=200)
     for name in RENDERERS.names():
         text = render(document(found, view), name, view)
@@ -158,7 +158,7 @@ def test_exchanged_experts_fail_where_the_baseline_holds_their_hashes(compared):
     (finding,) = verdict.findings
     assert (verdict.exit_code, finding.code) == (1, "MGI121")
     assert "2 experts are those of other rows in the baseline: 3 was 9, 9 was 3" in finding.title
-    assert finding.repair.startswith("exchange experts 3 and 9")
+    assert finding.fix.startswith("exchange experts 3 and 9")
 
 
 def test_the_mirror_fault_stays_found_and_says_what_to_exchange(compared):
@@ -168,7 +168,7 @@ def test_the_mirror_fault_stays_found_and_says_what_to_exchange(compared):
 
     (finding,) = compared(rows).findings
     assert finding.code == "MGI121"
-    assert finding.repair.startswith("exchange rows 3 and 9 of model.layers.1.mlp.gate.weight")
+    assert finding.fix.startswith("exchange rows 3 and 9 of model.layers.1.mlp.gate.weight")
 
 
 @pytest.mark.parametrize("healthy", [keep, trained])

@@ -41,7 +41,7 @@ def run() -> dict:
         "checkpoint": {
             "name": "model@rev",
             "family": "deepseek_v3",
-            "rule": "sigmoid + selection bias, keep 4 of 8 groups, choose 8 of 256",
+            "rule": "sigmoid + selection bias, best 4 of 8 groups, top 8 of 256",
             "fingerprint": "xxh128:0123",
             "bytes_read": 226_000_000,
             "bytes_total": 688_000_000_000,

@@ -11,7 +11,7 @@ from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.summary import Summary
 
-SENTENCE = "softmax over 12, keep 2"
+SENTENCE = "softmax, top 2 of 12"
 
 
 def router(top_k: int, experts: int = 12, **facts) -> dict:
@@ -26,28 +26,28 @@ def test_routers_that_choose_alike_have_the_sentence_of_their_family():
 
 def test_routers_that_choose_differently_are_counted_the_most_frequent_first():
     said = rule_brief(SENTENCE, [router(2), router(3), router(4), router(3)])
-    assert said == "softmax, choose 3 of 12 (2 of 4 routers), 2 of 12 (1), 4 of 12 (1)"
+    assert said == "softmax, top 3 of 12 (2 of 4 routers), 2 of 12 (1), 4 of 12 (1)"
 
 
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"score": "sqrt_softplus"}, "sqrt-softplus, choose 2 of 12 (1)"),
-        ({"score": "identity"}, "logits, choose 2 of 12 (1)"),
-        ({"has_selection_bias": True}, "softmax + selection bias, choose 2 of 12 (1)"),
-        ({"num_groups": 4}, "softmax, groups, choose 2 of 12 (1)"),
+        ({"score": "sqrt_softplus"}, "sqrt-softplus, top 2 of 12 (1)"),
+        ({"score": "identity"}, "logits, top 2 of 12 (1)"),
+        ({"has_selection_bias": True}, "softmax + selection bias, top 2 of 12 (1)"),
+        ({"num_groups": 4}, "softmax, groups, top 2 of 12 (1)"),
     ],
 )
 def test_a_router_with_another_step_is_told_apart(facts, said):
     routers = [router(2), router(2), router(2, **facts)]
-    assert rule_brief(SENTENCE, routers) == f"softmax, choose 2 of 12 (2 of 3 routers); {said}"
+    assert rule_brief(SENTENCE, routers) == f"softmax, top 2 of 12 (2 of 3 routers); {said}"
 
 
 def test_the_header_does_not_say_of_all_routers_what_the_first_does(run):
     odd = {**run["routers"][1], "top_k": 4}
     changed = {**run, "routers": [*run["routers"][:-1], odd]}
     assert run["checkpoint"]["rule"] in rule_line(summary(run))
-    assert "choose 8 of 256 (57 of 58 routers), 4 of 256 (1)" in rule_line(summary(changed))
+    assert "top 8 of 256 (57 of 58 routers), 4 of 256 (1)" in rule_line(summary(changed))
 
 
 def summary(run: dict) -> Summary:

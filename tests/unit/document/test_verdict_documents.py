@@ -155,8 +155,8 @@ def test_the_exit_code_stands_at_the_right_end(failed, run, width):
 def test_the_screen_is_the_one_to_aim_at(warned, run):
     screen = rendered("table", warned, run, width=100)
     assert screen == (
-        "model@rev  deepseek_v3: sigmoid + selection bias, keep 4 of 8 groups, choose 8 of 256. Boundaries\n"
-        "         are non-linear.\n"
+        "model@rev  deepseek_v3: sigmoid + selection bias, best 4 of 8 groups, top 8 of 256. Boundaries are\n"
+        "         non-linear.\n"
         "routers  58 of 58 expected. Read 226 MB of 688 GB in 9.0 s. Stored bf16.\n"
         "rule     assumed from config (no recorded choices yet; a capture of 256 tokens would verify it)\n"
         "\n"
@@ -166,16 +166,16 @@ def test_the_screen_is_the_one_to_aim_at(warned, run):
         "WARN  MGN112  layers 3-60: the selection bias does not survive a cast to bf16.\n"
         "   256 distinct values become 9 to 14: they spread 0.31 around 6.9, where bf16 steps by 0.031.\n"
         "   Harmless as stored (fp32); most tokens would be mis-routed if an engine casts it.\n"
-        "   repair  subtract 6.9 from every bias of the layer: 212 values survive. Proof that no choice\n"
+        "   fix     subtract 6.9 from every bias of the layer: 212 values survive. Proof that no choice\n"
         "           changes: scores are compared with scores; a common shift cancels.\n"
         "   next    moegeom check --explain MGN112\n"
         "NOTE  MGN115  layers 3,5: the biases have a common offset.\n"
         "\n"
         "ignored MGG203  layer 9: a row is much longer than its layer's: known since step 900\n"
         "\n"
-        "Could have been found 9 times in 10: a load CV that changed by 0.031; an expert 0.29 fair shares\n"
+        "Detectable at 90 % power: a load CV that changed by 0.031; an expert 0.29 fair shares\n"
         "above.\n"
-        "Not looked at: load, margins, dead experts (no tokens); expert weights.\n"
+        "Not checked: load, margins, dead experts (no tokens); expert weights.\n"
         "   record  moegeom capture CKPT --text FILE --out REC (981 MB and one forward pass over 16,384\n"
         "           tokens; from a loop of your own or an engine: docs/capture.md), then add --tokens REC.\n"
     )
@@ -397,7 +397,7 @@ def test_percent_and_line_ends_are_what_the_runner_decodes(of_others, hostile):
     text = printable(hostile)
     assert len(found) == 5
     assert found[0][2] == "\n".join(
-        (text.strip(), text.strip(), f"repair: {text}".strip(), f"next: {text}".strip())
+        (text.strip(), text.strip(), f"fix: {text}".strip(), f"next: {text}".strip())
     )
     assert found[-1][1] == f"moegeom {text}"
 

@@ -83,7 +83,7 @@ def test_a_bias_that_a_family_file_calls_harmless_is_passed_over(
     folder = make_olmoe({f"model.layers.{i}.mlp.expert_bias": torch.ones(6) for i in range(3)})
     file = tmp_path / "mine.toml"
     file.write_text(
-        "text = 'softmax over {num_experts}, keep {top_k}'\n"
+        "text = 'softmax, top {top_k} of {num_experts}'\n"
         "[[stacks]]\nname = 'text'\nweight = ['layers.{layer}.mlp.gate.weight']\n"
         "beside = ['layers.{layer}.mlp.expert_bias']\n"
         "top_k = 1\nscore = 'softmax'\nweights.source = 'scores'\n"

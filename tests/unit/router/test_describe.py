@@ -18,25 +18,25 @@ ROUTER = Router(
     rule=Rule(2, "softmax", Weights("scores")),
     provenance=Provenance("mixtral", ("gate.weight",), "model.safetensors", "F32"),
 )
-FOUND = RouterSet((ROUTER,), "model", "mixtral", "softmax over 4, keep 2", "xxh128:0")
+FOUND = RouterSet((ROUTER,), "model", "mixtral", "softmax, top 2 of 4", "xxh128:0")
 
 
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        (Weights("scores"), "softmax, choose 2"),
-        (Weights("scores", renormalise=True), "softmax, choose 2, weights sum to 1"),
+        (Weights("scores"), "softmax, top 2"),
+        (Weights("scores", renormalise=True), "softmax, top 2, weights sum to 1"),
         (
             Weights("softmax_of_selected_logits", renormalise=True),
-            "softmax, choose 2, softmax over the chosen",
+            "softmax, top 2, softmax over the chosen",
         ),
         (
             Weights("sigmoid_of_selected_logits"),
-            "softmax, choose 2, sigmoid of each chosen",
+            "softmax, top 2, sigmoid of each chosen",
         ),
         (
             Weights("sigmoid_of_selected_logits", renormalise=True, scale=2.0),
-            "softmax, choose 2, sigmoid of each chosen, weights sum to 1, x 2",
+            "softmax, top 2, sigmoid of each chosen, weights sum to 1, x 2",
         ),
     ],
 )
@@ -47,7 +47,7 @@ def test_division_by_the_sum_is_told_where_it_changes_weights(weights, said):
 
 def test_a_rule_that_chooses_every_expert_says_so():
     rule = replace(ROUTER.rule, top_k=4)
-    assert rule_in_words(replace(ROUTER, rule=rule)) == "softmax, choose all 4"
+    assert rule_in_words(replace(ROUTER, rule=rule)) == "softmax, all 4"
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ _RULES = {
 }
 _LAYERS = {"qwen3_moe": (0, 2), "deepseek_v3": (1, 2)}
 _TEXTS = {
-    "olmoe": "softmax over 6, keep 2",
-    "qwen3_moe": "softmax over 6, keep 2",
-    "mixtral": "softmax over 6, keep 2",
-    "deepseek_v3": "sigmoid + selection bias, keep 2 of 4 groups, choose 2 of 8",
-    "gpt_oss": "logits with bias over 6, keep 2, softmax over the kept",
+    "olmoe": "softmax, top 2 of 6",
+    "qwen3_moe": "softmax, top 2 of 6",
+    "mixtral": "softmax, top 2 of 6",
+    "deepseek_v3": "sigmoid + selection bias, best 2 of 4 groups, top 2 of 8",
+    "gpt_oss": "logits with bias, top 2 of 6, softmax over the chosen",
 }
 _EPS = {"qwen3_moe": 1e-6, "deepseek_v3": 1e-6}
 

@@ -94,7 +94,7 @@ _SPOILT = {
                "'diagonal' is no layout"),
     "small table": ('"num_experts_per_tok"', '{ key = "k", otherwise = 3 }',
                     "expected a table of key, default, plus, minus, over, zero"),
-    "placeholder": ("keep {top_k}", "keep {k}", "text has an unknown placeholder ('k')"),
+    "placeholder": ("top {top_k}", "top {k}", "text has an unknown placeholder ('k')"),
     "meanings": ('"num_experts_per_tok"', '{ key = "k", values = [1] }',
                  "top_k.values is [1], expected a table"),
     "a reason": ('score = "softmax"', 'score = "softmax"\nnot_a_function_when.relu = 3',

@@ -214,7 +214,7 @@ def test_a_router_that_predicts_further_tokens_counts_as_expected(tmp_path: Path
     found = load_routers(open_checkpoint(tmp_path))
     assert [r.name for r in found.routers] == ["text/1", "text/2", "mtp/3"]
     assert (found.num_expected, found.notes) == (3, ())
-    assert found.family_text == "sigmoid + selection bias, choose 2 of 8"
+    assert found.family_text == "sigmoid + selection bias, top 2 of 8"
     assert load_family("deepseek_v3").name == found.family
 
 

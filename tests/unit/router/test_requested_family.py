@@ -91,7 +91,7 @@ def test_long_names_are_not_tried() -> None:
 def test_a_file_of_ones_own_says_everything(make_olmoe: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(
-        "text = 'softmax over {num_experts}, keep {top_k}'\n"
+        "text = 'softmax, top {top_k} of {num_experts}'\n"
         "[[stacks]]\nname = 'text'\nweight = ['layers.{layer}.mlp.gate.weight']\n"
         "top_k = 1\nscore = 'softmax'\nweights.source = 'scores'\n"
     )

@@ -31,7 +31,7 @@ def test_one_group_is_no_mask() -> None:
         rule = build_rule(_STACK, _settings(n_group=num_groups, topk_group=1), 16, "r")
         assert rule.groups is None
         text = rule_text(_DEEPSEEK, rule, 16, _STACK)
-        assert text == "sigmoid + selection bias, choose 4 of 16"
+        assert text == "sigmoid + selection bias, top 4 of 16"
 
 
 def test_keeping_all_groups_is_no_mask() -> None:

@@ -21,7 +21,7 @@ COMPARING = [metric for metric in METRICS.all() if metric.scope == "flip"]
 
 
 def checkpoint(*routers: Router, label: str = "second") -> RouterSet:
-    return RouterSet(routers, label, "made", "softmax, choose 3 of 12", "xxh128:0")
+    return RouterSet(routers, label, "made", "softmax, top 3 of 12", "xxh128:0")
 
 
 def beside(mine: Router, its: Router) -> Against:

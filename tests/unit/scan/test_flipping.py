@@ -186,7 +186,7 @@ def test_shares_are_those_of_the_tokens(made) -> None:
             found[name]["weight_moved_mean"], flip.weight_moved.mean(), atol=1e-9
         )
         assert found[name]["num_disproved"] == 0
-        assert found[f"null+{name}"]["flipped_share"] > 0.0
+        assert found[f"random+{name}"]["flipped_share"] > 0.0
 
 
 def test_arithmetics_need_router_inputs(made) -> None:

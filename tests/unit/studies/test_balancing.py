@@ -370,4 +370,4 @@ def test_layers_that_were_not_recorded_are_told():
     found = balance(sample("olmoe-balanced", tokens=None, source=source, unverified=True))
     assert [router.router for router in found.routers] == ["text/1"]
     assert [name for name, _ in found.left_out] == ["text/0", "text/2"]
-    assert "not looked at" in shown(found, "table")
+    assert "not checked" in shown(found, "table")

@@ -281,7 +281,7 @@ def test_routers_of_other_shapes_and_rules_are_told_first(differ):
 def test_another_top_k_is_told_although_rows_are_identical(differ):
     found = differ(softmax(), softmax().changed(config={"num_experts_per_tok": 8}))
     assert all(router.is_identical for router in found.routers)
-    assert "keep 8" in found.unlike[0]
+    assert "top 8" in found.unlike[0]
 
 
 def test_another_epsilon_is_told(differ):
@@ -502,7 +502,7 @@ def test_screens_fit_and_say_what_happened(differ, name, width):
     assert all(len(line) <= width for line in text.splitlines())
     for word, _ in wanted:
         assert f"{word}:" in text  # its meaning is told
-    assert "Not looked at" in text
+    assert "Not checked" in text
 
 
 def test_routers_to_which_the_same_happened_are_told_together(differ):

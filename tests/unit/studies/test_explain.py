@@ -153,8 +153,8 @@ def test_where_nothing_disagrees_a_screen_asks_nothing_and_a_page_shows_what_was
     same = layer(0, tried("nothing", 1.0), tried("change_a", 0.9))
     found = explanation(same, said=CauseVerdict("no disagreement", ""))
     screen, page = (shown(found, form, View(100, all_layers=True)) for form in ("table", "md"))
-    assert [word for word in ("why?", "change a", "sets") if word in screen] == []
-    assert [word for word in ("why?", "change a", "sets") if word not in page] == []
+    assert [word for word in ("causes", "change a", "sets") if word in screen] == []
+    assert [word for word in ("causes", "change a", "sets") if word not in page] == []
 
 
 def test_no_verdict_says_that_no_bug_is_needed():

@@ -52,7 +52,7 @@ def test_tokens_that_flipped_against_a_proof_end_a_scan_and_not_a_report(form):
 def test_a_screen_has_details_of_the_worst_variant_and_a_page_of_all():
     found = exposure(variant("bf16", 0.1), variant("int4", 0.2), variant("tf32", 0.0))
     screen, every, page = (
-        re.findall(r"trading\W+(\w+)", text)
+        re.findall(r"swaps\W+(\w+)", text)
         for text in (
             shown(found, "table"),
             shown(found, "table", all_layers=True),
@@ -72,7 +72,7 @@ def test_a_page_says_what_noise_predicts_and_a_screen_has_no_room_for_it():
 def test_a_narrow_screen_says_in_a_sentence_what_a_wide_one_has_in_a_row():
     found = exposure(variant("bf16", 0.1))
     narrow, wide = (shown(found, "table", width=width) for width in (60, 100))
-    assert "how exposed?" in wide
-    assert "how exposed?" not in narrow
+    assert "arithmetic" in wide
+    assert "arithmetic" not in narrow
     assert re.search(r"^    bf16 +10.0 % of the choices flip", narrow, re.MULTILINE)
     assert max(map(len, narrow.splitlines())) <= 60

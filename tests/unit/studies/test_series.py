@@ -60,11 +60,11 @@ def test_the_header_says_at_which_steps_the_rule_is_verified(run, tmp_path):
     )
     for step, expected in zip((100, 600, 1500), said, strict=False):
         series = track(TrackRequest((pattern,), tmp_path / f"before_{step}"))
-        assert series.rule == f"olmoe: softmax over 16, keep 4; {expected}"
+        assert series.rule == f"olmoe: softmax, top 4 of 16; {expected}"
         forget_choices(run / f"out/step_{step}.moegeom")
     forget_choices(run / "out/step_1500.moegeom")
     series = track(TrackRequest((pattern,), tmp_path / "assumed"))
-    assert series.rule == "olmoe: softmax over 16, keep 4; assumed from config"
+    assert series.rule == "olmoe: softmax, top 4 of 16; assumed from config"
     for name in (one.name for one in RENDERERS.all() if not one.of_verdicts):
         assert "assumed from config" in rendered(series, name, View(width=80))
 

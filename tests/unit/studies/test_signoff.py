@@ -686,7 +686,7 @@ def test_the_screen_fits_but_for_commands(sign, width, export):
     for name in LINE_NAMES:
         assert f"{name}: " in text
     assert f"exit {found.exit_code}" in text
-    assert "Not looked at: expert weights" in " ".join(text.split())
+    assert "Not checked: expert weights" in " ".join(text.split())
 
 
 def test_markdown_has_a_row_for_each_line_and_json_its_numbers(sign):
@@ -765,7 +765,7 @@ def test_what_was_left_out_is_counted_in_the_verdict(sign):
     assert len(part.not_looked_at) == len(whole.not_looked_at) + 2
     assert "1 of 2 routers of A (--layers)" in part.not_looked_at
     text = render(document(part, View(width=200)), "table", View(width=200))
-    assert f"{len(part.not_looked_at)} things not looked at" in text
+    assert f"{len(part.not_looked_at)} things not checked" in text
 
 
 def test_routers_without_anything_in_common_are_not_told_to_stay_where_they_were():

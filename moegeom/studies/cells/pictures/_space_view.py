@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from moegeom.studies.cells.pictures._caption import count_text
+from moegeom.core.text import number_of
 from moegeom.studies.cells.pictures._legend import INK, PALETTE, Legend, cell_colours, legend_of
 from moegeom.studies.cells.pictures._page import Space, new_page
 from moegeom.studies.cells.pictures._picture import (
@@ -96,8 +96,8 @@ def space_title(picture: SpaceCells) -> str:
     by_tokens = picture.tokens_inside is not None and bool(picture.tokens_inside.any())
     size = "tokens inside" if by_tokens else "facets"
     far = "" if is_true else "; far cells drawn nearer"
-    cells, facets = count_text(len(picture.place)), count_text(len(picture.facets))
-    return f"{cells} cells, sized by {size}, {facets} facets{far}"
+    cells, facets = number_of(len(picture.place), "cell"), number_of(len(picture.facets), "facet")
+    return f"{cells}, sized by {size}, {facets}{far}"
 
 
 def marker_areas(picture: SpaceCells, least: float, most: float) -> Float64[np.ndarray, "cells"]:

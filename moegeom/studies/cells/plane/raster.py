@@ -163,7 +163,7 @@ def _least_gap(ahead: Enclosure, behind: Enclosure) -> np.ndarray:
 
 
 def _kept_groups(scores: Enclosure, groups: GroupMask) -> KeptCells:
-    """Groups that are kept for certain or perhaps, from which group is ahead of which."""
+    """Groups that are provably unchanged or perhaps, from which group is ahead of which."""
     size = scores.value.shape[1] // groups.num_groups
     at_centre = kept_groups(group_scores(scores.value, groups), groups.num_kept)
     count = 1 if groups.score == "max" or size == 1 else 2

@@ -31,7 +31,7 @@ class CellsRequest(TokensRequest):
     inradius
         The radius of the largest ball in each cell, in the table of ``out``.
     random_routers
-        Count the cells of so many random routers with the same row lengths too.
+        Count the cells of so many random routers with the same row norms too.
     band
         Shade in the picture what lies within so far of a facet.
     frame

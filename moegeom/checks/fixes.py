@@ -42,5 +42,5 @@ def keep_in_float32(measured: Measured, row: Row) -> str:
 
 
 def either(first: str, second: str) -> str:
-    """Both repairs, the second as another way; one alone as it is."""
+    """Both fixes, the second as another way; one alone as it is."""
     return " Another way: ".join(text.strip() for text in (first, second) if text)
