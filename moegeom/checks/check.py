@@ -11,6 +11,7 @@ from typing import Literal
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding, Severity
 from moegeom.core.registry import Registry
+from moegeom.core.tokens import ONE_DOCUMENT
 
 #: Where a limit comes from. ``definition``: it follows from the statement. ``heuristic``: from
 #: practice or set by hand. ``random``: relative to a random router on the same tokens.
@@ -20,9 +21,9 @@ Basis = Literal["definition", "heuristic", "random"]
 #: Why a figure of tokens cannot be judged, and what is needed.
 NO_ERROR = (
     "one block of documents gives no standard error; needed: tokens of 2 documents at least, "
-    "better of 16"
+    f"better of 16 ({ONE_DOCUMENT})"
 )
-NOTHING_FOUND = "too few documents to find anything; needed: tokens of more documents"
+NOTHING_FOUND = f"too few documents to find anything; needed: tokens of more ({ONE_DOCUMENT})"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ OutputKind = Literal["shared_output", "routed_output", "expert_output", "routing
 
 OUTPUT_KINDS: tuple[str, ...] = get_args(OutputKind)
 
+#: What a document is to those who record text, and what makes more of them.
+ONE_DOCUMENT = "a text file is one document, and so is each line of a .jsonl file"
+
 #: Tokens per work unit. Tiles are aligned to the absolute token index and zero-padded, so that a
 #: token meets the same matrix product whatever the batch size. BLAS packs the weights once per
 #: product: with 256 tokens that costs a sixth of the time at (7168, 256), with 1024 a twentieth.

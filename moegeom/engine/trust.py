@@ -40,6 +40,15 @@ _LOGITS_HINT = (
     "the same choices and weights, of scores s of a sigmoid np.log(s / (1 - s))."
 )
 
+#: Fewer numbers than this may be equal by chance, in bfloat16: the two largest logits of one token
+#: in thirty, five of one in a million.
+_LEAST_EQUAL = 5
+
+_BLANK_HINT = (
+    "Leave out padding and rows that nothing was written to: they would be counted as tokens that "
+    "choose the experts with the lowest numbers."
+)
+
 
 @dataclass(frozen=True)
 class Trust:
@@ -114,6 +123,8 @@ def examine(
             )
         if said := _probabilities(router.router, source):
             fail(f"{facts.name}, router {router.router.name}: {said}", _LOGITS_HINT, "unverified")
+        elif said := _blank(router.router, source):
+            fail(f"{facts.name}, router {router.router.name}: {said}", _BLANK_HINT, "unverified")
         if share is not None:
             shares.append(share)
             top_k, recorded = router.router.rule.top_k, _num_recorded(router.router, source)
@@ -185,6 +196,48 @@ def _probabilities(router: Router, source: TokenSource) -> str:
             f"{values.max():.3g}."
         )
     return ""
+
+
+def _blank(router: Router, source: TokenSource) -> str:
+    """What speaks for rows that no token made; empty when nothing does.
+
+    Looked at are as many tokens as by the other tests, spread over the stream: padding may lie
+    anywhere. A row is blank when all its numbers are 0, or when all its logits are equal. Zero
+    inputs of a norm are its test's to judge; a router whose rows are equal has such logits.
+    """
+    stage = source.facts.stage
+    if stage not in ("logits", "top_logits", "pre_norm") or source.facts.is_synthetic:
+        return ""
+    if stage != "pre_norm" and (router.weight == router.weight[0]).all():
+        return ""
+    num_zero = num_equal = num_seen = 0
+    for start in _spread_tiles(source.facts.num_tokens):
+        stop = min(start + TILE, source.facts.num_tokens)
+        if stage == "top_logits":
+            values = source.read_top_logits(router.name, start, stop).logits
+        else:
+            values = source.read_values(router.name, start, stop)
+        is_zero = ~values.any(axis=1)
+        num_seen += len(values)
+        num_zero += int(is_zero.sum())
+        if stage != "pre_norm" and values.shape[1] >= _LEAST_EQUAL:
+            is_equal = (values == values[:, :1]).all(axis=1)
+            num_equal += int((is_equal & ~is_zero).sum())
+    if not (num_zero or num_equal):
+        return ""
+    found = [f"{num_zero:,} hold nothing but 0"] * bool(num_zero)
+    found += [f"{num_equal:,} hold the same logit for every expert"] * bool(num_equal)
+    return (
+        f"of {num_seen:,} tokens that were looked at, {' and '.join(found)}: padding, or rows that "
+        "were never written."
+    )
+
+
+def _spread_tiles(num_tokens: int) -> list[int]:
+    """First tokens of as many tiles as ``FIRST_TOKENS`` holds, evenly spread over the stream."""
+    tiles = -(-num_tokens // TILE)
+    wanted = min(tiles, FIRST_TOKENS // TILE)
+    return [TILE * (tiles * i // wanted) for i in range(wanted)]
 
 
 def _num_recorded(router: Router, source: TokenSource) -> int:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moegeom.core.text import number_of
+from moegeom.core.tokens import ONE_DOCUMENT
 from moegeom.document.header import size
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Title, View
 from moegeom.document.rule_brief import rule_brief
 from moegeom.engine.run_facts import router_facts
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.recorder.run import Captured, CapturePlan, CaptureRequest
 
 _KEPT = {
@@ -50,6 +52,18 @@ def _planned(plan: CapturePlan, request: CaptureRequest) -> Iterator[Block]:
     )
     if plan.keep.stage != "router_input":
         yield Fact("note", "boundary-report and explain need what each router reads: --keep hidden")
+    if not any(text.holds_many for text in request.texts):
+        yield from _too_few(len(request.texts))
+
+
+def _too_few(num_documents: int) -> Iterator[Fact]:
+    """Said where standard errors will be missing or coarse; nothing else says it in time."""
+    if num_documents < NUM_BLOCKS:
+        yield Fact(
+            "note",
+            f"{number_of(num_documents, 'document')}: standard errors count documents, and so do "
+            f"the checks on tokens: 2 are needed, {NUM_BLOCKS} better ({ONE_DOCUMENT})",
+        )
 
 
 def _plan_record(plan: CapturePlan, request: CaptureRequest) -> Mapping[str, Any]:
@@ -88,6 +102,8 @@ def _captured(found: Captured, request: CaptureRequest) -> Iterator[Block]:
         yield Fact(
             "note", "the model does not show what it chose: the rule stays assumed, not verified"
         )
+    if any(text.holds_many for text in request.texts):  # else it was said before the capture
+        yield from _too_few(found.num_documents)
     then = _next(found, request)
     yield Excerpt([Fact("next", then)], [Command("next", then)])
 

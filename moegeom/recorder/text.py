@@ -29,6 +29,11 @@ class TextFile:
     path: Path
     domain: str | None = None
 
+    @property
+    def holds_many(self) -> bool:
+        """Whether each line is a document; else the whole file is one."""
+        return self.path.suffix.lower() in (".jsonl", ".ndjson")
+
 
 @dataclass(frozen=True)
 class TextDocument:
@@ -79,8 +84,7 @@ def read_documents(files: Sequence[TextFile], tokenize: Tokenize) -> Iterator[Te
         When a file cannot be read, is no UTF-8, or a line is no document.
     """
     for file in files:
-        is_lines = file.path.suffix.lower() in (".jsonl", ".ndjson")
-        yield from (_lines if is_lines else _whole)(file, tokenize)
+        yield from (_lines if file.holds_many else _whole)(file, tokenize)
 
 
 def cut(documents: Iterator[TextDocument], length: int, num_tokens: int) -> Iterator[TextPiece]:

@@ -9,6 +9,7 @@ from moegeom.core.errors import RecordingError, UsageError, about
 from moegeom.core.files import reading
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
+from moegeom.tokens.foreign.npy_arrays import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, KnownRouter, Request, Source
 from moegeom.tokens.stages import STAGE_TENSORS
 from moegeom.tokens.traces.dialect import DIALECTS, find_dialect
@@ -73,7 +74,8 @@ def _recognised(
     known: tuple[KnownRouter, ...],
     dialect: str | None,
 ) -> TokenSource:
-    source = _recognise(path, asked, dialect)
+    request = Request(asked, dict(router_map or {}), tuple(routers), tuple(known), dialect)
+    source = _recognise(path, request)
     if source.needs_stage and asked is None:
         raise UsageError(
             f"{path.name}: {source.name} files do not say what their numbers are.",
@@ -81,7 +83,6 @@ def _recognised(
         )
     if router_map and not source.needs_stage:
         raise UsageError(f"{path.name} names its routers itself; a router map does not apply.")
-    request = Request(asked, dict(router_map or {}), tuple(routers), tuple(known), dialect)
     opened = source.open(path, request)
     _check_expectations(opened, asked, routers)
     return opened
@@ -96,15 +97,17 @@ def _parse_stage(text: str | None) -> Stage | None:
     raise unknown_name("stage", text, STAGE_TENSORS)
 
 
-def _recognise(path: Path, stage: Stage | None, dialect: str | None) -> Source:
+def _recognise(path: Path, request: Request) -> Source:
+    stage, dialect = request.stage, request.dialect
     if not path.exists():
         partial = path.with_name(f"{path.name}.partial")
         hint = f"{partial.name} exists: it was never finished." if partial.exists() else ""
         raise RecordingError(f"{path.name}: no such file or directory.", hint)
     # first of all, since a folder may be a recording and an array may be one router's
     if stage in (None, "ids") and find_dialect(path, dialect) is not None:
-        return SOURCES["trace"]
-    if dialect is not None:
+        if dialect is not None or not _is_stack_of_ids(path, request):
+            return SOURCES["trace"]
+    elif dialect is not None:
         raise UsageError(f"A trace ({dialect}) holds ids of experts, not stage {stage}.")
     for source in SOURCES.all():
         if source.recognises(path):
@@ -117,6 +120,44 @@ def _recognise(path: Path, stage: Stage | None, dialect: str | None) -> Source:
         if path.suffix.lower() in _PICKLES
         else "",
     )
+
+
+def _is_stack_of_ids(path: Path, request: Request) -> bool:
+    """Whether the integers of three axes that a trace may be are [routers, tokens, k] instead.
+
+    Raises
+    ------
+    UsageError
+        When the first axis is as long as there are routers, and nobody said what it is, or the
+        second may be that of the layers.
+    """
+    shape, known, stage = _shape_of_one_array(path), request.known, request.stage
+    if not known or shape is None or shape[0] not in (len(known), len(request.routers)):
+        return False
+    may_be_trace = shape[1] in (len(known), max(router.layer for router in known) + 1)
+    if stage == "ids" and not may_be_trace:
+        return True
+    if stage is None and may_be_trace:
+        return False
+    raise UsageError(
+        f"{path.name}: one array of integers of shape {shape}; its first axis is as long "
+        f"as there are routers ({shape[0]}), and may be layers or tokens.",
+        "--dialect vllm reads it as [tokens, layers, k]"
+        + (
+            "; for [layers, tokens, k] save one array for each router: "
+            "np.savez(file, **{'text.3': array, ...})."
+            if may_be_trace
+            else ", --stage ids as [layers, tokens, k]."
+        ),
+    )
+
+
+def _shape_of_one_array(path: Path) -> tuple[int, ...] | None:
+    """The shape of the only array of a NumPy file, if it is integers of three axes."""
+    if not path.is_file() or path.suffix not in (".npy", ".npz"):
+        return None
+    shapes = [npy_shape(path)] if path.suffix == ".npy" else list(npz_shapes(path).values())
+    return shapes[0] if len(shapes) == 1 and len(shapes[0] or ()) == 3 else None
 
 
 def _check_expectations(opened: TokenSource, stage: Stage | None, routers: tuple[str, ...]) -> None:

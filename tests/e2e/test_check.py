@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -229,6 +231,59 @@ def test_the_action_passes_what_check_takes(moegeom, folder) -> None:
     assert "${{" not in script  # inputs are data, never text of the script
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
     assert hook["entry"] == "moegeom check"
+
+
+GATE_PAGE = (ROOT / "docs/gate.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of the page about the gate that are in this language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", GATE_PAGE, re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+def test_the_documented_workflow_gives_the_action_what_it_takes() -> None:
+    (workflow,) = (w for text in blocks("yaml") if "jobs" in (w := yaml.safe_load(text)))
+    assert set(workflow[True]) == {"pull_request", "workflow_dispatch"}  # YAML reads "on" so
+    steps = workflow["jobs"]["routers"]["steps"]
+    (ours,) = (step for step in steps if step["uses"].startswith("OWNER/moegeom"))
+    inputs = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["inputs"]
+    assert set(ours["with"]) <= set(inputs)
+    (upload,) = (step for step in steps if "upload-artifact" in step["uses"])
+    assert upload["with"]["path"] == inputs["junit"]["default"]
+
+
+def test_the_documented_release_passes_and_stops_as_the_page_says(moegeom, tmp_path) -> None:
+    def link(name: str, sample: str) -> None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(ROOT / "sample_ckpts" / sample, target_is_directory=True)
+
+    link("checkpoints/latest", "olmoe-balanced/step_1500")
+    link("recordings/release", "olmoe-balanced/rec/step_1500")
+    (profile,) = (text for text in blocks("toml") if "MGG401" in text)
+    (tmp_path / "moegeom.toml").write_text(profile, "utf-8")
+    commands = [
+        shlex.split(line)[1:]
+        for text in blocks("")
+        for line in text.splitlines()
+        if line.startswith("moegeom check checkpoints/latest ")
+    ]
+    update, judge = commands
+    assert moegeom(tmp_path, *judge).code == 3  # no baseline yet
+    written = moegeom(tmp_path, *update)
+    assert written.code == 4
+    assert re.findall(r"^INCONCLUSIVE (\w+)", written.out, re.MULTILINE) == ["MGP901"]
+    assert moegeom(tmp_path, *judge).code == 0
+    assert (tmp_path / "moegeom-junit.xml").exists()
+    without = [word for word in judge if word not in ("--tokens", "recordings/release")]
+    assert moegeom(tmp_path, *without).code == 4
+    link("checkpoints/latest", "olmoe-balanced/step_1000")
+    assert moegeom(tmp_path, *judge).code == 3  # the recording of another checkpoint
+    link("recordings/release", "olmoe-balanced/rec/step_1000")
+    moved = moegeom(tmp_path, *judge)
+    assert moved.code == 1
+    assert "MGG401" in moved.out
 
 
 def test_the_fixture_fails_a_test_with_the_screen(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """What a person types next: the same again, the same with an option, another model of that name."""
 
+import os
 import re
 import shlex
 import shutil
@@ -30,6 +31,38 @@ def test_that_results_were_there_is_folded_on_a_screen(moegeom, place):
     again = moegeom(*asked, COLUMNS="80")
     assert max(map(len, again.err.splitlines())) <= 80
     assert " ".join(again.err.split()).endswith("very request; --overwrite measures again.")
+
+
+def _own_recording(place):
+    return shutil.copytree(place / "rec", place / "own")
+
+
+def test_another_recording_of_the_same_size_and_time_is_another_request(moegeom, place):
+    """As from an archive that gives all files one time: only what is in them differs."""
+    own = _own_recording(place)
+    asked = ("scan", "model", "--tokens", "own", "--unverified", "--out", "out")
+    assert moegeom(place, *asked).code == 0
+    values = next(path for path in sorted(own.iterdir()) if path.name.startswith("router_input"))
+    before = values.stat()
+    raw = bytearray(values.read_bytes())
+    half = len(raw) // 2 // 4 * 4  # header and first tokens stay
+    raw[half:] = raw[-4:] + raw[half:-4]
+    values.write_bytes(raw)
+    os.utime(values, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert values.stat().st_size == before.st_size
+    again = moegeom(place, *asked)
+    assert again.code == 2
+    assert "holds the results of another request: tokens differ" in again.err
+
+
+def test_the_same_files_elsewhere_are_the_same_request(moegeom, place):
+    own = _own_recording(place)
+    moegeom(place, "scan", "model", "--tokens", "own", "--out", "out")
+    shutil.copytree(own, place / "copy")  # keeps the times of change
+    shutil.rmtree(own)
+    shutil.copytree(place / "copy", own)
+    again = moegeom(place, "scan", "model", "--tokens", "own", "--out", "out")
+    assert (again.code, again.err.count("very request")) == (0, 1)
 
 
 def test_overwrite_measures_again_and_leaves_nothing_else(moegeom, place):

@@ -117,6 +117,20 @@ def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
     assert "of A and --rerun" not in said
 
 
+def test_a_run_that_repeats_itself_is_not_asked_for_again(moegeom, folder):
+    for copy in ("b", "again"):
+        shutil.copytree(folder / REC_A, folder / f"copy_{copy}")
+    recorded = ("--tokens", REC_A, "--tokens", "copy_b")
+    ran = moegeom(folder, "signoff", A, A, *recorded, "--rerun", "copy_again")
+    said = words(ran.out)
+    assert ran.code == 4
+    assert "not signed off: give --max-flipped; routing on text not judged" in said
+    assert "A run again (--rerun) repeats itself, so that no limit follows" in said
+    without = words(moegeom(folder, "signoff", A, A, *recorded).out)
+    assert "not signed off: give --max-flipped (or --rerun); routing on text" in without
+    assert "no limit was given (--max-flipped, or --rerun)." in without
+
+
 def test_recordings_of_other_texts_are_refused_with_counts(moegeom, folder):
     source = open_tokens(str(folder / "rec_b"), None, None, ())
     columns = source.read_columns(0, 4096)

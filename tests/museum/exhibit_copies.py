@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.museum.checkpoint import Checkpoint
+from tests.museum.checkpoint import Checkpoint, name_of
 from tests.museum.gallery import Case, Incident
 from tests.museum.healthy import sigmoid_model, softmax_model
 
@@ -76,4 +76,29 @@ COPIED_BUT_BIAS = Incident(
     (Case("every row its own", sigmoid_model),),
 )
 
-INCIDENTS = (COPIED_EXPERTS, NEARLY_COPIED, COPIED_BUT_BIAS)
+
+def _over(copies: int) -> Callable[[], Checkpoint]:
+    """The router of layer 0 over those of the layers behind it; their gains stay their own."""
+
+    def copied() -> Checkpoint:
+        model = softmax_model()
+        first = model.tensors[name_of("weight", 0)]
+        return model.changed({name_of("weight", layer): first for layer in range(1, copies + 1)})
+
+    return copied
+
+
+COPIED_ROUTER = Incident(
+    "router_copied_to_other_layers",
+    (),
+    "A loop over layers wrote one router to several of them; every one is sound by itself.",
+    "MGI112",
+    (
+        Case("two layers of four", _over(1), ("MGI112",), ("text/0", "text/1")),
+        Case("three layers", _over(2), ("MGI112",), ("text/0", "text/1", "text/2")),
+        Case("all four", _over(3), ("MGI112",), ("text/0", "text/1", "text/2", "text/3")),
+    ),
+    (Case("every router its own", softmax_model),),
+)
+
+INCIDENTS = (COPIED_EXPERTS, NEARLY_COPIED, COPIED_BUT_BIAS, COPIED_ROUTER)

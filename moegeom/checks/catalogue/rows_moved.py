@@ -1,7 +1,8 @@
 """MGG401: the rows of every router are where they were.
 
 Looked for: the distance of each centred effective row to its place in the baseline, over its
-length, from 32 seeded projections. A vector common to most rows, and a common factor, are taken out
+length, from 32 seeded projections: right for a row that was scaled, turned round or zeroed, else to
+12 % (one standard error). A vector common to most rows, and a common factor, are taken out
 where the rule does not depend on them, so that no row is blamed for another one that moved; rows
 that changed places with their experts are compared in the new place.
 
@@ -47,8 +48,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
                 float(moved.max()),
                 CHECK.finding(
                     router,
-                    f"expert {expert} moved by {percent(moved.max())} of its length since the "
-                    f"baseline; {count} of {len(drift.moved)} rows moved.",
+                    f"expert {expert} moved by about {percent(moved.max())} of its length since "
+                    f"the baseline; {count} of {len(drift.moved)} rows moved.",
                     f"Median over rows {percent(float(np.median(moved)))}; limit {percent(limit)}, "
                     f"heuristic.{scaled}",
                 ),

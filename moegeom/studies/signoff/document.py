@@ -57,8 +57,16 @@ def verdict_sentence(found: SignOff) -> str:
     stands = "; ".join(f"{names} {state}" for state, names in told.items())
     if "failed" in told:
         return f"not signed off: {stands}{unseen}."
-    missing = "give --max-flipped (or --rerun); " if "not judged" in told else ""
-    return f"not signed off: {missing}{stands}; nothing failed{unseen}."
+    return f"not signed off: {_missing(found)}{stands}; nothing failed{unseen}."
+
+
+def _missing(found: SignOff) -> str:
+    """The options that would have set a limit; one that set none is not asked for again."""
+    lines = found.in_state("not judged")
+    if not lines:
+        return ""
+    has_rerun = any(line.evidence.get("rerun") for line in lines)
+    return f"give --max-flipped{'' if has_rerun else ' (or --rerun)'}; "
 
 
 def _unseen(found: SignOff) -> str:

@@ -118,8 +118,13 @@ def _limit(limit: float | None, rerun: Flips | None) -> tuple[float, str] | None
 
 def _limit_sentence(between: Flips, limit: tuple[float, str] | None, rerun: Flips | None) -> str:
     if limit is None:
-        repeats = ", and A run again repeats itself" if rerun is not None else ""
-        return f"Measured, not judged: no limit was given (--max-flipped, or --rerun){repeats}."
+        why = (
+            "no limit was given (--max-flipped, or --rerun)"
+            if rerun is None
+            else "A run again (--rerun) repeats itself, so that no limit follows; give "
+            "--max-flipped"
+        )
+        return f"Measured, not judged: {why}."
     judged = "More than" if between.share > limit[0] else "Within"
     return f"{judged} the limit of {_percent(limit[0])} ({limit[1]})."
 

@@ -209,7 +209,7 @@ def _is_allowed(trust: Mapping[str, Any], request: TrackRequest) -> bool:
 
 
 def _identity(recording: Path) -> list[list[Any]]:
-    """Names, sizes and times of the files of a recording."""
+    """What tells the files of a recording from others, as it is read back."""
     return json.loads(json.dumps(file_identity(recording)))
 
 

@@ -81,6 +81,24 @@ def test_a_plan_says_once_what_other_commands_need_and_nothing_where_it_is_kept(
         assert said.count("--keep hidden") == times
 
 
+def test_few_documents_are_said_before_the_model_runs_or_where_lines_are_counted(
+    balanced: Sample, text: Path, tmp_path: Path
+) -> None:
+    """One file of text is one document, and leaves every test on tokens open."""
+    (tmp_path / "one.txt").write_text("A single text. " * 40)
+    lines = text.read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "three.jsonl").write_text("".join(lines[:3]), "utf-8")
+    said = "2 are needed, 16 better (a text file is one document"
+    for name, before, after in (("one.txt", 1, 0), ("three.jsonl", 0, 1), (text, 0, 0)):
+        request = request_of(balanced, tmp_path / name, tmp_path / f"rec_{before}{after}")
+        plan = plan_capture(request)
+        shown = render(plan_document(plan, request, View()), "table", View(80))
+        assert " ".join(shown.split()).count(said) == before, name
+        found = capture(request, plan)
+        shown = render(captured_document(found, request, View()), "table", View(80))
+        assert " ".join(shown.split()).count(said) == after, name
+
+
 def test_a_capture_is_told_in_every_format(balanced: Sample, text: Path, tmp_path: Path) -> None:
     request = request_of(balanced, text, tmp_path / "rec_1", keep="ids", num_tokens=256)
     plan, view = plan_capture(request), View()

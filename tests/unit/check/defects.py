@@ -58,6 +58,15 @@ def tensor(pattern: str, change, layer: int = 1) -> Spoil:
     return spoil
 
 
+def copied(layer: int, onto: int) -> Spoil:
+    """Writes the router of one layer over that of another."""
+
+    def spoil(tensors: Tensors, config: dict[str, Any]) -> None:
+        tensors[GATE.format(onto)] = tensors[GATE.format(layer)].copy()
+
+    return spoil
+
+
 def setting(**changes: Any) -> Spoil:
     return lambda tensors, config: config.update(changes)
 
@@ -108,6 +117,7 @@ WEIGHTS: dict[str, Case] = {
         "deepseek_v3",
         made=with_token_table,
     ),
+    "MGI112": Case(copied(0, onto=2)),
     "MGN111": biases(OFFSET.astype(BF16)),
     "MGN112": biases(OFFSET),
     "MGN113": Case(

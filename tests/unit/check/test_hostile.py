@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks.baseline import read_baseline
 from moegeom.checks.profile_file import find_profile, parse_profile, read_profile
 from moegeom.core.errors import ResultsError, UsageError
+from moegeom.core.tokens import ONE_DOCUMENT
 from moegeom.core.verdict import EXIT_INCONCLUSIVE
 from moegeom.pipeline import ScanRequest, lint, scan
 from moegeom.results.memory import MemoryResults
@@ -105,6 +107,21 @@ def test_one_long_row_does_not_make_all_rows_long(outcomes):
     assert "times as long" not in finding.detail
 
 
+@pytest.mark.parametrize(("factor", "percent"), [(3.0, 200), (0.0, 100), (-1.0, 200), (1.2, 20)])
+def test_the_movement_of_a_scaled_row_is_its_own_and_not_that_of_its_projection(
+    outcomes, factor, percent
+):
+    def change(values):
+        values[5] *= factor
+        return values
+
+    (finding,) = outcomes(Case(rows(change), before=keep))["MGG401"].findings
+    told = re.search(r"expert 5 moved by about (\d+) % of its length", finding.title)
+    assert told is not None
+    # the vector that is common to the rows, which are compared without it, is a small part
+    np.testing.assert_allclose(int(told[1]), percent, rtol=0.08)
+
+
 def test_a_column_that_older_results_lack_is_inconclusive(model):
     results = lint(str(model))
     experts = [
@@ -125,7 +142,7 @@ def test_a_test_that_could_find_nothing_is_inconclusive(outcomes):
     found = outcomes(Case(tokens=200, layers=1))
     assert found["MGB203"].state == "inconclusive"
     assert "too few documents" in found["MGB203"].reason
-    assert found["MGB203"].reason.endswith("needed: tokens of more documents")
+    assert found["MGB203"].reason.endswith(f"needed: tokens of more ({ONE_DOCUMENT})")
 
 
 def test_what_one_document_leaves_open_says_what_is_needed_layer_by_layer(outcomes):
@@ -134,7 +151,7 @@ def test_what_one_document_leaves_open_says_what_is_needed_layer_by_layer(outcom
         assert found[code].state == "inconclusive"
         assert found[code].reason == (
             "text/0, text/1, text/2: one block of documents gives no standard error; needed: "
-            "tokens of 2 documents at least, better of 16"
+            f"tokens of 2 documents at least, better of 16 ({ONE_DOCUMENT})"
         )
         assert " not " not in f" {found[code].statement} "
 

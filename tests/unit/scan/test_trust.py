@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.tokens import TILE, TopLogits
 from moegeom.engine.prepared import prepare
 from moegeom.engine.trust import examine
 from moegeom.geometry.rows.norm import normed
@@ -164,6 +165,56 @@ def test_logits_that_lie_between_0_and_1_are_believed(made):
         for values in (narrow, few):
             source = made.source("logits", made.columns(len(values)), values)
             assert examined(router, source).overridden == ()
+
+
+def _blank_rows(values, rows, number=0.0):
+    changed = values.copy()
+    changed[rows] = number
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0.0, "3 hold nothing but 0"), (0.7, "3 hold the same logit for every expert")],
+)
+def test_logits_of_rows_that_no_token_made_are_refused_unless_allowed(made, number, said):
+    """Also behind the first tokens: padding may lie anywhere."""
+    router, tokens = made.router(), 40 * TILE
+    logits = made.inputs(tokens) @ router.weight.T
+    wrong = _blank_rows(logits, [3, 20 * TILE, 35 * TILE + 7], number)
+    source = made.source("logits", made.columns(tokens), wrong)
+    with pytest.raises(RecordingError, match=f"of 8,192 tokens that were looked at, {said}"):
+        examined(router, source)
+    assert len(examined(router, source, STRICT | {"unverified": True}).overridden) == 1
+    assert examined(router, made.source("logits", made.columns(tokens), logits)).overridden == ()
+
+
+def test_zero_rows_are_refused_at_every_stage_that_holds_numbers(made, router):
+    residual = made.inputs(TOKENS) * np.linspace(0.5, 4.0, TOKENS, dtype=np.float32)[:, None]
+    expert = np.tile(np.arange(4, dtype=np.int32), (TOKENS, 1))
+    largest = -np.sort(-made.inputs(TOKENS)[:, :4], axis=1)
+    blank = [7, 8]
+    for stage, values in (
+        ("pre_norm", _blank_rows(residual, blank)),
+        ("top_logits", TopLogits(_blank_rows(largest, blank), expert)),
+    ):
+        with pytest.raises(RecordingError, match="2 hold nothing but 0: padding"):
+            examined(router, made.source(stage, made.columns(TOKENS), values))
+
+
+def test_equal_logits_are_believed_of_a_router_whose_rows_are_equal(made):
+    router = made.router()
+    equal = dataclasses.replace(router, weight=np.zeros_like(router.weight))
+    source = made.source("logits", made.columns(TOKENS), np.zeros((TOKENS, router.num_experts)))
+    assert examined(equal, source).overridden == ()
+
+
+def test_the_largest_logits_of_a_token_may_be_equal(made):
+    """In bfloat16 the two largest are now and then; here at every token."""
+    expert = np.tile(np.arange(4, dtype=np.int32), (TOKENS, 1))
+    largest = np.repeat(made.inputs(TOKENS)[:, :1], 4, axis=1)
+    source = made.source("top_logits", made.columns(TOKENS), TopLogits(largest, expert))
+    assert examined(made.router(), source).overridden == ()
 
 
 def test_inputs_in_front_of_the_norm_are_believed(made, router):

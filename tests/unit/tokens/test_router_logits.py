@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, UsageError
 from moegeom.tokens.foreign.arrays import expanded
 from moegeom.tokens.open import open_tokens
+from moegeom.tokens.source import KnownRouter
 
 ROUTERS = tuple(f"text/{layer}" for layer in range(1, 5))
 LOGITS = np.random.default_rng(3).standard_normal((4, 90, 16)).astype(np.float32)
@@ -157,3 +158,40 @@ def test_a_pickle_that_is_no_archive_of_torch_is_never_opened(tmp_path):
     with pytest.raises(RecordingError) as caught:
         open_tokens(tmp_path / "a.pt", "logits", routers=ROUTERS)
     assert "np.savez" in caught.value.hint
+
+
+KNOWN = tuple(KnownRouter(router, "text", n + 1, 16, 3) for n, router in enumerate(ROUTERS))
+IDS = np.argsort(LOGITS, axis=2)[:, :, :3].astype(np.int32)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+def test_ids_by_layer_are_read_as_such_and_not_as_a_trace(tmp_path, name):
+    """A trace is [tokens, layers, k]; ids of all routers are [layers, tokens, k], as logits are."""
+    (np.save if name == "a.npy" else np.savez)(tmp_path / name, IDS)
+    source = open_tokens(tmp_path / name, "ids", routers=ROUTERS, known=KNOWN)
+    assert (source.facts.routers, source.facts.num_tokens) == (ROUTERS, 90)
+    for layer, router in enumerate(ROUTERS):
+        np.testing.assert_array_equal(source.read_chosen(router, 3, 80), IDS[layer, 3:80])
+    with pytest.raises(UsageError, match=r"\(4, 90, 3\); its first axis") as caught:
+        open_tokens(tmp_path / name, routers=ROUTERS, known=KNOWN)
+    assert "--stage ids as [layers, tokens, k]" in caught.value.hint
+
+
+@pytest.mark.parametrize("stage", [None, "ids"])
+def test_a_trace_stays_one_whatever_stage_is_named(tmp_path, stage):
+    np.save(tmp_path / "a.npy", IDS.transpose(1, 0, 2))
+    source = open_tokens(tmp_path / "a.npy", stage, routers=ROUTERS, known=KNOWN)
+    np.testing.assert_array_equal(source.read_chosen("text/2", 0, 90), IDS[1])
+
+
+@pytest.mark.parametrize("layers", [4, 5])
+def test_as_many_tokens_as_routers_are_tokens_unless_ids_by_layer_are_asked_for(tmp_path, layers):
+    trace = np.zeros((4, layers, 3), np.int32)
+    trace[:, -4:] = IDS[:, :4].transpose(1, 0, 2)
+    np.save(tmp_path / "a.npy", trace)
+    for asked in ({}, {"dialect": "vllm"}):
+        source = open_tokens(tmp_path / "a.npy", routers=ROUTERS, known=KNOWN, **asked)
+        np.testing.assert_array_equal(source.read_chosen("text/2", 0, 4), IDS[1, :4])
+    with pytest.raises(UsageError, match="may be layers or tokens") as caught:
+        open_tokens(tmp_path / "a.npy", "ids", routers=ROUTERS, known=KNOWN)
+    assert "one array for each router" in caught.value.hint
