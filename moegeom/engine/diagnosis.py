@@ -19,6 +19,7 @@ _PACKAGES = {
     "capture": ("transformers",),
     "gguf": ("gguf",),
     "hub": ("huggingface_hub", "fsspec"),
+    "plots": ("matplotlib", "plotly"),
     "cuda12 or cuda13": ("cupy",),
 }
 

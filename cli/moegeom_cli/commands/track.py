@@ -94,14 +94,17 @@ def _export(entry: str) -> tuple[str, Path]:
         raise unknown_name("export", name, known)
     if not sign or not path:
         raise UsageError(f"--export {entry}: expected {name}:PATH.")
+    SERIES_EXPORTS[name].refuse_absent()
     return name, _writable(Path(path), f"--export {entry}")
 
 
 def _picture(plot: Path) -> tuple[str, Path]:
     from moegeom.core.errors import UsageError
+    from moegeom.studies.track.export import SERIES_EXPORTS
 
     if plot.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"--plot {plot}: expected a name that ends in .svg, .png or .pdf.")
+    SERIES_EXPORTS["picture"].refuse_absent()
     return "picture", _writable(plot, f"--plot {plot}")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moegeom.core.errors import UsageError
+from moegeom.core.extras import refuse_absent
 from moegeom.core.files import refuse_unwritable, write_whole
 from moegeom.core.registry import nearest_name, unknown_name
 from moegeom.studies.cells.pictures._circle_view import draw_circle
@@ -99,13 +100,17 @@ def check_picture(path: Path, **options: Any) -> None:
 
 
 def _renderer(path: Path) -> Callable[[SlicePicture, PictureOptions], bytes]:
-    render = RENDERERS.get(path.suffix.lower())
+    ending = path.suffix.lower()
+    render = RENDERERS.get(ending)
     if render is None:
-        guess = nearest_name(path.suffix.lower(), RENDERERS)
+        guess = nearest_name(ending, RENDERERS)
         raise UsageError(
             f"{path.name}: no picture is written with the ending '{path.suffix}'.{guess}",
             f"Known: {', '.join(RENDERERS)}.",
         )
+    refuse_absent(
+        "plotly" if render is _browser else "matplotlib", "plots", f"a picture in {ending}"
+    )
     return render
 
 

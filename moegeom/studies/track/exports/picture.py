@@ -34,6 +34,7 @@ NAMED = 6
 
 def write(series: Series, path: Path) -> None:
     """An SVG, PNG or PDF, by the ending of ``path``; bars are 95 % intervals over documents."""
+    EXPORT.refuse_absent()
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -78,4 +79,4 @@ def _panel(axis: Axes, series: Series, column: SeriesColumn) -> None:
     axis.margins(y=0.15)
 
 
-EXPORT = SeriesExport("picture", write)
+EXPORT = SeriesExport("picture", write, "matplotlib", "plots")

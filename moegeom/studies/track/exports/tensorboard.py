@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moegeom.core.errors import UsageError
 from moegeom.core.files import writing
 from moegeom.core.series import Series
 from moegeom.studies.track.export import SeriesExport
@@ -18,14 +17,11 @@ def write(series: Series, path: Path) -> None:
     UsageError
         When TensorBoard is not installed.
     """
-    try:
-        # classes that protobuf makes when the module is loaded: no type checker sees them
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError:
-        raise UsageError(
-            "--export tensorboard needs TensorBoard.", 'pip install "moegeom[tensorboard]"'
-        ) from None
+    EXPORT.refuse_absent()
+    # classes that protobuf makes when the module is loaded: no type checker sees them
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     event, summary = vars(event_pb2)["Event"], vars(summary_pb2)["Summary"]
     with writing(path):
         writer = EventFileWriter(str(path))
@@ -42,4 +38,4 @@ def write(series: Series, path: Path) -> None:
     writer.close()
 
 
-EXPORT = SeriesExport("tensorboard", write)
+EXPORT = SeriesExport("tensorboard", write, "tensorboard", "tensorboard")

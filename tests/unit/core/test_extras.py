@@ -1,0 +1,67 @@
+"""What an extra brings is refused by name where it is absent, before any work."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from moegeom.core.errors import UsageError
+from moegeom.studies.cells.pictures._write import RENDERERS, check_picture
+from moegeom.studies.track.export import SERIES_EXPORTS
+
+ROOT = Path(__file__).resolve().parents[3]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "optional-dependencies"
+]
+NEEDY = [name for name in SERIES_EXPORTS.names() if SERIES_EXPORTS[name].package]
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An installation of the core alone."""
+    find = importlib.util.find_spec
+    absent = ("matplotlib", "plotly", "tensorboard")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in absent else find(name)
+    )
+
+
+def refused(error: UsageError) -> tuple[str, str]:
+    """The package that is missed and the extra that is advised."""
+    found = re.search(
+        r"needs (\w+), which is not installed.*moegeom\[(\w+)\]", str(error), re.DOTALL
+    )
+    assert found
+    return found[1], found[2]
+
+
+def test_exports_need_packages_that_their_extra_brings():
+    assert NEEDY == ["picture", "tensorboard"]
+    for name in NEEDY:
+        export = SERIES_EXPORTS[name]
+        assert any(export.package in entry for entry in EXTRAS[export.extra])
+
+
+@pytest.mark.parametrize("name", NEEDY)
+def test_an_export_without_its_package_is_refused(bare, name):
+    export = SERIES_EXPORTS[name]
+    with pytest.raises(UsageError) as caught:
+        export.refuse_absent()
+    assert refused(caught.value) == (export.package, export.extra)
+
+
+@pytest.mark.parametrize("ending", RENDERERS)
+def test_a_picture_without_its_package_is_refused(bare, tmp_path, ending):
+    with pytest.raises(UsageError) as caught:
+        check_picture(tmp_path / f"a{ending}")
+    package, extra = refused(caught.value)
+    assert any(package in entry for entry in EXTRAS[extra])
+
+
+@pytest.mark.parametrize("ending", RENDERERS)
+def test_with_its_package_a_picture_is_not_refused(tmp_path, ending):
+    check_picture(tmp_path / f"a{ending}")
