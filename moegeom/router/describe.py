@@ -135,7 +135,7 @@ def describe_families() -> list[dict[str, Any]]:
             "model types": ", ".join(family.model_types),
             "rule": family.text.replace("{num_experts}", "E")
             .replace("{top_k}", "k")
-            .replace("{groups}", "keep g of G groups, ")
+            .replace("{groups}", "best g of G groups, ")
             .replace("{score}", "score by the config")
             .replace("{bias}", " + selection bias, if any"),
             "checked against": family.source,

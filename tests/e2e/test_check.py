@@ -209,18 +209,6 @@ def test_explain_prints_the_page_of_a_check(moegeom, folder) -> None:
         assert words in ran.out
 
 
-def test_the_documentation_of_the_checks_is_what_they_say() -> None:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("refresh", ROOT / "docs/refresh_checks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    written = (ROOT / "docs/checks.md").read_text("utf-8")
-    assert written == module.checks_page(), "run python docs/refresh_checks.py"
-
-
 def test_the_action_passes_what_check_takes(moegeom, folder) -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
     script = action["runs"]["steps"][1]["run"]

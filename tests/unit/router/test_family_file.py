@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -129,13 +128,3 @@ def test_the_file_parses_to_what_it_says() -> None:
     family = parse_family("mellum", _PLAIN)
     assert family.text == table["text"]
     assert [t.name for t in family.stacks[0].weight] == table["stacks"][0]["weight"]
-
-
-def test_the_table_of_families_is_fresh() -> None:
-    spec = importlib.util.spec_from_file_location("refresh", _ROOT / "docs/refresh_families.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    written = (_ROOT / "docs/families.md").read_text("utf-8")
-    assert written == module.families_page(written), "run python docs/refresh_families.py"
