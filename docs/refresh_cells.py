@@ -85,7 +85,7 @@ def main() -> None:
 def _request(sample: str, step: str, **asked: object) -> CellsRequest:
     folder = SAMPLES / sample
     return CellsRequest(
-        checkpoint=str(folder / step), tokens=str(folder / "rec" / step), threads=2, **asked
+        checkpoint=str(folder / step), tokens=str(folder / "rec" / step), num_workers=2, **asked
     )
 
 

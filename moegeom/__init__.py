@@ -12,15 +12,29 @@ __version__ = "0.1.0"
 
 #: Public name -> where it is defined. A name must not be that of a subpackage.
 _PUBLIC: dict[str, str] = {
-    "MoeGeomError": "moegeom.core.errors:MoeGeomError",
+    "open": "moegeom.api:open",
+    "recording": "moegeom.api:recording",
+    "scan": "moegeom.api:scan",
+    "report": "moegeom.api:report",
+    "check": "moegeom.api:check",
+    "route": "moegeom.api:route",
+    "boundary_report": "moegeom.api:boundary_report",
+    "balance": "moegeom.api:balance",
+    "diff": "moegeom.api:diff",
+    "signoff": "moegeom.api:signoff",
+    "explain": "moegeom.api:explain",
+    "track": "moegeom.api:track",
+    "Recorder": "moegeom.recorder:RouterRecorder",
+    "Checkpoint": "moegeom.studies.opened:Checkpoint",
+    "Recording": "moegeom.studies.opened:Recording",
+    "Report": "moegeom.document.report:Report",
+    "GateReport": "moegeom.document.report:GateReport",
+    "ScanReport": "moegeom.document.report:ScanReport",
+    "RoutedTokens": "moegeom.engine.route:RoutedTokens",
     "Router": "moegeom.core.router:Router",
-    "RouterSet": "moegeom.core.router:RouterSet",
     "Finding": "moegeom.core.finding:Finding",
-    "ScanRequest": "moegeom.pipeline:ScanRequest",
-    "load_routers": "moegeom.router.load:load_routers",
-    "open_checkpoint": "moegeom.checkpoint.open:open_checkpoint",
-    "open_results": "moegeom.results.reader:open_results",
-    "open_tokens": "moegeom.tokens.open:open_tokens",
+    "RemoteOptions": "moegeom.checkpoint.remote.options:RemoteOptions",
+    "MoeGeomError": "moegeom.core.errors:MoeGeomError",
 }
 
 

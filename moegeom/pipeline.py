@@ -6,8 +6,9 @@ Read :func:`scan` first; each line of it is a stage with a folder of its own.
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import NO_NAME, judge, measured_rows
-from moegeom.core.errors import InternalError, RouterError
+from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, TokenSource
@@ -58,6 +59,7 @@ from moegeom.metrics import (
     metrics_of_scan,
 )
 from moegeom.results.memory import MemoryResults
+from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter
 from moegeom.router.load import load_routers
@@ -129,6 +131,27 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
             "device": device.facts(),
         }
         return finish(writer, chosen, request, routers, facts)
+
+
+def results_of(
+    request: ScanRequest,
+    watch: Watch | None = None,
+    run: Callable[[Any, Watch | None], Path] = scan,
+) -> Results:
+    """What ``run`` measures: in the directory ``request.out``, or in memory where that is None.
+
+    Raises
+    ------
+    MoeGeomError
+        As ``run``; UsageError where rows by token, which are files, have no directory.
+    """
+    if request.out is not None:
+        return open_results(run(request, watch))
+    if request.per_token:
+        raise UsageError("--per-token writes a file for each router.", "Name a folder: --out.")
+    with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
+        kept = dataclasses.replace(request, out=Path(folder) / "results")
+        return open_results(run(kept, watch)).in_memory()
 
 
 def metrics_for(request: ScanRequest) -> list[Metric]:

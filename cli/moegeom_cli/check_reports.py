@@ -56,11 +56,11 @@ def write_reports(
     """Writes each report to its file, or to stdout."""
     from moegeom.core.files import write_whole, writing
     from moegeom.document.model import View
-    from moegeom.document.render import render
+    from moegeom.document.report import Report
 
     view = View(_FILE_WIDTH)
     for name, file in reports:
-        text = render(document(found, view), name, view)
+        text = Report(found, document).render(name, view)
         if file is None:
             typer.echo(text, nl=False)
             continue

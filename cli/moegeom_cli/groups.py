@@ -20,7 +20,6 @@ from moegeom_cli.options import FamilyFile, Overwrite, PrintFormat, Quiet, Resta
 from moegeom_cli.streams import Format, Watching, has_colours, parse_map, watching, width
 
 if TYPE_CHECKING:
-    from moegeom.core.tokens import Stage
     from moegeom.document.model import Document, View
 
 _UNKNOWN = "Unknown architectures"
@@ -84,7 +83,17 @@ def _options(kind: type) -> list[inspect.Parameter]:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelOptions:
+class Options:
+    """A group whose options have the names of the parameters that they are."""
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """Parameters of a request."""
+        return dict(vars(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions(Options):
     """Which routers of a checkpoint, how to read them where its family is not known, and how to
     fetch it.
     """
@@ -143,25 +152,16 @@ class ModelOptions:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """These options as fields of ``Terms``."""
+        """Parameters of a request."""
         from moegeom.checkpoint.remote.options import RemoteOptions
-        from moegeom.router.requested_family import RequestedFamily
 
-        asked = RequestedFamily(
-            self.family,
-            self.router_pattern,
-            self.top_k,
-            self.score,
-            self.renormalise,
-            self.selection_bias,
-            self.logit_bias,
-        )
-        remote = RemoteOptions(cache_folder=None) if self.no_cache else None
-        return {"layers": self.layers, "asked": asked, "remote": remote}
+        found = super().terms
+        remote = RemoteOptions(cache_folder=None) if found.pop("no_cache") else None
+        return found | {"remote": remote}
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenOptions:
+class TokenOptions(Options):
     """What token files are that cannot say it themselves, and which of their tests are waived."""
 
     stage: Annotated[
@@ -191,15 +191,8 @@ class TokenOptions:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """These options as fields of ``Terms``."""
-        return {
-            # open_tokens refuses what is no stage
-            "stage": cast("Stage | None", self.stage),
-            "dialect": self.dialect,
-            "router_map": parse_map(self.router_map or ()),
-            "stale_inputs": self.stale_inputs,
-            "unverified": self.unverified,
-        }
+        """Parameters of a request."""
+        return super().terms | {"router_map": parse_map(self.router_map or ())}
 
 
 def _known_device(text: str | None) -> str | None:
@@ -211,11 +204,11 @@ def _known_device(text: str | None) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunOptions:
+class RunOptions(Options):
     """How a scan is run."""
 
     seed: Seed = 0
-    threads: Annotated[
+    num_workers: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None
     device: Annotated[
@@ -227,23 +220,13 @@ class RunOptions:
         ),
     ] = None
 
-    @property
-    def terms(self) -> dict[str, Any]:
-        """These options as fields of a request that scans."""
-        return {"seed": self.seed, "num_workers": self.threads, "device": self.device}
-
 
 @dataclasses.dataclass(frozen=True)
-class OutOptions:
+class OutOptions(Options):
     """What becomes of results that are there already."""
 
     restart: Restart = False
     overwrite: Overwrite = False
-
-    @property
-    def terms(self) -> dict[str, Any]:
-        """These options as fields of a scan's request."""
-        return {"restart": self.restart, "overwrite": self.overwrite}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,8 +253,8 @@ class ScreenOptions:
     ) -> None:
         """Prints what was found, in the format asked for; bars of blocks only where they show."""
         from moegeom.document.model import View
-        from moegeom.document.render import render
+        from moegeom.document.report import Report
 
         is_plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         view = View(width(), has_colours(), self.all_layers, is_plain)
-        typer.echo(render(document(found, view), self.format.value, view), nl=False)
+        typer.echo(Report(found, document).render(self.format.value, view), nl=False)

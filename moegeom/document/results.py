@@ -51,7 +51,7 @@ def results_document(results: Results, view: View) -> Document:
         summary.run["checkpoint"]["name"],
         [
             _header(summary),
-            _verdict(summary, str(results.path)),
+            _verdict(summary, results.name),
             _findings(summary),
             [table],
             ending,
@@ -136,5 +136,6 @@ def _not_looked_at(summary: Summary) -> list[str]:
 
 def _record(results: Results) -> Mapping[str, Any]:
     """Facts of the run, and every table but the rows per token."""
-    facts = {"run": results.run, "results": results.path.name, **rule_facts(results.run)}
+    name = None if results.path is None else results.path.name
+    facts = {"run": results.run, "results": name, **rule_facts(results.run)}
     return facts | {table: results.rows(table) for table in results.tables()}

@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.core.input_noise import InputNoise
 from moegeom.core.tokens import Stage, TokenSource
+from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
+from moegeom.tokens.held import HeldArrays
 
 
 def outside_plan(reason: str) -> dict[str, str]:
@@ -97,32 +99,27 @@ class Terms(ComputeOptions):
         default=None, metadata=outside_plan("how bytes come, not which")
     )
     device: str | None = field(
-        default="cpu", metadata=outside_plan("the kind that was chosen stands beside it")
+        default=None, metadata=outside_plan("the kind that was chosen stands beside it")
     )
     restart: bool = field(default=False, metadata=outside_plan("what to do with an older plan"))
     overwrite: bool = field(default=False, metadata=outside_plan("what to do with older results"))
 
     def typed_again(self) -> str:
         """The options that a command on the same checkpoint and tokens needs again, for a shell."""
-        named = {
-            "--stage": self.stage,
-            "--dialect": self.dialect,
-            "--family": self.asked.file,
-            "--router-pattern": self.asked.pattern,
-            "--top-k": self.asked.top_k,
-            "--score": self.asked.score,
-            "--selection-bias": self.asked.selection_bias,
-            "--logit-bias": self.asked.logit_bias,
+        said = {
+            "stage": self.stage,
+            "dialect": self.dialect,
+            **family_parameters(self.asked),
+            "stale_inputs": self.stale_inputs,
+            "unverified": self.unverified,
         }
-        flags = {
-            "--renormalise": self.asked.renormalise,
-            "--stale-inputs": self.stale_inputs,
-            "--unverified": self.unverified,
-        }
-        pairs = [(name, str(value)) for name, value in named.items() if value is not None]
-        pairs += [("--map", f"{key}={router}") for key, router in self.router_map.items()]
-        given = [name for name, is_given in flags.items() if is_given]
-        return shlex.join([*(word for pair in pairs for word in pair), *given])
+        words: list[str] = []
+        for name, value in said.items():
+            if value not in (None, False):
+                words += [option_of(name)] if value is True else [option_of(name), str(value)]
+        for key, router in self.router_map.items():
+            words += [option_of("router_map"), f"{key}={router}"]
+        return shlex.join(words)
 
     def shared(self) -> dict[str, Any]:
         """These fields by name, for another request on the same terms."""
@@ -133,7 +130,7 @@ class Terms(ComputeOptions):
 class TokensRequest(Terms):
     """What a command is asked that looks at a checkpoint and, where there are any, at tokens.
 
-    ``source`` is a token source made by the caller instead of a path.
+    ``source`` is a token source made by the caller, or arrays in memory, instead of a path.
     """
 
     checkpoint: str = field(
@@ -146,7 +143,7 @@ class TokensRequest(Terms):
             "a path; token_files and the facts of the source stand for what it holds"
         ),
     )
-    source: TokenSource | None = field(
+    source: TokenSource | HeldArrays | None = field(
         default=None, metadata=outside_plan("its facts stand under tokens")
     )
 

@@ -28,6 +28,7 @@ from moegeom.engine.request import ScanRequest
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_flipped
 from moegeom.router.describe import rule_origin
+from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.traces.other_side import OtherSide
 from moegeom.variants.arithmetic import arithmetic
 
@@ -204,9 +205,16 @@ def plan_facts(
         "rules": {router.name: repr(router.rule) for router in routers.routers},
         "routers": {router.name: router_identity(router) for router in routers.routers},
         "tokens": None if source is None else dataclasses.asdict(source),
-        "token_files": [] if request.tokens is None else file_identity(Path(request.tokens)),
+        "token_files": _token_identity(request),
         "options": options | {"device": device},
     }
+
+
+def _token_identity(request: ScanRequest) -> list[Any]:
+    """What tells other tokens from these, beside their facts."""
+    if isinstance(request.source, HeldArrays):
+        return [request.source.digest]
+    return [] if request.tokens is None else file_identity(Path(request.tokens))
 
 
 def router_identity(router: Router) -> str:

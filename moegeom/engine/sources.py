@@ -12,9 +12,11 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.request import ScanRequest, TokensRequest
+from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.source import Request as Asked
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.other_side import OtherSide, other_side
 
@@ -39,17 +41,13 @@ def open_source(
             raise UsageError(f"Unknown prior '{prior}'.", f"Known: {IsotropicRmsPrior.name}.")
         shapes = tuple((router.name, router.gain, router.hidden_size) for router in routers)
         return IsotropicRmsPrior(shapes, PRIOR_TOKENS, request.seed)
+    names, known = tuple(router.name for router in routers), known_routers(whole)
+    if isinstance(request.source, HeldArrays):
+        return request.source.open(Asked(request.stage, request.router_map, names, known))
     if request.source is not None or request.tokens is None:
         return request.source
-    names = tuple(router.name for router in routers)
-    return open_tokens(
-        request.tokens,
-        request.stage,
-        request.router_map or None,
-        names,
-        known_routers(whole),
-        request.dialect,
-    )
+    router_map = request.router_map or None
+    return open_tokens(request.tokens, request.stage, router_map, names, known, request.dialect)
 
 
 def heard_routers(routers: RouterSet, source: TokenSource | None) -> RouterSet:

@@ -13,6 +13,7 @@ from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.batch import LazyBatch
+from moegeom.engine.parameters import option_of
 from moegeom.engine.prepared import PreparedRouter, check_width, other_number_hint
 from moegeom.engine.task import Task
 from moegeom.kernels.reduction import Kernels
@@ -84,8 +85,8 @@ def examine(
 
     def fail(message: str, hint: str, key: str) -> None:
         if not allow[key]:
-            flag = "--" + key.replace("_", "-")
-            raise RecordingError(message, f"{hint} {flag} goes on and labels the results.")
+            instead = f"{option_of(key)} goes on and labels the results."
+            raise RecordingError(message, f"{hint} {instead}")
         overridden.append(message)
 
     facts = source.facts

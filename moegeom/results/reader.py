@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ from moegeom.core.errors import ResultsError
 from moegeom.core.files import read_regular
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.populations import ALL, is_whole
+from moegeom.core.registry import unknown_name
 from moegeom.core.text import number_of, quoted
 from moegeom.core.variant_names import AS_STORED
 from moegeom.results.run_file import fault
@@ -56,15 +57,28 @@ class _Row(dict[str, Any]):
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """A results directory. ``run`` is ``run.json``; tables are read when asked for."""
+    """A results directory. ``run`` is ``run.json``; tables are read when asked for.
 
-    path: Path
+    Without a ``path`` the tables are ``held`` in memory.
+    """
+
+    path: Path | None
     run: dict[str, Any]
+    held: Mapping[str, pa.Table] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The path; ``results in memory`` where there is none."""
+        return "results in memory" if self.path is None else str(self.path)
 
     def __repr__(self) -> str:
         tokens = (self.run.get("tokens") or {}).get("num_tokens", 0)
         routers = number_of(len(self.run["routers"]), "router")
-        return f"Results({str(self.path)!r}: {routers}, {number_of(tokens, 'token')})"
+        return f"Results({self.name!r}: {routers}, {number_of(tokens, 'token')})"
+
+    def in_memory(self) -> Results:
+        """The same with all tables in memory, whatever becomes of the directory."""
+        return Results(None, self.run, {name: self.table(name) for name in self.tables()})
 
     def layers(self, variant: str = AS_STORED, population: str = ALL) -> pa.Table:
         """One row for each router, in the order of the layers, of one variant and population.
@@ -92,6 +106,8 @@ class Results:
 
     def tables(self) -> list[str]:
         """Names of the tables, sorted."""
+        if self.path is None:
+            return sorted(self.held)
         return sorted(path.stem for path in self.path.glob("*.parquet"))
 
     def table(self, name: str) -> pa.Table:
@@ -101,7 +117,13 @@ class Results:
         ------
         ResultsError
             When it is not there, cannot be read, or would take much more memory than its file.
+        UsageError
+            When there is no table of that name in memory.
         """
+        if self.path is None:
+            if name not in self.held:
+                raise unknown_name("table", name, self.held)
+            return self.held[name]
         path = self.path / f"{name}.parquet"
         try:
             facts = parquet_facts(path)
@@ -120,7 +142,7 @@ class Results:
         from moegeom.results.schema import KEYS, fits
 
         table = self.table(name)
-        where = f"{self.path / name}.parquet"
+        where = self._where(name)
         table = table.select([field.name for field in table.schema if fits(name, field)])
         for key in {column.name for column in KEYS} & {*table.column_names}:
             if table.column(key).null_count:
@@ -132,6 +154,10 @@ class Results:
         if "router" in table.column_names:
             self._check_routers(name, rows)
         return rows
+
+    def _where(self, name: str) -> str:
+        """A table as messages call it."""
+        return f"{self.name}, {name}" if self.path is None else f"{self.path / name}.parquet"
 
     def _check_routers(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows belong to routers of the run; where all tables begin, each of them has some."""
@@ -145,7 +171,7 @@ class Results:
             }
         if wrong:
             raise ResultsError(
-                f"{self.path / name}.parquet: router {min(wrong)[:60]!r} is not in it and in "
+                f"{self._where(name)}: router {min(wrong)[:60]!r} is not in it and in "
                 f"{RUN_FILE} alike.",
                 "Files of two scans lie together: scan again.",
             )

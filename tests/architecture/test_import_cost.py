@@ -81,3 +81,9 @@ except SystemExit as end:
 def test_a_check_of_weights_compiles_nothing_and_loads_nothing_heavy():
     checkpoint = str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")
     assert loaded_by(CHECK.format(checkpoint=checkpoint)) & HEAVY == set()
+
+
+def test_a_check_of_weights_from_python_loads_nothing_heavy():
+    checkpoint = str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")
+    loaded = loaded_by(f"import moegeom; assert moegeom.check({checkpoint!r})")
+    assert loaded & HEAVY == set()

@@ -13,6 +13,7 @@ import pytest
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import UsageError
 from moegeom.router.load import load_routers
+from moegeom.router.requested_family import RequestedFamily
 from moegeom.studies.cells.exact.certificate_check import check_certificate, from_json
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.study.request import CellsRequest
@@ -43,7 +44,7 @@ BARE = ("cells", "--weights", "router.npz", "--top-k", "3")
 
 
 def of_matrix(folder: Path, **asked) -> CellsRequest:
-    return CellsRequest("", weights=folder / "router.npz", top_k=3, **asked)
+    return CellsRequest("", weights=folder / "router.npz", asked=RequestedFamily(top_k=3), **asked)
 
 
 def of_sample(**asked) -> CellsRequest:

@@ -29,10 +29,12 @@ def run(
     overwrite: Overwrite = False,
 ) -> None:
     """Does a selection bias exist that balances these tokens, and does it hold on others?"""
+    from moegeom.engine.parameters import request_of
     from moegeom.studies.balance.document import document
     from moegeom.studies.balance.study import BalanceRequest, balance
 
-    request = BalanceRequest(
+    request = request_of(
+        BalanceRequest,
         checkpoint=checkpoint,
         tokens=tokens,
         seed=seed,

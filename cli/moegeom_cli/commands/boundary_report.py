@@ -32,7 +32,7 @@ def run(
     existing: OutOptions,
     screen: ScreenOptions,
     tokens: Tokens = None,
-    arith: Annotated[
+    arithmetics: Annotated[
         list[str] | None,
         typer.Option("--arith", help="An arithmetic (repeatable; `moegeom arithmetics`)."),
     ] = None,
@@ -57,6 +57,7 @@ def run(
     exclude_first: ExcludeFirst = 0,
 ) -> None:
     """Which tokens are about to change experts, under which arithmetic, and how much moves."""
+    from moegeom.engine.parameters import request_of
     from moegeom.results.reader import is_results, open_results
     from moegeom.studies.boundary.document import document
     from moegeom.studies.boundary.record import boundary_report_of
@@ -65,14 +66,15 @@ def run(
     if is_results(Path(checkpoint)):
         written = Path(checkpoint)
     else:
-        request = BoundaryRequest(
+        request = request_of(
+            BoundaryRequest,
             checkpoint=checkpoint,
             out=out,
             tokens=tokens,
             exclude_first=exclude_first,
-            arithmetics=tuple(arith or ()),
+            arithmetics=arithmetics,
             reference=reference,
-            noisy=noise,
+            noise=noise,
             other=other,
             other_stage=other_stage,
             other_dialect=other_dialect,

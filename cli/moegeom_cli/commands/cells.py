@@ -66,32 +66,32 @@ def run(
     ] = False,
     seed: Seed = 0,
     overwrite: Overwrite = False,
-    threads: Annotated[
+    num_workers: Annotated[
         int | None, typer.Option("--threads", min=1, help="Worker threads [default: all].")
     ] = None,
 ) -> None:
     """List the routing cells and facets of a slice, prove or refute one set, or draw them."""
     from moegeom.core.verdict import EXIT_INCONCLUSIVE
-    from moegeom.engine.plan import num_workers
+    from moegeom.engine.parameters import request_of
     from moegeom.studies.cells.document import document
     from moegeom.studies.cells.study.request import CellsRequest, parse_view
     from moegeom.studies.cells.study.study import cells
 
     kind, expert = parse_view(view)
-    request = CellsRequest(
+    request = request_of(
+        CellsRequest,
         checkpoint=checkpoint,
         tokens=tokens,
         seed=seed,
         overwrite=overwrite,
         weights=weights,
-        top_k=None if weights is None else model.top_k,
         subspace=subspace,
         radius=radius,
         expert_set=None if expert_set is None else parse_numbers("--expert-set", expert_set),
         certify=certify,
         tie_broken=tie_broken,
         vertices=vertices,
-        threads=threads or num_workers(),
+        num_workers=num_workers,
         out=out,
         plot=plot,
         view=kind,

@@ -81,21 +81,19 @@ def run(
     if target is None:
         raise UsageError("check needs a checkpoint or results.", "moegeom check CKPT")
     reports = parse_reports(report or (), screen.format)
-    from moegeom.checks.profile_file import fail_on as parse_fail_on
-    from moegeom.checks.profile_file import known_code
+    from moegeom.engine.parameters import request_of
     from moegeom.studies.check.document import document
     from moegeom.studies.check.study import GateRequest, gate
 
-    request = GateRequest(
+    request = request_of(
+        GateRequest,
         target=target,
         tokens=tokens,
         profile=profile,
         baseline=baseline,
         update_baseline=update_baseline,
-        select=None
-        if select is None
-        else tuple(known_code(code.strip(), "--select") for code in select.split(",")),
-        fail_on=None if fail_on is None else parse_fail_on(fail_on, "--fail-on"),
+        select=select,
+        fail_on=fail_on,
         out=out,
         **token_options.terms,
         **model.terms,
@@ -107,9 +105,9 @@ def run(
     screen.show(document, found)
     write_reports(reports, document, found)
     if found.written is not None:
-        doubt = ", although the gate did not pass" if found.verdict.exit_code else ""
+        doubt = ", although the gate did not pass" if found.exit_code else ""
         screen.note(f"baseline written: {found.written}{doubt}")
-    return found.verdict.exit_code
+    return found.exit_code
 
 
 def _explain(code: str) -> None:

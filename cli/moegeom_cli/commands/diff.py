@@ -47,14 +47,16 @@ def run(
     ] = None,
 ) -> None:
     """Say what happened to each router from A to B; on tokens, which figures changed."""
+    from moegeom.engine.parameters import request_of
     from moegeom.studies.diff.document import document
     from moegeom.studies.diff.study import DifferenceRequest, difference
 
-    request = DifferenceRequest(
+    request = request_of(
+        DifferenceRequest,
         a=a,
         b=b,
         experts=experts,
-        tokens=tuple(tokens or ()),
+        tokens=tokens,
         out=out,
         **token_options.terms,
         **model.terms,

@@ -45,12 +45,14 @@ def run(
     """Measure every router on recorded tokens; without tokens, what weights alone tell."""
     from moegeom.core.errors import UsageError
     from moegeom.document.results import results_document
+    from moegeom.engine.parameters import request_of
     from moegeom.pipeline import ScanRequest, scan
     from moegeom.results.reader import open_results
 
     if non_finite not in ("fail", "skip"):
         raise UsageError(f"--non-finite {non_finite}: expected fail or skip.")
-    request = ScanRequest(
+    request = request_of(
+        ScanRequest,
         checkpoint=checkpoint,
         out=out,
         tokens=tokens,

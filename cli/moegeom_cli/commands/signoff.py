@@ -36,13 +36,15 @@ def run(
     ] = None,
 ) -> int:
     """Sign off an export B of A: exit code 0 passed, 1 failed, 4 inconclusive."""
+    from moegeom.engine.parameters import request_of
     from moegeom.studies.signoff.document import document
     from moegeom.studies.signoff.study import SignOffRequest, sign_off
 
-    request = SignOffRequest(
+    request = request_of(
+        SignOffRequest,
         a=a,
         b=b,
-        tokens=tuple(tokens or ()),
+        tokens=tokens,
         rerun=rerun,
         max_flipped=max_flipped,
         **token_options.terms,

@@ -56,6 +56,7 @@ def run(
     is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
 ) -> None:
     """Follow a training run: load, entropy, margins, drift and overlap, step by step."""
+    from moegeom.engine.parameters import request_of
     from moegeom.studies.track.document import document
     from moegeom.studies.track.export import SERIES_EXPORTS
     from moegeom.studies.track.study import TrackRequest, track
@@ -63,8 +64,9 @@ def run(
     exports = [_export(entry) for entry in export or ()]
     if plot is not None:
         exports.append(_picture(plot))
-    request = TrackRequest(
-        patterns=tuple(checkpoints),
+    request = request_of(
+        TrackRequest,
+        patterns=checkpoints,
         out=out,
         tokens=tokens,
         expert=expert,

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from moegeom.engine.request import TokensRequest
+
+
+@dataclass(frozen=True)
+class BalanceRequest(TokensRequest):
+    """What was asked for; ``out`` is a file for the biases."""
+
+    out: Path | None = None
+
 
 Meaning = Literal[
     "none",

@@ -6,7 +6,6 @@ It separates a bad update of the bias from a bad router (docs/balance.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +16,13 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
-from moegeom.engine.request import TokensRequest
 from moegeom.engine.session import Session
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import (
     Watch,
 )
-from moegeom.studies.balance.record import Balance, RouterBalance
+from moegeom.studies.balance.record import Balance, BalanceRequest, RouterBalance
 from moegeom.studies.balance.router import balance_router, read_sample
 
 #: Probability that a run over even routers calls any of them uneven; shared by its routers.
@@ -32,13 +30,6 @@ LEVEL = 0.05
 
 #: What --out may be called.
 _ENDINGS = (".npz", ".safetensors")
-
-
-@dataclass(frozen=True)
-class BalanceRequest(TokensRequest):
-    """What was asked for; ``out`` is a file for the biases."""
-
-    out: Path | None = None
 
 
 def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from moegeom.core.errors import ResultsError
+from moegeom.core.input_noise import InputNoise
 from moegeom.core.populations import is_whole
 from moegeom.core.variant_names import is_random, under_random
 from moegeom.document.summary import Summary, summarise
+from moegeom.engine.request import ScanRequest
 from moegeom.results.reader import Results
+
+
+@dataclass(frozen=True)
+class BoundaryRequest(ScanRequest):
+    """A scan request; no ``arithmetics`` means the usual ones.
+
+    ``noise`` may also be a share of the rms of the inputs as text, or a second recording of the
+    tokens.
+    """
+
+    ENDING: ClassVar[str] = "boundary"
+
+    noise: str | InputNoise | Mapping[str, InputNoise] | None = field(default=None, kw_only=True)
+
 
 Row = Mapping[str, Any]
 
@@ -124,7 +140,7 @@ def boundary_report_of(results: Results) -> BoundaryReport:
             if metric == "flips"
         ]
         raise ResultsError(
-            f"{results.path}: holds no variants"
+            f"{results.name}: holds no variants"
             + (f": {reasons[0]}." if reasons else "; expected results of boundary-report."),
             "moegeom boundary-report CKPT --tokens REC measures them.",
         )

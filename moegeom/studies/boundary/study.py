@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from moegeom.core.errors import UsageError
 from moegeom.core.input_noise import InputNoise
-from moegeom.pipeline import ScanRequest, Watch, scan
+from moegeom.pipeline import Watch, scan
+from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.recorded_noise import recorded_noise
 from moegeom.tokens.open import open_tokens
 from moegeom.variants.arithmetic import arithmetic
 
 #: What is asked when nothing is asked: from harmless to harmful.
 USUAL = ("float32-blocks", "tf32", "bf16", "bf16-logits")
-
-
-@dataclass(frozen=True)
-class BoundaryRequest(ScanRequest):
-    """A scan request; no ``arithmetics`` means the usual ones.
-
-    ``noisy`` is a share of the rms of the inputs as text, or a second recording of the tokens.
-    """
-
-    ENDING: ClassVar[str] = "boundary"
-
-    noisy: str | None = None
 
 
 def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Path:
@@ -47,7 +34,7 @@ def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Pa
     names = request.arithmetics or USUAL
     for name in (*names, *([request.reference] if request.reference else ())):
         arithmetic(name)  # an unknown name ends here, before anything is read
-    noise = request.noise if request.noisy is None else _noise(request, request.noisy)
+    noise = _noise(request, request.noise) if isinstance(request.noise, str) else request.noise
     unique = tuple(dict.fromkeys(names))
     return scan(dataclasses.replace(request, arithmetics=unique, noise=noise), watch)
 

@@ -7,7 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.finding import Severity
+from moegeom.core.tokens import TokenSource
 from moegeom.core.verdict import Verdict
+from moegeom.engine.request import Terms
+from moegeom.tokens.held import HeldArrays
+
+
+@dataclass(frozen=True)
+class GateRequest(Terms):
+    """What was asked for. ``target`` is a checkpoint, or a results directory.
+
+    None leaves a choice to the profile. ``profile`` None looks for ``moegeom.toml`` or
+    ``[tool.moegeom]`` in the working directory, unless that lies with the target; ``out`` None
+    keeps no results. ``source`` are tokens made by the caller instead of a path.
+    """
+
+    target: str
+    tokens: str | None = None
+    source: TokenSource | HeldArrays | None = None
+    profile: Path | None = None
+    baseline: Path | None = None
+    update_baseline: bool = False
+    select: tuple[str, ...] | None = None
+    fail_on: Severity | None = None
+    out: Path | None = None
+    skip_non_finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -17,3 +42,7 @@ class Gate:
     verdict: Verdict
     run: Mapping[str, Any]
     written: Path | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return self.verdict.exit_code

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +12,28 @@ from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import CHECKS, NO_NAME, measured_results, run_checks
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
 from moegeom.checks.profile import DEFAULT, Profile, told
-from moegeom.checks.profile_file import PROFILE_NAME, find_profile, read_profile
+from moegeom.checks.profile_file import (
+    PROFILE_NAME,
+    fail_on,
+    find_profile,
+    known_code,
+    read_profile,
+)
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable
-from moegeom.core.finding import Severity
 from moegeom.core.registry import unknown_name
 from moegeom.core.verdict import Verdict
+from moegeom.engine.parameters import option_of
 from moegeom.metrics import METRICS
-from moegeom.pipeline import ScanRequest, Terms, Watch, lint, scan
+from moegeom.pipeline import ScanRequest, Watch, lint, results_of
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
-from moegeom.studies.check.record import Gate
+from moegeom.studies.check.record import Gate, GateRequest
 
 #: Where a baseline is written when neither command line nor profile says.
 DEFAULT_BASELINE = "moegeom-baseline.json"
-
-
-@dataclass(frozen=True)
-class GateRequest(Terms):
-    """What was asked for. ``target`` is a checkpoint, or a results directory.
-
-    None leaves a choice to the profile. ``profile`` None looks for ``moegeom.toml`` or
-    ``[tool.moegeom]`` in the working directory, unless that lies with the target; ``out`` None
-    keeps no results.
-    """
-
-    target: str
-    tokens: str | None = None
-    profile: Path | None = None
-    baseline: Path | None = None
-    update_baseline: bool = False
-    select: tuple[str, ...] | None = None
-    fail_on: Severity | None = None
-    out: Path | None = None
-    skip_non_finite: bool = False
 
 
 def gate(
@@ -90,9 +74,10 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     profile = DEFAULT if path is None else read_profile(path)
     changes: dict[str, Any] = {}
     if request.select is not None:
-        changes["select"] = request.select
+        codes = ",".join(request.select).split(",")
+        changes["select"] = tuple(known_code(code.strip(), "--select") for code in codes)
     if request.fail_on is not None:
-        changes["fail_on"] = request.fail_on
+        changes["fail_on"] = fail_on(request.fail_on, "--fail-on")
     profile = dataclasses.replace(profile, **changes)
     check_thresholds(profile)
     if request.baseline is not None:
@@ -155,26 +140,29 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
     if is_results(request.target):
         _refuse_measuring(request)
         return open_results(request.target)
-    if request.tokens is None and request.out is None:
+    if request.tokens is None and request.source is None and request.out is None:
         return lint(request.target, request)
-    if request.out is not None:
-        return open_results(scan(_scan_request(request, request.out), watch))
-    with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
-        results = open_results(scan(_scan_request(request, Path(folder) / "results"), watch))
-        tables = {name: results.rows(name) for name in ("layers", "experts")}
-        return MemoryResults(results.run, tables)
+    asked = ScanRequest(
+        checkpoint=request.target,
+        out=request.out,
+        tokens=request.tokens,
+        source=request.source,
+        skip_non_finite=request.skip_non_finite,
+        **request.shared(),
+    )
+    return results_of(asked, watch)
 
 
 def _refuse_measuring(request: GateRequest) -> None:
     """Results were measured already: an option that says how cannot be meant."""
     default = GateRequest(request.target)
     options = (
-        *("tokens", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
+        *("tokens", "source", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
         *("unverified", "restart", "overwrite"),
     )
     given = [name for name in options if getattr(request, name) != getattr(default, name)]
     if given:
-        flag = "--map" if given[0] == "router_map" else "--" + given[0].replace("_", "-")
+        flag = option_of(given[0].replace("source", "tokens"))
         raise UsageError(
             f"{request.target} holds results, which were measured before; {flag} comes too late.",
             f"Leave {flag} out, or name a checkpoint.",
@@ -238,13 +226,3 @@ def _samples(request: GateRequest, announce: Callable[[str], None]) -> ExpertSam
 
 def _has_samples(baseline: Baseline | None) -> bool:
     return baseline is not None and any(r.samples for r in baseline.routers.values())
-
-
-def _scan_request(request: GateRequest, out: Path) -> ScanRequest:
-    return ScanRequest(
-        checkpoint=request.target,
-        out=out,
-        tokens=request.tokens,
-        skip_non_finite=request.skip_non_finite,
-        **request.shared(),
-    )

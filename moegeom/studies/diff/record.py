@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from moegeom.engine.request import Terms
+
+
+@dataclass(frozen=True)
+class DifferenceRequest(Terms):
+    """What was asked for. ``a`` and ``b`` are checkpoints or results directories.
+
+    ``tokens`` holds nothing, one recording for both checkpoints, or one for each. With ``experts``
+    a sample of the expert weights is read. ``out`` keeps the results of the scans.
+    """
+
+    a: str
+    b: str
+    experts: bool = False
+    tokens: Sequence[str] = ()
+    out: Path | None = None
 
 
 def percent(share: float) -> str:

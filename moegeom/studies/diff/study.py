@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
 from moegeom.geometry.rows.projection import projected
-from moegeom.pipeline import ScanRequest, Terms, Watch, scan
+from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.router.expert_samples import read_expert_samples
@@ -37,7 +36,7 @@ from moegeom.studies.changes.router import Samples, compare_routers
 from moegeom.studies.changes.row_pair import effective_rows_of
 from moegeom.studies.changes.rule import rule_differences
 from moegeom.studies.changes.words import change
-from moegeom.studies.diff.record import Difference, Figures, RouterChange, Side
+from moegeom.studies.diff.record import Difference, DifferenceRequest, Figures, RouterChange, Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 
 #: Names of the two sides in messages and of their results under ``--out``.
@@ -48,21 +47,6 @@ _APPROXIMATE = (
     "to 12 %; casts, rotations and factors for columns cannot be told from noise (compare the "
     "checkpoints)."
 )
-
-
-@dataclass(frozen=True)
-class DifferenceRequest(Terms):
-    """What was asked for. ``a`` and ``b`` are checkpoints or results directories.
-
-    ``tokens`` holds nothing, one recording for both checkpoints, or one for each. With ``experts``
-    a sample of the expert weights is read. ``out`` keeps the results of the scans.
-    """
-
-    a: str
-    b: str
-    experts: bool = False
-    tokens: Sequence[str] = ()
-    out: Path | None = None
 
 
 def difference(

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from moegeom.core.router_cause import RouterCause
+from moegeom.engine.request import TokensRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest(TokensRequest):
+    """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``other``.
+
+    ``against`` is a checkpoint that B may have loaded instead, ``log_probs`` a file of
+    log-probabilities of both.
+    """
+
+    other: str | None = None
+    other_stage: str | None = None
+    other_dialect: str | None = None
+    against: str | None = None
+    log_probs: Path | None = None
+
 
 #: The closed list of verdicts.
 Cause = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -17,7 +15,6 @@ from moegeom.core.tokens import TokenSource
 from moegeom.document.summary import Summary
 from moegeom.engine.against import against
 from moegeom.engine.prepared import prepare
-from moegeom.engine.request import TokensRequest
 from moegeom.engine.run_facts import other_facts
 from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers, open_choices
@@ -27,7 +24,7 @@ from moegeom.pipeline import Watch
 from moegeom.router.load import load_routers
 from moegeom.studies.explain.layer import layer_evidence, left_over
 from moegeom.studies.explain.log_probs import log_probs
-from moegeom.studies.explain.record import Explanation, LayerEvidence
+from moegeom.studies.explain.record import ExplainRequest, Explanation, LayerEvidence
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.trials import MatchedChoices
 from moegeom.studies.explain.verdict import Evidence, verdict
@@ -39,21 +36,6 @@ from moegeom.tokens.validity import fingerprint_test
 #: Tokens with one set in all layers, that many at least and that share of them one and the same
 #: set, which A hardly ever chose: no tokens.
 _PADDING, _ONE_SET = 5, 0.9
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainRequest(TokensRequest):
-    """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``other``.
-
-    ``against`` is a checkpoint that B may have loaded instead, ``log_probs`` a file of
-    log-probabilities of both.
-    """
-
-    other: str | None = None
-    other_stage: str | None = None
-    other_dialect: str | None = None
-    against: str | None = None
-    log_probs: Path | None = None
 
 
 def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:

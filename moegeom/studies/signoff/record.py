@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from moegeom.core.verdict import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
+from moegeom.engine.request import Terms
 from moegeom.studies.diff.record import Side
+
+
+@dataclass(frozen=True)
+class SignOffRequest(Terms):
+    """What was asked for. ``a`` is the checkpoint as it was trained, ``b`` the export.
+
+    ``tokens`` holds nothing, or a recording of each; ``rerun`` is a recording of A run again on the
+    same text. ``max_flipped`` is the share of (token, layer) pairs above which routing on text
+    fails.
+    """
+
+    a: str
+    b: str
+    tokens: Sequence[str] = ()
+    rerun: str | None = None
+    max_flipped: float | None = None
+
 
 LineName = Literal["storage", "effective router", "up to rotation", "routing on text"]
 

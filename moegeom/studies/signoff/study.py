@@ -36,7 +36,14 @@ from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 from moegeom.studies.signoff.function import rotation_line, router_line
 from moegeom.studies.signoff.judgement import JudgedRouter, judge
-from moegeom.studies.signoff.record import LINE_NAMES, Flips, Line, LineName, SignOff
+from moegeom.studies.signoff.record import (
+    LINE_NAMES,
+    Flips,
+    Line,
+    LineName,
+    SignOff,
+    SignOffRequest,
+)
 from moegeom.studies.signoff.text import (
     capture_command,
     incomparable_line,
@@ -51,22 +58,6 @@ _NOT_LOOKED_AT = (
     "engines that made no recording: each has arithmetic of its own",
     "whether answers are as good: a flipped expert is not a wrong answer",
 )
-
-
-@dataclass(frozen=True)
-class SignOffRequest(Terms):
-    """What was asked for. ``a`` is the checkpoint as it was trained, ``b`` the export.
-
-    ``tokens`` holds nothing, or a recording of each; ``rerun`` is a recording of A run again on the
-    same text. ``max_flipped`` is the share of (token, layer) pairs above which routing on text
-    fails.
-    """
-
-    a: str
-    b: str
-    tokens: Sequence[str] = ()
-    rerun: str | None = None
-    max_flipped: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

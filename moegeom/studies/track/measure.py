@@ -19,27 +19,13 @@ from moegeom.engine.run_facts import column_versions, file_identity
 from moegeom.engine.session import select_layers
 from moegeom.engine.sources import open_source
 from moegeom.metrics import metrics_of_scan
-from moegeom.pipeline import ScanRequest, Terms, Watch, scan
+from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
 from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.track.paths import Candidate, recording_path
+from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.traces.counted import CountedSource
-
-
-@dataclass(frozen=True)
-class TrackRequest(Terms):
-    """What was asked for. ``tokens`` is a path with {step} or {name}; None looks at weights alone.
-
-    ``out`` None is runs/<name of the series>.track. ``expert`` asks for the load of one expert at
-    every step.
-    """
-
-    patterns: tuple[str, ...]
-    out: Path | None = None
-    tokens: str | None = None
-    expert: int | None = None
-    exclude_first: int = 0
 
 
 @dataclass(frozen=True, eq=False)

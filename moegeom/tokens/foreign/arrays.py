@@ -166,8 +166,12 @@ def foreign_source(
     tensor: StoredTensor,
     rows: Mapping[str, Rows],
     columns: Mapping[str, Rows],
+    size_bytes: int | None = None,
 ) -> StoredSource:
-    """The token source made of ``rows`` (by router) and ``columns`` (by name, one wide)."""
+    """The token source made of ``rows`` (by router) and ``columns`` (by name, one wide).
+
+    ``size_bytes`` None is the size of the file at ``path``.
+    """
     first = next(iter(rows))
     num_tokens = rows[first].num_rows
     for name, found in {**rows, **columns}.items():
@@ -186,7 +190,7 @@ def foreign_source(
         has_documents=documents is not None,
         has_chosen=not tensor.is_float,
         num_documents=None if documents is None else documents.num_documents,
-        size_bytes=path.stat().st_size,
+        size_bytes=path.stat().st_size if size_bytes is None else size_bytes,
     )
     tensors = {router: {tensor.name: found} for router, found in rows.items()}
     known = RowColumns(columns, documents) if columns else UnknownColumns()

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float64, Int16, Int64
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.text import number_of
+from moegeom.engine.plan import num_workers
 from moegeom.studies.cells.ball.ball_cells import (
     BallCells,
     ball_cells,
@@ -216,7 +217,7 @@ def _enumerated(
         k,
         tie_broken=request.tie_broken,
         most=request.vertices,
-        threads=request.threads,
+        threads=request.num_workers or num_workers(),
         watch=watch,
     )
     return found if isinstance(found, AllSubsets) else _of_enumeration(found)

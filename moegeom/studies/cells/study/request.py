@@ -9,6 +9,7 @@ import numpy as np
 
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import Provenance, Router, Rule, Weights
+from moegeom.engine.parameters import option_of
 from moegeom.engine.request import TokensRequest
 from moegeom.studies.cells.pictures import check_picture
 from moegeom.tokens.foreign.npy_arrays import read_numbers
@@ -18,9 +19,9 @@ from moegeom.tokens.foreign.npy_arrays import read_numbers
 class CellsRequest(TokensRequest):
     """What was asked for, by the command line or, for the fields below, from Python alone.
 
-    ``weights`` is a bare matrix with its ``top_k`` instead of a checkpoint. ``radius`` bounds the
-    search around the centre of the slice. ``expert_set`` asks about one set of experts. ``plot`` is
-    a picture of one router.
+    ``weights`` is a bare matrix instead of a checkpoint, with the ``top_k`` that is asked for.
+    ``radius`` bounds the search around the centre of the slice. ``expert_set`` asks about one set
+    of experts. ``plot`` is a picture of one router.
 
     Parameters
     ----------
@@ -43,7 +44,6 @@ class CellsRequest(TokensRequest):
     """
 
     weights: Path | None = None
-    top_k: int | None = None
     subspace: str | None = None
     radius: float | None = None
     box: float | None = None
@@ -55,7 +55,6 @@ class CellsRequest(TokensRequest):
     inradius: bool = False
     random_routers: int = 0
     vertices: int = 10**7
-    threads: int = 1
     out: Path | None = None
     plot: Path | None = None
     view: str = "cells"
@@ -75,10 +74,8 @@ def check_request(request: CellsRequest) -> None:
     """
     if (request.weights is None) == (not request.checkpoint):
         raise UsageError("expected a checkpoint, or --weights FILE.npz, and not both.")
-    if request.weights is not None and request.top_k is None:
+    if request.weights is not None and request.asked.top_k is None:
         raise UsageError("--weights needs --top-k K: a matrix does not say how many are chosen.")
-    if request.weights is None and request.top_k is not None:
-        raise UsageError("--top-k goes with --weights; a checkpoint says it itself.")
     if request.weights is not None and request.tokens is not None:
         raise UsageError("--tokens goes with a checkpoint, not with --weights.")
     bounds = [n for n in ("radius", "box", "hops") if getattr(request, n) is not None]
@@ -113,7 +110,7 @@ _RANGES = {"hops": (0, 2**31), "random_routers": (0, 1000), "pixels": (8, 4096)}
 
 def _typed(name: str) -> str:
     """A parameter as the one who gave it wrote it."""
-    return name if name in _OF_PYTHON else f"--{name.replace('_', '-')}"
+    return name if name in _OF_PYTHON else option_of(name)
 
 
 #: Options that mean nothing without another one, and what they are when they are not given.

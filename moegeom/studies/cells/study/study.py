@@ -120,9 +120,9 @@ def _model(opened: _Opened) -> str:
 
 def _opened(request: CellsRequest) -> _Opened:
     if request.weights is not None:
-        assert request.top_k is not None
+        assert request.asked.top_k is not None
         return _Opened(
-            request.weights.name, [matrix_router(request.weights, request.top_k)], None, None
+            request.weights.name, [matrix_router(request.weights, request.asked.top_k)], None, None
         )
     opened = Session.open(request)
     looked = opened.recorded

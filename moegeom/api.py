@@ -1,0 +1,446 @@
+"""What Python programs call: ``import moegeom as mg``, and a function for each command.
+
+Paths are texts or ``Path``; a checkpoint is also what :func:`open` returned, tokens are also what
+:func:`recording` returned, arrays, or tensors. Every other parameter has the name of the field of
+the request that it fills. A function raises ``MoeGeomError``, or one of its kinds, with what was
+found, what was expected and what to try.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moegeom.core.router import Router
+from moegeom.document.report import GateReport, Report, ScanReport
+from moegeom.engine.parameters import asks, family_parameters, request_of
+from moegeom.engine.request import ScanRequest, Terms
+from moegeom.results.reader import is_results, open_results
+from moegeom.router.requested_family import NOTHING_ASKED
+from moegeom.studies.balance.record import BalanceRequest
+from moegeom.studies.boundary.record import BoundaryRequest
+from moegeom.studies.cells.study.request import CellsRequest, parse_view
+from moegeom.studies.check.record import GateRequest
+from moegeom.studies.diff.record import DifferenceRequest
+from moegeom.studies.explain.record import ExplainRequest
+from moegeom.studies.opened import (
+    Checkpoint,
+    Recording,
+    asked_request,
+    is_source,
+    merged,
+    recordings,
+    side,
+)
+from moegeom.studies.signoff.record import SignOffRequest
+from moegeom.studies.track.record import TrackRequest
+from moegeom.tokens.held import hold
+
+if TYPE_CHECKING:
+    from moegeom.core.series import Series
+    from moegeom.engine.route import RoutedTokens
+    from moegeom.studies.balance.record import Balance
+    from moegeom.studies.boundary.record import BoundaryReport
+    from moegeom.studies.cells.record import Enumerations
+    from moegeom.studies.check.record import Gate
+    from moegeom.studies.diff.record import Difference
+    from moegeom.studies.explain.record import Explanation
+    from moegeom.studies.signoff.record import SignOff
+
+#: Parameters that say what the tokens are, and which of their tests are waived.
+_OF_TOKENS = ("stage", "dialect", "router_map", "stale_inputs", "unverified")
+
+#: Parameters that say which routers of a checkpoint, how to read them and how to fetch it.
+_OF_MODEL = ("layers", "remote", *family_parameters(NOTHING_ASKED))
+
+
+# ---------------------------------------------------------------------------- what is looked at
+
+
+@asks(Terms, *_OF_MODEL)
+def open(path: str | Path, **options: Any) -> Checkpoint:  # noqa: A001 - mg.open
+    """A checkpoint: a folder, a file, or a URL such as ``hf://owner/name``.
+
+    Headers are read now, routers when they are first asked for, other tensors never.
+
+    Raises
+    ------
+    CheckpointError
+        When nothing readable is there.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> mg.open("sample_ckpts/olmoe-balanced/step_1500")
+    sample_ckpts/olmoe-balanced/step_1500  olmoe: softmax, top 4 of 16; rule assumed from config.
+    router  experts  top_k  hidden  stored  selection
+    text/0       16      4      64    bf16      logit
+    text/1       16      4      64    bf16      logit
+    text/2       16      4      64    bf16      logit
+    """
+    found = Checkpoint(os.fspath(path), request_of(Terms, **options))
+    _ = found.store
+    return found
+
+
+@asks(Terms, *_OF_TOKENS)
+def recording(tokens: Any, **options: Any) -> Recording:
+    """Tokens to route: a recording, a trace of an engine, another file, or arrays in memory.
+
+    Arrays are [tokens, width] by name of the router, all routers in one [layers, tokens, width] or
+    in a list; beside them ``document``, ``position`` and ``token_id``, one integer for each token.
+    ``stage`` says what the numbers are: ``router_input`` (behind the norm), ``pre_norm``,
+    ``logits``, or ``ids`` of the chosen experts.
+
+    Raises
+    ------
+    RecordingError
+        When there is no such file, or no array.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> rec = mg.recording("sample_ckpts/olmoe-balanced/rec/step_1500")
+    >>> rec.open().facts.num_tokens
+    4096
+    """
+    if isinstance(tokens, str | os.PathLike):
+        path = os.fspath(tokens)
+        if not Path(path).exists():
+            from moegeom.tokens.open import open_tokens
+
+            open_tokens(path)
+        return Recording(path, options=options)
+    return Recording(source=tokens if is_source(tokens) else hold(tokens), options=options)
+
+
+# ----------------------------------------------------------------------------- what is measured
+
+
+@asks(ScanRequest)
+def scan(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    out: str | Path | None = None,
+    **options: Any,
+) -> ScanReport:
+    """Every router measured on the tokens; without tokens, what its weights tell.
+
+    Results stay in memory, or are kept in the folder ``out``, where those of the same request are
+    the answer.
+
+    Raises
+    ------
+    MoeGeomError
+        By what cannot be read, or be believed: see its kinds.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-collapsed"
+    >>> res = mg.scan(f"{sample}/step_1500", f"{sample}/rec/step_1500")
+    >>> [finding.code for finding in res.findings if finding.severity == "warning"]
+    ['MGB201', 'MGB203', 'MGB203']
+    >>> [round(share, 2) for share in res.layers()["load_cv_ddof0"].to_pylist()]
+    [0.94, 0.96, 0.94]
+    >>> res.table("experts").to_pandas()["expert"].nunique()
+    16
+    """
+    from moegeom.document.results import results_document
+    from moegeom.pipeline import results_of
+
+    request = asked_request(ScanRequest, side("checkpoint", checkpoint), tokens, options, out=out)
+    return ScanReport(results_of(request), results_document)
+
+
+@asks(Terms)
+def report(results: str | Path | ScanReport) -> ScanReport:
+    """Results that were kept, on this machine or another.
+
+    Raises
+    ------
+    ResultsError
+        When there are none, or none of this version.
+    """
+    from moegeom.document.results import results_document
+
+    if isinstance(results, ScanReport):
+        return results
+    return ScanReport(open_results(results), results_document)
+
+
+@asks(GateRequest)
+def check(
+    checkpoint: str | Path | Checkpoint | ScanReport, tokens: Any = None, **options: Any
+) -> GateReport[Gate]:
+    """May this checkpoint ship? True where the gate is passed, as exit code 0 of the command.
+
+    ``checkpoint`` may be results of a scan. ``baseline`` is a file to compare with, ``profile`` one
+    that says how to judge, ``select`` names checks and ``fail_on`` the least severity that fails.
+
+    Raises
+    ------
+    MoeGeomError
+        By what cannot be read; what can be and is wrong is a finding.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> verdict = mg.check("sample_ckpts/olmoe-balanced/step_1500")
+    >>> bool(verdict), verdict.exit_code
+    (True, 0)
+    """
+    from moegeom.studies.check.document import document
+    from moegeom.studies.check.study import gate
+
+    request = asked_request(GateRequest, side("target", checkpoint), tokens, options)
+    return GateReport(gate(request), document)
+
+
+@asks(Terms)
+def route(router: Router, inputs: Any) -> RoutedTokens:
+    """What a router chooses for ``inputs`` [tokens, hidden], an array or a tensor, behind its norm.
+
+    ``chosen`` [tokens, slots] are experts, -1 in an empty slot; ``num_chosen`` [tokens],
+    ``weights`` [tokens, slots]; ``margin`` [tokens] in the unit of the selection scores;
+    ``boundary_distance`` [tokens], Euclidean, in the space of the inputs.
+
+    Raises
+    ------
+    UsageError
+        When the inputs have another shape.
+    NonFiniteError
+        When an input or its logits are not finite.
+    RouterRuleError
+        When the choice does not follow from router and input.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> import numpy as np
+    >>> router = mg.open("sample_ckpts/olmoe-balanced/step_1500").routers[0]
+    >>> routed = mg.route(router, np.linspace(-1.0, 1.0, 128).reshape(2, 64))
+    >>> routed
+    RoutedTokens(2 tokens, 4 slots; nothing unknown)
+    >>> routed.chosen.shape, routed.weights.shape, routed.boundary_distance.shape
+    ((2, 4), (2, 4), (2,))
+    """
+    from moegeom.engine.route import route as routed
+
+    return routed(router, inputs)
+
+
+@asks(BoundaryRequest)
+def boundary_report(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    out: str | Path | None = None,
+    **options: Any,
+) -> Report[BoundaryReport]:
+    """Which tokens are about to change experts, under which arithmetic, and how much moves.
+
+    ``checkpoint`` may be results of an earlier boundary report. Results stay in memory, or are kept
+    in the folder ``out``.
+
+    Raises
+    ------
+    MoeGeomError
+        As :func:`scan`; UsageError without tokens and for an unknown arithmetic.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.boundary_report(
+    ...     f"{sample}/step_1500", f"{sample}/rec/step_1500", arithmetics="bf16", layers=0
+    ... )
+    >>> [variant.name for variant in found.value.variants]
+    ['bf16']
+    """
+    from moegeom.pipeline import results_of
+    from moegeom.studies.boundary.document import document
+    from moegeom.studies.boundary.record import boundary_report_of
+    from moegeom.studies.boundary.study import measure_boundary
+
+    named = side("checkpoint", checkpoint)
+    if is_results(named["checkpoint"]):
+        return Report(boundary_report_of(open_results(named["checkpoint"])), document)
+    request = asked_request(BoundaryRequest, named, tokens, options, out=out)
+    return Report(boundary_report_of(results_of(request, run=measure_boundary)), document)
+
+
+@asks(BalanceRequest)
+def balance(
+    checkpoint: str | Path | Checkpoint, tokens: Any = None, **options: Any
+) -> Report[Balance]:
+    """Does a selection bias exist that balances these tokens, and does it hold on others?
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold the scores of all experts, or none of the routers.
+    UsageError
+        Without tokens, and when ``out`` exists or cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.balance(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
+    >>> [router.meaning for router in found.value.routers]
+    ['balanced']
+    """
+    from moegeom.studies.balance.document import document
+    from moegeom.studies.balance.study import balance as balanced
+
+    request = asked_request(BalanceRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(balanced(request), document)
+
+
+@asks(CellsRequest)
+def cells(
+    checkpoint: str | Path | Checkpoint = "", tokens: Any = None, **options: Any
+) -> Report[Enumerations]:
+    """The routing cells of a slice, exactly; or a proof that one set of experts is a cell or none.
+
+    ``weights`` is a bare matrix instead of a checkpoint, with ``top_k``.
+
+    Raises
+    ------
+    UsageError
+        When the options cannot be meant, or a picture or ``out`` cannot be written.
+    RouterRuleError
+        When cells of a router with non-linear scores are to be listed.
+
+    Examples
+    --------
+    >>> from moegeom import api
+    >>> ckpt, rec = (f"sample_ckpts/olmoe-balanced/{name}step_1500" for name in ("", "rec/"))
+    >>> found = api.cells(ckpt, rec, layers=0, subspace="pca:2")
+    >>> found.value.routers[0].cells.num_cells > 10
+    True
+    """
+    from moegeom.studies.cells.document import document
+    from moegeom.studies.cells.study.study import cells as listed
+
+    view, expert = parse_view(options.pop("view", "cells"))
+    options = {"expert": expert, **options, "view": view}
+    request = asked_request(CellsRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(listed(request), document)
+
+
+# ----------------------------------------------------------------------------- what is compared
+
+
+@asks(DifferenceRequest)
+def diff(
+    a: str | Path | Checkpoint | ScanReport,
+    b: str | Path | Checkpoint | ScanReport,
+    tokens: Any = (),
+    **options: Any,
+) -> Report[Difference]:
+    """What happened to each router from ``a`` to ``b``; on tokens, which figures changed.
+
+    Both are checkpoints or results. ``tokens`` is one recording for both, or a pair.
+
+    Raises
+    ------
+    MoeGeomError
+        When a side cannot be read, or the options cannot be meant.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.diff(f"{sample}/step_1000", f"{sample}/step_1500")
+    >>> [router.is_identical for router in found.value.routers]
+    [False, False, False]
+    """
+    from moegeom.studies.diff.document import document
+    from moegeom.studies.diff.study import difference
+
+    sides = merged(side("a", a), side("b", b), recordings(tokens))
+    return Report(difference(asked_request(DifferenceRequest, sides, None, options)), document)
+
+
+@asks(SignOffRequest)
+def signoff(
+    a: str | Path | Checkpoint, b: str | Path | Checkpoint, tokens: Any = (), **options: Any
+) -> GateReport[SignOff]:
+    """May ``b``, an export of ``a``, stand for it? True where every line passes.
+
+    ``tokens`` is a pair of recordings of the same text, of ``a`` and of ``b``.
+
+    Raises
+    ------
+    MoeGeomError
+        When a side cannot be read, or recordings are of other texts or models.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> bool(mg.signoff(f"{sample}/step_1000", f"{sample}/step_1500"))
+    False
+    """
+    from moegeom.studies.signoff.document import document
+    from moegeom.studies.signoff.study import sign_off
+
+    sides = merged(side("a", a), side("b", b), recordings(tokens))
+    return GateReport(sign_off(asked_request(SignOffRequest, sides, None, options)), document)
+
+
+@asks(ExplainRequest)
+def explain(
+    checkpoint: str | Path | Checkpoint, tokens: Any = None, **options: Any
+) -> Report[Explanation]:
+    """Why another run chose other experts for the same tokens: one verdict, with its evidence.
+
+    Raises
+    ------
+    UsageError
+        Without tokens, and without the other run.
+    RecordingError
+        When the two runs cannot be matched, with counts.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> rec = mg.recording(f"{sample}/rec/step_1500")
+    >>> mg.explain(f"{sample}/step_1500", rec, other=rec).value.verdict.cause
+    'no disagreement'
+    """
+    from moegeom.studies.explain.document import document
+    from moegeom.studies.explain.study import explain as explained
+
+    request = asked_request(ExplainRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(explained(request), document)
+
+
+@asks(TrackRequest)
+def track(
+    checkpoints: str | Path | Iterable[str | Path],
+    tokens: str | Path | None = None,
+    **options: Any,
+) -> Report[Series]:
+    """A training run checkpoint by checkpoint: load, entropy, margins, drift and overlap.
+
+    ``checkpoints`` is a pattern such as ``step_*``, or several paths; ``tokens`` names the
+    recording of each step: ``rec/step_{step}``. Steps are kept in ``out``, by default
+    ``runs/<folder>.track``, and are measured once.
+
+    Raises
+    ------
+    MoeGeomError
+        Naming the step.
+    """
+    from moegeom.studies.track.document import document
+    from moegeom.studies.track.study import track as tracked
+
+    request = request_of(TrackRequest, patterns=checkpoints, tokens=tokens, **options)
+    return Report(tracked(request), document)

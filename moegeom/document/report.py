@@ -1,0 +1,125 @@
+"""What a command found, ready to be shown in any format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from moegeom.core.finding import Finding
+from moegeom.document.model import Document, View
+from moegeom.document.render import render
+from moegeom.document.summary import summarise
+from moegeom.results.reader import Results
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Generic[T]):
+    """``value`` is the record that a command found; ``tell`` says it in blocks of a document.
+
+    A report prints what the command prints; a notebook shows its page.
+    """
+
+    value: T
+    tell: Callable[[T, View], Document]
+
+    @property
+    def document(self) -> Document:
+        """Title, facts, verdict, findings, tables and notes; ``record()`` is the same as data."""
+        return self.tell(self.value, View())
+
+    def render(self, name: str, view: View | None = None) -> str:
+        """The report in the format ``name``, a file of moegeom/document/renderers.
+
+        Raises
+        ------
+        UsageError
+            For a format that there is not.
+        """
+        view = view or View()
+        return render(self.tell(self.value, view), name, view)
+
+    def text(self, width: int = 100, all_layers: bool = False, colours: bool = False) -> str:
+        """As a terminal of ``width`` columns shows it; with ``all_layers`` a line for each."""
+        return self.render("table", View(width, colours, all_layers))
+
+    def markdown(self) -> str:
+        """As Markdown."""
+        return self.render("md")
+
+    def html(self) -> str:
+        """As a page of HTML, complete and without scripts."""
+        return self.render("html")
+
+    def json(self) -> str:
+        """The record as one line of JSON: infinities are "inf" and "-inf", what is unknown null."""
+        return self.render("json")
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        found = self.document
+        return f"{type(self).__name__}({found.kind}: {found.name})"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, so that its style does not touch the notebook."""
+        style = "width:100%;height:40em;border:0"
+        return f'<iframe sandbox style="{style}" srcdoc="{escape(self.html())}"></iframe>'
+
+
+class HasExitCode(Protocol):
+    """The record of a command that passes or fails."""
+
+    @property
+    def exit_code(self) -> int: ...
+
+
+G = TypeVar("G", bound=HasExitCode)
+
+
+class GateReport(Report[G]):
+    """The report of ``check`` and ``signoff``: true when the gate is passed, as exit code 0 says.
+
+    ``exit_code`` is 0 passed, 1 failed, 4 inconclusive.
+    """
+
+    @property
+    def exit_code(self) -> int:
+        return self.value.exit_code
+
+    def __bool__(self) -> bool:
+        return self.exit_code == 0
+
+
+class ScanReport(Report[Results]):
+    """The report of ``scan`` and ``report``: results, as tables and as a screen."""
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """Facts of the run: checkpoint, routers, tokens, versions, seconds."""
+        return self.value.run
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the checks found, worst first."""
+        found = summarise(self.value)
+        return (*found.findings, *found.notes)
+
+    def layers(self, variant: str = "as_stored", population: str = "all") -> pa.Table:
+        """One row for each router; ``population`` such as ``domain=code`` counts some tokens."""
+        return self.value.layers(variant, population)
+
+    def tables(self) -> list[str]:
+        """Names of the tables."""
+        return self.value.tables()
+
+    def table(self, name: str) -> pa.Table:
+        """A table, such as ``experts``, as Arrow; ``.to_pandas()`` makes a frame of it."""
+        return self.value.table(name)

@@ -1,0 +1,227 @@
+"""Parameters of requests: how a request is made of them, and how the command line spells them.
+
+A parameter has the name of the field that it fills. The command line writes ``exclude_first`` as
+``--exclude-first``; the few that it spells otherwise are listed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import operator
+import os
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from moegeom.core.errors import MoeGeomError, UsageError
+from moegeom.core.registry import unknown_name
+from moegeom.router.requested_family import RequestedFamily
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Parameter -> its option, where that is not the same name with dashes.
+_SPELLED = {
+    "arithmetics": "arith",
+    "log_probs": "logprobs",
+    "num_workers": "threads",
+    "remote": "no-cache",
+    "router_map": "map",
+    "skip_non_finite": "non-finite",
+}
+
+#: Option -> parameter, the other way round; with a second spelling, and one with its value.
+_PARAMETERS = {option: name for name, option in _SPELLED.items()} | {
+    "layer": "layers",
+    "non-finite skip": "skip_non_finite=True",
+}
+
+#: Fields of ``Terms.asked`` that are called otherwise as parameters of the request around it.
+_OF_FAMILY = {"file": "family", "pattern": "router_pattern"}
+
+#: What is typed into a shell, in a message: up to the end of the clause.
+_COMMAND = re.compile(r"(`moegeom [^`]*`|\bmoegeom [a-z-]+[^,;`]*)")
+
+_OPTION = re.compile(r"(?<![\w-])--(non-finite skip|[a-z][a-z-]*[a-z])\b")
+
+
+def option_of(parameter: str) -> str:
+    """``--exclude-first`` for ``exclude_first``: a parameter as the command line writes it."""
+    return f"--{_SPELLED.get(parameter, parameter.replace('_', '-'))}"
+
+
+def in_python(text: str) -> str:
+    """The text with options written as parameters; commands stay as they are typed."""
+    parts = _COMMAND.split(text)
+    return "".join(
+        part if place % 2 else _OPTION.sub(lambda m: _parameter(m[1]), part)
+        for place, part in enumerate(parts)
+    )
+
+
+def _parameter(option: str) -> str:
+    return _PARAMETERS.get(option, option.replace("-", "_"))
+
+
+def parameters_of(record: type) -> dict[str, dataclasses.Field[Any]]:
+    """What a request is made of, by name; what describes a family stands for ``asked``."""
+    found = {field.name: field for field in dataclasses.fields(record)}
+    if "asked" in found:
+        inner = {_OF_FAMILY.get(f.name, f.name): f for f in dataclasses.fields(RequestedFamily)}
+        found = inner | found
+        del found["asked"]
+    return found
+
+
+def family_parameters(asked: RequestedFamily) -> dict[str, Any]:
+    """What describes a family, by the names of the parameters."""
+    return {_OF_FAMILY.get(name, name): value for name, value in vars(asked).items()}
+
+
+def request_of(record: type[R], **given: Any) -> R:
+    """``record`` with these parameters, each made what its field holds.
+
+    A path may be a text and a text a path, one value stands for a tuple of it, numbers stand for
+    ``layers``; None stands for the default of a field that may not be None. ``asked`` is what the
+    parameters that describe a family are added to.
+
+    Raises
+    ------
+    UsageError
+        For a parameter that the record has not, and for a value that its field cannot hold.
+    """
+    known = parameters_of(record)
+    if unknown := [name for name in given if name not in known and name != "asked"]:
+        raise unknown_name("parameter", unknown[0], known)
+    own = {field.name for field in dataclasses.fields(cast("Any", record))}
+    values = {name: value for name, value in given.items() if name in own}
+    inner = {name: value for name, value in given.items() if name not in own}
+    filled = _filled(record, values)
+    if inner:
+        fields = {outer: name for name, outer in _OF_FAMILY.items()}
+        family = _filled(RequestedFamily, {fields.get(n, n): value for n, value in inner.items()})
+        filled["asked"] = dataclasses.replace(given.get("asked") or RequestedFamily(), **family)
+    return record(**filled)
+
+
+@functools.cache
+def _hints(record: type) -> Mapping[str, Any]:
+    return get_type_hints(record)
+
+
+def _filled(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as the fields of the record hold them; those left to their defaults left out."""
+    hints = _hints(record)
+    found = {}
+    for name, value in values.items():
+        kinds = _kinds(hints[name])
+        if value is not None:
+            found[name] = _converted(_OF_FAMILY.get(name, name), value, kinds)
+        elif type(None) in kinds:
+            found[name] = None
+    return found
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _converted(name: str, value: Any, kinds: Sequence[Any]) -> Any:
+    if any(get_origin(kind) in (tuple, Sequence) for kind in kinds):
+        if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable):
+            value = (value,)
+        return tuple(map(_plain, value))
+    if name == "layers" and not isinstance(value, str | int) and isinstance(value, Iterable):
+        return ",".join(map(str, value))
+    if isinstance(value, str) and Path in kinds:
+        return Path(value)
+    if isinstance(value, os.PathLike) and str in kinds and Path not in kinds:
+        return os.fspath(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and _is_text(kinds):
+        return str(value)
+    plain = {kind for kind in kinds if kind in (bool, int, float, str)}
+    if len(plain) == len(kinds) - (type(None) in kinds) and not _fits(value, plain):
+        expected = " or ".join(sorted(kind.__name__ for kind in plain))
+        raise UsageError(f"{option_of(name)} {value!r}: expected {expected}.")
+    if int in plain and not isinstance(value, bool):
+        return operator.index(cast("Any", value))  # of whatever library
+    return value
+
+
+def _is_text(kinds: Sequence[Any]) -> bool:
+    return str in kinds and not {bool, int, float} & set(kinds)
+
+
+def _plain(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _fits(value: Any, kinds: set[Any]) -> bool:
+    """Whole numbers of any library are integers, and an integer is a number."""
+    if isinstance(value, bool):
+        return bool in kinds
+    if hasattr(value, "__index__"):
+        return bool({int, float} & kinds)
+    if hasattr(value, "__float__") and not isinstance(value, str):
+        return float in kinds
+    return isinstance(value, tuple(kinds))
+
+
+@contextmanager
+def speaking_python() -> Iterator[None]:
+    """A block whose errors name parameters of a function, not options of a command."""
+    try:
+        yield
+    except MoeGeomError as error:
+        error.message, error.hint = in_python(error.message), in_python(error.hint)
+        error.args = (error.message,)
+        if notes := getattr(error, "__notes__", None):
+            notes[:] = map(in_python, notes)
+        raise
+
+
+def asks(record: type, *names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A function whose options are parameters of ``record``, or those with these names.
+
+    Its signature lists them, it refuses others, and its errors name them as Python does.
+    """
+
+    def made(function: Callable[P, R]) -> Callable[P, R]:
+        signature = _signature(function, record, names)
+
+        @functools.wraps(function)
+        def asked(*given: P.args, **options: P.kwargs) -> R:
+            with speaking_python():
+                if unknown := options.keys() - signature.parameters.keys():
+                    raise unknown_name("parameter", min(unknown), signature.parameters)
+                return function(*given, **options)
+
+        asked.__signature__ = signature  # type: ignore[attr-defined]
+        return asked
+
+    return made
+
+
+def _signature(
+    function: Callable[..., Any], record: type, names: tuple[str, ...]
+) -> inspect.Signature:
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if len(own) == len(signature.parameters):
+        return signature
+    taken = {parameter.name for parameter in own} | {"source", "checkpoint", "target", "patterns"}
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(found))
+        for name, found in parameters_of(record).items()
+        if name not in taken and (not names or name in names)
+    ]
+    return signature.replace(parameters=[*own, *options])
+
+
+def _default(of: dataclasses.Field[Any]) -> Any:
+    return of.default if of.default_factory is dataclasses.MISSING else of.default_factory()

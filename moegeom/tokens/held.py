@@ -1,0 +1,156 @@
+"""Arrays in memory as tokens: one for each router, or one of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from jaxtyping import Shaped
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.tokens import TokenSource
+from moegeom.tokens.foreign.arrays import (
+    COLUMN_DTYPES,
+    COLUMN_KEYS,
+    assign_layers,
+    assign_routers,
+    foreign_source,
+    foreign_tensor,
+    is_stack,
+)
+from moegeom.tokens.rows import ArrayRows
+from moegeom.tokens.source import Request
+from moegeom.tokens.stages import STAGE_TENSORS
+
+#: What messages call them.
+NAME = Path("arrays in memory")
+
+#: The key of the only array.
+_ONLY = "array"
+
+
+@dataclass(frozen=True, eq=False)
+class HeldArrays:
+    """Arrays by key, as in an npz file; a request says which router each belongs to.
+
+    Beside them ``document``, ``position`` and ``token_id`` of each token.
+    """
+
+    arrays: Mapping[str, Shaped[np.ndarray, "..."]]
+
+    @property
+    def digest(self) -> str:
+        """A hash of keys and numbers: results of other arrays are not those of these."""
+        found = xxhash.xxh3_128()
+        for key, array in self.arrays.items():
+            found.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
+            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return found.hexdigest()
+
+    def open(self, request: Request) -> TokenSource:
+        """The token source that they are, with the routers of the request.
+
+        Raises
+        ------
+        UsageError
+            When the request does not say what the numbers are.
+        RecordingError
+            When they cannot be assigned to routers, or are no numbers of that kind.
+        """
+        if request.stage is None:
+            raise UsageError(
+                f"{NAME} do not say what their numbers are.",
+                f"Add --stage, one of {', '.join(STAGE_TENSORS)}.",
+            )
+        tensor = foreign_tensor(NAME, request)
+        keys = [key for key in self.arrays if key not in COLUMN_KEYS]
+        if all(key.isdecimal() for key in keys) and not request.router_map:
+            request = replace(request, router_map=_of_layers(keys, request))
+        dtypes = tuple(tensor.dtypes.values())
+        if is_stack(keys, request):
+            layers = self._layers(keys[0], dtypes)
+            rows = assign_layers(NAME, keys[0], layers, request)
+        else:
+            routers = assign_routers(NAME, keys, request)
+            rows = {name: self._rows(key, dtypes) for name, key in routers.items()}
+        columns = {
+            key: self._rows(key, COLUMN_DTYPES, is_column=True)
+            for key in COLUMN_KEYS
+            if key in self.arrays
+        }
+        size = sum(array.nbytes for array in self.arrays.values())
+        return foreign_source(NAME, request, tensor, rows, columns, size)
+
+    def _rows(self, key: str, dtypes: Sequence[np.dtype], is_column: bool = False) -> ArrayRows:
+        array = self._checked(key, dtypes, (1,) if is_column else (2,))
+        return ArrayRows(array.reshape(len(array), -1), f"{NAME}: {key}")
+
+    def _layers(self, key: str, dtypes: Sequence[np.dtype]) -> list[ArrayRows]:
+        array = self._checked(key, dtypes, (2, 3))
+        parts = [array] if array.ndim == 2 else list(array)
+        return [ArrayRows(part, f"{NAME}: {key}") for part in parts]
+
+    def _checked(
+        self, key: str, dtypes: Sequence[np.dtype], dims: tuple[int, ...]
+    ) -> Shaped[np.ndarray, "..."]:
+        array = self.arrays[key]
+        if array.dtype not in dtypes:
+            expected = " or ".join(map(str, dtypes))
+            raise RecordingError(f"{NAME}: {key} is {array.dtype}; expected {expected}.")
+        if array.ndim not in dims or 0 in array.shape:
+            shapes = {1: "(tokens,)", 2: "(tokens, width)", 3: "(layers, tokens, width)"}
+            raise RecordingError(
+                f"{NAME}: {key} has shape {array.shape}; expected "
+                f"{' or '.join(shapes[number] for number in dims)}, none of them 0."
+            )
+        return array
+
+
+def _of_layers(keys: Sequence[str], request: Request) -> dict[str, str]:
+    """The router of each number that is that of one layer of one stack."""
+    names: dict[str, list[str]] = {}
+    for one in request.known:
+        names.setdefault(str(one.layer), []).append(one.name)
+    return {key: names[key][0] for key in keys if len(names.get(key, ())) == 1}
+
+
+def hold(given: Any) -> HeldArrays:
+    """Arrays or tensors of whatever library, one, several in the order of layers, or by name.
+
+    An array [layers, tokens, width] is that of all routers. Keys are names of routers, as
+    ``text/0`` or ``text.0``, numbers of layers, or any that ``router_map`` explains.
+
+    Raises
+    ------
+    RecordingError
+        When there is nothing in it, or layers have different numbers of tokens.
+    """
+    if isinstance(given, Mapping):
+        found = {str(key): as_array(value) for key, value in given.items()}
+        if not set(found) - set(COLUMN_KEYS):
+            raise RecordingError(f"{NAME}: there is none.", "Name one for each router.")
+        return HeldArrays(found)
+    if isinstance(given, list | tuple) and given and np.ndim(as_array(given[0])) == 2:
+        layers = [as_array(value) for value in given]
+        shapes = {layer.shape for layer in layers}
+        if len(shapes) > 1:
+            raise RecordingError(
+                f"{NAME}: layers of the shapes {', '.join(map(str, sorted(shapes)))}; expected one."
+            )
+        return HeldArrays({_ONLY: np.stack(layers)})
+    return HeldArrays({_ONLY: as_array(given)})
+
+
+def as_array(given: Any) -> Shaped[np.ndarray, "..."]:
+    """The numbers as NumPy has them; a tensor of a device is copied to the host.
+
+    NumPy has no bfloat16 of its own: tensors of it are widened to float32, which changes none.
+    """
+    if hasattr(given, "detach"):
+        given = given.detach().cpu()
+        given = given.float() if str(given.dtype).endswith("bfloat16") else given
+    return np.asarray(given)

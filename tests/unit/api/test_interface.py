@@ -1,0 +1,227 @@
+"""What the functions accept, how they refuse, and what their answers look like."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moegeom as mg
+from moegeom import api
+from moegeom.engine.parameters import in_python, option_of, parameters_of, request_of
+from moegeom.engine.request import ScanRequest, Terms
+from moegeom.router.requested_family import RequestedFamily
+from moegeom_cli.command import COMMANDS, Commands, typed_name
+
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
+CKPT, REC = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
+
+#: Functions that are a command, and the record of what they are asked.
+ASKED = [
+    name
+    for name, found in vars(api).items()
+    if inspect.isfunction(found) and found.__module__ == api.__name__ and not name.startswith("_")
+]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_example_runs(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    (found,) = finder.find(getattr(api, name), name, api)
+    runner.run(found)
+    assert runner.failures == 0
+    assert found.examples or name in ("report", "track"), "these two need a folder"
+
+
+def test_a_function_has_the_name_of_its_command():
+    listings = {"arithmetics", "checks", "doctor", "families", "metrics"}
+    others = {"capture": "Recorder", "routers": "open"}
+    commands = {name: others.get(name, name) for name in COMMANDS.names() if name not in listings}
+    assert set(commands.values()) <= {*ASKED, "Recorder"}
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS.names()) - {"capture"}))
+def test_an_option_is_spelled_as_its_parameter_says(name):
+    """The options of a command are those of the parameters that they fill."""
+    params = Commands().get_command(None, typed_name(name)).params
+    own = {"format", "quiet", "all_layers", "help", "is_ascii", "no_cache", "non_finite", "words"}
+    for param in params:
+        if param.param_type_name == "option" and param.name not in own:
+            assert option_of(param.name) in param.opts, param.name
+
+
+def test_options_in_messages_are_parameters_in_python():
+    assert in_python("--exclude-first 3 leaves none; --map KEY=ROUTER.") == (
+        "exclude_first 3 leaves none; router_map KEY=ROUTER."
+    )
+    assert in_python("Go on with --non-finite skip.") == "Go on with skip_non_finite=True."
+    typed = "moegeom capture CKPT --text FILE --out REC, then add --tokens REC."
+    assert in_python(typed) == typed.replace("add --tokens", "add tokens")
+    assert in_python("`moegeom check CKPT --init` writes one; --layer 3") == (
+        "`moegeom check CKPT --init` writes one; layers 3"
+    )
+    assert in_python("a-file--with-dashes.npz") == "a-file--with-dashes.npz"
+
+
+def refusal(call, *given, **options) -> mg.MoeGeomError:
+    with pytest.raises(mg.MoeGeomError) as caught:
+        call(*given, **options)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["scan", "check", "balance", "open", "recording", "cells"])
+def test_an_unknown_parameter_is_an_error_that_suggests_the_nearest(name):
+    error = refusal(
+        getattr(api, name), str(CKPT), **{"layer" if name != "recording" else "stages": 0}
+    )
+    wanted = "layers" if name != "recording" else "stage"
+    assert f"Did you mean {wanted}?" in error.message
+    assert error.message.startswith("Unknown parameter")
+
+
+def test_an_error_names_the_parameter():
+    assert refusal(mg.scan, CKPT, layers="7").message.startswith("layers 7 names no layer")
+    assert "add tokens REC" in refusal(mg.boundary_report, CKPT).hint
+    assert "exclude_first" in refusal(mg.scan, CKPT, exclude_first=1).message
+    assert refusal(mg.scan, CKPT, seed="one").message == "seed 'one': expected int."
+    assert refusal(mg.scan, CKPT, REC, per_token=True).hint == "Name a folder: out."
+    assert "--" not in str(refusal(mg.scan, CKPT, REC, prior="isotropic-rms"))
+    assert "--" not in str(refusal(mg.check, CKPT, select="MGX"))
+
+
+def test_an_opened_object_names_parameters_too():
+    held = mg.recording(np.zeros((4, 64)))
+    assert refusal(held.open, CKPT).hint.startswith("Add stage, one of")
+    assert "--" not in str(refusal(held.open))
+
+
+def test_an_error_says_which_of_two_it_is_about():
+    assert refusal(mg.diff, CKPT, 3).message.startswith("b is a int; expected a path")
+    error = refusal(mg.diff, mg.open(CKPT, layers=0), mg.open(CKPT, layers=1))
+    assert error.message.startswith("layers is '0' of one and '1' of another")
+    assert "in memory" in refusal(mg.diff, CKPT, mg.scan(CKPT)).message
+    held = mg.recording(np.zeros((4, 64)), stage="router_input")
+    assert "expected the path" in refusal(mg.signoff, CKPT, CKPT, [held, held]).message
+
+
+def test_what_is_not_there_is_said_when_it_is_opened(tmp_path):
+    assert "no such file" in refusal(mg.open, tmp_path / "none").message
+    assert "no such file" in refusal(mg.recording, tmp_path / "none").message
+    assert "stage" in refusal(mg.balance, CKPT, np.zeros((4, 64))).hint
+
+
+def test_inputs_of_another_shape_are_refused():
+    router = mg.open(CKPT).routers[0]
+    assert "inputs has shape (3, 4)" in refusal(mg.route, router, np.zeros((3, 4))).message
+    assert "reshape(-1, 64)" in refusal(mg.route, router, np.zeros((1, 3, 64))).hint
+    assert "no token" in refusal(mg.route, router, np.zeros((0, 64))).message
+    rows = np.ones((2000, 64))
+    rows[1500] = np.nan
+    error = refusal(mg.route, router, rows)
+    assert error.message == (
+        "inputs: 1 of 2,000 tokens are not finite or overflow at router text/0 (first: token 1500)."
+    )
+
+
+def test_a_checkpoint_is_shown_with_a_row_for_each_router(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    lines = repr(mg.open("sample_ckpts/olmoe-balanced/step_1500")).splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["text/0", "text/1", "text/2"]
+    assert "softmax, top 4 of 16; rule assumed from config." in " ".join(lines)
+    assert len(lines) <= 6
+
+
+def test_answers_are_short_in_a_console_and_pages_in_a_notebook():
+    found = mg.check(CKPT)
+    assert repr(found) == "GateReport(check: step_1500)"
+    assert str(found).splitlines()[0].startswith("step_1500")
+    for shown in (found, mg.open(CKPT)):
+        assert shown._repr_html_().startswith("<iframe sandbox")
+        assert "<script" not in shown._repr_html_()
+    assert found.html().startswith("<!doctype html>")
+    assert found.markdown().startswith("#")
+    assert max(map(len, found.text(width=80).splitlines())) <= 100
+    assert repr(mg.recording(str(REC), stage="ids")).endswith("step_1500', stage='ids')")
+
+
+def test_only_gates_are_false():
+    assert type(mg.Report.__dict__.get("__bool__")) is type(None)
+    assert not mg.signoff(SAMPLE / "step_1000", CKPT)
+
+
+def test_signatures_list_every_parameter():
+    listed = inspect.signature(mg.scan).parameters
+    assert set(parameters_of(ScanRequest)) - {"source"} <= set(listed)
+    assert "options" not in listed
+    assert list(listed)[:3] == ["checkpoint", "tokens", "out"]
+    assert listed["exclude_first"].default == 0
+
+
+def test_a_request_is_made_of_parameters():
+    found = request_of(
+        ScanRequest,
+        checkpoint=Path("model"),
+        out="out",
+        layers=range(2),
+        arithmetics="bf16",
+        router_pattern="x",
+        top_k=2,
+        router_map=None,
+        device=None,
+    )
+    assert found == ScanRequest(
+        "model",
+        Path("out"),
+        layers="0,1",
+        arithmetics=("bf16",),
+        asked=RequestedFamily(pattern="x", top_k=2),
+    )
+    named = request_of(Terms, asked=RequestedFamily(pattern="y", top_k=2), top_k=3)
+    assert named.asked == RequestedFamily(pattern="y", top_k=3)
+
+
+def test_no_two_parameters_have_one_option():
+    for name in ASKED:
+        names = list(inspect.signature(getattr(api, name)).parameters)
+        options = [option_of(parameter) for parameter in names]
+        assert len(set(options)) == len(options), name
+
+
+def test_every_function_says_what_it_raises():
+    for name in ASKED:
+        assert re.search(r"^Raises\n------$", inspect.getdoc(getattr(api, name)), re.MULTILINE), (
+            name
+        )
+
+
+def test_a_value_of_an_opened_object_gives_way_to_an_option():
+    opened = mg.open(CKPT, layers=0)
+    assert [r["name"] for r in mg.scan(opened).run["routers"]] == ["text/0"]
+    assert [r["name"] for r in mg.scan(opened, layers=1).run["routers"]] == ["text/1"]
+
+
+def test_routed_tokens_are_frozen():
+    router = mg.open(CKPT).routers[0]
+    routed = mg.route(router, np.ones((2, 64)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        routed.chosen = None
+
+
+def test_the_page_says_what_the_docstrings_say():
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("refresh_api", ROOT / "docs/refresh_api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    written = (ROOT / "docs/api.md").read_text("utf-8")
+    assert written == module.api_page(), "run python docs/refresh_api.py"
+    assert set(module.FUNCTIONS) == set(ASKED)

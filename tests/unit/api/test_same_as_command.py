@@ -1,0 +1,187 @@
+"""Each function finds what its command prints as JSON, on the sample checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moegeom as mg
+from moegeom import api
+from moegeom.tokens.open import open_tokens
+from moegeom_cli import app
+
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLE = ROOT / "sample_ckpts/olmoe-balanced"
+CKPT, REC = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
+BEFORE = SAMPLE / "step_1000"
+
+#: What two runs of one request differ in.
+CHANGING = frozenset(["seconds", "results", "session"])
+
+
+def command(*arguments: object) -> dict:
+    """What the command prints with ``--format json``."""
+    stream = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stream):
+        patch.setattr(sys, "argv", ["moegeom", *map(str, arguments), "--format", "json", "--quiet"])
+        with pytest.raises(SystemExit):
+            app.main()
+    return json.loads(stream.getvalue())
+
+
+def told(value: object) -> object:
+    """The same without what changes from run to run."""
+    if isinstance(value, dict):
+        return {k: told(v) for k, v in value.items() if k not in CHANGING}
+    return [told(entry) for entry in value] if isinstance(value, list) else value
+
+
+def assert_same(report: mg.Report, *arguments: object) -> None:
+    assert told(json.loads(report.json())) == told(command(*arguments))
+
+
+def test_open_finds_what_routers_prints():
+    assert_same(mg.open(CKPT, layers=[0, 2]).report(), "routers", CKPT, "--layers", "0,2")
+
+
+def test_scan_finds_what_scan_prints(tmp_path):
+    found = mg.scan(CKPT, REC, layers=0)
+    assert_same(found, "scan", CKPT, "--tokens", REC, "--layers", "0", "--out", tmp_path / "one")
+    assert found.value.path is None
+
+
+def test_a_scan_that_is_kept_is_what_report_prints(tmp_path):
+    found = mg.scan(str(CKPT), out=tmp_path / "kept", layers="0-1")
+    assert_same(found, "report", tmp_path / "kept")
+    assert mg.report(tmp_path / "kept").json() == found.json()
+    assert mg.report(found) is found
+    assert_same(mg.check(found), "check", tmp_path / "kept")
+
+
+@pytest.mark.parametrize("tokens", [None, REC])
+def test_check_finds_what_check_prints(tokens):
+    given = [] if tokens is None else ["--tokens", tokens]
+    found = mg.check(CKPT, tokens, select=["MGI", "MGB"], fail_on="warning")
+    assert_same(found, "check", CKPT, *given, "--select", "MGI,MGB", "--fail-on", "warning")
+
+
+def test_boundary_report_finds_what_boundary_report_prints(tmp_path):
+    given = ("--tokens", REC, "--layers", "0", "--arith", "bf16", "--noise", "0.01")
+    found = mg.boundary_report(CKPT, REC, layers=0, arithmetics=["bf16"], noise=0.01)
+    assert_same(found, "boundary-report", CKPT, *given, "--out", tmp_path / "one")
+    assert_same(mg.boundary_report(tmp_path / "one"), "boundary-report", tmp_path / "one")
+
+
+def test_balance_finds_what_balance_prints():
+    found = mg.balance(mg.open(CKPT, layers=1), mg.recording(REC), seed=np.int64(3))
+    assert_same(found, "balance", CKPT, "--tokens", REC, "--layers", "1", "--seed", "3")
+
+
+def test_cells_finds_what_cells_prints():
+    found = api.cells(CKPT, REC, layers=0, subspace="pca:2")
+    assert_same(found, "cells", CKPT, "--tokens", REC, "--layer", "0", "--subspace", "pca:2")
+
+
+def test_cells_of_a_bare_matrix(tmp_path):
+    file = tmp_path / "router.npz"
+    np.savez(file, weight=np.random.default_rng(0).standard_normal((6, 2)))
+    found = api.cells(weights=file, top_k=2, expert_set=[0, 1])
+    given = ("--weights", file, "--top-k", "2", "--expert-set", "0,1")
+    assert_same(found, "cells", *given)
+
+
+def test_diff_finds_what_diff_prints():
+    assert_same(mg.diff(BEFORE, mg.open(CKPT)), "diff", BEFORE, CKPT)
+
+
+def test_signoff_finds_what_signoff_prints():
+    found = mg.signoff(BEFORE, CKPT)
+    assert_same(found, "signoff", BEFORE, CKPT)
+    assert not found
+    assert found.exit_code == 1
+
+
+def test_explain_finds_what_explain_prints():
+    found = mg.explain(CKPT, REC, other=mg.recording(REC), layers=0)
+    assert_same(found, "explain", CKPT, "--tokens", REC, "--run-b", REC, "--layers", "0")
+
+
+def test_track_finds_what_track_prints(tmp_path):
+    steps = [BEFORE, CKPT]
+    found = mg.track(steps, out=tmp_path / "one", layers=0)
+    assert_same(found, "track", *steps, "--out", tmp_path / "two", "--layers", "0")
+
+
+def test_route_chooses_what_was_recorded():
+    """The margin is the last chosen logit less the first that is not; distances are positive."""
+    source = open_tokens(REC)
+    for router in mg.open(CKPT).routers:
+        inputs = source.read_values(router.name, 0, 1500)
+        found = mg.route(router, inputs)
+        np.testing.assert_array_equal(
+            np.sort(found.chosen), np.sort(source.read_chosen(router.name, 0, 1500))
+        )
+        logits = -np.sort(-(inputs.astype(np.float64) @ router.weight.T.astype(np.float64)))
+        np.testing.assert_allclose(found.margin, logits[:, 3] - logits[:, 4], atol=1e-5)
+        assert (found.num_chosen == 4).all()
+        assert (found.boundary_distance > 0).all()
+        np.testing.assert_array_equal(found.boundary_distance, found.boundary_distance_upper)
+        assert found.unknown == {}
+        assert len(found) == 1500
+
+
+def test_route_takes_the_road_of_a_scan(tmp_path):
+    """Rows by token of a scan hold the same bits."""
+    mg.scan(CKPT, REC, layers=2, per_token=True, out=tmp_path / "kept")
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(tmp_path / "kept/tokens/text.2.parquet")
+    router = mg.open(CKPT).routers[2]
+    source = open_tokens(REC)
+    found = mg.route(router, source.read_values(router.name, 0, source.facts.num_tokens))
+    np.testing.assert_array_equal(found.margin, rows["margin"].to_numpy())
+
+
+#: The inputs of all routers as people hold them.
+HELD = {
+    "by name": lambda arrays: arrays,
+    "by layer": lambda arrays: dict(enumerate(arrays.values())),
+    "in a list": lambda arrays: list(arrays.values()),
+    "in one array": lambda arrays: np.stack(list(arrays.values())),
+    "as tensors": lambda arrays: {name: _tensor(array) for name, array in arrays.items()},
+}
+
+
+def _tensor(array):
+    import torch
+
+    return torch.from_numpy(array)
+
+
+@pytest.mark.parametrize("held", sorted(HELD))
+def test_arrays_in_memory_are_measured_as_a_file_of_them_is(tmp_path, held):
+    source = open_tokens(REC)
+    arrays = {name: source.read_values(name, 0, 1024) for name in source.facts.routers}
+    np.savez(tmp_path / "rec.npz", **{n.replace("/", "."): a for n, a in arrays.items()})
+    kept = mg.balance(CKPT, tmp_path / "rec.npz", stage="router_input")
+    found = mg.balance(CKPT, mg.recording(HELD[held](arrays), stage="router_input"))
+    assert found.value.routers == kept.value.routers
+
+
+def test_results_of_other_arrays_are_not_the_answer(tmp_path):
+    source = open_tokens(REC)
+    router = mg.open(CKPT, layers=0)
+    for start in (0, 1024):
+        values = source.read_values("text/0", start, start + 1024)
+        if start == 0:
+            mg.scan(router, values, stage="router_input", out=tmp_path / "kept")
+            mg.scan(router, values, stage="router_input", out=tmp_path / "kept")
+        else:
+            with pytest.raises(mg.MoeGeomError, match="another request: tokens differ"):
+                mg.scan(router, values, stage="router_input", out=tmp_path / "kept")
