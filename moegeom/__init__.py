@@ -24,6 +24,7 @@ _PUBLIC: dict[str, str] = {
     "signoff": "moegeom.api:signoff",
     "explain": "moegeom.api:explain",
     "track": "moegeom.api:track",
+    "cells": "moegeom.api:cells",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",

@@ -318,9 +318,8 @@ def cells(
 
     Examples
     --------
-    >>> from moegeom import api
     >>> ckpt, rec = (f"sample_ckpts/olmoe-balanced/{name}step_1500" for name in ("", "rec/"))
-    >>> found = api.cells(ckpt, rec, layers=0, subspace="pca:2")
+    >>> found = mg.cells(ckpt, rec, layers=0, subspace="pca:2")
     >>> found.value.routers[0].cells.num_cells > 10
     True
     """
@@ -412,7 +411,7 @@ def explain(
     >>> import moegeom as mg
     >>> sample = "sample_ckpts/olmoe-balanced"
     >>> rec = mg.recording(f"{sample}/rec/step_1500")
-    >>> mg.explain(f"{sample}/step_1500", rec, other=rec).value.verdict.cause
+    >>> mg.explain(f"{sample}/step_1500", rec, run_b=rec).value.verdict.cause
     'no disagreement'
     """
     from moegeom.studies.explain.document import document

@@ -125,8 +125,8 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
             "initialised": initialised_facts(routers, chosen),
-            "other": None if other is None else other_facts(other),
-            "against": None if against is None else against_facts(against),
+            "run_b": None if other is None else other_facts(other),
+            "checkpoint_b": None if against is None else against_facts(against),
             "next_command": explain_command(request),
             "device": device.facts(),
         }
@@ -300,8 +300,8 @@ def finish(
             request.seed,
             compared_rows(
                 request.arithmetics,
-                facts.get("other"),
-                facts.get("against"),
+                facts.get("run_b"),
+                facts.get("checkpoint_b"),
                 [writer.part_folder(name) for name in names],
             ),
         ),

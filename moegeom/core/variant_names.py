@@ -6,10 +6,10 @@ from __future__ import annotations
 AS_STORED, RANDOM = "as_stored", "random"
 
 #: What another run chose for the same tokens.
-OTHER = "other"
+OTHER = "run_b"
 
 #: What the routers of a second checkpoint choose on the same inputs.
-AGAINST = "against"
+AGAINST = "checkpoint_b"
 
 #: Variants that are choices of somebody else, and no arithmetic of these routers.
 SIDES = (OTHER, AGAINST)

@@ -61,16 +61,16 @@ def open_against(
         As ``open_checkpoint`` and ``load_routers``; UsageError without tokens, RouterError where a
         router is missing or cannot read the inputs of the first, with both values.
     """
-    if request.against is None:
+    if request.checkpoint_b is None:
         return None
     if source is None or isinstance(source, CountedSource):
         raise UsageError("--checkpoint-b needs --tokens, a recording of router inputs.")
-    if _is_recording(request.against):
+    if _is_recording(request.checkpoint_b):
         raise UsageError(
-            f"{request.against}: is a recording; --checkpoint-b expects a checkpoint.",
+            f"{request.checkpoint_b}: is a recording; --checkpoint-b expects a checkpoint.",
             "--run-b compares with what another run chose.",
         )
-    found = load_routers(open_checkpoint(request.against, request.remote), asked=request.asked)
+    found = load_routers(open_checkpoint(request.checkpoint_b, request.remote), asked=request.asked)
     recorded = [router for router in routers if router.name in source.facts.routers]
     return against(found, recorded)
 

@@ -152,7 +152,7 @@ class TokensRequest(Terms):
 class ScanRequest(TokensRequest, MeasureOptions):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
-    ``other`` are choices of another run for the same tokens, ``against`` is a second checkpoint,
+    ``run_b`` are choices of another run for the same tokens, ``checkpoint_b`` is a second checkpoint,
     whose routers choose for the same inputs. ``out`` None is a folder of its own for each request
     in ``runs``; results of the same request that are there already are the answer.
     """
@@ -163,14 +163,14 @@ class ScanRequest(TokensRequest, MeasureOptions):
     out: Path | None = field(default=None, metadata=outside_plan("where results go"))
     _: dataclasses.KW_ONLY
     prior: str | None = None
-    other: str | None = None
-    other_stage: str | None = None
-    other_dialect: str | None = None
-    against: str | None = field(
+    run_b: str | None = None
+    stage_b: str | None = None
+    dialect_b: str | None = None
+    checkpoint_b: str | None = field(
         default=None, metadata=outside_plan("a path; what its routers are stands beside it")
     )
 
     @property
     def compares(self) -> bool:
         """Whether some other choice is compared with that of the routers as stored."""
-        return bool(self.arithmetics) or self.other is not None or self.against is not None
+        return bool(self.arithmetics) or self.run_b is not None or self.checkpoint_b is not None

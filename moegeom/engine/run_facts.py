@@ -194,10 +194,10 @@ def plan_facts(
         for field in dataclasses.fields(request)
         if "outside_plan" not in field.metadata
     }
-    if request.other is not None:
-        options["other"] = file_identity(Path(request.other))
+    if request.run_b is not None:
+        options["run_b"] = file_identity(Path(request.run_b))
     if against is not None:
-        options["against"] = against_identity(against)
+        options["checkpoint_b"] = against_identity(against)
     return {
         "moegeom": moegeom_version,
         "libraries": {name: version(name) for name in _LIBRARIES},
@@ -291,10 +291,10 @@ def against_identity(against: Against) -> dict[str, Any]:
 
 def explain_command(request: ScanRequest) -> str:
     """What to type to learn why two runs choose differently; empty where none was named."""
-    if request.other is None or request.tokens is None:
+    if request.run_b is None or request.tokens is None:
         return ""
-    typed = [request.checkpoint, "--tokens", request.tokens, "--run-b", request.other]
-    typed += [] if request.against is None else ["--checkpoint-b", request.against]
+    typed = [request.checkpoint, "--tokens", request.tokens, "--run-b", request.run_b]
+    typed += [] if request.checkpoint_b is None else ["--checkpoint-b", request.checkpoint_b]
     return f"{shlex.join(['moegeom', 'explain', *typed])} {request.typed_again()}".rstrip()
 
 

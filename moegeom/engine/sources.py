@@ -95,12 +95,12 @@ def open_other(
     request: ScanRequest, source: TokenSource | None, whole: Sequence[Router]
 ) -> OtherSide | None:
     """What another run chose, matched to the tokens of this one; None where none was named."""
-    if request.other is None:
+    if request.run_b is None:
         return None
     if source is None or isinstance(source, CountedSource):
         raise UsageError("--run-b needs --tokens, a recording of the same text.")
     known = known_routers(whole)
-    opened = open_choices(request.other, request.other_stage, request.other_dialect, known)
+    opened = open_choices(request.run_b, request.stage_b, request.dialect_b, known)
     return other_side(source, opened, known)
 
 
@@ -157,7 +157,7 @@ def refuse_uncomparable(
 
     Better said before the measuring than after it.
     """
-    if not request.arithmetics or request.other is not None or request.against is not None:
+    if not request.arithmetics or request.run_b is not None or request.checkpoint_b is not None:
         return
     assert source is not None, "a boundary report has tokens"
     recorded = [router for router in routers if router.name in source.facts.routers]

@@ -98,14 +98,14 @@ _RUN: Mapping[str, Any] = {
     },
     "parts": {"*": {"reasons": {"*": _TEXT}}},
     "noise": {**_INPUT_NOISE, "*": _INPUT_NOISE},  # of all routers, or of each that is named
-    "other": {
+    "run_b": {
         "name": _TEXT,
         "engine": _TEXT,
         "num_tokens": _COUNT,
         "num_matched": _COUNT,
         "notes": [_TEXT],
     },
-    "against": {
+    "checkpoint_b": {
         "name": _TEXT,
         "rule": _TEXT,
         "has_same_rule": _TRUTH,
@@ -148,7 +148,7 @@ _RUN: Mapping[str, Any] = {
 }
 
 #: Mappings that are missing where there is nothing to say.
-_MAY_BE_NULL = frozenset(["tokens", "trust", "other", "against", "device"])
+_MAY_BE_NULL = frozenset(["tokens", "trust", "run_b", "checkpoint_b", "device"])
 
 #: Mappings that are empty there.
 _MAY_BE_EMPTY = frozenset(["initialised"])
@@ -163,8 +163,8 @@ _NEEDED: Mapping[str, str] = {
     "tokens": "name stage num_tokens routers num_documents size_bytes is_synthetic has_chosen",
     "trust": "fingerprint rms_median share_reproduced overridden",
     "noise.*": "relative kappa systematic_share",
-    "other": "name engine num_tokens num_matched notes",
-    "against": "name rule has_same_rule num_compared equal regained unknown_gain",
+    "run_b": "name engine num_tokens num_matched notes",
+    "checkpoint_b": "name rule has_same_rule num_compared equal regained unknown_gain",
     "refused": "code message hint",
     "token_tables[]": "router tensor dtype",
     "initialised": "initializer_range routers",

@@ -144,8 +144,8 @@ def asked_request(
     for name, value in options.items():
         if isinstance(value, Checkpoint):
             said[name] = value.path
-        elif isinstance(value, Recording):  # of another run, with options of its own
-            said |= {f"{name}_{key}": option for key, option in value.options.items()}
+        elif isinstance(value, Recording):  # of run B, with options of its own
+            said |= {f"{key}_b": option for key, option in value.options.items()}
             said[name] = _path_of(value)
         else:
             said[name] = value

@@ -148,8 +148,8 @@ class TwoRuns:
             ExplainRequest(
                 checkpoint=str(a.write(folder / "a")),
                 tokens=str(folder / "a_rec"),
-                other=str(folder / "b_rec"),
-                against=against,
+                run_b=str(folder / "b_rec"),
+                checkpoint_b=against,
                 log_probs=log_probs,
             )
         )

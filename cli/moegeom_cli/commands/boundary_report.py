@@ -16,7 +16,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import ExcludeFirst, Other, OtherDialect, OtherStage, OutOfScan, Tokens
+from moegeom_cli.options import DialectB, ExcludeFirst, OutOfScan, RunB, StageB, Tokens
 
 COMMAND = Command(Group.explore, 1, "moegeom boundary-report CKPT --tokens REC --arith bf16")
 
@@ -40,10 +40,10 @@ def run(
         str | None,
         typer.Option("--reference", help="The arithmetic to compare with [default: as stored]."),
     ] = None,
-    other: Other = None,
-    other_stage: OtherStage = None,
-    other_dialect: OtherDialect = None,
-    against: Annotated[
+    run_b: RunB = None,
+    stage_b: StageB = None,
+    dialect_b: DialectB = None,
+    checkpoint_b: Annotated[
         str | None,
         typer.Option("--checkpoint-b", help="A second checkpoint: its routers on the same inputs."),
     ] = None,
@@ -75,10 +75,10 @@ def run(
             arithmetics=arithmetics,
             reference=reference,
             noise=noise,
-            other=other,
-            other_stage=other_stage,
-            other_dialect=other_dialect,
-            against=against,
+            run_b=run_b,
+            stage_b=stage_b,
+            dialect_b=dialect_b,
+            checkpoint_b=checkpoint_b,
             **token_options.terms,
             **model.terms,
             **work.terms,

@@ -9,7 +9,7 @@ import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import CHECKPOINT, Other, OtherDialect, OtherStage, Tokens
+from moegeom_cli.options import CHECKPOINT, DialectB, RunB, StageB, Tokens
 
 COMMAND = Command(Group.compare, 2, "moegeom explain CKPT --tokens REC_A --run-b REC_B")
 
@@ -21,10 +21,10 @@ def run(
     model: ModelOptions,
     screen: ScreenOptions,
     tokens: Tokens = None,
-    other: Other = None,
-    other_stage: OtherStage = None,
-    other_dialect: OtherDialect = None,
-    against: Annotated[
+    run_b: RunB = None,
+    stage_b: StageB = None,
+    dialect_b: DialectB = None,
+    checkpoint_b: Annotated[
         str | None,
         typer.Option("--checkpoint-b", help="Checkpoint that B may have loaded instead."),
     ] = None,
@@ -46,10 +46,10 @@ def run(
         ExplainRequest,
         checkpoint=checkpoint,
         tokens=tokens,
-        other=other,
-        other_stage=other_stage,
-        other_dialect=other_dialect,
-        against=against,
+        run_b=run_b,
+        stage_b=stage_b,
+        dialect_b=dialect_b,
+        checkpoint_b=checkpoint_b,
         log_probs=log_probs,
         **token_options.terms,
         **model.terms,

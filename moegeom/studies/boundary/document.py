@@ -77,7 +77,7 @@ def _header(found: BoundaryReport) -> list[Block]:
 
 def _other(found: BoundaryReport) -> Iterator[Fact]:
     """Which other run, and how its tokens were matched."""
-    other = found.summary.run.get("other")
+    other = found.summary.run.get("run_b")
     if not other:
         return
     tokens = found.summary.run["tokens"]["num_tokens"]
@@ -89,7 +89,7 @@ def _other(found: BoundaryReport) -> Iterator[Fact]:
 
 def _against(found: BoundaryReport) -> Iterator[Fact]:
     """Which second checkpoint, and what was done to its routers."""
-    against = found.summary.run.get("against")
+    against = found.summary.run.get("checkpoint_b")
     if not against:
         return
     said = [f"{against['name']}: its routers on the inputs of A."]
@@ -165,7 +165,7 @@ def _difference(found: BoundaryReport, variant: VariantFlips) -> str:
 
 def _replaced(found: BoundaryReport, variant: VariantFlips) -> str:
     """What the routers of another checkpoint choose otherwise."""
-    share, against = variant.mean("flipped_share"), found.summary.run.get("against")
+    share, against = variant.mean("flipped_share"), found.summary.run.get("checkpoint_b")
     if not share and against:
         others = against["num_compared"] - len(against["equal"])
         why = (

@@ -370,8 +370,8 @@ def _record(found: Explanation) -> Mapping[str, Any]:
         "layers": [dataclasses.asdict(layer) for layer in found.layers],
         "log_probs": found.log_probs and dataclasses.asdict(found.log_probs),
         "not_looked_at": list(found.not_looked_at),
-        "against": found.against,
-        "other": dict(found.other),
+        "checkpoint_b": found.against,
+        "run_b": dict(found.other),
         **rule_facts(found.run),
         "run": dict(found.run),
     }

@@ -13,16 +13,16 @@ from moegeom.engine.request import TokensRequest
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainRequest(TokensRequest):
-    """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``other``.
+    """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``run_b``.
 
-    ``against`` is a checkpoint that B may have loaded instead, ``log_probs`` a file of
+    ``checkpoint_b`` is a checkpoint that B may have loaded instead, ``log_probs`` a file of
     log-probabilities of both.
     """
 
-    other: str | None = None
-    other_stage: str | None = None
-    other_dialect: str | None = None
-    against: str | None = None
+    run_b: str | None = None
+    stage_b: str | None = None
+    dialect_b: str | None = None
+    checkpoint_b: str | None = None
     log_probs: Path | None = None
 
 

@@ -46,7 +46,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     MoeGeomError
         As ``scan``; RecordingError where the two sides cannot be matched, with counts.
     """
-    if request.other is None:
+    if request.run_b is None:
         raise UsageError(
             "explain needs --run-b: what another run of the same text chose.",
             "A recording, or the trace of an engine: add --run-b RUN_B.",
@@ -99,7 +99,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     return Explanation(
         run=opened.facts(shared),
         other=other_facts(other),
-        against="" if request.against is None else request.against,
+        against="" if request.checkpoint_b is None else request.checkpoint_b,
         inputs_of="B" if sides.has_other_inputs else "A",
         num_matched=int((other.token >= 0).sum()),
         num_examined=len(sides.token),
@@ -179,9 +179,9 @@ def _num_padding(choices: Sequence[MatchedChoices]) -> int:
 
 
 def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> OtherSide:
-    assert request.other is not None
+    assert request.run_b is not None
     known = known_routers(whole)
-    opened = open_choices(request.other, request.other_stage, request.other_dialect, known)
+    opened = open_choices(request.run_b, request.stage_b, request.dialect_b, known)
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
 
     def routed(name: str) -> np.ndarray:
@@ -193,9 +193,9 @@ def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Ro
 
 def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapping[str, Router]:
     """Routers of the checkpoint that B may have loaded, made to read A's inputs."""
-    if request.against is None:
+    if request.checkpoint_b is None:
         return {}
-    store = open_checkpoint(request.against, request.remote)
+    store = open_checkpoint(request.checkpoint_b, request.remote)
     return against(load_routers(store, asked=request.asked), routers).routers
 
 
@@ -209,7 +209,7 @@ def _not_looked_at(
         said.append(f"hypotheses in {untried} of {len(layers)} routers")
     elif sides.source.facts.stage == "logits":
         said.append("hypotheses about rows and inputs (A holds logits only)")
-    if request.against is None:
+    if request.checkpoint_b is None:
         said.append("another checkpoint that B may have loaded (--checkpoint-b)")
     if not sides.has_other_inputs:
         said.append("what B's routers read (not recorded)")

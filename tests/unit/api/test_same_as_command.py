@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import moegeom as mg
-from moegeom import api
 from moegeom.tokens.open import open_tokens
 from moegeom_cli import app
 
@@ -84,14 +83,14 @@ def test_balance_finds_what_balance_prints():
 
 
 def test_cells_finds_what_cells_prints():
-    found = api.cells(CKPT, REC, layers=0, subspace="pca:2")
+    found = mg.cells(CKPT, REC, layers=0, subspace="pca:2")
     assert_same(found, "cells", CKPT, "--tokens", REC, "--layer", "0", "--subspace", "pca:2")
 
 
 def test_cells_of_a_bare_matrix(tmp_path):
     file = tmp_path / "router.npz"
     np.savez(file, weight=np.random.default_rng(0).standard_normal((6, 2)))
-    found = api.cells(weights=file, top_k=2, expert_set=[0, 1])
+    found = mg.cells(weights=file, top_k=2, expert_set=[0, 1])
     given = ("--weights", file, "--top-k", "2", "--expert-set", "0,1")
     assert_same(found, "cells", *given)
 
@@ -108,7 +107,7 @@ def test_signoff_finds_what_signoff_prints():
 
 
 def test_explain_finds_what_explain_prints():
-    found = mg.explain(CKPT, REC, other=mg.recording(REC), layers=0)
+    found = mg.explain(CKPT, REC, run_b=mg.recording(REC), layers=0)
     assert_same(found, "explain", CKPT, "--tokens", REC, "--run-b", REC, "--layers", "0")
 
 

@@ -146,8 +146,8 @@ def made(kind: Any, field: str = "") -> Any:
     if origin in (dict, collections.abc.Mapping):
         if field == "run":
             return run()
-        if field == "other":
-            return run()["other"]
+        if field == "run_b":
+            return run()["run_b"]
         if args and args[1] is Any:
             return row()
         return {NAME: made(args[1], field)}
@@ -175,8 +175,8 @@ def run() -> dict[str, Any]:
     against = {"name": "", "rule": "", "has_same_rule": False, "num_compared": 2}
     lists = {"equal": [""], "regained": [""], "unknown_gain": [""]}
     facts = {
-        "other": other | {"notes": [""], "fits": []},
-        "against": against | lists,
+        "run_b": other | {"notes": [""], "fits": []},
+        "checkpoint_b": against | lists,
         "noise": {"scale": 0.1},
         "next_command": "moegeom explain",
     }

@@ -96,8 +96,8 @@ PLACES = [
     ("device",),
     ("device", "names"),
     ("noise",),
-    ("other",),
-    ("against",),
+    ("run_b",),
+    ("checkpoint_b",),
     ("token_tables",),
 ]
 

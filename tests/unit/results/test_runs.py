@@ -124,9 +124,9 @@ OTHER_VALUES = {
     "backend": "reference",
     "arithmetics": ("tf32",),
     "reference": "tf32",
-    "other": "other",
-    "other_stage": "ids",
-    "other_dialect": "vllm",
+    "run_b": "other",
+    "stage_b": "ids",
+    "dialect_b": "vllm",
     "noise": InputNoise(0.25),
 }
 
@@ -140,7 +140,7 @@ def test_every_field_of_a_request_is_in_the_plan_or_named_with_a_reason(disk, tm
     assert OTHER_VALUES.keys() == {f.name for f in fields if "outside_plan" not in f.metadata}
     assert all(f.metadata.get("outside_plan", "a reason") for f in fields)
     for name, value in OTHER_VALUES.items():
-        changed = {name: str(tmp_path / value) if name == "other" else value}
+        changed = {name: str(tmp_path / value) if name == "run_b" else value}
         assert plan(dataclasses.replace(request, **changed)) != plan(request), name
 
 

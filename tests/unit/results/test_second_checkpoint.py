@@ -41,7 +41,7 @@ def kill(disk, tmp_path, monkeypatch):
     def begin(against) -> Path:
         with monkeypatch.context() as patched, pytest.raises(Killed):
             patched.setattr(pipeline, "measure", stop)
-            scan(disk.request(tmp_path / "out", against=str(against)))
+            scan(disk.request(tmp_path / "out", checkpoint_b=str(against)))
         return tmp_path / "out"
 
     return begin
@@ -57,10 +57,10 @@ def layers(out) -> list[dict]:
 
 
 def test_a_run_goes_on_against_the_same_checkpoint(disk, second, interrupted, tmp_path):
-    whole = scan(disk.request(tmp_path / "whole", against=second))
-    out = scan(disk.request(interrupted, against=second))
+    whole = scan(disk.request(tmp_path / "whole", checkpoint_b=second))
+    out = scan(disk.request(interrupted, checkpoint_b=second))
     np.testing.assert_equal(layers(out), layers(whole))
-    facts = open_results(out).run["against"]
+    facts = open_results(out).run["checkpoint_b"]
     assert (facts["name"], facts["num_compared"], facts["equal"]) == ("second", 2, [])
     assert facts["regained"] == ["text/0", "text/1"]
 
@@ -68,7 +68,7 @@ def test_a_run_goes_on_against_the_same_checkpoint(disk, second, interrupted, tm
 def test_another_second_checkpoint_is_another_plan(disk, second, interrupted, tmp_path):
     other = write_checkpoint(tmp_path / "other", SyntheticModel(**{**vars(MODEL), "seed": 8}))
     with pytest.raises(UsageError, match="(seed|layers|against) differ"):
-        scan(disk.request(interrupted, against=str(other)))
+        scan(disk.request(interrupted, checkpoint_b=str(other)))
     with pytest.raises(UsageError, match="(seed|layers|against) differ"):
         scan(disk.request(interrupted))
 
@@ -80,17 +80,17 @@ def test_a_second_checkpoint_that_changed_meanwhile_is_another_plan(disk, kill, 
     gain = next(name for name in tensors if "layernorm" in name)
     save_file({**tensors, gain: tensors[gain] * 2}, copy / "model.safetensors", {"format": "pt"})
     with pytest.raises(UsageError, match="(seed|layers|against) differ"):
-        scan(disk.request(out, against=str(copy)))
+        scan(disk.request(out, checkpoint_b=str(copy)))
     config = json.loads((copy / "config.json").read_text())
     save_file(tensors, copy / "model.safetensors", {"format": "pt"})
     (copy / "config.json").write_text(json.dumps({**config, "norm_topk_prob": False}))
     with pytest.raises(UsageError, match="(seed|layers|against) differ"):
-        scan(disk.request(out, against=str(copy)))
+        scan(disk.request(out, checkpoint_b=str(copy)))
 
 
 def test_without_tokens_there_is_nothing_to_route(disk, second, tmp_path):
     with pytest.raises(UsageError, match="--checkpoint-b needs --tokens"):
-        scan(disk.request(tmp_path / "out", against=second, tokens=None))
+        scan(disk.request(tmp_path / "out", checkpoint_b=second, tokens=None))
     assert not (tmp_path / "out").exists()
 
 
@@ -105,13 +105,13 @@ def test_a_second_checkpoint_that_does_not_fit_is_refused_before_anything_is_wri
     ):
         path = write_checkpoint(tmp_path / name, model)
         with pytest.raises(RouterError, match=said):
-            scan(disk.request(tmp_path / "out", against=str(path)))
+            scan(disk.request(tmp_path / "out", checkpoint_b=str(path)))
     with pytest.raises(CheckpointError, match="there is no such file or folder"):
-        scan(disk.request(tmp_path / "out", against=str(tmp_path / "nowhere")))
+        scan(disk.request(tmp_path / "out", checkpoint_b=str(tmp_path / "nowhere")))
     assert not list(tmp_path.glob("out*"))
 
 
 def test_layers_that_both_have_can_be_compared(disk, tmp_path):
     shallow = write_checkpoint(tmp_path / "shallow", SyntheticModel(**{**vars(MODEL), "layers": 1}))
-    out = scan(disk.request(tmp_path / "out", against=str(shallow), layers="0"))
-    assert {row["router"] for row in layers(out) if row["variant"] == "against"} == {"text/0"}
+    out = scan(disk.request(tmp_path / "out", checkpoint_b=str(shallow), layers="0"))
+    assert {row["router"] for row in layers(out) if row["variant"] == "checkpoint_b"} == {"text/0"}
