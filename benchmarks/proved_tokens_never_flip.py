@@ -19,9 +19,9 @@ from threadpoolctl import threadpool_limits
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
 from moegeom.engine.flipping import ReferenceChoice, flip_of
-from moegeom.geometry.arithmetic.rounding import UNIT_BFLOAT16, rounding_sigmas
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.rounding import UNIT_BFLOAT16, rounding_sigmas
+from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics.input_stability import sigmas_needed
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names

@@ -30,8 +30,8 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.engine.products import tile_logits
-from moegeom.geometry.arithmetic.rounding import logit_error_bound
 from moegeom.geometry.boundary.linear import row_distances
+from moegeom.geometry.rounding import logit_error_bound
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens

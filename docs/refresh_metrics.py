@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from moegeom.core.input_noise import InputNoise
-from moegeom.core.intervals import half_width
 from moegeom.core.metric import Column, Metric
-from moegeom.core.variant_names import under_random
+from moegeom.core.row_keys import under_random
+from moegeom.core.text import half_width
+from moegeom.core.tokens import InputNoise
 from moegeom.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]

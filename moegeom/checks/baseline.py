@@ -20,8 +20,8 @@ from jaxtyping import Float32
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.core.files import read_regular, write_whole
-from moegeom.core.layer_ranges import ROUTER_NAME
 from moegeom.core.metric import NUM_PROJECTIONS
+from moegeom.core.router import ROUTER_NAME
 from moegeom.core.text import quoted
 from moegeom.results.reader import ResultsView
 

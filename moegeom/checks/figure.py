@@ -13,7 +13,7 @@ from moegeom.checks.baseline import BaselineRouter
 from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured, Row
 from moegeom.checks.statistics import p_above, welch_freedom
-from moegeom.core.intervals import range_text
+from moegeom.core.text import range_text
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from moegeom.checks.baseline import Baseline, BaselineRouter
 from moegeom.checks.profile import Threshold
 from moegeom.core.errors import ResultsError
-from moegeom.core.populations import is_domain, is_whole
+from moegeom.core.row_keys import is_domain, is_whole
 from moegeom.results.reader import ResultsView
 
 Row = Mapping[str, Any]

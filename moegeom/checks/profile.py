@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from moegeom.core.finding import Severity
-from moegeom.core.layer_ranges import format_layers
+from moegeom.core.router import format_layers
 
 if TYPE_CHECKING:
     from moegeom.checks.check import Check

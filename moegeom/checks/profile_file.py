@@ -19,8 +19,8 @@ from moegeom.core.documents import MOST_TOML, DocumentError, parse_toml
 from moegeom.core.errors import UsageError
 from moegeom.core.files import open_regular
 from moegeom.core.finding import Severity
-from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.registry import nearest_name
+from moegeom.core.router import parse_layers
 
 #: Names under which a profile is found in a folder, in this order.
 PROFILE_NAME = "moegeom.toml"

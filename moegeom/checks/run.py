@@ -13,9 +13,8 @@ from moegeom.checks.pages import page_of
 from moegeom.checks.profile import DEFAULT, Profile
 from moegeom.checks.statistics import detectable_shift, holm_rejects
 from moegeom.core.errors import InternalError
-from moegeom.core.finding import SEVERITY_ORDER, Finding
+from moegeom.core.finding import SEVERITY_ORDER, Finding, Outcome, State, Verdict
 from moegeom.core.metric import RULE_HAS_NO
-from moegeom.core.verdict import Outcome, State, Verdict
 
 #: Findings of one check that are told one by one; more are told as one.
 MOST_ALIKE = 2

@@ -1,4 +1,4 @@
-"""Plug-ins listed by file name and imported only when used."""
+"""Plug-ins: listed by file name and imported only when used, or several to a file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from moegeom.core.errors import InternalError, UsageError
 
+
+class Named(Protocol):
+    """A record that says its own name."""
+
+    @property
+    def name(self) -> str: ...
+
+
 T = TypeVar("T")
+N = TypeVar("N", bound=Named)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
@@ -44,9 +53,7 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """Names of all plug-ins, sorted; imports none of them. The folder is listed once."""
         if self._names is None:
-            folder = importlib.import_module(self._package).__path__
-            found = (module.name for module in pkgutil.iter_modules(folder))
-            self._names = sorted(name for name in found if not name.startswith("_"))
+            self._names = _modules_of(self._package)
         return list(self._names)
 
     def __getitem__(self, name: str) -> T:
@@ -64,3 +71,54 @@ class Registry(Generic[T]):
     def all(self) -> list[T]:
         """Every plug-in, imported, in the order of names."""
         return [self[name] for name in self.names()]
+
+
+class Rooms(Generic[N]):
+    """The records at the top of all modules of one package, several to a module, by their names.
+
+    ``Rooms("reduction", "moegeom.kernels.reductions", Reduction)`` imports that package's modules,
+    but for those whose name starts with an underscore, when it is first asked for anything.
+    """
+
+    def __init__(self, kind: str, package: str, record: type[N]) -> None:
+        self.kind = kind
+        self._package = package
+        self._record = record
+        self._found: dict[str, N] | None = None
+
+    def names(self) -> list[str]:
+        """Names of all plug-ins, sorted."""
+        return sorted(self._records())
+
+    def __getitem__(self, name: str) -> N:
+        records = self._records()
+        if name not in records:
+            raise unknown_name(self.kind, name, records)
+        return records[name]
+
+    def all(self) -> list[N]:
+        """Every plug-in in the order of names."""
+        return [self[name] for name in self.names()]
+
+    def _records(self) -> dict[str, N]:
+        if self._found is None:
+            found: dict[str, N] = {}
+            for place in _modules_of(self._package):
+                module = importlib.import_module(f"{self._package}.{place}")
+                for record in vars(module).values():
+                    if not isinstance(record, self._record):
+                        continue
+                    if found.setdefault(record.name, record) is not record:
+                        raise InternalError(
+                            f"{module.__name__} defines a {self.kind} named '{record.name}', "
+                            f"which another module of {self._package} does too."
+                        )
+            self._found = found
+        return self._found
+
+
+def _modules_of(package: str) -> list[str]:
+    """Names of the modules of a package, sorted, without those that start with an underscore."""
+    folder = importlib.import_module(package).__path__
+    found = (module.name for module in pkgutil.iter_modules(folder))
+    return sorted(name for name in found if not name.startswith("_"))

@@ -1,17 +1,20 @@
 """The router record: identity, provenance, and the selection rule as typed steps.
 
-The order of the steps is fixed: input, form, logit map, score, selection
-bias, mask, pick, weights. Each step names a pure function in ``geometry/selection``; a new family
-that needs a new function adds it there and names it here. The record holds arrays and no code.
+The order of the steps is fixed: input, form, logit map, score, selection bias, mask, pick, weights.
+Each step names a pure function in ``geometry/selection.py``; a new family that needs a new function
+adds it there and names it here. The record holds arrays and no code.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from moegeom.core.errors import UsageError
 
 #: Scores that are one strictly increasing function of the logit (per token, for softmax): they
 #: never change which logits are the k largest. docs/theory.md 0.
@@ -77,7 +80,7 @@ class Projection:
 class Weights:
     """How routing weights follow from the chosen experts.
 
-    ``source`` names a function of ``geometry/selection/weights.py``. With ``renormalise`` they are
+    ``source`` names a function of ``geometry/selection.py``. With ``renormalise`` they are
     divided by the larger of ``floor`` and ``(sum w^power)^(1/power) + epsilon``, the sum including
     the shared experts that the router also scores (``Router.shared_rows``). Then they are
     multiplied by ``scale``, and by ``Router.expert_scale`` where there is one.
@@ -245,3 +248,102 @@ class RouterSet:
     revision: str = ""
     tables: tuple[TableName, ...] = ()
     initializer_range: float | None = None
+
+
+# ---------------------------------------------------------------------------------------- precision
+_EXPLICIT_BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7, "F8_E4M3": 3, "F8_E5M2": 2}
+
+
+def mantissa_bits(dtype: str) -> int | None:
+    """Explicit mantissa bits of a dtype spelled as in safetensors; None for what is no float."""
+    return _EXPLICIT_BITS.get(dtype.upper())
+
+
+# ---------------------------------------------------------------------------------- tables by token
+#: Whole numbers up to here are numbers of bfloat16; of larger ones only the even ones are.
+EXACT_IN_BFLOAT16 = 256
+
+#: Ids beyond that are enough to tell: of healthy ones about every second is odd.
+_ENOUGH = 64
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """What a table of (tokens, experts a token) holds; ``reason`` says why it was not read.
+
+    ``num_outside`` entries are no expert of the layer, ``num_repeated`` rows name an expert twice,
+    ``num_used`` experts are named at all. ``num_large`` entries are above 256, ``num_large_odd`` of
+    them odd.
+    """
+
+    router: str
+    tensor: str
+    dtype: str
+    num_tokens: int = 0
+    top_k: int = 0
+    num_experts: int = 0
+    largest: float = 0.0
+    num_outside: int = 0
+    num_repeated: int = 0
+    num_used: int = 0
+    num_large: int = 0
+    num_large_odd: int = 0
+    reason: str = ""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether its ids went through bfloat16: many above 256, and not one of them is odd."""
+        return self.num_large >= _ENOUGH and self.num_large_odd == 0
+
+
+# ---------------------------------------------------------------------------------- names of layers
+#: ``text/31``, and ``text/31/second`` where a layer has several routers.
+ROUTER_NAME = re.compile(r"[^/]+/[0-9]{1,9}(/[^/]+)*")
+
+_PART = re.compile(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?")
+
+
+def parse_layers(text: str) -> frozenset[int]:
+    """The layers that a list of numbers and ranges (ends included) names."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise UsageError(
+                f"Layers {text[:60]!r}: {part.strip()[:60]!r} is neither a layer nor a range.",
+                "Write numbers and ranges, such as 0,3-7.",
+            )
+        first = int(match[1])
+        last = int(match[2] or first)
+        if last < first:
+            raise UsageError(
+                f"Layers {text[:60]!r}: the range {part.strip()!r} runs backwards.",
+                f"Write {last}-{first}.",
+            )
+        chosen.update(range(first, last + 1))
+    return frozenset(chosen)
+
+
+def format_layers(layers: frozenset[int] | set[int]) -> str:
+    """The shortest text that ``parse_layers`` reads as these layers; empty for none."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+# ------------------------------------------------------------------------------------------- causes
+RouterCause = Literal[
+    "weights rounded",
+    "inputs rounded",
+    "logits rounded",
+    "bias rounded",
+    "bias missing",
+    "bias stale",
+    "router stale",
+    "gain not folded",
+    "rule differs",
+]

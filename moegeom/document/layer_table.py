@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.intervals import half_width
-from moegeom.core.text import number_of
+from moegeom.core.text import half_width, number_of
 from moegeom.document.model import Look, Table
 from moegeom.document.summary import Summary
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from moegeom.core.finding import Finding
-from moegeom.core.verdict import Verdict
+from moegeom.core.finding import Finding, Verdict
 
 Look = Literal["plain", "strong", "dim", "good", "warning", "error"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moegeom.core.recording_size import best_stage, bytes_per_token, common_stage, enough_logits
-from moegeom.core.tokens import Stage
+from moegeom.core.tokens import Stage, best_stage, bytes_per_token, common_stage, enough_logits
 from moegeom.document.header import size
 
 #: Tokens that give usable errors for most layers.

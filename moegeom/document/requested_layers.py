@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moegeom.core.layer_ranges import format_layers, parse_layers
+from moegeom.core.router import format_layers, parse_layers
 
 
 def layers_without_router(asked: str | None, routers: Iterable[str]) -> str:

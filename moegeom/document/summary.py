@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from moegeom.core.errors import ResultsError
-from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity
-from moegeom.core.populations import OUTLIERS, is_whole
+from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity, Verdict
+from moegeom.core.row_keys import OUTLIERS, is_whole
 from moegeom.core.text import quoted
-from moegeom.core.verdict import Verdict
 from moegeom.document.place import place
 from moegeom.results.reader import Results
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity
-from moegeom.core.layer_ranges import format_layers, parse_layers
-from moegeom.core.verdict import EXIT_FAILED, EXIT_OK, Outcome, State, Verdict
+from moegeom.core.finding import (
+    EXIT_FAILED,
+    EXIT_OK,
+    SEVERITY_ORDER,
+    Finding,
+    Outcome,
+    Severity,
+    State,
+    Verdict,
+)
+from moegeom.core.router import format_layers, parse_layers
 
 #: Runs of layers, or whole names of routers, that are listed before the rest is counted.
 _MOST_PLACES = 8

@@ -30,15 +30,11 @@ from moegeom.engine.recorded import (
 )
 from moegeom.engine.sampled import noisy_flip, order_distances
 from moegeom.engine.task import Task
-from moegeom.geometry.arithmetic.rounding import bf16_noise_scale
-from moegeom.geometry.rows.norm import unit_rows
-from moegeom.geometry.rows.pre_norm import angle_bound, boundary_angle
-from moegeom.geometry.rows.projected_rows import cosine_scale
-from moegeom.geometry.selection.logit_map import mapped_logits
-from moegeom.geometry.selection.mask import fill_decides
-from moegeom.geometry.selection.score import SCORES
-from moegeom.kernels.batch import OrderDistances, TokenBatch
-from moegeom.kernels.flip import Flip, NoisyFlip
+from moegeom.geometry.boundary.linear import angle_bound, boundary_angle
+from moegeom.geometry.rounding import bf16_noise_scale
+from moegeom.geometry.rows import cosine_scale, unit_rows
+from moegeom.geometry.selection import SCORES, fill_decides, mapped_logits
+from moegeom.kernels.batch import Flip, NoisyFlip, OrderDistances, TokenBatch
 from moegeom.kernels.reduction import Kernels
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64, Int32
 from moegeom.core.router import Rule
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.engine.products import tile_logits
-from moegeom.geometry.selection.logit_map import mapped_logits
+from moegeom.geometry.selection import mapped_logits
 from moegeom.kernels.reduction import Kernels
 
 

@@ -11,17 +11,18 @@ from jaxtyping import Bool, Float, Float64, Int32
 from moegeom.core.tokens import TILE
 from moegeom.engine.choice import group_masked
 from moegeom.engine.products import tile_logits
-from moegeom.geometry.arithmetic.number_format import NUMBER_FORMATS
 from moegeom.geometry.boundary.linear import NEVER
-from moegeom.geometry.noise.flip import (
+from moegeom.geometry.noise import (
     certainly_differs,
+    flip_prediction,
+    nearest_flip,
     shares_expert,
+    spacing,
     swapped_pairs,
     weight_moved,
 )
-from moegeom.geometry.noise.independent import nearest_flip
-from moegeom.geometry.noise.prediction import flip_prediction, spacing
-from moegeom.kernels.flip import Flip
+from moegeom.geometry.number_formats import NUMBER_FORMATS
+from moegeom.kernels.batch import Flip
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.emulated import Emulated
 

@@ -7,10 +7,9 @@ from jaxtyping import Float, Float64, Int32
 
 from moegeom.core.router import LogitMap
 from moegeom.engine.prepared import PreparedRouter
-from moegeom.geometry.arithmetic.rounding import UNIT_FLOAT32, logit_error_bound, score_resolution
-from moegeom.geometry.arithmetic.stability import map_gap
-from moegeom.geometry.selection.logit_map import mapped_logits
-from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
+from moegeom.geometry.number_formats import map_gap
+from moegeom.geometry.rounding import UNIT_FLOAT32, logit_error_bound, score_resolution
+from moegeom.geometry.selection import LARGEST_SLOPE, SCORES, mapped_logits
 
 
 def float_bound(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int32
 
-from moegeom.core.populations import OUTLIERS
+from moegeom.core.row_keys import OUTLIERS
 from moegeom.core.tokens import TokenColumns
 from moegeom.kernels.batch import NUM_BLOCKS, RUN_TOKENS
 

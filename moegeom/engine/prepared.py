@@ -14,7 +14,7 @@ from moegeom.core.metric import RULE_HAS_NO
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
-from moegeom.geometry.boundary.curved_rows import CurvedRows, curved_rows
+from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
 from moegeom.geometry.boundary.order_distance import row_coordinates
 

@@ -14,8 +14,8 @@ from moegeom.core.tokens import TokenColumns, TokenSource, TopLogits
 from moegeom.engine.prepared import PreparedRouter, check_width
 from moegeom.engine.products import tile_logits
 from moegeom.engine.task import Task
-from moegeom.geometry.boundary.top_logits import spread
-from moegeom.geometry.rows.norm import normed
+from moegeom.geometry.boundary.linear import spread
+from moegeom.geometry.rows import normed
 
 #: Bytes of outputs of all experts that are read at once.
 LARGEST_OUTPUTS = 2 * 2**30

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.core.input_noise import InputNoise
-from moegeom.core.tokens import Stage, TokenSource
+from moegeom.core.tokens import InputNoise, Stage, TokenSource
 from moegeom.engine.parameters import family_parameters, option_of
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 from moegeom.tokens.held import HeldArrays
@@ -152,9 +151,9 @@ class TokensRequest(Terms):
 class ScanRequest(TokensRequest, MeasureOptions):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
-    ``run_b`` are choices of another run for the same tokens, ``checkpoint_b`` is a second checkpoint,
-    whose routers choose for the same inputs. ``out`` None is a folder of its own for each request
-    in ``runs``; results of the same request that are there already are the answer.
+    ``run_b`` are choices of another run for the same tokens, ``checkpoint_b`` is a second
+    checkpoint, whose routers choose for the same inputs. ``out`` None is a folder of its own for
+    each request in ``runs``; results of the same request that are there already are the answer.
     """
 
     #: What names of results end in where ``out`` is None.

@@ -21,8 +21,8 @@ from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.files import open_raw, reading
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.row_keys import AGAINST, OTHER, under_random
 from moegeom.core.tokens import TILE, SourceFacts
-from moegeom.core.variant_names import AGAINST, OTHER, under_random
 from moegeom.engine.against import Against
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.trust import Trust

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Float64, Int32, Int64
 
-from moegeom.core.input_noise import InputNoise
-from moegeom.core.tokens import TILE
+from moegeom.core.tokens import TILE, InputNoise
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.order_distance import order_distance
-from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas
-from moegeom.geometry.noise.noise_flip import flip_bounds, simulate_flip
-from moegeom.geometry.paths.exit_time import cell_quantiles
-from moegeom.kernels.batch import ORDERS, OrderDistances
-from moegeom.kernels.flip import NoisyFlip
+from moegeom.geometry.noise import boundary_sigmas, flip_bounds, simulate_flip
+from moegeom.geometry.paths import cell_quantiles
+from moegeom.kernels.batch import ORDERS, NoisyFlip, OrderDistances
 
 #: Tokens that are looked at, times experts: a search takes about as long as there are experts, so
 #: that every router takes a second or two.

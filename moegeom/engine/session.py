@@ -10,8 +10,7 @@ from typing import Any
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RecordingError, UsageError, about
-from moegeom.core.layer_ranges import parse_layers
-from moegeom.core.router import Router, RouterSet
+from moegeom.core.router import Router, RouterSet, parse_layers
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.prepared import prepare
 from moegeom.engine.request import TokensRequest

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from moegeom.core.input_noise import InputNoise
-from moegeom.core.tokens import TokenSource
+from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.labels import Populations
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.kernels.reduction import REDUCTIONS, Kernels

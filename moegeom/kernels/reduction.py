@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moegeom.core.registry import Registry
+from moegeom.core.registry import Rooms
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 
 State = dict[str, np.ndarray]
@@ -98,13 +98,11 @@ def select_counts(counts: np.ndarray, population: int | None, without: int | Non
     return total if without is None else total - chosen[without]
 
 
-#: Reductions by file name in ``moegeom/kernels/reductions``.
-REDUCTIONS: Registry[Reduction] = Registry(
-    "reduction", "moegeom.kernels.reductions", "REDUCTION", Reduction
-)
+#: Reductions of the modules of ``moegeom/kernels/reductions``, by name.
+REDUCTIONS = Rooms("reduction", "moegeom.kernels.reductions", Reduction)
 
-#: Views by file name in ``moegeom/kernels/views``.
-VIEWS: Registry[StateView] = Registry("view", "moegeom.kernels.views", "VIEW", StateView)
+#: Views of their states, in the same modules.
+VIEWS = Rooms("view", "moegeom.kernels.reductions", StateView)
 
 
 def reductions_for(is_used: Callable[[Use], bool]) -> tuple[str, ...]:

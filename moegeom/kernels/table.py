@@ -20,10 +20,10 @@ class Kernel:
     reference would be its translation, so that tests hold it against definitions instead.
 
     Every kernel has the backends of the processor. ``on_device`` are those that the fused kernel of
-    a device does (:mod:`moegeom.kernels.cuda.route`) and that ``cuda`` has by themselves; the rest
-    is done on the processor with what a device gives.
+    a device does (:mod:`moegeom.kernels.cuda.route`) and that ``cuda.parts`` has by themselves; the
+    rest is done on the processor with what a device gives.
 
-    The module ``moegeom.kernels.<backend>.<name>`` defines a function of the same name.
+    One of the modules of a backend defines a function of that name.
     """
 
     name: str
@@ -56,6 +56,12 @@ KERNELS: tuple[Kernel, ...] = (
 #: Backends of the processor: each gives all kernels.
 BACKENDS = ("reference", "cpu")
 
+_MODULES = {
+    "reference": ("reference",),
+    "cpu": ("cpu.choice", "cpu.distance", "cpu.curved_distance", "cpu.counts"),
+    "cuda": ("cuda.parts",),
+}
+
 
 def load_kernels(backend: str) -> MappingProxyType[str, Callable[..., Any]]:
     """All kernels of one backend of the processor by name.
@@ -86,7 +92,8 @@ def _kernels_of(
 
 
 def _function(backend: str, name: str) -> Callable[..., Any]:
-    return getattr(importlib.import_module(f"moegeom.kernels.{backend}.{name}"), name)
+    modules = (importlib.import_module(f"moegeom.kernels.{part}") for part in _MODULES[backend])
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def _compiled(name: str, *arguments: Any) -> Any:

@@ -11,7 +11,7 @@ from moegeom.core.metric import Metric
 from moegeom.core.router import Router
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS
-from moegeom.kernels.reductions.token_counts import TOKENS
+from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.measure.finish import finish_router
 from moegeom.measure.passes import MeasuredRouter
 

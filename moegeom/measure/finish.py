@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Metric, RouterFacts, Values
-from moegeom.core.populations import ALL
 from moegeom.core.router import Router
-from moegeom.geometry.gram.effective_rows import effective_rows
-from moegeom.geometry.jackknife import jackknife_error
+from moegeom.core.row_keys import ALL
+from moegeom.geometry.gram import effective_rows
+from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, select_counts, selector
-from moegeom.kernels.reductions.token_counts import TOKENS
+from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.results.plain import plain_column, plain_value
 
 #: Rows of the results: table -> list of rows, each a mapping column -> value.

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from moegeom.core.input_noise import InputNoise
 from moegeom.core.metric import Metric
-from moegeom.core.populations import ALL
 from moegeom.core.router import Router
-from moegeom.core.tokens import TILE, TokenSource
-from moegeom.core.variant_names import AGAINST, OTHER, under_random
+from moegeom.core.row_keys import AGAINST, ALL, OTHER, under_random
+from moegeom.core.tokens import TILE, InputNoise, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
@@ -42,7 +40,7 @@ from moegeom.kernels.reduction import (
     reduction_of,
     reductions_for,
 )
-from moegeom.kernels.reductions.token_counts import TOKENS
+from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import Rows, finish_router
 from moegeom.results.bitmaps import write_bitmap

@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from moegeom.core.metric import Column, Invariance, Metric, RouterFacts, Values
-from moegeom.geometry.arithmetic.float_bits import (
+from moegeom.geometry.histogram import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
     quantile,
     share_below,
     share_up_to,
 )
-from moegeom.geometry.jackknife import jackknife_error
+from moegeom.geometry.statistics import jackknife_error
 
 #: Small quantiles, because it is the near tokens that flip; by the suffix of their column.
 QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}

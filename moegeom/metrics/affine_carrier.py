@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.space.affine_carrier import (
+from moegeom.geometry.space import (
     affine_r2,
     energy_share,
     mean_direction_cosine,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.agreement import BEYOND, EQUAL, NEAR_TIE
+from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

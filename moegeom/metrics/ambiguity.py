@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.ambiguity import AMBIGUOUS, BOUNDED
+from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

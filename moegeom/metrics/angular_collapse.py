@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.gram.angular import cap_area_log10, cap_half_angle
-from moegeom.kernels.reductions.input_sample import SIZE
+from moegeom.geometry.gram import cap_area_log10, cap_half_angle
+from moegeom.kernels.reductions.samples import NUM_INPUTS
 
 #: Share of the tokens that the cap is drawn around.
 QUANTILE = 0.99
@@ -45,7 +45,7 @@ METRIC = Metric(
     name="angular_collapse",
     version=1,
     text="Cap of directions that holds 99 % of the router inputs, on a sample of about "
-    f"{SIZE} tokens.",
+    f"{NUM_INPUTS} tokens.",
     scope="router",
     needs=("input_sample",),
     columns={

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.bf16_flip import FIXED_POINT
+from moegeom.kernels.reductions.flips import FIXED_POINT
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.metrics._pairs import most_frequent
+from moegeom.geometry.load import most_frequent
 
 #: Pairs listed per router, the most frequent ones.
 NUM_LISTED = 256

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.space.capacity import dropped_slot_share, expert_capacity, rank_imbalance
+from moegeom.geometry.load import dropped_slot_share, expert_capacity, rank_imbalance
 
 #: Factors in use for training with dropped tokens.
 FACTORS = (1.0, 1.25, 1.5, 2.0)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load.coactivation import (
+from moegeom.geometry.load import (
     coactivation_over_chance,
     jaccard_chance,
     jaccard_mean,

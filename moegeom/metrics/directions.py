@@ -14,7 +14,7 @@ from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
-from moegeom.geometry.gram.angular import mean_pairwise_cosine
+from moegeom.geometry.gram import mean_pairwise_cosine
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.arithmetic.float_bits import bin_edges, quantile
+from moegeom.geometry.histogram import bin_edges, quantile
 from moegeom.metrics._ladder import within_ends
 
 

@@ -16,16 +16,16 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.gram.effective_rows import EffectiveRows
-from moegeom.geometry.gram.gram import (
+from moegeom.geometry.gram import (
+    EffectiveRows,
     best_gram_score,
     cosines,
     gram_score,
     mean_absolute_cosine,
     random_gram_score,
     random_gram_score_sd,
+    row_spectrum,
 )
-from moegeom.geometry.gram.spectrum import row_spectrum
 
 
 def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.token_counts import TIES
+from moegeom.kernels.reductions.choices import TIES
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.space.capacity import dropped_slot_share
-from moegeom.kernels.reductions.document_counts import DOCUMENTS
+from moegeom.geometry.load import dropped_slot_share
+from moegeom.kernels.reductions.sketches import DOCUMENTS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -20,12 +20,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load.expert_set import (
-    chao1,
-    expert_set_entropy_nats,
-    good_turing_coverage,
-    rarefied,
-)
+from moegeom.geometry.load import chao1, expert_set_entropy_nats, good_turing_coverage, rarefied
 
 #: Expert sets listed per router, the most frequent ones.
 NUM_LISTED = 256

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.bf16_flip import FIXED_POINT
 from moegeom.kernels.reductions.flips import (
     DISPROVED,
+    FIXED_POINT,
     FLIPPED,
     KNOWN,
     MOVED,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load.statistics import load_cv, max_vio
+from moegeom.geometry.load import load_cv, max_vio
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

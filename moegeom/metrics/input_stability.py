@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.arithmetic.float_bits import bin_edges, share_below
-from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16
+from moegeom.geometry.histogram import bin_edges, share_below
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 
 #: Probability that is left of a flip.
 _LEFT = 1e-6

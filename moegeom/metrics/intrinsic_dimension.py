@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.space.intrinsic_dimension import (
+from moegeom.geometry.space import (
     distinct_rows,
     levina_bickel,
     nearest_distances,
     two_nn,
     two_nn_fitted,
 )
-from moegeom.kernels.reductions.input_sample import SIZE
+from moegeom.kernels.reductions.samples import NUM_INPUTS
 
 #: Neighbours of the likelihood estimates.
 NEIGHBOURS = (10, 20)
@@ -71,7 +71,7 @@ METRIC = Metric(
     name="intrinsic_dimension",
     version=1,
     text="Intrinsic dimension of the router inputs as a range over estimators and sample sizes, on "
-    f"a sample of about {SIZE} tokens.",
+    f"a sample of about {NUM_INPUTS} tokens.",
     scope="router",
     needs=("input_sample",),
     columns={

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load import statistics as load
+from moegeom.geometry import load
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.score_sums import FIXED_POINT
+from moegeom.kernels.reductions.scores import FIXED_POINT
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

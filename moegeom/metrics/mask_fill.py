@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions._sums import means
+from moegeom.kernels.reductions._counters import means
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

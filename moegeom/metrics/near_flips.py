@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load.histogram_ranks import mean_rank, share_among_least
+from moegeom.geometry.histogram import mean_rank, share_among_least
 
 #: Share of the tokens, those with the least margin, that count as near.
 NEAR = 0.1

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.neighbours import EQUAL, PAIRS, SHARED
+from moegeom.kernels.reductions.choices import PAIRS, SAME_SET, SHARED
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -30,7 +30,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "num_neighbours": pairs,
             "neighbour_overlap": found[SHARED] / (pairs * top_k),
             "neighbour_overlap_chance": float(top_k * (share**2).sum()),
-            "neighbour_same_set": found[EQUAL] / pairs,
+            "neighbour_same_set": found[SAME_SET] / pairs,
         }
     }
 

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.arithmetic.float_bits import quantile
-from moegeom.kernels.reductions.bf16_flip import FIXED_POINT
-from moegeom.kernels.reductions.exit_time_histograms import EARLY, LATE
-from moegeom.kernels.reductions.noise_flips import (
+from moegeom.geometry.histogram import quantile
+from moegeom.kernels.reductions.flips import (
     DRAWN,
     ESTIMATE,
+    FIXED_POINT,
     LOWER,
+    NOISY_TOKENS,
     SIMULATED,
-    TOKENS,
     UPPER,
 )
+from moegeom.kernels.reductions.histograms import EARLY, LATE
 from moegeom.metrics._ladder import within_ends
 
 _PROBABILITIES = {
@@ -40,7 +40,7 @@ _PROBABILITIES = {
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["noise_flips"]
-    tokens, drawn = int(counts[TOKENS]), int(counts[DRAWN])
+    tokens, drawn = int(counts[NOISY_TOKENS]), int(counts[DRAWN])
     if not tokens:
         return {"layers": {}}
     values: dict[str, float | None] = dict.fromkeys(_PROBABILITIES)

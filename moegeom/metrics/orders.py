@@ -16,7 +16,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
-from moegeom.kernels.reductions.orders import EXTRAS, LADDER, MULTIPLE, ORDERS, TOKENS
+from moegeom.kernels.reductions.scores import EXTRAS, LADDER, MULTIPLE, ORDERS, TOKENS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

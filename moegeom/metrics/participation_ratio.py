@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.space.intrinsic_dimension import participation_ratio_corrected
-from moegeom.kernels.reductions.input_sample import SIZE
+from moegeom.geometry.space import participation_ratio_corrected
+from moegeom.kernels.reductions.samples import NUM_INPUTS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -34,7 +34,7 @@ METRIC = Metric(
     name="participation_ratio",
     version=1,
     text="Number of directions that share the variance of the router inputs, on a sample of "
-    f"about {SIZE} tokens.",
+    f"about {NUM_INPUTS} tokens.",
     scope="router",
     needs=("input_sample",),
     columns={

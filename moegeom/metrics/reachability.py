@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.arithmetic.bias_precision import to_bfloat16
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
+from moegeom.geometry.number_formats import to_bfloat16
 
 #: Experts of a certificate that are listed; k suffice, and k is at most this in known families.
 _MOST_LISTED = 32

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from moegeom.core.metric import Column
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
-from moegeom.kernels.reductions._sums import means
+from moegeom.kernels.reductions._counters import means
 from moegeom.metrics._ladder import ladder_metric
 from moegeom.metrics.noise_sigmas import LADDER
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions._sums import means
+from moegeom.kernels.reductions._counters import means
 
 #: What the entropy is of, by score.
 ENTROPY_OF = {

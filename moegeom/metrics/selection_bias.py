@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.arithmetic.bias_precision import bias_precision, to_bfloat16
+from moegeom.geometry.number_formats import bias_precision, to_bfloat16
 
 _FORMULA = "bias_precision"
 

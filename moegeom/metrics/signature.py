@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import NUM_PROJECTIONS, Column, Metric, RouterFacts, Values
-from moegeom.geometry.gram.effective_rows import EffectiveRows
-from moegeom.geometry.rows.projection import projected
+from moegeom.geometry.gram import EffectiveRows
+from moegeom.geometry.rows import projected
 
 
 def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -16,9 +16,8 @@ import xxhash
 from jaxtyping import Float
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.core.precision import mantissa_bits
-from moegeom.geometry.arithmetic.bias_precision import to_bfloat16
-from moegeom.geometry.arithmetic.levels import expected_window_levels, window_levels
+from moegeom.core.router import mantissa_bits
+from moegeom.geometry.number_formats import expected_window_levels, to_bfloat16, window_levels
 
 #: Columns of each row that tell whether float32 storage holds bfloat16 numbers only.
 _PROBED = 512

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.metrics._pairs import most_frequent
+from moegeom.geometry.load import most_frequent
 
 #: Pairs listed per router and variant, the most frequent ones.
 NUM_LISTED = 64

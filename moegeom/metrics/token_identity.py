@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load.consistency import expert_label_agreement, same_label_agreement
-from moegeom.kernels.reductions.token_sample import SIZE
+from moegeom.geometry.consistency import expert_label_agreement, same_label_agreement
+from moegeom.kernels.reductions.samples import NUM_IDS
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -44,7 +44,9 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 METRIC = Metric(
     name="token_identity",
     version=1,
-    text=f"How much of the choice follows from the token id, on a sample of about {SIZE} tokens.",
+    text=(
+        f"How much of the choice follows from the token id, on a sample of about {NUM_IDS} tokens."
+    ),
     scope="router",
     needs=("token_sample",),
     columns={

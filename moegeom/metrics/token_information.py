@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load.consistency import corrected_information_share
+from moegeom.geometry.consistency import corrected_information_share
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

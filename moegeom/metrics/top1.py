@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.load.statistics import load_entropy_nats
+from moegeom.geometry.load import load_entropy_nats
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.core.metric import Column
-from moegeom.geometry.arithmetic.float_bits import lowest
+from moegeom.geometry.histogram import lowest
 from moegeom.metrics._ladder import ladder_metric
 
 METRIC = ladder_metric(

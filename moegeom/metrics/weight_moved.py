@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.arithmetic.float_bits import quantile
+from moegeom.geometry.histogram import quantile
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

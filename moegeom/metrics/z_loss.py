@@ -12,27 +12,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.kernels.reductions.log_sum_exp import (
-    BEYOND,
-    FIXED_POINT,
-    LARGE,
+from moegeom.kernels.reductions.scores import (
     LARGE_UNIT,
-    PLAIN,
-    REST,
-    TOKENS,
+    LSE_BEYOND,
+    LSE_FIXED_POINT,
+    LSE_LARGE,
+    LSE_PLAIN,
+    LSE_REST,
+    LSE_TOKENS,
 )
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     sums = reductions["log_sum_exp"].tolist()
-    tokens = sums[TOKENS]
-    if not tokens or sums[BEYOND]:  # a sum without the largest ones would be no mean
+    tokens = sums[LSE_TOKENS]
+    if not tokens or sums[LSE_BEYOND]:  # a sum without the largest ones would be no mean
         return {"layers": {"z_loss": None, "log_sum_exp_mean": None}}
-    total = sums[LARGE] * LARGE_UNIT + sums[REST] / FIXED_POINT
+    total = sums[LSE_LARGE] * LARGE_UNIT + sums[LSE_REST] / LSE_FIXED_POINT
     return {
         "layers": {
             "z_loss": total / tokens,
-            "log_sum_exp_mean": sums[PLAIN] / FIXED_POINT / tokens,
+            "log_sum_exp_mean": sums[LSE_PLAIN] / LSE_FIXED_POINT / tokens,
         }
     }
 

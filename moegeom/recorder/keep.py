@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moegeom.core.errors import UsageError
-from moegeom.core.recording_size import best_stage, bytes_per_token, common_stage, enough_logits
 from moegeom.core.router import Router
-from moegeom.core.tokens import Stage
+from moegeom.core.tokens import Stage, best_stage, bytes_per_token, common_stage, enough_logits
 
 #: What people write, and the stage of a recording that holds it.
 STAGES: dict[str, Stage] = {

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.recording_size import expert_bytes
 from moegeom.core.router import Router
+from moegeom.core.tokens import expert_bytes
 from moegeom.recorder.keep import Keep
 from moegeom.recorder.taps import Place
 

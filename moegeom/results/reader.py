@@ -11,10 +11,9 @@ from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import ResultsError
 from moegeom.core.files import read_regular
 from moegeom.core.parquet import parquet_facts, read_columns
-from moegeom.core.populations import ALL, is_whole
 from moegeom.core.registry import unknown_name
+from moegeom.core.row_keys import ALL, AS_STORED, is_whole
 from moegeom.core.text import number_of, quoted
-from moegeom.core.variant_names import AS_STORED
 from moegeom.results.run_file import fault
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from moegeom.core.layer_ranges import ROUTER_NAME
+from moegeom.core.router import ROUTER_NAME
 from moegeom.core.text import quoted
 
 _TEXT, _TRUTH, _COUNT, _NUMBER, _NONE = (str,), (bool,), (int,), (int, float), (type(None),)

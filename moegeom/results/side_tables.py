@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moegeom.core.populations import is_domain, is_whole
+from moegeom.core.row_keys import is_domain, is_whole
 
 Row = Mapping[str, Any]
 

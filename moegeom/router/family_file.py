@@ -12,8 +12,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from moegeom.core import router as core
 from moegeom.core.documents import DocumentError, parse_toml
 from moegeom.core.errors import InternalError
-from moegeom.core.precision import mantissa_bits
 from moegeom.core.registry import unknown_name
+from moegeom.core.router import mantissa_bits
 from moegeom.router.family import (
     Choice,
     Family,

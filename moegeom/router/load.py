@@ -14,9 +14,18 @@ from jaxtyping import Float, Shaped
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import UsageError
-from moegeom.core.layer_ranges import format_layers, parse_layers
-from moegeom.core.router import RECORDED, Projection, Provenance, Router, RouterSet, Rule, Weights
-from moegeom.geometry.rows.projected_rows import composed_rows
+from moegeom.core.router import (
+    RECORDED,
+    Projection,
+    Provenance,
+    Router,
+    RouterSet,
+    Rule,
+    Weights,
+    format_layers,
+    parse_layers,
+)
+from moegeom.geometry.rows import composed_rows
 from moegeom.router.choice_bias import check_choice_biases
 from moegeom.router.family import Family
 from moegeom.router.match import Listed, Match, match_routers, without_absent_biases

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
-from moegeom.core.layer_ranges import format_layers
-from moegeom.core.router import Router
+from moegeom.core.router import Router, format_layers
 from moegeom.router.family import Family
 from moegeom.router.match import Match
 from moegeom.router.rule import assumed_values

@@ -12,8 +12,7 @@ from jaxtyping import Shaped
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
-from moegeom.core.router import TableName
-from moegeom.core.token_table import EXACT_IN_BFLOAT16, TokenTable
+from moegeom.core.router import EXACT_IN_BFLOAT16, TableName, TokenTable
 from moegeom.router.plain_names import with_plain_names
 
 #: Bytes of a table that is read.

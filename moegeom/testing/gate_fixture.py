@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moegeom.core.verdict import Verdict
+from moegeom.core.finding import Verdict
 from moegeom.document import View
 from moegeom.document.render import render
 from moegeom.studies.check.document import document

@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.input_noise import InputNoise
 from moegeom.core.metric import Column, Invariance, Metric
-from moegeom.core.populations import ALL
 from moegeom.core.router import Router
-from moegeom.core.tokens import TILE
-from moegeom.core.variant_names import is_random
+from moegeom.core.row_keys import ALL, is_random
+from moegeom.core.tokens import TILE, InputNoise
 from moegeom.engine.request import MeasureOptions
 from moegeom.metrics import RouterRun, measure_router, measure_weights
 from moegeom.testing.stream import DOCUMENT_TOKENS, RULES, Stream, router, stream

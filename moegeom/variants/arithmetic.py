@@ -12,9 +12,8 @@ from typing import Any, Literal, get_args
 
 from moegeom.core.errors import InternalError
 from moegeom.core.registry import unknown_name
-from moegeom.geometry.arithmetic.number_format import NUMBER_FORMATS
-from moegeom.geometry.arithmetic.summation import SUMMATION_ORDERS
-from moegeom.geometry.arithmetic.weight_schemes import WEIGHT_STORAGE
+from moegeom.geometry.number_formats import NUMBER_FORMATS, WEIGHT_STORAGE
+from moegeom.geometry.rounding import SUMMATION_ORDERS
 
 Compared = Literal["logits", "scores"]
 Ties = Literal["lowest", "undetermined"]

@@ -10,15 +10,25 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 from moegeom.core.router import Router
-from moegeom.geometry.arithmetic.number_format import NUMBER_FORMATS, rounded_to
-from moegeom.geometry.arithmetic.rounding import UNIT_FLOAT32, score_resolution
-from moegeom.geometry.arithmetic.stability import error_of_sizes, format_gap, map_gap, sum_error
-from moegeom.geometry.arithmetic.summation import SUMMATION_ORDERS, gamma, ordered_sums
-from moegeom.geometry.arithmetic.weight_schemes import stored_as
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
-from moegeom.geometry.noise.independent import logit_deviations
-from moegeom.geometry.selection.logit_map import mapped_logits
-from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
+from moegeom.geometry.noise import logit_deviations
+from moegeom.geometry.number_formats import (
+    NUMBER_FORMATS,
+    error_of_sizes,
+    format_gap,
+    map_gap,
+    rounded_to,
+    stored_as,
+    sum_error,
+)
+from moegeom.geometry.rounding import (
+    SUMMATION_ORDERS,
+    UNIT_FLOAT32,
+    gamma,
+    ordered_sums,
+    score_resolution,
+)
+from moegeom.geometry.selection import LARGEST_SLOPE, SCORES, mapped_logits
 from moegeom.variants.arithmetic import Arithmetic
 
 

@@ -1,4 +1,4 @@
-"""Plug-ins are one file each: every file of a plug-in folder defines exactly its record."""
+"""Plug-ins are found where they stand: one to a file, or several to a module of their kin."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import importlib
 import inspect
 import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
-from moegeom.core.registry import Registry
+import pytest
+
+from moegeom.core.errors import InternalError, UsageError
+from moegeom.core.registry import Registry, Rooms
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = sorted((ROOT / "moegeom/router/families").glob("*.toml"))
 
 
-def registries() -> list[Registry]:
-    """Every ``NAME = Registry(...)`` at the top of a module."""
+def registries() -> list[Registry | Rooms]:
+    """Every ``NAME = Registry(...)`` or ``Rooms(...)`` at the top of a module."""
     found = []
     for file in [*sorted((ROOT / "moegeom").rglob("*.py")), *sorted((ROOT / "cli").rglob("*.py"))]:
         for node in ast.parse(file.read_text("utf-8")).body:
             value = getattr(node, "value", None)
-            if isinstance(value, ast.Call) and ast.unparse(value.func).startswith("Registry"):
+            if isinstance(value, ast.Call) and re.match("Registry|Rooms", ast.unparse(value.func)):
                 parts = file.relative_to(ROOT).with_suffix("").parts
                 parts = parts[1:] if parts[0] == "cli" else parts
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -45,9 +49,39 @@ def faults(registry: Registry, name: str) -> list[str]:
 
 
 def test_every_plugin_file_defines_its_one_record():
-    plugins = [(registry, name) for registry in registries() for name in registry.names()]
-    assert len(plugins) > 150
+    single = [registry for registry in registries() if isinstance(registry, Registry)]
+    plugins = [(registry, name) for registry in single for name in registry.names()]
+    assert len(plugins) > 120
     assert [fault for plugin in plugins for fault in faults(*plugin)] == []
+
+
+def test_every_record_of_a_room_is_found_by_its_name():
+    rooms = [registry for registry in registries() if isinstance(registry, Rooms)]
+    assert sum(len(room.names()) for room in rooms) > 40
+    assert [n for room in rooms for n in room.names() if room[n].name != n] == []
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A record that a test puts into a package."""
+
+    name: str
+
+
+def test_two_records_of_one_name_in_different_rooms_are_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    rooms = tmp_path / "planted_rooms"
+    rooms.mkdir()
+    (rooms / "__init__.py").touch()
+    source = "from tests.architecture.test_plugins import Planted\n\nONE = Planted('one')\n"
+    (rooms / "first.py").write_text(source, "utf-8")
+    (rooms / "_private.py").write_text(source, "utf-8")
+    assert Rooms("plant", "planted_rooms", Planted).names() == ["one"]
+    with pytest.raises(UsageError, match="Unknown plant 'on'. Did you mean one"):
+        Rooms("plant", "planted_rooms", Planted)["on"]
+    (rooms / "second.py").write_text(source, "utf-8")
+    with pytest.raises(InternalError, match="second defines a plant named 'one'"):
+        Rooms("plant", "planted_rooms", Planted).names()
 
 
 def test_every_family_file_is_a_table():
@@ -64,9 +98,12 @@ def test_contributing_says_how_to_add_to_every_folder_of_plugins():
         folder = registry._package.replace(".", "/").replace("moegeom_cli", "cli/moegeom_cli")
         rows = [line for line in CONTRIBUTING.splitlines() if f"`{folder}/<" in line]
         promised = [re.findall(r"`([A-Z]+)`", row.split("|")[3]) for row in rows]
-        if len(rows) != 1 or not (
-            registry._attribute in promised[0] or "its one record" in rows[0]
-        ):
+        promises = (
+            f"`{registry._record.__name__}`" in rows[0]
+            if isinstance(registry, Rooms)
+            else registry._attribute in promised[0] or "its one record" in rows[0]
+        )
+        if len(rows) != 1 or not promises:
             unsaid.append(folder)
     assert unsaid == []
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from moegeom.core.tokens import TILE
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.trust import FIRST_TOKENS
-from moegeom.kernels.reductions.document_counts import DOCUMENTS
-from moegeom.kernels.reductions.input_sample import SIZE
-from moegeom.kernels.reductions.token_sample import SIZE as IDS
+from moegeom.kernels.reductions.samples import NUM_IDS, NUM_INPUTS
+from moegeom.kernels.reductions.sketches import DOCUMENTS
 from moegeom.measure.passes import _TYPICAL_TOKENS
 from moegeom.metrics import METRICS
 
@@ -23,7 +22,7 @@ STATED = re.compile(
 )
 
 #: What a sample of a few thousand can be, by what its metric needs; pages of no metric: any.
-ALL = {SMALL_SAMPLE_TOKENS, SIZE, DOCUMENTS, IDS}
+ALL = {SMALL_SAMPLE_TOKENS, NUM_INPUTS, DOCUMENTS, NUM_IDS}
 
 
 def stated(text: str) -> set[int]:
@@ -38,9 +37,9 @@ def stated(text: str) -> set[int]:
 def size_of(metric) -> set[int]:
     """The sizes that a metric may state."""
     if "input_sample" in metric.needs:
-        return {SIZE}
+        return {NUM_INPUTS}
     if "token_sample" in metric.needs:
-        return {IDS}
+        return {NUM_IDS}
     if "document_counts" in metric.needs:
         return {DOCUMENTS}
     return {SMALL_SAMPLE_TOKENS}

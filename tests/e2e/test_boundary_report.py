@@ -204,7 +204,7 @@ def second(moegeom, tmp_path_factory) -> Path:
 
 def test_a_second_checkpoint_chooses_for_the_inputs_of_the_first(moegeom, second):
     from moegeom.checkpoint.open import open_checkpoint
-    from moegeom.geometry.selection.route import route
+    from moegeom.geometry.selection import route
     from moegeom.router.load import load_routers
     from moegeom.tokens.open import open_tokens
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.geometry.arithmetic.weight_schemes import stored_as
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.number_formats import stored_as
+from moegeom.geometry.selection import route
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter

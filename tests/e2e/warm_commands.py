@@ -13,7 +13,7 @@ import os
 import sys
 
 from moegeom.checks import CHECKS
-from moegeom.core.input_noise import InputNoise
+from moegeom.core.tokens import InputNoise
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.engine.batch import LazyBatch

@@ -18,10 +18,8 @@ import torch
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
-from moegeom.geometry.rows.norm import normed
-from moegeom.geometry.selection.logit_map import mapped_logits
-from moegeom.geometry.selection.route import Routing, route
-from moegeom.geometry.selection.score import SCORES
+from moegeom.geometry.rows import normed
+from moegeom.geometry.selection import SCORES, Routing, mapped_logits, route
 from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.load import load_routers
 from tests.families.observed import observe

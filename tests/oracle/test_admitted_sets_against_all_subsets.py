@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from moegeom.geometry.selection.admitted_sets import admitted_sets
+from moegeom.geometry.selection import admitted_sets
 
 EXPERTS = 6
 

@@ -15,29 +15,51 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.arithmetic.number_format import rounded_to
-from moegeom.geometry.arithmetic.rounding import flip_probability, rounding_sigmas
-from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.logit_distance import free_logit_distance
 from moegeom.geometry.boundary.order_distance import flat_distance, order_distance
-from moegeom.geometry.boundary.orders import extra_experts, order_eps, order_exact, tie_spread
-from moegeom.geometry.gram.angular import cap_area_log10, cap_constant
-from moegeom.geometry.gram.gram import best_gram_score, cosines, gram_score, random_gram_score
-from moegeom.geometry.load.consistency import jaccard, overlap_share
-from moegeom.geometry.load.expert_set import chao1, good_turing_coverage
-from moegeom.geometry.load.routing_entropy import entropy_nats, normalised_scores
-from moegeom.geometry.load.statistics import gini, load_cv, load_entropy_nats, max_vio
-from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas, noisy_distances
-from moegeom.geometry.noise.prediction import tie_probability
-from moegeom.geometry.paths.exit_time import exit_probability, face_quantile
-from moegeom.geometry.selection.mask import group_scores, kept_groups
-from moegeom.geometry.selection.pick import margin, top_k
-from moegeom.geometry.selection.route import route, selection_scores
-from moegeom.geometry.space.affine_carrier import mean_energy_share
-from moegeom.geometry.space.capacity import expert_capacity
-from moegeom.geometry.space.intrinsic_dimension import (
+from moegeom.geometry.boundary.orders import (
+    extra_experts,
+    free_logit_distance,
+    order_eps,
+    order_exact,
+    tie_spread,
+)
+from moegeom.geometry.consistency import jaccard, overlap_share
+from moegeom.geometry.gram import (
+    best_gram_score,
+    cap_area_log10,
+    cap_constant,
+    cosines,
+    gram_score,
+    random_gram_score,
+)
+from moegeom.geometry.load import (
+    chao1,
+    entropy_nats,
+    expert_capacity,
+    gini,
+    good_turing_coverage,
+    load_cv,
+    load_entropy_nats,
+    max_vio,
+    normalised_scores,
+)
+from moegeom.geometry.noise import boundary_sigmas, noisy_distances, tie_probability
+from moegeom.geometry.number_formats import rounded_to
+from moegeom.geometry.paths import exit_probability, face_quantile
+from moegeom.geometry.rounding import flip_probability, rounding_sigmas
+from moegeom.geometry.selection import (
+    group_scores,
+    kept_groups,
+    margin,
+    route,
+    selection_scores,
+    top_k,
+)
+from moegeom.geometry.space import (
     levina_bickel,
+    mean_energy_share,
     participation_ratio,
     participation_ratio_corrected,
     two_nn,

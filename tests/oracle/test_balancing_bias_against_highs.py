@@ -7,9 +7,15 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from moegeom.geometry.load.chance import cv_squared_reduction, max_vio_limit, scatter, unit_counts
-from moegeom.geometry.load.statistics import max_vio, max_vio_floor
-from moegeom.geometry.selection.pick import top_k as picked
+from moegeom.geometry.load import (
+    cv_squared_reduction,
+    max_vio,
+    max_vio_floor,
+    max_vio_limit,
+    scatter,
+    unit_counts,
+)
+from moegeom.geometry.selection import top_k as picked
 from moegeom.studies.balance.program.bias import (
     balancing_bias,
     dual_value,

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moegeom.geometry.arithmetic.bias_precision import (
-    UPDATE_STEP,
-    bias_precision,
-    to_bfloat16,
-    ulp_bfloat16,
-)
+from moegeom.geometry.number_formats import UPDATE_STEP, bias_precision, to_bfloat16, ulp_bfloat16
 
 
 def values() -> np.ndarray:

@@ -14,7 +14,7 @@ import pytest
 from scipy.optimize import nnls
 
 from moegeom.geometry.boundary.linear import Boundary, boundary_distance, row_distances
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.selection import top_k
 
 
 def least_distance(normals: np.ndarray, offsets: np.ndarray) -> float:

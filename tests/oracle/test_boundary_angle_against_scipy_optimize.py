@@ -8,9 +8,9 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from moegeom.core.router import Rule, Weights
-from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.rows.pre_norm import angle_bound, boundary_angle
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.boundary.curved import curved_rows
+from moegeom.geometry.boundary.linear import angle_bound, boundary_angle
+from moegeom.geometry.selection import top_k
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics.pairwise import cosine_similarity
 
-from moegeom.geometry.gram.angular import (
-    cap_area_log10,
-    cap_constant,
-    cap_half_angle,
-    mean_pairwise_cosine,
-)
+from moegeom.geometry.gram import cap_area_log10, cap_constant, cap_half_angle, mean_pairwise_cosine
 
 DIMENSIONS = [2, 3, 5, 64, 1000, 4096, 7168]
 NEAR_ONE = [1.0 - 1e-4, 1.0 - 1e-6, 1.0 - 1e-9, 1.0 - 1e-13, 1.0 - 2.0**-53]

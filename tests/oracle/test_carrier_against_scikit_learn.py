@@ -10,7 +10,7 @@ from sklearn.metrics import r2_score
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.pipeline import make_pipeline
 
-from moegeom.geometry.space.affine_carrier import (
+from moegeom.geometry.space import (
     affine_r2,
     affine_residual,
     energy_share,

@@ -12,8 +12,7 @@ import scipy.stats
 from sklearn.metrics import adjusted_mutual_info_score, jaccard_score, mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
-from moegeom.geometry.load.consistency import (
-    concentration_by_label,
+from moegeom.geometry.consistency import (
     corrected_information_share,
     even_jaccard,
     expected_information_nats,
@@ -78,7 +77,7 @@ def test_with_one_label_agreement_is_that_of_any_two_tokens(case):
 
 
 def test_agreement_of_labels_that_tell_nothing_is_the_chance_level_on_average():
-    """Also when most labels are rare, where the concentration is not."""
+    """Also when most labels are rare."""
     _, chosen, experts = routing(5, 300, 4, 16, 3)
     random = np.random.default_rng(0)
     labels = [np.minimum(random.zipf(1.4, 300), 999) for _ in range(300)]
@@ -86,9 +85,6 @@ def test_agreement_of_labels_that_tell_nothing_is_the_chance_level_on_average():
     chance = same_label_agreement(np.zeros_like(labels[0]), chosen, experts)
     error = 4 * np.std(found) / np.sqrt(len(found))
     np.testing.assert_allclose(np.mean(found), chance, rtol=0, atol=error)
-    share = np.bincount(chosen.ravel(), minlength=experts) / chosen.size
-    rare = [concentration_by_label(label, chosen, experts) for label in labels]
-    assert min(rare) > 1.5 * (share**2).sum()
 
 
 def test_expert_agreement_is_the_share_of_pairs(case):
@@ -116,29 +112,17 @@ def test_results_do_not_depend_on_the_order_of_tokens_slots_or_names(case):
     order = random.permutation(len(label))
     names = random.permutation(experts).astype(np.int32)
     moved = names[chosen[order][:, ::-1]]
-    for function in (same_label_agreement, concentration_by_label):
-        found = function(-3 * label[order], moved, experts)
-        np.testing.assert_allclose(found, function(label, chosen, experts), rtol=1e-14)
+    found = same_label_agreement(-3 * label[order], moved, experts)
+    expected = same_label_agreement(label, chosen, experts)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
     found = expert_label_agreement(label[order], moved, experts)
     np.testing.assert_array_equal(found[names], expert_label_agreement(label, chosen, experts))
-
-
-def test_concentration_label_by_label(case):
-    label, chosen, experts = case
-    found = []
-    for value in set(label.tolist()):
-        slots = chosen[label == value].ravel().tolist()
-        found.append(sum((slots.count(e) / len(slots)) ** 2 for e in range(experts)))
-    np.testing.assert_allclose(
-        concentration_by_label(label, chosen, experts), np.mean(found), rtol=1e-13
-    )
 
 
 def test_a_label_that_decides_agrees_fully():
     label = np.repeat(np.arange(5), 4)
     chosen = np.stack([label, (label + 1) % 9], axis=1).astype(np.int32)
     np.testing.assert_equal(same_label_agreement(label, chosen, 9), 1.0)
-    np.testing.assert_equal(concentration_by_label(label, chosen, 9), 0.5)
     expected = np.where(np.arange(9) < 6, 1.0, np.nan)
     np.testing.assert_array_equal(expert_label_agreement(label, chosen, 9), expected)
     np.testing.assert_allclose(corrected_information_share(label, label % 3), 1.0, rtol=1e-12)
@@ -149,11 +133,9 @@ def test_labels_that_never_repeat_and_no_tokens_have_no_agreement():
     own = np.arange(30)
     assert np.isnan(same_label_agreement(own, chosen, experts))
     assert np.isnan(expert_label_agreement(own, chosen, experts)).all()
-    np.testing.assert_allclose(concentration_by_label(own, chosen, experts), 0.5)
     assert np.isnan(corrected_information_share(own, chosen[:, 0]))
     none = label[:0], chosen[:0]
     assert np.isnan(same_label_agreement(*none, experts))
-    assert np.isnan(concentration_by_label(*none, experts))
     assert np.isnan(expert_label_agreement(*none, experts)).all()
     for function in (
         mutual_information_nats,

@@ -10,8 +10,8 @@ from scipy.optimize import minimize
 from scipy.special import expit, softmax
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.boundary.curved import curved_rows
+from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 HIDDEN, STARTS = 3, 2

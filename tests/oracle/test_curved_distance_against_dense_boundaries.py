@@ -10,8 +10,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit
 
 from moegeom.core.router import LogitMap, Rule, Weights
-from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.boundary.curved import curved_rows
+from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 TOKENS = 3

@@ -8,13 +8,8 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from moegeom.geometry.load.routing_entropy import (
-    entropy_nats,
-    log_sum_exp,
-    normalised_scores,
-    top_k_entropy_nats,
-)
-from moegeom.geometry.selection.score import SCORES
+from moegeom.geometry.load import entropy_nats, log_sum_exp, normalised_scores
+from moegeom.geometry.selection import SCORES
 
 torch = pytest.importorskip("torch")
 
@@ -85,24 +80,6 @@ def test_entropy_at_the_corners():
     np.testing.assert_allclose(entropy_nats(np.full((2, 8), 0.125)), np.log(8), rtol=1e-15)
     np.testing.assert_array_equal(entropy_nats(np.array([[np.nan, 1.0]])), np.nan)
     assert entropy_nats(np.zeros((0, 4))).shape == (0,)
-
-
-@pytest.mark.parametrize("top_k", [1, 2, 8, 200])
-@pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_the_entropy_of_the_largest_is_that_of_torchs_top_k(scale, top_k):
-    p = normalised_scores(logits(scale, experts=600), "softmax")
-    largest = torch.topk(torch.from_numpy(p), top_k, dim=1).values
-    theirs = torch.special.entr(largest / largest.sum(dim=1, keepdim=True)).sum(dim=1).numpy()
-    found = top_k_entropy_nats(p, top_k)
-    np.testing.assert_allclose(found, theirs, rtol=1e-11, atol=1e-13)
-    assert found.max() <= np.log(top_k) + 1e-13
-
-
-def test_the_entropy_of_the_largest_at_the_corners():
-    np.testing.assert_array_equal(top_k_entropy_nats(np.eye(5), 3), 0.0)
-    np.testing.assert_array_equal(top_k_entropy_nats(np.zeros((2, 5)), 3), np.nan)
-    p = normalised_scores(logits(2.0), "softmax")
-    np.testing.assert_allclose(top_k_entropy_nats(p, 17), entropy_nats(p), rtol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 700.0, 1e6])

@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 from scipy.stats import levy
 
-from moegeom.geometry.noise.boundary_sigmas import (
+from moegeom.geometry.noise import (
     are_boundaries_positive,
     boundary_sigmas,
     noisy_distances,
     noisy_rows,
 )
-from moegeom.geometry.paths.exit_simulation import quantile_interval, simulate_exit
-from moegeom.geometry.paths.exit_time import (
+from moegeom.geometry.paths import (
     cell_quantiles,
     exit_probability,
     face_quantile,
     log_crossing_probability,
+    quantile_interval,
+    simulate_exit,
 )
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.selection import top_k
 
 
 class Cell:

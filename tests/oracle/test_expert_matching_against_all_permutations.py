@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from moegeom.geometry.rows.expert_matching import common_choices, expert_matching
+from moegeom.geometry.rows import common_choices, expert_matching
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from scipy.special import hyp2f1
 
-from moegeom.geometry.gram.gram import (
+from moegeom.geometry.gram import (
     SquaredCosines,
     cosines,
     gram_score,

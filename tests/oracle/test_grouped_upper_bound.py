@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.boundary.curved import curved_rows
+from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 #: Random routers; most have one token near which the steepest descent finds nothing good.

@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from sklearn.neighbors import NearestNeighbors
 
-from moegeom.geometry.space.intrinsic_dimension import (
+from moegeom.geometry.space import (
     distinct_rows,
     levina_bickel,
     nearest_distances,

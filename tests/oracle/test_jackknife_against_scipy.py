@@ -1,9 +1,9 @@
-"""moegeom.geometry.jackknife against the standard error of a mean of scipy.stats."""
+"""moegeom.geometry.statistics against the standard error of a mean of scipy.stats."""
 
 import numpy as np
 from scipy import stats
 
-from moegeom.geometry.jackknife import jackknife_error
+from moegeom.geometry.statistics import jackknife_error
 
 
 def test_error_of_a_mean_of_equal_blocks_is_the_standard_error_of_the_mean():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.core.precision import mantissa_bits
-from moegeom.geometry.arithmetic.levels import WINDOW, expected_window_levels, window_levels
+from moegeom.core.router import mantissa_bits
+from moegeom.geometry.number_formats import WINDOW, expected_window_levels, window_levels
 
 FLOATS = ["F16", "BF16", "F8_E4M3", "F8_E5M2", "F32", "F64"]
 

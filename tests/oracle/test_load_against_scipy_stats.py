@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from moegeom.geometry.load import statistics as load
-from moegeom.geometry.load.expert_set import chao1, expert_set_entropy_nats, good_turing_coverage
+from moegeom.geometry import load
+from moegeom.geometry.load import chao1, expert_set_entropy_nats, good_turing_coverage
 
 
 @pytest.fixture(params=range(8))

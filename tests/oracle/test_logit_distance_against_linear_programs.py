@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from moegeom.geometry.boundary.logit_distance import free_logit_distance, logit_distance
+from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance
 
 
 def by_programs(weight, z, k, order):

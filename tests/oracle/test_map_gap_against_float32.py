@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from moegeom.core.router import LogitMap
-from moegeom.geometry.arithmetic.stability import map_gap
-from moegeom.geometry.selection.logit_map import mapped_logits
+from moegeom.geometry.number_formats import map_gap
+from moegeom.geometry.selection import mapped_logits
 
 MAPS = (
     LogitMap(1.0, 30.0),

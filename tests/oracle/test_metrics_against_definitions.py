@@ -349,8 +349,7 @@ def test_angle_before_the_norm(sample):
 
 def kept_inputs(sample) -> np.ndarray:
     """The sample of inputs that the metrics take, in the order of the hashes of the tokens."""
-    from moegeom.kernels.reductions._sample import token_hash
-    from moegeom.kernels.reductions.input_sample import sample_size
+    from moegeom.kernels.reductions.samples import sample_size, token_hash
 
     hashed = token_hash(np.arange(sample.tokens))
     share = sample_size(sample.y.shape[1]) / sample.tokens

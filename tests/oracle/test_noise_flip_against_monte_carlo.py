@@ -10,13 +10,17 @@ from scipy.special import expit, logit
 from scipy.stats import norm
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.noise.boundary_sigmas import noisy_distances
-from moegeom.geometry.noise.calibration import noise_between
-from moegeom.geometry.noise.independent import independent_flip, logit_deviations
-from moegeom.geometry.noise.noise_flip import flip_bounds, simulate_flip
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.noise import (
+    flip_bounds,
+    independent_flip,
+    logit_deviations,
+    noisy_distances,
+    simulate_flip,
+)
+from moegeom.geometry.noise_size import noise_between
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
+from moegeom.geometry.selection import top_k
 
 
 def affine(k):

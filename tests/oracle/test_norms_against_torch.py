@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moegeom.geometry.rows.norm import normed
+from moegeom.geometry.rows import normed
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])

@@ -18,9 +18,8 @@ from scipy.optimize import linprog, nnls
 
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.boundary.reachability import Proof, Reachability, reachability
-from moegeom.geometry.gram.effective_rows import effective_rows
-from moegeom.geometry.selection.route import route
-from moegeom.geometry.selection.score import SCORES
+from moegeom.geometry.gram import effective_rows
+from moegeom.geometry.selection import SCORES, route
 
 INF = np.inf
 

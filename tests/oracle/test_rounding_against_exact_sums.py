@@ -8,13 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moegeom.geometry.arithmetic.rounding import (
-    bf16_noise_scale,
-    flip_probability,
-    logit_error_bound,
-)
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.rounding import bf16_noise_scale, flip_probability, logit_error_bound
+from moegeom.geometry.selection import top_k
 
 
 def sequential(terms):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection import route
 
 HIDDEN, EXPERTS, TOP_K, TOKENS = 24, 16, 4, 400
 

@@ -10,18 +10,16 @@ import torch
 from scipy.spatial.distance import cdist
 from scipy.stats import ortho_group
 
-from moegeom.geometry.arithmetic.cast_match import CASTS, cast_of, grid_of
-from moegeom.geometry.rows.row_change import (
+from moegeom.geometry.number_formats import CASTS, cast_of, grid_of
+from moegeom.geometry.rows import (
     column_factors,
     common_factor,
+    cycles,
     gram_noise,
     likeness_z,
-    own_cosines,
-)
-from moegeom.geometry.rows.row_matching import (
-    cycles,
     matched_places,
     nearest_order,
+    own_cosines,
     squared_distances,
 )
 

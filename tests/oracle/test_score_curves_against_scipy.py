@@ -10,8 +10,8 @@ from numba import njit
 from scipy.differentiate import derivative
 from scipy.special import expit, logit
 
-from moegeom.geometry.boundary.score_curve import BENDS, ScoreCurve
-from moegeom.kernels.cpu.curved.curve import curve_at, curve_inverse, curve_of, curve_slopes
+from moegeom.geometry.boundary.curved import BENDS, ScoreCurve
+from moegeom.kernels.cpu.score_curve import curve_at, curve_inverse, curve_of, curve_slopes
 
 FUNCTIONS = {
     "identity": lambda z: z,

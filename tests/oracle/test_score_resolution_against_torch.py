@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from moegeom.geometry.arithmetic.rounding import score_resolution
+from moegeom.geometry.rounding import score_resolution
 
 SCORES = {"softmax": lambda z: torch.softmax(z, dim=1), "sigmoid": torch.sigmoid}
 

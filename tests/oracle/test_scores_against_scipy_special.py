@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from moegeom.geometry.selection.score import SCORES
+from moegeom.geometry.selection import SCORES
 
 ORACLES = {
     "identity": lambda z: z,

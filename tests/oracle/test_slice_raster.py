@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
-from moegeom.geometry.rows.projected_rows import composed_rows, cosine_scale
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.rows import composed_rows, cosine_scale
+from moegeom.geometry.selection import route
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.plane import raster as pixels
 from moegeom.studies.cells.plane.raster import plane_raster, raster

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import entropy
 
-from moegeom.geometry.gram.spectrum import row_spectrum
+from moegeom.geometry.gram import row_spectrum
 
 SHAPES = [(2, 5), (8, 64), (64, 16), (17, 17), (128, 300), (300, 128)]
 

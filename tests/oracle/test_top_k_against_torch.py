@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moegeom.geometry.selection.pick import margin, top_k
+from moegeom.geometry.selection import margin, top_k
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

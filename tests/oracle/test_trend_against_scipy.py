@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import optimize, stats
 
-from moegeom.geometry.trend import LEAST_STEPS, departures, onset, slope
+from moegeom.geometry.statistics import LEAST_STEPS, departures, onset, slope
 
 STEPS = np.array([100.0, 300.0, 600.0, 1000.0, 1500.0, 2200.0])
 

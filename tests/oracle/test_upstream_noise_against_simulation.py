@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas
-from moegeom.geometry.noise.upstream import flip_chance, upstream_noise
+from moegeom.geometry.noise import boundary_sigmas
+from moegeom.geometry.noise_size import flip_chance, upstream_noise
 
 TOKENS, HIDDEN, EXPERTS, K = 6000, 96, 24, 4
 

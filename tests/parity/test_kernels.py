@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.arithmetic.float_bits import NUM_BINS, bin_edges
-from moegeom.geometry.boundary.curved_rows import CurvedRows, curved_rows
+from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.selection.pick import margin
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.histogram import NUM_BINS, bin_edges
+from moegeom.geometry.selection import margin, route
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.table import BACKENDS, KERNELS, device_kernels, load_kernels
 from tests.emulator.emulated_device import EmulatedDevice

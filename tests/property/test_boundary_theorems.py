@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.selection.pick import margin, top_k
+from moegeom.geometry.selection import margin, top_k
 
 
 class Case:

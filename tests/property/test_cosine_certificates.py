@@ -10,8 +10,8 @@ import pytest
 from moegeom.core.metric import RouterFacts
 from moegeom.core.router import Projection, Provenance, Router, Rule, Weights
 from moegeom.geometry.boundary.reachability import Proof, reachability
-from moegeom.geometry.gram.effective_rows import effective_rows
-from moegeom.geometry.rows.projected_rows import composed_rows
+from moegeom.geometry.gram import effective_rows
+from moegeom.geometry.rows import composed_rows
 from moegeom.metrics import METRICS
 
 EXPERTS, HIDDEN, PROJECTED, INPUTS = 8, 6, 5, 20_000

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from moegeom.geometry.arithmetic.float_bits import (
+from moegeom.geometry.histogram import (
     BINS_PER_OCTAVE,
     NUM_BINS,
     bin_edges,

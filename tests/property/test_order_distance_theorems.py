@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.logit_distance import logit_distance
 from moegeom.geometry.boundary.order_distance import flat_distance, order_distance, row_coordinates
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.boundary.orders import logit_distance
+from moegeom.geometry.selection import top_k
 
 
 class Case:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.geometry.boundary.orders import extra_experts, order_eps, order_exact, tie_spread
-from moegeom.geometry.selection.pick import margin
+from moegeom.geometry.selection import margin
 
 #: Few distinct values, so that exact ties are common; all are exact in binary.
 SCORES = st.integers(2, 9).flatmap(

@@ -13,8 +13,8 @@ from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, W
 from moegeom.engine.flipping import ReferenceChoice, flip_of
 from moegeom.engine.float_bound import float_bound
 from moegeom.engine.prepared import prepare
-from moegeom.geometry.arithmetic.number_format import rounded_to
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.number_formats import rounded_to
+from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names
 from moegeom.variants.emulated import emulate

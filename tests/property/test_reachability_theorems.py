@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
-from moegeom.geometry.gram.effective_rows import effective_rows
-from moegeom.geometry.selection.route import route
-from moegeom.geometry.selection.score import SCORES
+from moegeom.geometry.gram import effective_rows
+from moegeom.geometry.selection import SCORES, route
 from moegeom.router.family_file import families, load_family
 
 SEEDS = st.integers(0, 2**32 - 1)

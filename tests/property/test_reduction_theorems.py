@@ -11,11 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.tokens import TILE
-from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, OrderDistances, TokenBatch
-from moegeom.kernels.flip import Flip, NoisyFlip
+from moegeom.kernels.batch import (
+    NUM_BLOCKS,
+    ORDERS,
+    Flip,
+    NoisyFlip,
+    OrderDistances,
+    TokenBatch,
+)
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions import expert_sets as sketch
-from moegeom.kernels.reductions import input_sample, tile_load, token_sample
+from moegeom.kernels.reductions import choices, samples
+from moegeom.kernels.reductions import sketches as sketch
 from moegeom.kernels.table import BACKENDS, load_kernels
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS, HIDDEN, RUN = 9, 3, 3, 240, 5, 8
@@ -166,14 +172,14 @@ def selected(name: str, state, population, without):
 @pytest.fixture(autouse=True)
 def short_tiles(monkeypatch):
     """Tiles of a few tokens count."""
-    monkeypatch.setattr(tile_load, "LEAST_TOKENS", RUN // 2)
+    monkeypatch.setattr(choices, "LEAST_TOKENS", RUN // 2)
 
 
 @pytest.fixture
 def short_samples(monkeypatch):
     """Samples that hold a part of the stream."""
-    monkeypatch.setattr(token_sample, "SIZE", 100)
-    monkeypatch.setattr(input_sample, "SIZE", 100)
+    monkeypatch.setattr(samples, "NUM_IDS", 100)
+    monkeypatch.setattr(samples, "NUM_INPUTS", 100)
     # the stream numbers its tokens up to 128 times as high: the sample is by number, not by place
     monkeypatch.setattr(sys.modules[__name__], "EXTENT", replace(EXTENT, num_tokens=TOKENS))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection import route
 from moegeom.studies.cells.plane.raster import plane_raster
 from moegeom.studies.cells.plane.raster_frame import Frame, PixelState, PlaneLength, PlaneRouter
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.top_logits import distance_bracket
-from moegeom.geometry.selection.pick import margin, top_k
+from moegeom.geometry.boundary.linear import boundary_distance, distance_bracket, row_distances
+from moegeom.geometry.selection import margin, top_k
 from moegeom.kernels.table import BACKENDS, load_kernels
 
 TOKENS = 12

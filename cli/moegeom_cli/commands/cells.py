@@ -71,7 +71,7 @@ def run(
     ] = None,
 ) -> None:
     """List the routing cells and facets of a slice, prove or refute one set, or draw them."""
-    from moegeom.core.verdict import EXIT_INCONCLUSIVE
+    from moegeom.core.finding import EXIT_INCONCLUSIVE
     from moegeom.engine.parameters import request_of
     from moegeom.studies.cells.document import document
     from moegeom.studies.cells.study.request import CellsRequest, parse_view

@@ -37,7 +37,7 @@ def run(
     ] = None,
 ) -> None:
     """Say why B chose other experts than A for the same tokens: one verdict, with its evidence."""
-    from moegeom.core.verdict import EXIT_INCONCLUSIVE
+    from moegeom.core.finding import EXIT_INCONCLUSIVE
     from moegeom.engine.parameters import request_of
     from moegeom.studies.explain.document import document
     from moegeom.studies.explain.study import ExplainRequest, explain

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from moegeom.checks.check import Check, Limits, Unknown
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.router import EXACT_IN_BFLOAT16, TokenTable
 from moegeom.core.text import number_of
-from moegeom.core.token_table import EXACT_IN_BFLOAT16, TokenTable
 
 _INTEGERS = ("I", "U")
 

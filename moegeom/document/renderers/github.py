@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moegeom.core.finding import SEVERITY_ORDER
-from moegeom.core.verdict import Verdict
+from moegeom.core.finding import SEVERITY_ORDER, Verdict
 from moegeom.document.model import Document, View
 from moegeom.document.render import Renderer
 from moegeom.document.verdict_text import finding_lines, places, profile_line, verdict_sentence

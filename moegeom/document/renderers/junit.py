@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element, SubElement
 
-from moegeom.core.verdict import Outcome, State, Verdict
+from moegeom.core.finding import Outcome, State, Verdict
 from moegeom.document.model import Document, View
 from moegeom.document.render import Renderer
 from moegeom.document.rule_trust import rule_facts

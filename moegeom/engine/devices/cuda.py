@@ -30,7 +30,7 @@ from moegeom.engine.plan import MAX_TILES
 from moegeom.engine.task import Task
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.cuda.device import Device, DeviceError, OutOfDeviceMemory
-from moegeom.kernels.cuda.tally_facts import NOT_COUNTED
+from moegeom.kernels.cuda.program import NOT_COUNTED
 from moegeom.kernels.reduction import REDUCTIONS, State
 
 

@@ -12,16 +12,10 @@ from moegeom.core.errors import UsageError
 from moegeom.engine.labels import OUTLIER_FACTOR
 from moegeom.engine.loop import extent_of
 from moegeom.engine.task import Task
-from moegeom.geometry.arithmetic.rounding import (
-    ROUNDING_RMS,
-    UNIT_BFLOAT16,
-    UNIT_FLOAT32,
-    engine_error,
-)
-from moegeom.geometry.selection.score import LARGEST_SLOPE
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32, engine_error
+from moegeom.geometry.selection import LARGEST_SLOPE
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
-from moegeom.kernels.cuda.device_rows import device_rows
-from moegeom.kernels.cuda.input_norm import launch_input_norm
+from moegeom.kernels.cuda.parts import device_rows, launch_input_norm
 from moegeom.kernels.cuda.route import (
     ON_DEVICE,
     RouteCounters,

@@ -25,7 +25,7 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError
 from moegeom.kernels.cuda.route import ON_DEVICE, RouteOutputs
-from moegeom.kernels.reductions.token_counts import TOKENS
+from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
 
 #: Number of every token that is counted, which the progress is read from.

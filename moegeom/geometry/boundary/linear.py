@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int32
+from jaxtyping import Bool, Float, Float64, Int32
 
 #: Inverse row distance of a pair that is no boundary: equal rows, different biases. Finite, so that
 #: a product with a zero gap is 0 and not nan, and small enough that no product with a gap of
@@ -119,3 +119,144 @@ def boundary_distance(
                 distance[token] = quotient[nearest]
                 pair[token] = expert, others[nearest]
     return Boundary(distance, pair)
+
+
+# ------------------------------------------------------------------------- the largest logits alone
+#: A logit so low that no boundary of it counts (the quotient is beyond ``boundary.NEVER``); finite,
+#: so that a permanent tie stays at distance 0.
+BELOW_ALL = -1e300
+
+
+@dataclass(frozen=True, eq=False)
+class Bracket:
+    """Least and largest distance that logits which are not known allow.
+
+    The distance is exact where the two are equal (both may be inf: no boundary). ``pair`` is then a
+    nearest boundary (expert out, expert in), and (-1, -1) where they differ or there is none.
+    """
+
+    lower: Float64[np.ndarray, "tokens"]
+    upper: Float64[np.ndarray, "tokens"]
+    pair: Int32[np.ndarray, "tokens 2"]
+
+    @property
+    def is_exact(self) -> Bool[np.ndarray, "tokens"]:
+        return self.lower == self.upper
+
+
+def distance_bracket(
+    logits: Float[np.ndarray, "tokens m"],
+    expert: Int32[np.ndarray, "tokens m"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    rows: RowDistances,
+) -> Bracket:
+    r"""Bounds of the boundary distance of an affine rule from the m largest logits of each token.
+
+    With T the experts whose logits are known (in any order) and S the k chosen ones among them,
+
+    .. math:: u(y) = \min_{i \in S,\, j \in T \setminus S} \frac{z_i - z_j}{|w_i - w_j|}, \quad
+        l(y) = \min\Bigl(u(y),\,
+        \min_{i \in S,\, j \notin T} \frac{z_i - \min_T z}{|w_i - w_j|}\Bigr), \quad
+        l \le d \le u
+
+    because a logit that is not known is at most the least known one: l is d when all of them are
+    as large as that, u when none is near. A permanent tie of a chosen expert with one outside T
+    counts in both, its distance 0 does not depend on a logit. In units of the router input.
+
+    Where l = u, this is what :func:`~moegeom.geometry.boundary.linear.boundary_distance` gives from
+    all logits, bit for bit: differences and products are rounded in order. Logits of another
+    engine, within e of these, move a distance by no more than 2 e over the row distance, exact or
+    not. With every logit known l = u; u is inf when k = m < E.
+
+    Source: docs/theory.md A3. Oracle in tests: the distance from all logits, also by scipy.
+    """
+    num_experts = len(rows.inverse)
+    least = logits.min(axis=1).astype(np.float64)
+    lower = boundary_distance(spread(logits, expert, least, num_experts), chosen, rows)
+    far = np.full(len(logits), BELOW_ALL)
+    upper = boundary_distance(spread(logits, expert, far, num_experts), chosen, rows)
+    is_exact = lower.distance == upper.distance
+    pair = np.where(is_exact[:, None], upper.pair, np.int32(-1))
+    return Bracket(lower.distance, upper.distance, pair)
+
+
+def spread(
+    logits: Float[np.ndarray, "tokens m"],
+    expert: Int32[np.ndarray, "tokens m"],
+    rest: Float[np.ndarray, "tokens"],
+    num_experts: int,
+) -> Float[np.ndarray, "tokens experts"]:
+    """Logits by expert, those that are not known at ``rest``, in the dtype of ``rest``."""
+    by_expert = np.repeat(rest[:, None], num_experts, axis=1)
+    np.put_along_axis(by_expert, expert.astype(np.int64), logits.astype(rest.dtype), axis=1)
+    return by_expert
+
+
+# ----------------------------------------------------------------------------- in front of the norm
+def boundary_angle(
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    effective_rows: Float64[np.ndarray, "experts hidden"],
+    bias: Float64[np.ndarray, "experts"],
+    unit_length: Float64[np.ndarray, "tokens"],
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Angle, in radians, from an RMS-normed input to the nearest direction with another choice.
+
+    Two experts tie on the cone :math:`\cos \phi_0 = (b_j - b_i) / (\sqrt D |a|)` around
+    :math:`a = \tilde w_i - \tilde w_j`, with :math:`\tilde w = w \odot g` the effective rows; the
+    token is at :math:`\cos \phi = a \cdot u / (|a| |u|)`, u = y / g. The result is the least
+    :math:`|\phi - \phi_0|` over i chosen, j not. Its sine times |x| is the distance before the
+    norm (|x| itself from 90 degrees on). Without biases the cone is a plane through 0 and this is
+    exact; with them the epsilon of the norm is neglected.
+
+    ``unit_length`` is |u|, at most :math:`\sqrt D`. 0 on a boundary; inf when every expert is
+    chosen, when no pair of rows can tie, and for an input of zeros (which has no direction) that
+    is on no boundary. Absolute error about 1e-8 near 0 (arc cosine near 1: none, since boundaries
+    without bias lie at 90 degrees). Source: docs/theory.md E3. Oracle in tests: minimisation over
+    inputs before the norm.
+    """
+    tokens, experts = logits.shape
+    dimension = effective_rows.shape[1]
+    gram = effective_rows @ effective_rows.T
+    squares = np.diag(gram)
+    squared = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
+    for i, j in np.argwhere(squared <= 1e-8 * (squares[:, None] + squares[None, :])):
+        squared[i, j] = np.sum((effective_rows[i] - effective_rows[j]) ** 2)
+    length = np.sqrt(squared)
+    z = logits.astype(np.float64) - bias
+    outside = np.ones((tokens, experts), dtype=bool)
+    np.put_along_axis(outside, chosen.astype(np.int64), False, axis=1)
+    nearest = np.full(tokens, np.inf)
+    for rank in range(chosen.shape[1]):
+        one = chosen[:, rank]
+        shift = bias[None, :] - bias[one][:, None]
+        projection = np.take_along_axis(z, one[:, None].astype(np.int64), axis=1) - z
+        apart = length[one]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cone = shift / (np.sqrt(dimension) * apart)
+            here = projection / (apart * unit_length[:, None])
+            angle = np.abs(
+                np.arcsin(np.clip(here, -1.0, 1.0)) - np.arcsin(np.clip(cone, -1.0, 1.0))
+            )
+        angle = np.where((np.abs(cone) > 1.0) | ~np.isfinite(angle), np.inf, angle)
+        angle = np.where(projection == shift, 0.0, angle)  # an exact tie, permanent or not
+        nearest = np.minimum(nearest, np.where(outside, angle, np.inf).min(axis=1))
+    return nearest
+
+
+def angle_bound(
+    distance: Float64[np.ndarray, "tokens"], unit_length: Float64[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Lower bound of that angle from a lower bound of the distance among inputs without gain.
+
+    Two inputs u, u' of one length r at the angle :math:`\phi` are :math:`2 r \sin(\phi / 2)` apart,
+    and the distance d from u to another choice is measured over all inputs, those of length r among
+    them: :math:`\phi \ge 2 \arcsin(d / 2 r)`. inf for d > 2 r, and for inf. For any rule; d is that
+    of the effective rows. The bound is near the angle where the nearest boundary does not lean
+    towards the input itself. Source: docs/theory.md E3. Oracle in tests: minimisation over inputs
+    before the norm.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        chord = distance / (2.0 * unit_length)
+        angle = 2.0 * np.arcsin(np.minimum(chord, 1.0))
+    return np.where(chord > 1.0, np.inf, angle)

@@ -9,13 +9,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from moegeom.geometry.boundary.linear import squared_row_distances
-from moegeom.geometry.boundary.order_search import (
-    Experts,
-    Flat,
-    NearestOrder,
-    OrderDistance,
-    search_ties,
-)
+from moegeom.geometry.boundary.orders import Experts, Flat, NearestOrder, OrderDistance, search_ties
 
 #: Length of what is left of a row difference, relative to the rows, that counts as nothing.
 _DEPENDENT = 1e-10

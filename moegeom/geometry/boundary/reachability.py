@@ -10,12 +10,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.router import GroupMask, Rule
-from moegeom.geometry.gram.effective_rows import EffectiveRows
-from moegeom.geometry.gram.spectrum import RANK_TOLERANCE
-from moegeom.geometry.selection.logit_map import mapped_logits
-from moegeom.geometry.selection.mask import group_margin, group_mask
-from moegeom.geometry.selection.route import selection_scores
-from moegeom.geometry.selection.score import SCORES
+from moegeom.geometry.gram import RANK_TOLERANCE, EffectiveRows
+from moegeom.geometry.selection import (
+    SCORES,
+    group_margin,
+    group_mask,
+    mapped_logits,
+    selection_scores,
+)
 
 #: Relative distance that a comparison must keep to count as proved in float64.
 _CLEAR = 1e-9

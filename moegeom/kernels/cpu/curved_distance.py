@@ -1,22 +1,431 @@
-"""Distance to the boundary of a cell with curved or grouped boundaries, or bounds of it."""
+r"""Distance to the boundary of a cell with curved or grouped boundaries, or bounds of it.
+
+Every change passes a barrier: a swap between the kept groups, a score that passes the fill of the
+mask, or a dropped group that overtakes a kept one. Nothing changes through a barrier nearer than
+its bound, so that the least of them is one for the distance; something may change at its guess.
+Barriers are not kept: the two least of their bounds are, and the way through the nearest.
+
+For scores of one logit swaps and fills have exact distances. Group swaps have a bound: with
+:math:`T_g - T_h \le C(y) = \sum_{top\,g} q - \sum_p q` falling by at most :math:`n r + H r^2 / 2`
+(n = slope of C, H = bound of its bend), and by at most ``group_slopes`` times r. For softmax, pairs
+are bounded in the same way, and by half of the widest row distance; experts with equal biases by
+the exact distance of their logits. Group swaps need not change the set, so that the lower bound may
+be far below the distance.
+
+The upper bound is the length of a step after which the rule itself chose another set: a line search
+along the steepest descent of what seems nearest, and where that leaves more than 5 % to the lower
+bound along each of a number of rays.
+
+Source: docs/theory.md E1b, E2.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from jaxtyping import Float, Float64, Int32
 from numba import njit
 
-from moegeom.geometry.boundary.curved_rows import CurvedRows
-from moegeom.kernels.cpu.curved.boundaries import (
+from moegeom.geometry.boundary.curved import CurvedRows
+from moegeom.geometry.boundary.linear import NEVER
+from moegeom.kernels.cpu import UNCOUNTED
+from moegeom.kernels.cpu.curved_boundaries import (
+    FAR,
+    NOBODY,
     boundaries_of,
     fill,
     load_token,
     nearest_boundary,
+    pair_boundary,
     work_for,
 )
-from moegeom.kernels.cpu.curved.grouped import bracket
+from moegeom.kernels.cpu.curved_bounds import (
+    RESOLUTION,
+    SHORTEST,
+    best_sum,
+    bound_scores,
+    first_change,
+    is_changed,
+    keep_groups,
+    load_scores,
+    point,
+    reach_of,
+    shorter_change,
+    steepest_descent,
+)
+from moegeom.kernels.cpu.score_curve import curve_inverse
+
+#: Bounds that are this near to each other are not brought nearer.
+_CLOSE = 1.05
+#: Where nothing is known to change, rays are tried at lengths that grow by this factor, so often.
+_LEAP, _MAX_LEAPS = 1.6, 96
+#: What is looked for in turn: a first change of softmax scores, swaps, other groups.
+_FIRST_SWAP, _SWAPS = 0, 1
+#: Numbers of a type of their own would be compiled apart: these are typed like all others.
+_ONE, _TWO = np.int64(1), np.int64(2)
 
 
+@njit(**UNCOUNTED)
+def _clear(work):
+    """No barrier yet."""
+    fill(work.bounds, math.inf)
+    fill(work.pair, -1)
+    fill(work.experts, 0)
+    fill(work.coefficients, 0.0)
+
+
+@njit(**UNCOUNTED)
+def _add(work, lower, guess, out, entering):
+    bounds = work.bounds
+    if lower < bounds[0]:
+        bounds[1] = bounds[0]
+        bounds[0] = lower
+        work.pair[0] = out
+        work.pair[1] = entering
+    elif lower < bounds[1]:
+        bounds[1] = lower
+    if guess < bounds[2]:
+        bounds[2] = guess
+        work.low_of_nearest[0] = lower
+        for n in range(4):
+            work.nearest[n] = work.experts[n]
+            work.way[n] = work.coefficients[n]
+        work.way[4] = work.coefficients[4]
+
+
+@njit(**UNCOUNTED)
+def _add_constraint(boundaries, work, number, gap, always, out, entering, radius):
+    slope = steepest_descent(boundaries, work, number, False)
+    lower = reach_of(boundaries, work, number, gap, slope, radius)
+    _add(work, max(lower, always), gap / slope if slope > 0.0 else math.inf, out, entering)
+
+
+@njit(**UNCOUNTED)
+def _add_boundary(boundaries, work, i, j, found, out, entering):
+    """The way to the nearest point of a boundary, from the logits of the pair there."""
+    lower, upper, at_i, at_j = found
+    coefficients = work.coefficients
+    fill(coefficients, 0.0)
+    work.experts[0] = i
+    work.experts[1] = j
+    if 0.0 < upper < math.inf:
+        du = at_i - work.z[i]
+        dv = at_j - work.z[j]
+        length = boundaries.length[i]
+        across = boundaries.across[i, j]
+        if length == 0.0:
+            coefficients[1] = dv / boundaries.gram[j, j] / upper
+        else:
+            along = boundaries.gram[i, j] / length
+            x = du / length
+            of_j = (dv - along * x) / (across * across) if across > 0.0 else 0.0
+            coefficients[0] = (x - along * of_j) / length / upper
+            coefficients[1] = of_j / upper
+    _add(work, lower, upper, out, entering)
+
+
+@njit(**UNCOUNTED)
+def _add_swap(boundaries, work, i, j, radius):
+    work.experts[0] = i
+    work.experts[1] = j
+    work.signs[0] = 1.0
+    work.signs[1] = -1.0
+    gap = max(work.q[i] - work.q[j], 0.0)
+    _add_constraint(boundaries, work, _TWO, gap, 0.0, i, j, radius)
+
+
+@njit(**UNCOUNTED)
+def _first(work, marks, mark):
+    """The best of the experts with this mark; NOBODY if there is none."""
+    first = NOBODY
+    for expert in range(work.q.shape[0]):
+        if marks[expert] == mark and (first < 0 or work.q[expert] > work.q[first]):
+            first = expert
+    return first
+
+
+@njit(**UNCOUNTED)
+def _add_swaps(boundaries, work, members, radius):
+    """Swaps between the kept groups; for scores of one logit the nearest, which is exact."""
+    if not boundaries.is_softmax:
+        lower, upper, out, entering, at_out, at_in = nearest_boundary(boundaries, work, members)
+        if lower < math.inf:
+            found = (lower, upper, at_out, at_in)
+            _add_boundary(boundaries, work, out, entering, found, out, entering)
+        return
+    bound_scores(boundaries, work, radius)
+    for rank in range(members.shape[0] - 1, NOBODY, NOBODY):
+        i = members[rank]
+        for j in range(work.q.shape[0]):
+            if not work.is_open[j] or work.low[i] > work.high[j]:
+                continue
+            if boundaries.bias[i] != boundaries.bias[j]:
+                _add_swap(boundaries, work, i, j, radius)
+                continue
+            # probabilities order as logits do
+            inverse = boundaries.inverse[i, j]
+            distance = max(work.z[i] - work.z[j], 0.0) * inverse
+            if distance < NEVER:
+                work.experts[0] = i
+                work.experts[1] = j
+                fill(work.coefficients, 0.0)
+                work.coefficients[0] = -inverse
+                work.coefficients[1] = inverse
+                _add(work, distance, distance, i, j)
+
+
+@njit(**UNCOUNTED)
+def _add_fill(boundaries, work, expert, sign, radius):
+    gap = max(sign * (work.q[expert] - boundaries.fill), 0.0)
+    work.experts[0] = expert
+    work.signs[0] = sign
+    if boundaries.is_softmax:
+        _add_constraint(boundaries, work, _ONE, gap, 0.0, NOBODY, NOBODY, radius)
+        return
+    score = boundaries.fill - boundaries.bias[expert]
+    there, _ = curve_inverse(boundaries.curve, score, boundaries.curve.own_high - score)
+    way = sign * (work.z[expert] - there)
+    length = boundaries.length[expert]
+    if gap == 0.0 or (way < math.inf and length > 0.0):
+        distance = 0.0 if gap == 0.0 else max(way, 0.0) / length
+        fill(work.coefficients, 0.0)
+        work.coefficients[0] = -sign / length if length > 0.0 else 0.0
+        _add(work, distance, distance, NOBODY, NOBODY)
+
+
+@njit(**UNCOUNTED)
+def _add_fills(boundaries, work, members, radius):
+    """Scores that pass the value which masked experts have.
+
+    A chosen expert leaves when it falls to the fill and some masked expert is out; one that is out
+    enters when it rises to the fill and some masked expert is chosen.
+    """
+    if not math.isfinite(boundaries.fill):
+        return
+    masked_out = False
+    masked_in = False
+    for expert in range(work.q.shape[0]):
+        if not work.allowed[expert]:
+            masked_in |= work.inside[expert]
+            masked_out |= not work.inside[expert]
+    if masked_out:
+        for rank in range(members.shape[0]):
+            _add_fill(boundaries, work, members[rank], 1.0, radius)
+    if masked_in:
+        for expert in range(work.q.shape[0]):
+            if work.is_open[expert]:
+                _add_fill(boundaries, work, expert, -1.0, radius)
+
+
+@njit(**UNCOUNTED)
+def _tops_of(q, start, stop):
+    """The largest and the second largest of a range of experts, -1 where there is none."""
+    first = start
+    for expert in range(start, stop):
+        if q[expert] > q[first]:
+            first = expert
+    second = -1
+    for expert in range(start, stop):
+        if expert != first and (second < 0 or q[expert] > q[second]):
+            second = expert
+    return first, second
+
+
+@njit(**UNCOUNTED)
+def _oppose(boundaries, work, ours, theirs):
+    """The constraint of the best of one group and as many of another; their number."""
+    takes = boundaries.takes
+    for n in range(takes):
+        work.experts[n] = ours[n]
+        work.experts[takes + n] = theirs[n]
+        work.signs[n] = 1.0
+        work.signs[takes + n] = -1.0
+    return 2 * takes
+
+
+@njit(**UNCOUNTED)
+def _add_rival(boundaries, work, tops, rivals, always, radius):
+    if boundaries.takes == 1 and not boundaries.is_softmax:
+        i, j = tops[0], rivals[0]
+        _add_boundary(
+            boundaries, work, i, j, pair_boundary(boundaries, work, i, j, radius), NOBODY, NOBODY
+        )
+        return
+    number = _oppose(boundaries, work, tops, rivals)
+    ours = 0.0
+    theirs = 0.0
+    for n in range(boundaries.takes):
+        ours += work.q[tops[n]]
+        theirs += work.q[rivals[n]]
+    gap = max(ours - theirs, 0.0)
+    _add_constraint(boundaries, work, number, gap, always, NOBODY, NOBODY, radius)
+
+
+@njit(**UNCOUNTED)
+def _add_groups(boundaries, work, radius):
+    """Dropped groups that may overtake kept ones.
+
+    A dropped group h overtakes a kept group g only where one of its sets of experts overtakes the
+    set that is now the best of g, because the score of g is at least that sum.
+    """
+    q, low, high = work.q, work.low, work.high
+    size = q.shape[0] // boundaries.num_groups
+    takes = boundaries.takes
+    bound_scores(boundaries, work, radius)
+    for g in range(boundaries.num_groups):
+        if not work.kept[g]:
+            continue
+        tops = _tops_of(q, g * size, (g + 1) * size)
+        least_of_g = best_sum(low, g * size, (g + 1) * size, takes)
+        own = low[tops[0]] + low[tops[1]] if takes == 2 else low[tops[0]]
+        best_of_g = best_sum(q, g * size, (g + 1) * size, takes)
+        for h in range(boundaries.num_groups):
+            if work.kept[h]:
+                continue
+            start, stop = h * size, (h + 1) * size
+            if least_of_g > best_sum(high, start, stop, takes):
+                continue
+            slope = boundaries.slopes[g, h]
+            highest = best_sum(high, start, stop, 1)
+            gap = max(best_of_g - best_sum(q, start, stop, takes), 0.0)
+            always = gap / slope if slope > 0.0 else math.inf
+            for one in range(start, stop):
+                if takes == 1:
+                    if high[one] >= own:
+                        _add_rival(boundaries, work, tops, (one, one), always, radius)
+                    continue
+                if high[one] + highest < own:
+                    continue
+                for two in range(one + 1, stop):
+                    if high[one] + high[two] >= own:
+                        _add_rival(boundaries, work, tops, (one, two), always, radius)
+
+
+@njit(**UNCOUNTED)
+def _search(boundaries, work, limit):
+    """A verified change through the barrier that seems nearest, or ``limit``."""
+    guess = work.bounds[2]
+    is_nowhere = True
+    for n in range(5):
+        is_nowhere &= work.way[n] == 0.0
+    if guess == 0.0 and is_nowhere:
+        return 0.0
+    point(boundaries, work, work.nearest, work.way, 4)
+    return min(limit, first_change(boundaries, work, work.low_of_nearest[0], guess, limit))
+
+
+@njit(**UNCOUNTED)
+def _sort_out(boundaries, chosen, work):
+    """Who is chosen, allowed and open; the chosen experts of kept groups, and their number."""
+    size = work.q.shape[0] // boundaries.num_groups
+    keep_groups(boundaries, work.q, work.kept)
+    for expert in range(work.q.shape[0]):
+        work.allowed[expert] = work.kept[expert // size]
+        work.is_open[expert] = work.allowed[expert] and not work.inside[expert]
+    number = 0
+    for rank in range(chosen.shape[0]):
+        if work.allowed[chosen[rank]]:
+            work.members[number] = chosen[rank]
+            number += 1
+    return number
+
+
+@njit(**UNCOUNTED)
+def _along(boundaries, work, number, low, length, far):
+    """Shortest step down the constraint that changes the set; ``far`` if none does."""
+    for of_logits in (False, True):
+        steepest_descent(boundaries, work, number, of_logits)
+        point(boundaries, work, work.experts, work.coefficients, number)
+        trial = length if far == math.inf else far * (1.0 - RESOLUTION)
+        far = min(far, shorter_change(boundaries, work, low, trial))
+    return far
+
+
+@njit(**UNCOUNTED)
+def _on_rays(boundaries, work, chosen, low, far):
+    """What changes on rays, at lengths that grow until something does.
+
+    The last chosen expert against each that is out, each chosen one against the first that is out,
+    and the best of each kept group against the best of each dropped one: each way down the
+    difference of the scores, and of the logits.
+    """
+    q = work.q
+    size = q.shape[0] // boundaries.num_groups
+    last, first = chosen[chosen.shape[0] - 1], _first(work, work.inside, False)
+    if first < 0:
+        return far
+    length = max(low, SHORTEST)
+    for _ in range(_MAX_LEAPS):
+        # those that are out, then those that are chosen, then pairs of groups
+        for ray in range(q.shape[0] + chosen.shape[0] + boundaries.num_groups**2):
+            number = 2
+            work.signs[0] = 1.0
+            work.signs[1] = -1.0
+            if ray < q.shape[0]:
+                if work.inside[ray]:
+                    continue
+                work.experts[0] = last
+                work.experts[1] = ray
+            elif ray < q.shape[0] + chosen.shape[0]:
+                work.experts[0] = chosen[ray - q.shape[0]]
+                work.experts[1] = first
+            else:
+                pair = ray - q.shape[0] - chosen.shape[0]
+                g, h = pair // boundaries.num_groups, pair % boundaries.num_groups
+                if not work.kept[g] or work.kept[h]:
+                    continue
+                ours = _tops_of(q, g * size, (g + 1) * size)
+                number = _oppose(boundaries, work, ours, _tops_of(q, h * size, (h + 1) * size))
+            far = _along(boundaries, work, number, low, length, far)
+        if far < math.inf or length > FAR:
+            return far
+        length *= _LEAP
+    return far
+
+
+@njit(**UNCOUNTED)
+def bracket(boundaries, work, logits, chosen):
+    """Lower and upper bound of one token; ``work.pair`` is the pair if it is known, else -1.
+
+    The pair is known where everything else is farther than the upper bound. 0 and 0 where the set
+    is not what the rule makes of these logits: a tie up to rounding.
+    """
+    load_scores(boundaries, logits, work)
+    fill(work.inside, False)
+    fill(work.direction, 0.0)
+    for rank in range(chosen.shape[0]):
+        work.inside[chosen[rank]] = True
+    _clear(work)
+    if is_changed(boundaries, work, 0.0):
+        return 0.0, 0.0
+    members = work.members[: _sort_out(boundaries, chosen, work)]
+    far = math.inf
+    for stage in range(3):
+        if stage == _FIRST_SWAP:
+            first = _first(work, work.is_open, True)
+            if boundaries.is_softmax and first >= 0 and members.shape[0] > 0:
+                _add_swap(boundaries, work, members[-1], first, FAR)
+        elif stage == _SWAPS:
+            _clear(work)
+            radius = min(far, FAR)
+            _add_swaps(boundaries, work, members, radius)
+            _add_fills(boundaries, work, members, radius)
+        elif boundaries.num_kept < boundaries.num_groups:
+            # bounds stay, the nearest is looked for again
+            work.bounds[2] = math.inf
+            _add_groups(boundaries, work, min(FAR, far, work.bounds[0]))
+        if work.bounds[2] < far:
+            far = _search(boundaries, work, far)
+    low = min(far, work.bounds[0])
+    if far > _CLOSE * low:
+        far = _on_rays(boundaries, work, chosen, low, far)
+    if not (work.bounds[0] < far < math.inf and work.bounds[1] >= far):
+        fill(work.pair, -1)
+    return min(far, work.bounds[0]), far
+
+
+# ------------------------------------------------------------------------------------------- kernel
 @njit(nogil=True, cache=True, error_model="numpy")
 def _separable(boundaries, work, logits, chosen, lower, upper, pair):
     for token in range(logits.shape[0]):

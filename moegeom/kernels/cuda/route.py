@@ -9,14 +9,19 @@ from functools import cached_property
 import numpy as np
 
 from moegeom.core.router import GroupMask
-from moegeom.geometry.arithmetic.float_bits import NUM_BINS
-from moegeom.geometry.arithmetic.rounding import LARGEST_EXPONENT, LARGEST_SIZE
+from moegeom.geometry.histogram import NUM_BINS
+from moegeom.geometry.rounding import LARGEST_EXPONENT, LARGEST_SIZE
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.cuda.device import DeviceArray, Queue
-from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K, LaneLayout, layout_of
-from moegeom.kernels.cuda.program import Program
-from moegeom.kernels.cuda.score_kinds import SCORE_KINDS
-from moegeom.kernels.cuda.tally_facts import TALLY_DEFINES
+from moegeom.kernels.cuda.program import (
+    MAX_EXPERTS,
+    MAX_TOP_K,
+    SCORE_KINDS,
+    TALLY_DEFINES,
+    LaneLayout,
+    Program,
+    layout_of,
+)
 
 #: Tokens of a block of threads, which share their counters: a run, so that they share its label.
 BLOCK_TOKENS = RUN_TOKENS

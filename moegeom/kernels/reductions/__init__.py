@@ -1,1 +1,1 @@
-"""Reductions, one file each."""
+"""Reductions, several to a module: every record at the top of one is found by its name."""

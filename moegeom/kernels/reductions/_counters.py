@@ -1,16 +1,23 @@
-"""Reductions whose state is one array of integer counters, added up on merge."""
+"""Reductions whose state is integer counters, added up on merge: counts, histograms, sums."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
-from moegeom.geometry.arithmetic.float_bits import NUM_BINS
-from moegeom.kernels.batch import TokenBatch
+from moegeom.geometry.histogram import NUM_BINS
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use, select_counts
 
-#: Adds a batch to the counters [populations, blocks, ...].
+#: Probabilities, shares, cosines and coordinates, at most 1, are summed as integers of 2^-36: the
+#: sum of a batch of 2^14 tokens is below 2^53, so exact in float64, and 2^27 tokens fit into one
+#: counter.
+FIXED_POINT = 2.0**36
+
+#: Adds a batch to the counters [populations, blocks, ...], or [blocks, ...].
 Fold = Callable[[np.ndarray, TokenBatch, Kernels], None]
 
 
@@ -22,10 +29,53 @@ def counters(
     use: Use = ANY_USE,
 ) -> Reduction:
     """A reduction that keeps counters of ``shape`` for each population and block."""
+    return _counting(
+        name, needs, lambda extent: extent.zeros(*shape(extent)), fold, select_counts, use
+    )
 
+
+def block_counters(
+    name: str,
+    needs: tuple[str, ...],
+    shape: Callable[[Extent], tuple[int, ...]],
+    fold: Fold,
+    read: Callable[[np.ndarray], Any],
+) -> Reduction:
+    """Counters of ``shape`` for each block alone; ``read`` is what is made of their total."""
+
+    def select(counts: np.ndarray, population: int | None, without: int | None) -> Any:
+        return read(block_total(counts, population, without))
+
+    def start(extent: Extent) -> np.ndarray:
+        return np.zeros((NUM_BLOCKS, *shape(extent)), dtype=np.int64)
+
+    return _counting(name, needs, start, fold, select, ANY_USE)
+
+
+def block_total(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:
+    """Counts [blocks, *tail] summed to [*tail]; zeros for a single population, which has none."""
+    kept = np.full(NUM_BLOCKS, population is None)
+    if without is not None:
+        kept[without] = False
+    return np.asarray(counts[kept].sum(axis=0))
+
+
+def added(first: State, second: State) -> State:
+    """Arrays of one name added up."""
+    return {name: first[name] + second[name] for name in first}
+
+
+def _counting(
+    name: str,
+    needs: tuple[str, ...],
+    start: Callable[[Extent], np.ndarray],
+    fold: Fold,
+    select: Callable[[np.ndarray, int | None, int | None], Any],
+    use: Use,
+) -> Reduction:
     class Counters:
         def __init__(self, extent: Extent) -> None:
-            self._counts = extent.zeros(*shape(extent))
+            self._counts = start(extent)
 
         def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
             fold(self._counts, batch, kernels)
@@ -37,10 +87,8 @@ def counters(
         name=name,
         needs=needs,
         start=Counters,
-        merge=lambda first, second: {"counts": first["counts"] + second["counts"]},
-        select=lambda state, population, without: select_counts(
-            state["counts"], population, without
-        ),
+        merge=added,
+        select=lambda state, population, without: select(state["counts"], population, without),
         use=use,
     )
 
@@ -51,7 +99,7 @@ def histogram_of(
     values: Callable[[TokenBatch], np.ndarray],
     use: Use = ANY_USE,
 ) -> Reduction:
-    """Counts of ``values`` (at least 0) in the bins of ``geometry.float_bits``."""
+    """Counts of ``values`` (at least 0) in the bins of ``geometry.histogram``."""
 
     def fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
         kernels["count_bins"](counts, values(batch), batch.population, batch.block)
@@ -64,3 +112,33 @@ def histogram(quantity: str, use: Use = ANY_USE) -> Reduction:
     return histogram_of(
         f"{quantity}_histogram", (quantity,), lambda batch: getattr(batch, quantity), use
     )
+
+
+# --------------------------------------------------------------------------------------------- sums
+#: Numbers are summed as integers of 2^-32: up to 2^7 = 128 each, the sum of a batch of 2^14 tokens
+#: is below 2^53, so exact in float64, and 2^24 tokens of that size fit into one counter.
+_SUM_UNIT = 2.0**32
+_LARGEST = 2.0**7
+
+#: Numbers of each token, [tokens, columns], at most 128 in size.
+Numbers = Callable[[TokenBatch], Float64[np.ndarray, "tokens columns"]]
+
+
+def sums(
+    name: str, needs: tuple[str, ...], num_columns: int, numbers: Numbers, use: Use = ANY_USE
+) -> Reduction:
+    """Tokens in the first counter, then sums of each column; see :func:`means`."""
+
+    def fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+        values = np.rint(np.clip(numbers(batch), -_LARGEST, _LARGEST) * _SUM_UNIT)
+        counts[..., 0] += batch.count_labels(len(counts))
+        for column in range(num_columns):
+            counts[..., column + 1] += batch.count_labels(len(counts), values[:, column])
+
+    return counters(name, needs, lambda extent: (num_columns + 1,), fold, use)
+
+
+def means(selected: np.ndarray) -> list[float | None]:
+    """Mean of each column of a selected state; None without tokens."""
+    tokens, *totals = selected.tolist()
+    return [total / _SUM_UNIT / tokens if tokens else None for total in totals]

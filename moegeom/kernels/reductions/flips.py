@@ -1,14 +1,53 @@
-"""Counts of what a variant changes about the choice."""
+"""What another arithmetic, or noise on the input, changes about the choice."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from jaxtyping import Int64
 
-from moegeom.kernels.batch import TokenBatch
-from moegeom.kernels.reduction import Kernels, Use
-from moegeom.kernels.reductions._counters import counters
-from moegeom.kernels.reductions.bf16_flip import FIXED_POINT
+from moegeom.geometry.rounding import flip_probability
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
+from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use
+from moegeom.kernels.reductions._counters import FIXED_POINT, counters, sums
 
+
+# ----------------------------------------------------------------------------------------- expected
+def _count_expected(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    assert batch.distance is not None and batch.noise_scale is not None
+    probability = flip_probability(batch.distance, batch.noise_scale)
+    counts[..., 0] += batch.count_labels(len(counts))
+    counts[..., 1] += batch.count_labels(len(counts), np.rint(probability * FIXED_POINT))
+
+
+#: Expected number of tokens that rounding the router input to bfloat16 flips.
+BF16_SWITCH = counters(
+    "bf16_flip",
+    ("distance", "noise_scale", "input_norm"),
+    lambda extent: (2,),
+    _count_expected,
+    use=Use(on_prior=True),
+)
+
+
+def _probabilities(batch: TokenBatch) -> np.ndarray:
+    sigmas = batch.rounding_sigmas
+    assert sigmas is not None
+    return flip_probability(sigmas, np.ones_like(sigmas))[:, None]
+
+
+#: Expected flips under rounding of each coordinate of the input; for a sample.
+ROUNDING_SWITCH = sums(
+    "rounding_flip",
+    ("rounding_sigmas",),
+    1,
+    _probabilities,
+    use=Use(on_prior=True, is_sampled=True),
+)
+
+
+# ----------------------------------------------------------------------------------------- emulated
 #: Sums, those of weight and of probability in units of 1 / FIXED_POINT.
 TOKENS, FLIPPED, SURELY, PERHAPS, REORDERED, TIED, PROVED, DISPROVED, MOVED, PREDICTED = range(10)
 
@@ -16,7 +55,7 @@ TOKENS, FLIPPED, SURELY, PERHAPS, REORDERED, TIED, PROVED, DISPROVED, MOVED, PRE
 SUM, KNOWN = range(2)
 
 
-def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+def _count_flips(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     flip = batch.flip
     assert flip is not None
     counted = {
@@ -38,10 +77,174 @@ def _fold(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
             counts[..., column, KNOWN] += tokens
 
 
-REDUCTION = counters(
+#: Counts of what a variant changes about the choice.
+SWITCHES = counters(
     "flips",
     ("flip",),
     lambda extent: (10, 2),
-    _fold,
+    _count_flips,
     use=Use(of_flip=True, of_random_flip=True),
+)
+
+
+class _Bits:
+    def __init__(self, extent: Extent) -> None:
+        size = -(-extent.num_tokens // 8)
+        self._flipped, self._seen = np.zeros((2, size), np.uint8)
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        assert batch.flip is not None
+        _set(self._seen, batch.token)
+        _set(self._flipped, batch.token[batch.flip.differs])
+
+    def state(self) -> State:
+        return {"flipped": self._flipped, "seen": self._seen}
+
+
+def _set(bits: np.ndarray, token: np.ndarray) -> None:
+    np.bitwise_or.at(bits, token >> 3, (1 << (token & 7)).astype(np.uint8))
+
+
+def _select_bits(state: State, population: int | None, without: int | None) -> State:
+    """Bits are kept for the whole: nothing is known of a part of it."""
+    if population is None and without is None:
+        return state
+    return {name: np.zeros_like(bits) for name, bits in state.items()}
+
+
+#: Which tokens a variant flips: a bit for each, so that layers can be joined on the token.
+SWITCH_BITS = Reduction(
+    name="flip_bits",
+    needs=("flip",),
+    start=_Bits,
+    merge=lambda first, second: {name: first[name] | second[name] for name in first},
+    select=_select_bits,
+    use=Use(of_flip=True, of_random_flip=True),
+)
+
+
+# -------------------------------------------------------------------------------------------- noise
+#: Columns of the counter array; probabilities are summed in units of 1 / FIXED_POINT.
+NOISY_TOKENS, LOWER, ESTIMATE, UPPER, SIMULATED, DRAWN = range(6)
+
+
+def _count_noise(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    noise = batch.noise
+    assert noise is not None
+    counts[..., NOISY_TOKENS] += batch.count_labels(len(counts))
+    columns = {LOWER: noise.lower, ESTIMATE: noise.estimate, UPPER: noise.upper}
+    for column, probability in columns.items():
+        if probability is not None:
+            units = np.rint(probability * FIXED_POINT)
+            counts[..., column] += batch.count_labels(len(counts), units)
+    flipped, drawn = np.zeros((2, len(batch.token)))
+    flipped[noise.row], drawn[noise.row] = noise.flipped, noise.draws
+    counts[..., SIMULATED] += batch.count_labels(len(counts), flipped)
+    counts[..., DRAWN] += batch.count_labels(len(counts), drawn)
+
+
+#: What noise on the router input does: sums of probabilities, and counts of a simulation.
+NOISE_SWITCHES = counters(
+    "noise_flips", ("noise",), lambda extent: (6,), _count_noise, use=Use(is_sampled=True)
+)
+
+
+# -------------------------------------------------------------------------------------------- pairs
+#: (row of the batch, expert out, expert in) of everything to be counted.
+PairsOf = Callable[[TokenBatch], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+#: Tokens gathered before they are sorted into the state.
+_PENDING = 2**16
+
+
+class _Pairs:
+    """Most pairs never occur: the state lists those that do, by a key in ascending order."""
+
+    def __init__(self, extent: Extent, pairs_of: PairsOf) -> None:
+        self._extent, self._pairs_of = extent, pairs_of
+        self._state = {**_counted([]), "shape": _shape(extent)}
+        self._pending: list[State] = []
+        self._waiting = 0
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        row, out, into = self._pairs_of(batch)
+        _, experts = self._state["shape"]
+        key = out.astype(np.int64) * experts + into
+        key = key * self._extent.num_populations + batch.population[row]
+        key = key * NUM_BLOCKS + batch.block[row]
+        self._pending.append({"key": key, "count": np.ones(len(key), dtype=np.int64)})
+        self._waiting += len(key)
+        if self._waiting >= max(_PENDING, len(self._state["key"])):
+            self._settle()
+
+    def _settle(self) -> None:
+        self._state = self._state | _counted([self._state, *self._pending])
+        self._pending, self._waiting = [], 0
+
+    def state(self) -> State:
+        self._settle()
+        return self._state
+
+
+def _shape(extent: Extent) -> Int64[np.ndarray, "2"]:
+    return np.array([extent.num_populations, extent.num_experts], dtype=np.int64)
+
+
+def _counted(states: list[State]) -> State:
+    """Equal keys added up."""
+    empty = np.empty(0, dtype=np.int64)
+    key = np.concatenate([empty, *(state["key"] for state in states)])
+    count = np.concatenate([empty, *(state["count"] for state in states)])
+    unique, place = np.unique(key, return_inverse=True)
+    total = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(total, place, count)
+    return {"key": unique, "count": total}
+
+
+def _select_pairs(
+    state: State, population: int | None, without: int | None
+) -> Int64[np.ndarray, "experts experts"]:
+    populations, experts = state["shape"]
+    pair, label = np.divmod(state["key"], populations * NUM_BLOCKS)
+    kept = np.ones(len(label), dtype=bool) if without is None else label % NUM_BLOCKS != without
+    if population is not None:
+        kept &= label // NUM_BLOCKS == population
+    counts = np.zeros(experts * experts, dtype=np.int64)
+    np.add.at(counts, pair[kept], state["count"][kept])
+    return counts.reshape(experts, experts)
+
+
+def pair_counts(
+    name: str, needs: tuple[str, ...], pairs_of: PairsOf, use: Use = ANY_USE
+) -> Reduction:
+    """A reduction that counts pairs of experts."""
+    return Reduction(
+        name=name,
+        needs=needs,
+        start=lambda extent: _Pairs(extent, pairs_of),
+        merge=lambda first, second: {**_counted([first, second]), "shape": first["shape"]},
+        select=_select_pairs,
+        use=use,
+    )
+
+
+def _swaps(batch: TokenBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    assert batch.flip is not None
+    row, out, into = batch.flip.swaps.T
+    return row, out, into
+
+
+#: Pairs of experts that trade tokens when a variant chooses.
+TRADED_PAIRS = pair_counts("swapped_pairs", ("flip",), _swaps, use=Use(of_flip=True))
+
+
+def _nearest(batch: TokenBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    assert batch.pair is not None
+    row = np.flatnonzero(batch.pair[:, 0] >= 0)
+    return row, batch.pair[row, 0], batch.pair[row, 1]
+
+
+#: Which boundary is nearest: tokens by (expert out, expert in), population and block.
+BOUNDARY_PAIRS = pair_counts(
+    "boundary_pairs", ("distance", "pair"), _nearest, use=Use(on_prior=True, of_random_router=False)
 )

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from moegeom.router.storage import Scheme, Stored, stored
+from moegeom.router.storages._codes import scale_floats
 from moegeom.router.storages._config import integer, look_up, not_decoded, word
-from moegeom.router.storages._scales import scale_floats
 from moegeom.router.storages._tensors import (
     FLOATS,
     RouterTensors,

@@ -21,7 +21,7 @@ from jaxtyping import Float32, Shaped
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.router.storage import Scheme, Stored, stored
-from moegeom.router.storages._scales import scale_floats
+from moegeom.router.storages._codes import scale_floats
 from moegeom.router.storages._tensors import FLOATS, RouterTensors, Values, expect_shape, refuse
 
 #: NF4: Dettmers et al. 2023 (QLoRA), appendix E, to the digits printed there. FP4: sign, two bits

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from moegeom.router.storage import Scheme, Stored, stored
-from moegeom.router.storages._scales import scale_floats
+from moegeom.router.storages._codes import scale_floats
 from moegeom.router.storages._tensors import (
     FLOATS,
     RouterTensors,

@@ -18,8 +18,8 @@ from jaxtyping import Float32
 
 from moegeom.checkpoint.dtypes import SCALED_FLOATS, upcast
 from moegeom.router.storage import Scheme, Stored, stored
+from moegeom.router.storages._codes import Block, find_block, scale_floats, spread
 from moegeom.router.storages._config import look_up, pair, recipe_block, weight_recipes
-from moegeom.router.storages._scales import Block, find_block, scale_floats, spread
 from moegeom.router.storages._tensors import (
     EXPONENTS,
     FLOATS,

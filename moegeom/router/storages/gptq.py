@@ -16,9 +16,8 @@ from jaxtyping import Float32, Int
 from moegeom.core.text import number_of
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Scheme, Stored, stored
+from moegeom.router.storages._codes import num_words, scale_floats, unpack_rows
 from moegeom.router.storages._config import flag, integer, look_up, not_decoded, word
-from moegeom.router.storages._packed_integers import num_words, unpack_rows
-from moegeom.router.storages._scales import scale_floats
 from moegeom.router.storages._tensors import (
     FLOATS,
     RouterTensors,

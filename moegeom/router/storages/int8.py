@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from moegeom.router.storage import Scheme, Stored, stored
+from moegeom.router.storages._codes import find_block, scale_floats, spread
 from moegeom.router.storages._config import recipe_block, weight_recipes
-from moegeom.router.storages._scales import find_block, scale_floats, spread
 from moegeom.router.storages._tensors import (
     FLOATS,
     RouterTensors,

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from moegeom.router.storage import Scheme, Stored, stored
-from moegeom.router.storages._four_bit_floats import unpack_e2m1
-from moegeom.router.storages._scales import scale_floats, spread
+from moegeom.router.storages._codes import scale_floats, spread, unpack_e2m1
 from moegeom.router.storages._tensors import (
     EXPONENTS,
     RouterTensors,

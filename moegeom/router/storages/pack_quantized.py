@@ -17,9 +17,8 @@ from jaxtyping import Float32, Int, Shaped
 
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.router.storage import Scheme, Stored, stored
+from moegeom.router.storages._codes import num_words, scale_floats, unpack_rows
 from moegeom.router.storages._config import recipe_block, weight_recipes
-from moegeom.router.storages._packed_integers import num_words, unpack_rows
-from moegeom.router.storages._scales import scale_floats
 from moegeom.router.storages._tensors import (
     FLOATS,
     RouterTensors,

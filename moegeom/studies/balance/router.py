@@ -18,14 +18,8 @@ from moegeom.engine.batch import LazyBatch
 from moegeom.engine.plan import sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.geometry.load import statistics as load
-from moegeom.geometry.load.chance import (
-    Scatter,
-    cv_squared_reduction,
-    max_vio_limit,
-    scatter,
-    unit_counts,
-)
+from moegeom.geometry import load
+from moegeom.geometry.load import Scatter, cv_squared_reduction, max_vio_limit, scatter, unit_counts
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.balance.program.bias import balancing_bias, duplicate_experts, score_spread

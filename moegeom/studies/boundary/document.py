@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from moegeom.core.row_keys import AGAINST, OTHER, SIDES
 from moegeom.core.text import number_of
-from moegeom.core.variant_names import AGAINST, OTHER, SIDES
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from moegeom.core.errors import ResultsError
-from moegeom.core.input_noise import InputNoise
-from moegeom.core.populations import is_whole
-from moegeom.core.variant_names import is_random, under_random
+from moegeom.core.row_keys import is_random, is_whole, under_random
+from moegeom.core.tokens import InputNoise
 from moegeom.document.summary import Summary, summarise
 from moegeom.engine.request import ScanRequest
 from moegeom.results.reader import Results

@@ -7,10 +7,9 @@ import dataclasses
 import numpy as np
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.input_noise import InputNoise
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TILE, TokenSource
-from moegeom.geometry.noise.calibration import noise_between
+from moegeom.core.tokens import TILE, InputNoise, TokenSource
+from moegeom.geometry.noise_size import noise_between
 from moegeom.tokens.stages import INPUT_STAGES
 
 #: Tokens that are compared at each router.

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from moegeom.core.errors import UsageError
-from moegeom.core.input_noise import InputNoise
+from moegeom.core.tokens import InputNoise
 from moegeom.pipeline import Watch, scan
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.recorded_noise import recorded_noise

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int64
 
-from moegeom.core.precision import mantissa_bits
-from moegeom.core.router import Router, Rule
-from moegeom.geometry.arithmetic.cast_match import cast_of
+from moegeom.core.router import Router, Rule, mantissa_bits
+from moegeom.geometry.number_formats import cast_of
 from moegeom.studies.changes.words import change
 from moegeom.studies.diff.record import Change
 

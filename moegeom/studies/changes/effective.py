@@ -8,16 +8,17 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from moegeom.core.router import Router, Rule
-from moegeom.geometry.rows.row_change import (
+from moegeom.geometry.rows import (
+    AWAY,
     column_factors,
     common_factor,
     gram_noise,
     likeness_z,
+    matched_places,
     own_cosines,
     row_changes,
     size,
 )
-from moegeom.geometry.rows.row_matching import AWAY, matched_places
 from moegeom.studies.changes.row_pair import RowPair, stored_bits
 from moegeom.studies.changes.words import change
 from moegeom.studies.diff.record import Change, percent

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from moegeom.checks.statistics import detectable_shift, holm_rejects, p_differs, welch_freedom
-from moegeom.core.populations import is_whole
+from moegeom.core.row_keys import is_whole
 from moegeom.core.tokens import TILE
 from moegeom.metrics import METRICS
 from moegeom.results.reader import ResultsView

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from moegeom.core.populations import is_whole
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.rows.row_change import row_changes, size
-from moegeom.geometry.rows.row_matching import matched_places
+from moegeom.core.row_keys import is_whole
+from moegeom.geometry.rows import matched_places, row_changes, size
 from moegeom.results.reader import ResultsView
 from moegeom.studies.changes.bias import Biases, bias_changes
 from moegeom.studies.changes.effective import explained

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float, Int64
 
-from moegeom.core.precision import mantissa_bits
-from moegeom.core.router import Router, Rule
-from moegeom.geometry.arithmetic.cast_match import cast_of, grid_of
-from moegeom.geometry.rows.row_matching import cycles
+from moegeom.core.router import Router, Rule, mantissa_bits
+from moegeom.geometry.number_formats import cast_of, grid_of
+from moegeom.geometry.rows import cycles
 from moegeom.studies.changes.bias import Biases, bias_changes
 from moegeom.studies.changes.effective import UNRELATED, effective_changes, place_of
 from moegeom.studies.changes.row_pair import row_pair

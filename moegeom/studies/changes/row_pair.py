@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-from moegeom.core.precision import mantissa_bits
-from moegeom.core.router import Router
-from moegeom.geometry.arithmetic.cast_match import CASTS
+from moegeom.core.router import Router, mantissa_bits
+from moegeom.geometry.number_formats import CASTS
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moegeom.core.finding import SEVERITY_ORDER
-from moegeom.core.verdict import STATES, Outcome, Verdict
+from moegeom.core.finding import SEVERITY_ORDER, STATES, Outcome, Verdict
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
 from moegeom.document.model import (
     Block,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moegeom.core.finding import Severity
+from moegeom.core.finding import Severity, Verdict
 from moegeom.core.tokens import TokenSource
-from moegeom.core.verdict import Verdict
 from moegeom.engine.request import Terms
 from moegeom.tokens.held import HeldArrays
 

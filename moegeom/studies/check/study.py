@@ -21,8 +21,8 @@ from moegeom.checks.profile_file import (
 )
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable
+from moegeom.core.finding import Verdict
 from moegeom.core.registry import unknown_name
-from moegeom.core.verdict import Verdict
 from moegeom.engine.parameters import option_of
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of

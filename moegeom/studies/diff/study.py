@@ -17,14 +17,13 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_existing
-from moegeom.core.layer_ranges import parse_layers
 from moegeom.core.metric import NUM_PROJECTIONS
-from moegeom.core.router import Router, RouterSet, Rule
+from moegeom.core.router import Router, RouterSet, Rule, parse_layers
 from moegeom.core.text import number_of
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
-from moegeom.geometry.rows.projection import projected
+from moegeom.geometry.rows import projected
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results

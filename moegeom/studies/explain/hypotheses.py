@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moegeom.core.router import Router
-from moegeom.core.router_cause import RouterCause
+from moegeom.core.router import Router, RouterCause
 from moegeom.variants.arithmetic import Arithmetic
 
 #: The router with one thing changed, from it and that of the other checkpoint with rows for the

@@ -13,16 +13,17 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by
 from moegeom.engine.prepared import PreparedRouter, unavailable
-from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16
-from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas
-from moegeom.geometry.noise.calibration import noise_between
-from moegeom.geometry.noise.upstream import upstream_noise
-from moegeom.geometry.rows.expert_matching import overlap_beyond_chance
-from moegeom.geometry.selection.admitted_sets import TIES
-from moegeom.geometry.selection.logit_map import mapped_logits
-from moegeom.geometry.selection.route import selection_scores
-from moegeom.geometry.selection.score import SCORES
-from moegeom.geometry.selection.weights import routing_weights
+from moegeom.geometry.noise import boundary_sigmas
+from moegeom.geometry.noise_size import noise_between, upstream_noise
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
+from moegeom.geometry.rows import overlap_beyond_chance
+from moegeom.geometry.selection import (
+    SCORES,
+    TIES,
+    mapped_logits,
+    routing_weights,
+    selection_scores,
+)
 from moegeom.studies.explain.record import FlipNoise, LayerEvidence, Tried, WeightRule
 from moegeom.studies.explain.sides import Sides
 from moegeom.studies.explain.trials import MatchedChoices, Trial, inputs, trials

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from moegeom.core.router_cause import RouterCause
+from moegeom.core.router import RouterCause
 from moegeom.engine.request import TokensRequest
 
 

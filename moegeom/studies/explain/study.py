@@ -18,7 +18,7 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.run_facts import other_facts
 from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers, open_choices
-from moegeom.geometry.rows.expert_matching import common_choices, expert_matching
+from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.load import load_routers

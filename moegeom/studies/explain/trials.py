@@ -13,7 +13,7 @@ from moegeom.core.router import Router
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
 from moegeom.engine.prepared import PreparedRouter, prepare
-from moegeom.geometry.selection.admitted_sets import AdmittedSets, admitted_sets
+from moegeom.geometry.selection import AdmittedSets, admitted_sets
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.explain.hypotheses import AS_STORED, HYPOTHESES
 from moegeom.studies.explain.record import Cause

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from moegeom.core.layer_ranges import format_layers
-from moegeom.core.router import Router, RouterSet
+from moegeom.core.router import Router, RouterSet, format_layers
 from moegeom.core.text import number_of
 from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Fact, Note, Table, Title, View

@@ -19,7 +19,7 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 
 from moegeom.core.router import Router
-from moegeom.geometry.rows.row_change import size
+from moegeom.geometry.rows import size
 from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.changes.row_pair import row_pair
 from moegeom.studies.diff.record import Change, RouterChange, percent

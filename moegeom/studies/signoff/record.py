@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from moegeom.core.verdict import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
+from moegeom.core.finding import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
 from moegeom.engine.request import Terms
 from moegeom.studies.diff.record import Side
 

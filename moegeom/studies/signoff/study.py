@@ -17,8 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.core.errors import RecordingError, RouterError, UsageError
-from moegeom.core.layer_ranges import parse_layers
-from moegeom.core.router import Norm, Router, RouterSet
+from moegeom.core.router import Norm, Router, RouterSet, parse_layers
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.document.requested_layers import layers_without_router
@@ -28,7 +27,7 @@ from moegeom.engine.request import Terms, TokensRequest
 from moegeom.engine.session import examine_tokens, select_layers
 from moegeom.engine.sources import known_routers, open_source
 from moegeom.engine.trust import Trust
-from moegeom.kernels.reference.same_set import same_set
+from moegeom.kernels.reference import same_set
 from moegeom.results.reader import is_results
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.rule import rule_differences

@@ -6,9 +6,9 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-from moegeom.core.recording_size import bytes_per_token
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
+from moegeom.core.tokens import bytes_per_token
 from moegeom.document.header import size
 from moegeom.document.verdict_text import places
 from moegeom.studies.signoff.record import Flips, Line, LineState

@@ -20,8 +20,8 @@ from moegeom.engine.labels import block_of
 from moegeom.engine.plan import sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.geometry.jackknife import jackknife_error
-from moegeom.geometry.load.consistency import overlap_share
+from moegeom.geometry.consistency import overlap_share
+from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.table import load_kernels
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 

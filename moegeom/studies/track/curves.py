@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import UsageError
-from moegeom.core.populations import ALL
+from moegeom.core.row_keys import ALL
 from moegeom.core.series import SERIES_COLUMNS, Curve
-from moegeom.geometry.gram.effective_rows import effective_rows
+from moegeom.geometry.gram import effective_rows
 from moegeom.studies.track.choices import Choices, agreement
 from moegeom.studies.track.measure import MeasuredStep
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import write_whole
-from moegeom.core.populations import ALL, is_domain
+from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.series import Curve, Driver, Series
 from moegeom.core.text import number_of
 from moegeom.document.model import View
@@ -23,7 +23,7 @@ from moegeom.document.render import render
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import rule_status, rule_trust
-from moegeom.geometry.trend import LEAST_STEPS, departures, onset, slope
+from moegeom.geometry.statistics import LEAST_STEPS, departures, onset, slope
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.pipeline import Watch
 from moegeom.results.reader import Results

@@ -20,7 +20,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection import route
 from moegeom.recorder import RouterRecorder, merge_parts
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens

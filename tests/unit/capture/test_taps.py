@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moegeom.core.router import Projection
-from moegeom.geometry.rows.norm import normed
+from moegeom.geometry.rows import normed
 from moegeom.recorder.keep import Keep
 from moegeom.recorder.model_store import ModelStore
 from moegeom.recorder.reading import KeptParts

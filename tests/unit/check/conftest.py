@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.verdict import Outcome
+from moegeom.core.finding import Outcome
 from moegeom.router.load import load_routers
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens

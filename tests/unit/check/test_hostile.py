@@ -14,8 +14,8 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks.baseline import read_baseline
 from moegeom.checks.profile_file import find_profile, parse_profile, read_profile
 from moegeom.core.errors import ResultsError, UsageError
+from moegeom.core.finding import EXIT_INCONCLUSIVE
 from moegeom.core.tokens import ONE_DOCUMENT
-from moegeom.core.verdict import EXIT_INCONCLUSIVE
 from moegeom.pipeline import ScanRequest, lint, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.router.load import load_routers

@@ -10,7 +10,7 @@ import pytest
 from moegeom.checks import measured_rows, run_checks
 from moegeom.checks.baseline import Baseline, BaselineRouter
 from moegeom.checks.profile import Ignore, LayerLimits, LimitSettings, Profile, Threshold
-from moegeom.core.verdict import Outcome
+from moegeom.core.finding import Outcome
 
 
 def _layers(values: dict[int, float], error: float | None = None) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moegeom.checks.fixes import either
-from moegeom.core.token_table import TokenTable
+from moegeom.core.router import TokenTable
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.verdict_text import verdict_sentence

@@ -6,8 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from moegeom.core.finding import Finding
-from moegeom.core.verdict import STATES, Outcome, Verdict
+from moegeom.core.finding import STATES, Finding, Outcome, Verdict
 
 SEVERITIES = ("error", "warning", "note")
 

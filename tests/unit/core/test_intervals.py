@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 import moegeom
-from moegeom.core.intervals import half_width, range_text
+from moegeom.core.text import half_width, range_text
 
 SOURCES = Path(moegeom.__file__).parent
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.errors import UsageError
-from moegeom.core.layer_ranges import format_layers, parse_layers
+from moegeom.core.router import format_layers, parse_layers
 
 
 def test_numbers_and_ranges_include_their_ends() -> None:

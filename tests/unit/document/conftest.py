@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moegeom.core.finding import Finding
-from moegeom.core.verdict import Outcome, Verdict
+from moegeom.core.finding import Finding, Outcome, Verdict
 
 #: What a tensor name could hold to break out of each of the formats, or out of a terminal.
 HOSTILE = (

@@ -31,8 +31,8 @@ from safetensors.numpy import load_file, save_file
 import moegeom
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import InternalError
+from moegeom.core.finding import Verdict
 from moegeom.core.router import RouterSet
-from moegeom.core.verdict import Verdict
 from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render
 from moegeom.metrics import METRICS

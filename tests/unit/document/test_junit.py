@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
 
-from moegeom.core.verdict import Outcome, Verdict
+from moegeom.core.finding import Outcome, Verdict
 from moegeom.document.model import View
 from moegeom.document.render import render
 from moegeom.studies.check.document import document

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from moegeom.core.finding import Finding
-from moegeom.core.verdict import STATES, Outcome, Verdict
+from moegeom.core.finding import STATES, Finding, Outcome, Verdict
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.untrusted import printable

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from moegeom.geometry.arithmetic.bias_precision import bias_precision, to_bfloat16, ulp_bfloat16
+from moegeom.geometry.number_formats import bias_precision, to_bfloat16, ulp_bfloat16
 
 
 def test_the_worked_bias():

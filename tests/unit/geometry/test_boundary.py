@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moegeom.geometry.boundary.linear import NO_BOUNDARY, boundary_distance, row_distances
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.selection import top_k
 
 
 def measured(weight, y, k, bias=None):

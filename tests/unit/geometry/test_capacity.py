@@ -7,11 +7,7 @@ from decimal import ROUND_CEILING, Decimal
 import numpy as np
 import pytest
 
-from moegeom.geometry.space.capacity import (
-    dropped_slot_share,
-    expert_capacity,
-    rank_imbalance,
-)
+from moegeom.geometry.load import dropped_slot_share, expert_capacity, rank_imbalance
 
 
 @pytest.mark.parametrize(

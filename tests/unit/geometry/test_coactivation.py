@@ -7,9 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from moegeom.geometry.load.coactivation import (
+from moegeom.geometry.load import (
     coactivation_over_chance,
-    conditional_coactivation,
     jaccard_chance,
     jaccard_mean,
     num_pairs_seen,
@@ -40,17 +39,6 @@ def test_overlap_is_the_mean_jaccard_index_of_sets_of_tokens(case):
     counts, sets, _ = case
     found = [len(a & b) / len(a | b) for a, b in combinations(sets, 2) if a | b]
     np.testing.assert_allclose(jaccard_mean(counts), np.mean(found), rtol=1e-14)
-
-
-def test_conditional_coactivation_is_the_share_of_an_experts_tokens(case):
-    counts, sets, (_, experts, k) = case
-    found = conditional_coactivation(counts)
-    for i in range(experts):
-        for j in range(experts):
-            expected = len(sets[i] & sets[j]) / len(sets[i]) if sets[i] else np.nan
-            np.testing.assert_allclose(found[i, j], expected, rtol=1e-15)
-    rows = found.sum(axis=1)
-    np.testing.assert_allclose(rows[np.diag(counts) > 0], k, rtol=1e-13)
 
 
 def test_pairs_are_counted_once(case):
@@ -106,16 +94,12 @@ def test_pairs_of_two_dead_experts_are_left_out():
     counts[:2, :2] = 10
     np.testing.assert_allclose(jaccard_mean(counts), 1 / 5, rtol=1e-15)
     assert num_pairs_seen(counts) == 1
-    found = conditional_coactivation(counts)
-    np.testing.assert_array_equal(found[:2], [[1.0, 1.0, 0.0, 0.0]] * 2)
-    np.testing.assert_array_equal(found[2:], np.nan)
 
 
 def test_without_tokens_nothing_is_known():
     none = np.zeros((3, 3), dtype=np.int64)
     assert np.isnan(jaccard_mean(none))
     assert np.isnan(coactivation_over_chance(none, 0, 2)).all()
-    assert np.isnan(conditional_coactivation(none)).all()
     assert num_pairs_seen(none) == 0
 
 

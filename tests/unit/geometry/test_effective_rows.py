@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.gram.effective_rows import effective_rows
+from moegeom.geometry.gram import effective_rows
 
 
 @pytest.fixture

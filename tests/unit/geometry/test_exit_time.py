@@ -5,22 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moegeom.geometry import paths
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.noise.boundary_sigmas import (
+from moegeom.geometry.noise import (
     are_boundaries_positive,
     boundary_sigmas,
     noisy_distances,
     noisy_rows,
 )
-from moegeom.geometry.paths import exit_simulation
-from moegeom.geometry.paths.exit_simulation import quantile_interval, simulate_exit
-from moegeom.geometry.paths.exit_time import (
+from moegeom.geometry.paths import (
     cell_quantiles,
     exit_probability,
     face_quantile,
     log_crossing_probability,
+    quantile_interval,
+    simulate_exit,
 )
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.selection import top_k
 
 RANDOM = np.random.default_rng(4)
 WEIGHT = RANDOM.standard_normal((5, 3))
@@ -146,7 +147,7 @@ def test_tiles_do_not_change_a_simulation(monkeypatch):
     chosen = top_k(LOGITS[:1], 2)[0]
     arguments = (LOGITS[0], chosen, WEIGHT, row_distances(WEIGHT), np.array([0.1, 0.2]), 4000)
     whole = simulate_exit(*arguments, np.random.default_rng(1))
-    monkeypatch.setattr(exit_simulation, "_AT_ONCE", 600)
+    monkeypatch.setattr(paths, "_AT_ONCE", 600)
     parts = simulate_exit(*arguments, np.random.default_rng(2))
     error = np.hypot(whole.upper_error, parts.upper_error)
     np.testing.assert_array_less(np.abs(whole.upper - parts.upper), 4.0 * error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.geometry.load.expert_set import chao1, expert_set_entropy_nats, good_turing_coverage
+from moegeom.geometry.load import chao1, expert_set_entropy_nats, good_turing_coverage
 
 NONE = np.array([], dtype=np.int64)
 

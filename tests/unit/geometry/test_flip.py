@@ -8,12 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.geometry.noise.flip import (
-    certainly_differs,
-    shares_expert,
-    swapped_pairs,
-    weight_moved,
-)
+from moegeom.geometry.noise import certainly_differs, shares_expert, swapped_pairs, weight_moved
 
 E, K = 6, 3
 

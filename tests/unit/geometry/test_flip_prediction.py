@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.noise.independent import nearest_flip
-from moegeom.geometry.noise.prediction import flip_prediction, spacing, tie_probability
+from moegeom.geometry.noise import flip_prediction, nearest_flip, spacing, tie_probability
 
 
 def test_spacing_is_that_of_the_format() -> None:

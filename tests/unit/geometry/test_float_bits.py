@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.arithmetic.float_bits import (
-    NUM_BINS,
-    bin_edges,
-    bin_index,
-    quantile,
-    share_below,
-)
+from moegeom.geometry.histogram import NUM_BINS, bin_edges, bin_index, quantile, share_below
 
 POWERS = 2.0 ** np.arange(-40, 25)
 

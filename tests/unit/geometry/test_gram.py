@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.gram.gram import (
+from moegeom.geometry.gram import (
     best_gram_score,
     cosines,
     gram_score,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from moegeom.geometry.load.histogram_ranks import mean_rank, share_among_least
+from moegeom.geometry.histogram import mean_rank, share_among_least
 
 COUNTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12).map(
     lambda pairs: np.array(pairs, np.int64).T

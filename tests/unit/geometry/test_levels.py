@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from moegeom.geometry.arithmetic.levels import (
+from moegeom.geometry.number_formats import (
     PREFIX,
     WINDOW,
     distinct_values,

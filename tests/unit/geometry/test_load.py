@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.load import statistics as load
+from moegeom.geometry import load
 
 BALANCED = np.full(8, 5)
 ONE_TAKES_ALL = np.array([0, 0, 12, 0])

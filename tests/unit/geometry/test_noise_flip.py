@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import Rule, Weights
+from moegeom.geometry import noise
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.noise import independent as independent_flip
-from moegeom.geometry.noise import noise_flip
-from moegeom.geometry.noise.boundary_sigmas import boundary_sigmas
-from moegeom.geometry.noise.calibration import noise_between
-from moegeom.geometry.noise.independent import logit_deviations
-from moegeom.geometry.noise.noise_flip import SimulatedFlip, flip_bounds, simulate_flip
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.noise import (
+    SimulatedFlip,
+    boundary_sigmas,
+    flip_bounds,
+    logit_deviations,
+    simulate_flip,
+)
+from moegeom.geometry.noise_size import noise_between
+from moegeom.geometry.selection import top_k
 
 RANDOM = np.random.default_rng(1)
 WEIGHT = RANDOM.standard_normal((6, 4))
@@ -66,8 +69,7 @@ def test_one_draw_counts_tokens():
 
 def test_tiles_change_nothing(monkeypatch):
     whole = bounds(LOGITS, 2, 0.3)
-    monkeypatch.setattr(noise_flip, "_AT_ONCE", 17)
-    monkeypatch.setattr(independent_flip, "_AT_ONCE", 1)
+    monkeypatch.setattr(noise, "_AT_ONCE", 1)
     np.testing.assert_allclose(bounds(LOGITS, 2, 0.3), whole, rtol=1e-13)
     parts = simulate_flip(INPUTS, WEIGHT, RULE, np.full((1, 1), 0.1), 50, np.random.default_rng(0))
     assert 0.0 < parts.share < 1.0

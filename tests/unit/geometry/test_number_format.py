@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.geometry.arithmetic.number_format import NUMBER_FORMATS, rounded_to
-from moegeom.geometry.arithmetic.stability import format_gap
+from moegeom.geometry.number_formats import NUMBER_FORMATS, format_gap, rounded_to
 
 SINGLES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.boundary.logit_distance import logit_distance
 from moegeom.geometry.boundary.order_distance import (
     flat_distance,
     least_distance,
     order_distance,
     row_coordinates,
 )
+from moegeom.geometry.boundary.orders import logit_distance
 
 #: Three rows of the plane at which all tie only in the origin.
 FAN = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])

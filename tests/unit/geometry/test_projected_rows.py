@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.geometry.rows.projected_rows import composed_rows, cosine_scale, unit_length
+from moegeom.geometry.rows import composed_rows, cosine_scale, unit_length
 
 
 def test_rows_have_length_one_and_a_row_of_zeros_stays_one() -> None:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from moegeom.geometry.rows.projection import projected, projection_matrix
+from moegeom.geometry.rows import projected, projection_matrix
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_the_numbers_are_fixed():
 
 def test_another_process_draws_the_same_numbers():
     program = (
-        "from moegeom.geometry.rows.projection import projection_matrix;"
+        "from moegeom.geometry.rows import projection_matrix;"
         "print(projection_matrix(40, 5).tobytes().hex())"
     )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

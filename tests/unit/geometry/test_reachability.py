@@ -7,8 +7,8 @@ import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
-from moegeom.geometry.gram.effective_rows import effective_rows
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.gram import effective_rows
+from moegeom.geometry.selection import route
 
 POINT, INDEPENDENCE, BEATEN, OPEN = Proof.point, Proof.independence, Proof.beaten, Proof.open
 INF = np.inf

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.selection.mask import (
+from moegeom.geometry.selection import (
+    LARGEST_SLOPE,
+    SCORES,
     fill_decides,
     group_margin,
     group_mask,
     group_scores,
     kept_groups,
+    margin,
+    route,
+    selection_scores,
+    top_k,
 )
-from moegeom.geometry.selection.pick import margin, top_k
-from moegeom.geometry.selection.route import route, selection_scores
-from moegeom.geometry.selection.score import LARGEST_SLOPE, SCORES
 
 INF = np.inf
 

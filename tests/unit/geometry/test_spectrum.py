@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.geometry.gram.effective_rows import effective_rows
-from moegeom.geometry.gram.spectrum import Spectrum, row_spectrum
+from moegeom.geometry.gram import Spectrum, effective_rows, row_spectrum
 
 
 def spectrum(rows, is_centred=False):

@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moegeom.geometry.arithmetic.rounding import UNIT_FLOAT32
-from moegeom.geometry.arithmetic.stability import sum_error
-from moegeom.geometry.arithmetic.summation import SUMMATION_ORDERS, gamma, ordered_sums
+from moegeom.geometry.number_formats import sum_error
+from moegeom.geometry.rounding import SUMMATION_ORDERS, UNIT_FLOAT32, gamma, ordered_sums
 
 KNOWN = [name for name, order in SUMMATION_ORDERS.items() if order.sums is not None]
 WIDTHS = (1, 2, 7, 64, 1000, 2048)

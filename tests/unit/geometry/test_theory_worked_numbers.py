@@ -10,34 +10,31 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import Rule, Weights
-from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_FLOAT32
-from moegeom.geometry.arithmetic.summation import gamma
-from moegeom.geometry.boundary.curved_rows import curved_rows
-from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.logit_distance import free_logit_distance
+from moegeom.geometry.boundary.curved import BENDS, curved_rows
+from moegeom.geometry.boundary.linear import boundary_angle, boundary_distance, row_distances
 from moegeom.geometry.boundary.order_distance import order_distance
-from moegeom.geometry.boundary.orders import extra_experts, order_eps, tie_spread
-from moegeom.geometry.boundary.score_curve import BENDS
-from moegeom.geometry.gram.angular import cap_area_log10, cap_constant
-from moegeom.geometry.gram.gram import (
+from moegeom.geometry.boundary.orders import (
+    extra_experts,
+    free_logit_distance,
+    order_eps,
+    tie_spread,
+)
+from moegeom.geometry.gram import (
     best_gram_score,
+    cap_area_log10,
+    cap_constant,
     cosines,
     gram_score,
     mean_absolute_cosine,
     random_gram_score,
     random_gram_score_sd,
 )
-from moegeom.geometry.load.statistics import gini, load_cv, load_entropy_nats, max_vio
-from moegeom.geometry.noise.prediction import spacing, tie_probability
-from moegeom.geometry.paths.exit_time import face_quantile, log_crossing_probability
-from moegeom.geometry.rows.pre_norm import boundary_angle
-from moegeom.geometry.selection.pick import margin, top_k
-from moegeom.geometry.selection.route import route, selection_scores
-from moegeom.geometry.space.capacity import expert_capacity
-from moegeom.geometry.space.intrinsic_dimension import (
-    participation_ratio,
-    participation_ratio_corrected,
-)
+from moegeom.geometry.load import expert_capacity, gini, load_cv, load_entropy_nats, max_vio
+from moegeom.geometry.noise import spacing, tie_probability
+from moegeom.geometry.paths import face_quantile, log_crossing_probability
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
+from moegeom.geometry.selection import margin, route, selection_scores, top_k
+from moegeom.geometry.space import participation_ratio, participation_ratio_corrected
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.studies.cells.ball.bounds_of_cells import most_cells, zaslavsky
 from moegeom.studies.cells.exact.hypersimplex import face_counts

@@ -11,7 +11,7 @@ from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from torch.ao.quantization import PerChannelMinMaxObserver
 
-from moegeom.geometry.arithmetic.weight_schemes import WEIGHT_STORAGE, stored_as
+from moegeom.geometry.number_formats import WEIGHT_STORAGE, stored_as
 
 SHAPES = ((64, 256), (130, 384))
 

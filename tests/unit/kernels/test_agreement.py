@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions.agreement import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
+from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
 
 REDUCTION = REDUCTIONS["agreement"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.geometry.arithmetic.rounding import logit_error_bound
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.selection.pick import margin, top_k
+from moegeom.geometry.rounding import logit_error_bound
+from moegeom.geometry.selection import margin, top_k
 from moegeom.metrics import METRICS, RouterRun, measure_router
 from moegeom.testing.array_source import ArraySource
 

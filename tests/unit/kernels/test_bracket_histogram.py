@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.core.metric import RouterFacts
-from moegeom.geometry.arithmetic.float_bits import NUM_BINS, bin_index
+from moegeom.geometry.histogram import NUM_BINS, bin_index
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels

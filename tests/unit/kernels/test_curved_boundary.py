@@ -9,7 +9,7 @@ import pytest
 from scipy.special import expit
 
 from moegeom.core.router import LogitMap, Rule, Weights
-from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 UNIT = np.eye(2)

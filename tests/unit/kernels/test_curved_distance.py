@@ -9,8 +9,8 @@ import pytest
 
 from moegeom.core.errors import RouterRuleError
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary.curved_rows import curved_rows, group_slopes
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.boundary.curved import curved_rows, group_slopes
+from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 SCORES = Weights("scores")

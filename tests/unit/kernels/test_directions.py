@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.geometry.rows.norm import unit_rows
+from moegeom.geometry.rows import unit_rows
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions.directions import FIXED_POINT
+from moegeom.kernels.reductions.scores import FIXED_POINT
 from moegeom.metrics import METRICS, finish_router
 
 REDUCTION = REDUCTIONS["directions"]

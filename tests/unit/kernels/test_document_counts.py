@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions import document_counts
-from moegeom.kernels.reductions._sample import token_hash
+from moegeom.kernels.reductions import sketches
+from moegeom.kernels.reference import token_hash
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS = 7, 2, 2, 300
 COUNTS = REDUCTIONS["document_counts"]
@@ -72,7 +72,7 @@ def test_selected_counts_are_those_of_counting_by_hand(population, without):
 
 def test_of_many_documents_those_with_the_smallest_hashes_stay_whole(monkeypatch):
     whole = folded(np.arange(TOKENS))
-    monkeypatch.setattr(document_counts, "DOCUMENTS", 5)
+    monkeypatch.setattr(sketches, "DOCUMENTS", 5)
     kept = folded(np.arange(TOKENS))
     documents = np.unique(whole["document"])
     wanted = documents[np.argsort(token_hash(documents))][:5]
@@ -85,7 +85,7 @@ def test_of_many_documents_those_with_the_smallest_hashes_stay_whole(monkeypatch
 def test_a_sample_of_documents_does_not_depend_on_how_the_stream_is_cut(owner):
     """Documents are cut in pieces, too, and pieces of dropped documents come again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(document_counts, "DOCUMENTS", 5)
+        patch.setattr(sketches, "DOCUMENTS", 5)
         parts = [np.flatnonzero(np.array(owner) == part) for part in range(3)]
         whole = folded(np.arange(TOKENS))
         first, second, third = map(folded, parts)

@@ -7,7 +7,7 @@ import pytest
 
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions import expert_sets as sketch
+from moegeom.kernels.reductions import sketches as sketch
 from moegeom.kernels.table import load_kernels
 
 EXPERTS, TOP_K = 40, 4

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.geometry.load.statistics import load_cv, load_share, max_vio
+from moegeom.geometry.load import load_cv, load_share, max_vio
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from moegeom.core.errors import MoeGeomError, ResultsError
-from moegeom.core.token_table import TokenTable
+from moegeom.core.router import TokenTable
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document

@@ -14,8 +14,8 @@ import threadpoolctl
 from moegeom import pipeline
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import OutputError, UsageError
-from moegeom.core.input_noise import InputNoise
 from moegeom.core.router import Norm, Projection
+from moegeom.core.tokens import InputNoise
 from moegeom.engine import run_facts
 from moegeom.engine.run_facts import plan_facts
 from moegeom.metrics import METRICS

@@ -19,7 +19,7 @@ from gguf import MODEL_ARCH_NAMES, MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router, RouterSet
-from moegeom.geometry.selection.route import Routing, route
+from moegeom.geometry.selection import Routing, route
 from moegeom.router.family_file import families, family_of, load_family
 from moegeom.router.load import load_routers
 

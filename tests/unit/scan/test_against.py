@@ -9,10 +9,10 @@ import pytest
 
 from moegeom.core.errors import NonFiniteError, RouterError, RouterRuleError
 from moegeom.core.router import Norm, Projection, Router, RouterSet
+from moegeom.core.row_keys import AGAINST
 from moegeom.core.tokens import TILE
-from moegeom.core.variant_names import AGAINST
 from moegeom.engine.against import Against, against
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.selection import route
 from moegeom.metrics import METRICS
 from moegeom.metrics.near_flips import NEAR
 

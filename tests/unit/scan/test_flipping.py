@@ -11,8 +11,8 @@ import torch
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE
 from moegeom.engine.flipping import ReferenceChoice, emulated_choice, flip_of
-from moegeom.geometry.arithmetic.number_format import rounded_to
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.number_formats import rounded_to
+from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, measure_router
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names

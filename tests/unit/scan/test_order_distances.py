@@ -15,7 +15,7 @@ from moegeom.engine.sampled import tokens_of_tile
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
-from moegeom.geometry.selection.pick import top_k
+from moegeom.geometry.selection import top_k
 from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS

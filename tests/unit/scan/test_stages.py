@@ -12,10 +12,10 @@ from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.router import Rule, Weights
 from moegeom.core.tokens import TILE, TopLogits
 from moegeom.engine.products import tile_logits
-from moegeom.geometry.boundary.curved_rows import curved_rows
+from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.rows.norm import normed
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.rows import normed
+from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.metrics import METRICS, measure_router
 

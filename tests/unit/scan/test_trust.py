@@ -11,8 +11,8 @@ from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import TILE, TopLogits
 from moegeom.engine.prepared import prepare
 from moegeom.engine.trust import examine
-from moegeom.geometry.rows.norm import normed
-from moegeom.geometry.selection.route import route
+from moegeom.geometry.rows import normed
+from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
 
 STRICT = {"stale_inputs": False, "unverified": False}

@@ -12,7 +12,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from moegeom.document.model import View
 from moegeom.document.render import render
-from moegeom.geometry.rows.expert_matching import common_choices, overlap_beyond_chance
+from moegeom.geometry.rows import common_choices, overlap_beyond_chance
 from moegeom.studies.explain.document import document
 from moegeom.studies.explain.record import (
     VERDICTS,

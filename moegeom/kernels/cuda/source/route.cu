@@ -45,7 +45,7 @@ struct Token {
 };
 
 // Margin below which two correct float32 engines may choose differently; see
-// moegeom.geometry.arithmetic.rounding.
+// moegeom.geometry.rounding.
 __device__ double float_bound(double norm, const double* number, const Token& token) {
     double size = __dadd_rn(__dmul_rn(number[LONGEST_ROW], norm), number[LARGEST_BIAS]);
     double error = INF;  // partial sums may leave float32

@@ -2,9 +2,9 @@
 // label, so those of the first token's label are counted in shared memory and added up at the end;
 // the others go straight to the counters. All of them are integers: no order changes a sum.
 //
-// Set by the caller: NUM_BINS, FIRST_CODE (see moegeom.geometry.arithmetic.float_bits), NUM_BLOCKS, NOT_COUNTED.
+// Set by the caller: NUM_BINS, FIRST_CODE (see moegeom.geometry.histogram), NUM_BLOCKS, NOT_COUNTED.
 
-// Bin of a value >= 0; see moegeom.geometry.arithmetic.float_bits.
+// Bin of a value >= 0; see moegeom.geometry.histogram.
 __device__ int bin_of(double value) {
     int code = (int)((u64)__double_as_longlong(value + 0.0) >> 48) - FIRST_CODE + 1;
     return code < 0 ? 0 : (code > NUM_BINS - 1 ? NUM_BINS - 1 : code);

@@ -22,7 +22,7 @@ def chosen_mask(
 ) -> Bool[np.ndarray, "tokens experts"]:
     """True for the ``top_k`` largest of each token; equal scores: the lower index.
 
-    The same sets as :func:`moegeom.geometry.selection.pick.top_k`, without sorting.
+    The same sets as :func:`moegeom.geometry.selection.top_k`, without sorting.
     """
     experts = biased.shape[1]
     last = np.partition(biased, experts - top_k, axis=1)[:, [experts - top_k]]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numba import njit
 
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.kernels.cpu import INNER
 
 #: Where a search ended: at the nearest point, past the radius, at a contradiction, nowhere.
 SOLVED, PASSED, CONTRADICTED, STUCK = 0, 1, 2, 3

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32, Int64, UInt8
 
 from moegeom.core.router import GroupMask, Projection, Rule
-from moegeom.geometry.selection.mask import group_scores, kept_groups
+from moegeom.geometry.selection import group_scores, kept_groups
 from moegeom.studies.cells.plane.raster_enclosure import SPARE, Enclosure, Rectangles
 from moegeom.studies.cells.plane.raster_frame import (
     Frame,
@@ -59,7 +59,7 @@ def certain_choice(
     place, S is also proved by either of them choosing it.
 
     A tie of two scores is never certain. Source: docs/theory.md E2. Oracle in tests:
-    :func:`~moegeom.geometry.selection.route.route` at random points.
+    :func:`~moegeom.geometry.selection.route` at random points.
     """
     groups = rule.groups
     with np.errstate(over="ignore", invalid="ignore"):

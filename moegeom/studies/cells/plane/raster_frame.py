@@ -9,10 +9,8 @@ import numpy as np
 from jaxtyping import Float, Float64, Int32, Int64, UInt8
 
 from moegeom.core.router import Projection, Rule
-from moegeom.geometry.rows.projected_rows import LEAST_LENGTH
-from moegeom.geometry.selection.mask import group_mask
-from moegeom.geometry.selection.pick import top_k
-from moegeom.geometry.selection.route import selection_scores
+from moegeom.geometry.rows import LEAST_LENGTH
+from moegeom.geometry.selection import group_mask, selection_scores, top_k
 from moegeom.studies.cells.plane.raster_enclosure import Rectangles
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from moegeom.geometry.boundary.score_curve import BENDS
-from moegeom.geometry.rows.projected_rows import LEAST_LENGTH
+from moegeom.geometry.boundary.curved import BENDS
+from moegeom.geometry.rows import LEAST_LENGTH
 from moegeom.studies.cells.plane.raster_enclosure import (
     FLOOR,
     SPARE,
@@ -28,7 +28,7 @@ _SCORE_UNITS = 32.0 * UNIT
 def score_ranges(router: PlaneRouter, rectangles: Rectangles) -> Enclosure:
     """Enclosures of the selection scores of all experts, before any group mask.
 
-    What is compared is that of :func:`~moegeom.geometry.selection.route.selection_scores`: logits
+    What is compared is that of :func:`~moegeom.geometry.selection.selection_scores`: logits
     for an affine rule, ``score(mapped logit) + bias`` for others. Cosine logits without a bias that
     follows are compared before they are divided by the length of the projected input, which is one
     positive factor. Values that overflow make the rest inf or nan, which proves nothing.

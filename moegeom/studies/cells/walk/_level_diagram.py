@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt32, UInt64
 from numba import njit
 
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.kernels.cpu import INNER
 from moegeom.studies.cells.walk._level_vertex import NONE, RAY
 from moegeom.studies.cells.walk.level_walk import Walked
 

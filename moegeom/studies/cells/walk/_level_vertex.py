@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int16, Int32, UInt8, UInt32, UInt64
 from numba import njit
 
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.kernels.cpu import INNER
 
 #: Unit roundoff.
 _UNIT = 2.0**-53

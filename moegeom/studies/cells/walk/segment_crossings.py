@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numba import njit
 
-from moegeom.kernels.cpu._inner import INNER
+from moegeom.kernels.cpu import INNER
 from moegeom.studies.cells.exact.crossings import Crossing, exact_crossings
 
 #: Eight units of roundoff, a number over all that underflow may lose, and one under all that may

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moegeom.core.files import write_whole
-from moegeom.core.intervals import half_width
 from moegeom.core.series import SERIES_COLUMNS, Series, SeriesColumn
+from moegeom.core.text import half_width
 from moegeom.studies.track.export import SeriesExport
 
 if TYPE_CHECKING:

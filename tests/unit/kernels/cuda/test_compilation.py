@@ -10,12 +10,10 @@ import pytest
 
 from moegeom.core.router import GroupMask
 from moegeom.kernels.cuda import cupy_device
-from moegeom.kernels.cuda.counts_program import counts_program
 from moegeom.kernels.cuda.cupy_device import architecture_for, compile_program, nvrtc
 from moegeom.kernels.cuda.device import DeviceError
-from moegeom.kernels.cuda.input_norm import INPUT_KINDS, norm_program
-from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K
-from moegeom.kernels.cuda.program import Program
+from moegeom.kernels.cuda.parts import INPUT_KINDS, counts_program, norm_program
+from moegeom.kernels.cuda.program import MAX_EXPERTS, MAX_TOP_K, Program
 from moegeom.kernels.cuda.route import RouteRule
 
 #: A100, and H100, H200.

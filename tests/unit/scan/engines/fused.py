@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import GroupMask
-from moegeom.geometry.arithmetic.float_bits import NUM_BINS
-from moegeom.geometry.arithmetic.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.boundary.linear import RowDistances
-from moegeom.geometry.selection.score import LARGEST_SLOPE
+from moegeom.geometry.histogram import NUM_BINS
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
+from moegeom.geometry.selection import LARGEST_SLOPE
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.kernels.cuda.device_rows import device_rows
+from moegeom.kernels.cuda.parts import device_rows, selection_scores
+from moegeom.kernels.cuda.program import NOT_COUNTED
 from moegeom.kernels.cuda.route import (
     RouteCounters,
     RouteNumbers,
@@ -22,8 +23,6 @@ from moegeom.kernels.cuda.route import (
     RouteTables,
     launch_route,
 )
-from moegeom.kernels.cuda.selection_scores import selection_scores
-from moegeom.kernels.cuda.tally_facts import NOT_COUNTED
 from moegeom.kernels.table import load_kernels
 from tests.emulator.emulated_device import EmulatedDevice
 

@@ -20,7 +20,7 @@ from moegeom.engine.labels import MAX_DOMAINS
 from moegeom.engine.loop import Hooks, Pace, Progress
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
-from moegeom.kernels.cuda.device_rows import device_rows
+from moegeom.kernels.cuda.parts import device_rows
 from tests.unit.scan.engines.scanned import (
     COUNTED,
     DISTANCES,

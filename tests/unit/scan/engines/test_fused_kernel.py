@@ -11,10 +11,9 @@ import pytest
 
 from moegeom.core.router import GroupMask
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
-from moegeom.kernels.cuda.device_rows import device_rows
-from moegeom.kernels.cuda.layout import MAX_EXPERTS, MAX_TOP_K
+from moegeom.kernels.cuda.parts import device_rows
+from moegeom.kernels.cuda.program import MAX_EXPERTS, MAX_TOP_K, NOT_COUNTED
 from moegeom.kernels.cuda.route import RouteRule
-from moegeom.kernels.cuda.tally_facts import NOT_COUNTED
 from tests.unit.scan.engines.fused import Case, disagreements, fused, in_parts, rule_of
 
 TOKENS = 70

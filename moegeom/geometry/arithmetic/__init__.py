@@ -1,1 +1,0 @@
-"""Number formats, roundings and sums."""

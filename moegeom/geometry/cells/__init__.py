@@ -1,1 +1,0 @@
-"""Cells of top-k routing: enumeration, facets, witnesses and closed forms."""

@@ -1,1 +1,0 @@
-"""Angles between the rows of routers, and spectra."""

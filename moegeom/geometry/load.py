@@ -1,0 +1,442 @@
+"""How tokens spread over experts, and what chance alone would do.
+
+Counts N of pairs are symmetric, N_ij the tokens that chose both, the diagonal those that chose the
+expert.
+
+For chance, documents (or runs of tokens, where none are known) are the sampling unit. Everything is
+derived from how the counts of the units scatter, so that dependence between the tokens of one
+document is in it; docs/theory.md D3 has the floors for independent tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+
+from moegeom.geometry.selection import SCORES
+
+# ----------------------------------------------------------------------------------------- evenness
+#: One number per vector of counts: a NumPy scalar when there is only one vector.
+PerVector = Float64[np.ndarray, "*batch"] | np.float64
+
+#: An expert below this share of its fair load is underused (docs/theory.md D3, there "dead").
+UNDERUSED_BELOW = 0.1
+
+
+def _fair(counts: Int64[np.ndarray, "*batch experts"]) -> Float64[np.ndarray, "*batch 1"]:
+    """Mean count per expert; nan instead of 0, so that nothing measured stays nothing."""
+    mean = counts.mean(axis=-1, keepdims=True)
+    return np.where(mean == 0.0, np.nan, mean)
+
+
+def load_share(
+    counts: Int64[np.ndarray, "*batch experts"],
+) -> Float64[np.ndarray, "*batch experts"]:
+    """Load in units of the fair share, c_e E / sum c; 1 is fair; nan when nothing was chosen."""
+    return counts / _fair(counts)
+
+
+def load_cv(counts: Int64[np.ndarray, "*batch experts"], ddof: int = 0) -> PerVector:
+    """Standard deviation of the counts divided by their mean; 0 at balance.
+
+    ``ddof`` 0 is the population value; both occur in practice. Source: docs/theory.md D3; oracle:
+    scipy.stats.variation.
+    """
+    return load_share(counts).std(axis=-1, ddof=ddof)
+
+
+def max_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Largest load over the fair share, minus 1; in [0, E/k - 1].
+
+    Source: arXiv 2408.15664, equation 4.
+    """
+    return load_share(counts).max(axis=-1) - 1.0
+
+
+def min_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Smallest load over the fair share, minus 1; -1 when an expert is dead."""
+    return load_share(counts).min(axis=-1) - 1.0
+
+
+def gini(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    r"""Gini coefficient, :math:`\sum_i (2i - E - 1) c_{(i)} / (E \sum c)`, counts ascending.
+
+    0 at balance, 1 - 1/E when one expert takes everything. Oracle: mean absolute difference.
+    """
+    experts = counts.shape[-1]
+    ranks = 2.0 * np.arange(1, experts + 1) - experts - 1.0
+    ascending = np.sort(load_share(counts), axis=-1)
+    return (ascending * ranks).sum(axis=-1) / experts**2
+
+
+def load_entropy_nats(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Entropy of the share of slots that each expert takes, in nats; log E at balance.
+
+    0 log 0 = 0. Oracle: scipy.stats.entropy.
+    """
+    share = load_share(counts) / counts.shape[-1]
+    # log 1 = 0 stands in for log 0, whose share is 0
+    return -(share * np.log(np.where(share == 0.0, 1.0, share))).sum(axis=-1)
+
+
+def dead_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Share of experts that no token chose."""
+    return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, (counts == 0).mean(axis=-1))
+
+
+def underused_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Share of experts with less than a tenth of the fair load, dead ones included."""
+    share = load_share(counts)
+    underused = (share < UNDERUSED_BELOW).mean(axis=-1)
+    return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, underused)
+
+
+def avg_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Mean distance of a load from the fair share, in fair shares; in [0, 2 (1 - 1/E)]."""
+    return np.abs(load_share(counts) - 1.0).mean(axis=-1)
+
+
+def jain(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    r"""Jain's fairness index, :math:`(\sum c)^2 / (E \sum c^2) = 1 / (1 + CV^2)`; 1 at balance."""
+    return np.float64(1.0) / (1.0 + load_cv(counts) ** 2)
+
+
+def kl_to_uniform_nats(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
+    """Kullback-Leibler divergence of the load from even load, log E - H; 0 at balance."""
+    return np.log(counts.shape[-1]) - load_entropy_nats(counts)
+
+
+def load_cv_squared_debiased(block_counts: Int64[np.ndarray, "blocks experts"]) -> float:
+    r"""Squared CV of the expected load, without what the choice of documents adds.
+
+    :math:`\sum_{a \ne b} v_a v_b \langle x_a - 1, x_b - 1 \rangle / (E (1 - \sum v^2))`, x_b the
+    load of block b in fair shares and v_b its share of the slots: products of different blocks,
+    whose errors are independent, so that the mean over documents is the true value. Negative when
+    nothing but noise is seen. nan for fewer than two blocks with tokens.
+    Oracle in tests: Monte Carlo over documents.
+    """
+    counts = block_counts[block_counts.sum(axis=1) > 0].astype(np.float64)
+    if len(counts) < 2:
+        return float("nan")
+    share = counts.sum(axis=1) / counts.sum()
+    excess = (load_share(counts.astype(np.int64)) - 1.0) * share[:, None]
+    products = (excess.sum(axis=0) ** 2).sum() - (excess**2).sum()
+    return float(products / (counts.shape[1] * (1.0 - (share**2).sum())))
+
+
+def max_vio_floor(num_tokens: int, num_experts: int, top_k: int) -> float:
+    r"""MaxVio that perfectly even random routing shows on this many independent tokens, at most.
+
+    :math:`\sqrt{2 \log E (1 - k/E) / m}`, m = kT/E; about a fifth above the mean (E = 64, k = 8).
+    nan without tokens. Source: docs/theory.md D3; oracle: Monte Carlo.
+    """
+    return math.sqrt(2.0 * math.log(num_experts)) * load_cv_floor(num_tokens, num_experts, top_k)
+
+
+def load_cv_floor(num_tokens: int, num_experts: int, top_k: int) -> float:
+    r"""CV that perfectly even random routing shows on this many independent tokens.
+
+    :math:`\sqrt{(1 - k/E) / m}` with m = kT/E tokens per expert. Real tokens are not independent,
+    so a balanced router shows more. nan without tokens.
+    Source: docs/theory.md D3; oracle: Monte Carlo.
+    """
+    if num_tokens == 0:
+        return float("nan")
+    mean = top_k * num_tokens / num_experts
+    return float(np.sqrt((1.0 - top_k / num_experts) / mean))
+
+
+# ----------------------------------------------------------------------------------------- capacity
+def expert_capacity(num_tokens: int, num_experts: int, top_k: int, factor: float) -> int:
+    """Tokens that an expert may take, ceil(f k T / E).
+
+    In fractions, with the factor as people write it: 1.1 is 11/10, so that 1.1 times 10 is 11 and
+    not, by the rounding of 1.1 to a float, 12. Source: docs/theory.md D3.
+    """
+    return math.ceil(Fraction(repr(float(factor))) * top_k * num_tokens / num_experts)
+
+
+def dropped_slot_share(counts: Int64[np.ndarray, "experts"], capacity: int) -> float:
+    r"""Share of slots over the capacity of their expert, sum max(0, c_e - C) / sum c; nan without.
+
+    Source: docs/theory.md D3.
+    """
+    total = int(counts.sum())
+    return float(np.maximum(counts - capacity, 0).sum() / total) if total else float("nan")
+
+
+def rank_imbalance(counts: Int64[np.ndarray, "experts"], num_ranks: int) -> float:
+    """Largest load of equal groups of consecutive experts over their mean; 1 to ``num_ranks``.
+
+    nan without tokens, and when ``num_ranks`` does not divide the number of experts.
+    """
+    if len(counts) % num_ranks:
+        return float("nan")
+    load = counts.reshape(num_ranks, -1).sum(axis=1)
+    return float(load.max() / load.mean()) if load.any() else float("nan")
+
+
+# ------------------------------------------------------------------------------- entropy of a token
+def normalised_scores(
+    logits: Float[np.ndarray, "tokens experts"], score: str
+) -> Float64[np.ndarray, "tokens experts"]:
+    r"""Scores over their sum, :math:`p_i = s(z_i) / \sum_j s(z_j)`; rows sum to 1.
+
+    Softmax scores are such a distribution already; raw logits (``identity``) are turned into one by
+    softmax. Computed as the softmax of log s, so that scores which underflow keep their ratio.
+    Source: docs/theory.md D3. Oracle in tests: torch.
+    """
+    z = logits.astype(np.float64)
+    if score == "sigmoid":
+        z = np.minimum(z, 0.0) - np.log1p(np.exp(-np.abs(z)))
+    elif score == "sqrt_softplus":
+        softplus = np.maximum(z, 0.0) + np.log1p(np.exp(-np.abs(z)))
+        # log(1 + e^z) ~ e^z far below 0, where the sum would lose it
+        z = np.where(z < -30.0, z, np.log(np.maximum(softplus, 1e-300))) / 2.0
+    return SCORES["softmax"](z)
+
+
+def entropy_nats(
+    probability: Float[np.ndarray, "tokens experts"],
+) -> Float64[np.ndarray, "tokens"]:
+    """Entropy of each row, -sum p log p with 0 log 0 = 0, in nats; 0 to log E.
+
+    Oracle in tests: scipy.stats.entropy.
+    """
+    p = probability.astype(np.float64)
+    # log 1 = 0 stands in for log 0; a nan stays a nan
+    return -(p * np.log(np.where(p == 0.0, 1.0, p))).sum(axis=1) + 0.0
+
+
+def log_sum_exp(logits: Float[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens"]:
+    """Logarithm of the sum of exponentials of each row; the largest entry is taken out first.
+
+    Oracle in tests: scipy.special.logsumexp.
+    """
+    z = logits.astype(np.float64)
+    largest = z.max(axis=1)
+    return largest + np.log(np.exp(z - largest[:, None]).sum(axis=1))
+
+
+# -------------------------------------------------------------------------------------------- pairs
+Pairs = Int64[np.ndarray, "experts experts"]
+
+
+def jaccard_mean(counts: Pairs) -> float:
+    r"""Mean over pairs of :math:`N_{ij} / (N_i + N_j - N_{ij})`; nan when no pair has a token.
+
+    Pairs of two dead experts are left out. Source: docs/theory.md D3; oracle: sets of tokens.
+    """
+    own = np.diag(counts)
+    first, second = np.triu_indices(len(counts), 1)
+    together = counts[first, second]
+    either = own[first] + own[second] - together
+    known = either > 0
+    return float((together[known] / either[known]).mean()) if known.any() else float("nan")
+
+
+def jaccard_chance(num_experts: int, top_k: int) -> float:
+    """The same for sets drawn evenly, (k - 1) / (2E - k - 1); nan for a single expert.
+
+    In the limit of many tokens. Source: docs/theory.md D3; oracle in tests: drawn sets.
+    """
+    if num_experts < 2:
+        return float("nan")
+    return (top_k - 1) / (2 * num_experts - top_k - 1)
+
+
+def coactivation_over_chance(
+    counts: Pairs, num_tokens: int, top_k: int
+) -> Float64[np.ndarray, "experts experts"]:
+    r"""Frequency of each pair over that of even chance, :math:`k (k - 1) / (E (E - 1))`.
+
+    The diagonal means nothing. nan for k = 1, where no pair can be chosen, and without tokens.
+    Source: docs/theory.md D3.
+    """
+    experts = len(counts)
+    if top_k < 2 or not num_tokens:
+        return np.full((experts, experts), np.nan)
+    return counts / num_tokens / (top_k * (top_k - 1) / (experts * (experts - 1)))
+
+
+def num_pairs_seen(counts: Pairs) -> int:
+    """Pairs of different experts that some token chose."""
+    return int(np.count_nonzero(np.triu(counts, 1)))
+
+
+def most_frequent(counts: Int64[np.ndarray, "experts experts"], most: int) -> dict[str, np.ndarray]:
+    """At most ``most`` pairs: ``expert_out``, ``expert_in``, ``num_tokens`` and ``share``.
+
+    Pairs without a token are left out; the lower pair comes first among equals. The share is of
+    all counts.
+    """
+    flat = counts.reshape(-1)
+    top = np.argsort(-flat, kind="stable")[:most]
+    top = top[flat[top] > 0]
+    out, into = np.divmod(top, len(counts))
+    share = flat[top] / max(int(flat.sum()), 1)
+    return {"expert_out": out, "expert_in": into, "num_tokens": flat[top], "share": share}
+
+
+# --------------------------------------------------------------------------------------------- sets
+def good_turing_coverage(counts: Int64[np.ndarray, "expert_sets"]) -> float:
+    """Estimated share of future tokens whose expert set was already seen, 1 - f1 / T.
+
+    f1 expert sets were seen once, T tokens in all; nan without tokens. Source: docs/theory.md B4.
+    """
+    total = int(counts.sum())
+    return float("nan") if total == 0 else 1.0 - int((counts == 1).sum()) / total
+
+
+def chao1(counts: Int64[np.ndarray, "expert_sets"]) -> float:
+    """Lower estimate of the number of expert sets, S + f1 (f1 - 1) / (2 (f2 + 1)).
+
+    The bias-corrected form, finite without any expert set seen twice. Source: docs/theory.md B4.
+    """
+    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    return len(counts) + once * (once - 1) / (2.0 * (twice + 1))
+
+
+def expert_set_entropy_nats(counts: Int64[np.ndarray, "expert_sets"]) -> float:
+    """Entropy of the expert set distribution with the Miller-Madow correction, in nats.
+
+    Plug-in entropy plus (S - 1) / (2 T). nan without tokens. Source: docs/theory.md B4; oracle:
+    scipy.stats.entropy.
+    """
+    total = int(counts.sum())
+    if total == 0:
+        return float("nan")
+    share = counts[counts > 0] / total
+    return float(-(share * np.log(share)).sum() + (len(share) - 1) / (2.0 * total))
+
+
+def rarefied(
+    counts: Int64[np.ndarray, "expert_sets"], num_tokens: Int64[np.ndarray, "sizes"]
+) -> Float64[np.ndarray, "sizes"]:
+    r"""Expected number of distinct expert sets among n tokens drawn without replacement.
+
+    :math:`S - \sum_i \binom{T - n_i}{n} / \binom{T}{n}`: what a shorter stream of such tokens would
+    have shown, so that streams of different length can be compared. S for n = T, nan for n > T.
+    Relative error 1e-9 (logarithms of binomials). Source: Hurlbert 1971; oracle: Monte Carlo and
+    exact rational sums.
+    """
+    from scipy.special import gammaln
+
+    total = int(counts.sum())
+    size, multiplicity = np.unique(counts[counts > 0], return_counts=True)
+    n = num_tokens[:, None].astype(np.float64)
+    rest = total - size[None, :] - n  # tokens of other expert sets less those drawn
+    possible = rest >= 0
+    rest = np.where(possible, rest, 0.0)
+    left = np.where(n <= total, total - n, 0.0)
+    log_missed = gammaln(total - size + 1.0) - gammaln(rest + 1.0)
+    log_missed += gammaln(left + 1.0) - gammaln(total + 1.0)
+    missed = np.where(possible, np.exp(np.minimum(log_missed, 0.0)), 0.0)
+    expected = (multiplicity * (1.0 - missed)).sum(axis=1)
+    return np.where(num_tokens <= total, expected, np.nan)
+
+
+# ------------------------------------------------------------------------------------------- chance
+#: Units are bundled to as many at most; bundles of independent units are independent.
+_MOST_UNITS = 256
+
+#: Draws behind a limit at least, and draws beyond the limit at least.
+_DRAWS, _BEYOND = 4000, 20
+
+_AT_ONCE = 1000
+
+
+def unit_counts(
+    chosen: Bool[np.ndarray, "tokens experts"], unit: Int64[np.ndarray, "tokens"]
+) -> Int64[np.ndarray, "units experts"]:
+    """Tokens of each unit that choose each expert; units in order of their number, bundled."""
+    _, number = np.unique(unit, return_inverse=True)
+    number = number.astype(np.int64) % _MOST_UNITS
+    counts = np.zeros((int(number.max(initial=-1)) + 1, chosen.shape[1]), dtype=np.int64)
+    np.add.at(counts, number, chosen.astype(np.int64))
+    return counts
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """How the loads of some tokens came about, unit by unit.
+
+    ``load`` is in fair shares. ``residual`` [units experts] sums to 0 over units, and the sum over
+    a random draw of units estimates what other documents would have shown: the load is a ratio of
+    two sums, linearised.
+    """
+
+    load: Float64[np.ndarray, "experts"]
+    residual: Float64[np.ndarray, "units experts"]
+
+    @property
+    def num_units(self) -> int:
+        return len(self.residual)
+
+    @property
+    def noise_squared(self) -> float:
+        """Mean over experts of the squared standard error of the load; inf for one unit."""
+        units = self.num_units
+        if units < 2:
+            return math.inf
+        return float((self.residual**2).sum(axis=0).mean()) * units / (units - 1)
+
+
+def scatter(counts: Int64[np.ndarray, "units experts"]) -> Scatter:
+    """Load and residuals of counts by unit; at least one slot must have been chosen."""
+    slots = counts.sum(axis=1, keepdims=True)
+    fair = counts.sum() / counts.shape[1]
+    load = counts.sum(axis=0) / fair
+    residual = (counts - load * slots / counts.shape[1]) / fair
+    return Scatter(load, residual)
+
+
+def max_vio_limit(parts: Sequence[Scatter], level: float, seed: int = 0) -> float:
+    r"""MaxVio that even routing stays below with probability 1 - ``level``, on such documents.
+
+    The largest over experts of :math:`\sum_p \delta_p`, where :math:`\delta_p` is multivariate t
+    with the covariance of the unit residuals of part p and one degree of freedom less than it has
+    units. One part for loads as they are; two for a bias that was made on other documents, whose
+    own chance it carries along. inf when a part has one unit. Oracle in tests: Monte Carlo.
+    """
+    if any(part.num_units < 2 for part in parts):
+        return math.inf
+    draws = max(_DRAWS, math.ceil(_BEYOND / level))
+    generator = np.random.Generator(np.random.PCG64([seed, draws]))
+    largest = np.empty(draws)
+    for start in range(0, draws, _AT_ONCE):
+        size = min(_AT_ONCE, draws - start)
+        total = np.zeros((size, len(parts[0].load)))
+        for part in parts:
+            units = part.num_units
+            scale = np.sqrt(units / generator.chisquare(units - 1, size))
+            total += scale[:, None] * (generator.standard_normal((size, units)) @ part.residual)
+        largest[start : start + size] = total.max(axis=1)
+    return float(np.quantile(largest, 1.0 - level))
+
+
+def cv_squared_reduction(before: Scatter, after: Scatter) -> tuple[float, float]:
+    """By how much the squared CV of the expected load fell, and the probability of that by chance.
+
+    Both on the same units. The squared CV that noise adds is subtracted on each side; the standard
+    error comes from the units (first order), the probability from Student's t with one degree of
+    freedom less than there are units. (nan, 1) for fewer than two units. Oracle: Monte Carlo.
+    """
+    from scipy.special import stdtr
+
+    units = before.num_units
+    if units < 2:
+        return math.nan, 1.0
+    first, second = before.load - 1.0, after.load - 1.0
+    fell = float((first**2).mean() - (second**2).mean())
+    fell -= before.noise_squared - after.noise_squared
+    share = 2.0 * (before.residual * first - after.residual * second).mean(axis=1)
+    error = math.sqrt(float((share**2).sum()) * units / (units - 1))
+    if error == 0.0:
+        return fell, 0.0 if fell > 0.0 else 1.0
+    return fell, float(stdtr(units - 1, -fell / error))

@@ -1,1 +1,0 @@
-"""How tokens spread over experts, and what chance alone would do."""

@@ -1,0 +1,470 @@
+"""How often noise on inputs flips a choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int32, Int64
+
+from moegeom.core.router import Rule
+from moegeom.geometry.boundary.linear import NEVER, NO_BOUNDARY, RowDistances, row_distances
+from moegeom.geometry.selection import route
+
+
+# -------------------------------------------------------------------------------------- two choices
+def shares_expert(
+    chosen: Int32[np.ndarray, "tokens k"], other: Int32[np.ndarray, "tokens k2"]
+) -> Bool[np.ndarray, "tokens k"]:
+    """Which experts of ``chosen`` are in ``other`` as well."""
+    return (chosen[:, :, None] == other[:, None, :]).any(axis=2)
+
+
+def certainly_differs(
+    compared: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]
+) -> Bool[np.ndarray, "tokens"]:
+    """True where no way of breaking exact ties of ``compared`` gives the set ``chosen``.
+
+    A set is possible when it holds every expert above its own least score. False for a set that
+    is chosen by some way of breaking them. Oracle in tests: all ways.
+    """
+    of_chosen = np.take_along_axis(compared, chosen.astype(np.int64), axis=1)
+    least = of_chosen.min(axis=1, keepdims=True)
+    return (compared > least).sum(axis=1) != (of_chosen > least).sum(axis=1)
+
+
+def weight_moved(
+    weights: Float64[np.ndarray, "tokens k"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    other: Int32[np.ndarray, "tokens k2"],
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Share of the routing weight on experts of ``chosen`` that ``other`` leaves out, 0 to 1.
+
+    :math:`\sum_{i \in S \setminus S'} g_i / \sum_{i \in S} g_i`; 0 for equal sets, nan where all
+    weights are 0. Oracle in tests: Python's sets.
+    """
+    stays = shares_expert(chosen, other)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        moved = np.where(stays, 0.0, weights).sum(axis=1) / weights.sum(axis=1)
+    return np.where(stays.all(axis=1), 0.0, moved)
+
+
+def swapped_pairs(
+    chosen: Int32[np.ndarray, "tokens k"], other: Int32[np.ndarray, "tokens k"]
+) -> Int32[np.ndarray, "swaps 3"]:
+    """(token, expert out, expert in) of every exchange, in order of rank.
+
+    Where several experts change, the first that leaves is paired with the first that comes.
+    """
+    leaves, comes = ~shares_expert(chosen, other), ~shares_expert(other, chosen)
+    token, rank = np.nonzero(leaves)
+    into = other[comes]  # as many in each row, in the same order of rows
+    return np.stack([token.astype(np.int32), chosen[token, rank], into], axis=1)
+
+
+# ------------------------------------------------------------------------------------------ one gap
+#: Of a deviation and a step, the less counts for nothing below this share of the other.
+_SMALL_TIE = 1e-4
+
+
+def flip_prediction(
+    gap: Float64[np.ndarray, "tokens"],
+    deviation: Float64[np.ndarray, "tokens"],
+    step: Float64[np.ndarray, "tokens"],
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Probability that noise in a gap, and rounding of its two logits after it, turn it round.
+
+    .. math:: p = P(g + \sigma N + \delta U < 0) = \frac{\sigma}{2 \delta}
+              \left(I\left(\tfrac{\delta - g}{\sigma}\right)
+              - I\left(\tfrac{-\delta - g}{\sigma}\right)\right),
+              \quad I(x) = x \Phi(x) + \varphi(x)
+
+    with N normal and U uniform on [-1, 1]. ``gap`` g is the logit difference of the nearest
+    boundary, ``deviation`` the standard deviation of the noise in it, ``step`` the spacing of the
+    output format there. Rounding never turns two logits round, it makes those that are x apart
+    equal with probability 1 - |x| / step, and of ties half fall to either side: together one half
+    less x / (2 step), as if the gap moved by U. Phi(-g / deviation) for step 0, the ramp alone for
+    deviation 0, 0 for both. Source: docs/theory.md E4. Oracle in tests: simulation.
+    """
+    from scipy.special import ndtr  # takes longer to import than many a scan takes to run
+
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        crossed = np.where(deviation > 0.0, ndtr(-gap / deviation), 0.0)
+        ramp = np.clip(0.5 - 0.5 * gap / step, 0.0, 1.0)
+        upper, lower = (step - gap) / deviation, (-step - gap) / deviation
+        between = (_integral(upper) - _integral(lower)) * deviation / (2.0 * step)
+    # a step that is nothing beside the noise, or the other way round: the quotients lose digits
+    both = np.where(deviation > _SMALL_TIE * step, between, ramp)
+    return np.clip(np.where(step > _SMALL_TIE * deviation, both, crossed), 0.0, 1.0)
+
+
+def _integral(x: Float64[np.ndarray, "tokens"]) -> Float64[np.ndarray, "tokens"]:
+    r"""x Phi(x) + phi(x), whose derivative is Phi."""
+    from scipy.special import ndtr
+
+    return x * ndtr(x) + np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
+
+
+def tie_probability(
+    margin: Float64[np.ndarray, "tokens"], step: Float64[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Probability that rounding to multiples of ``step`` makes two numbers equal.
+
+    :math:`\max(0, 1 - m / \delta)` for two numbers that are ``margin`` m apart and lie anywhere; 0
+    for step 0. Source: docs/theory.md E4. Oracle in tests: the fixture, simulation.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(step > 0.0, np.maximum(0.0, 1.0 - margin / step), 0.0)
+
+
+def spacing(values: Float64[np.ndarray, "tokens"], unit: float) -> Float64[np.ndarray, "tokens"]:
+    r"""Distance of neighbouring numbers of a format with unit u around each value.
+
+    :math:`2 u \cdot 2^{\lfloor \log_2 |x| \rfloor}`; 0 for 0. Oracle in tests: numpy.spacing.
+    """
+    mantissa, exponent = np.frexp(np.abs(values))
+    return np.where(mantissa > 0.0, np.ldexp(unit, exponent), 0.0)
+
+
+# -------------------------------------------------------------------------- distances in deviations
+#: A covariance of the router input: one standard deviation for all coordinates, one for each, or a
+#: factor F of the covariance F F^T.
+Factor = float | Float64[np.ndarray, "hidden"] | Float64[np.ndarray, "hidden noises"]
+
+
+def noisy_rows(
+    weight: Float[np.ndarray, "experts hidden"], factor: Factor
+) -> Float64[np.ndarray, "experts noises"]:
+    """W F: what standard normal numbers, through the factor, do to the logits."""
+    rows = weight.astype(np.float64)
+    return rows @ factor if np.ndim(factor) == 2 else rows * factor
+
+
+def noisy_distances(
+    weight: Float[np.ndarray, "experts hidden"],
+    factor: Factor,
+    bias: Float[np.ndarray, "experts"] | None = None,
+) -> RowDistances:
+    """1 / |F^T (w_i - w_j)|: inverse standard deviations of the differences of two logits.
+
+    NO_BOUNDARY for a pair whose difference the noise leaves alone; 0, as without noise, for a
+    permanent tie. Source: docs/theory.md A9. Oracle in tests: the covariance, entry by entry.
+    """
+    found = row_distances(noisy_rows(weight, factor), bias)
+    inverse = found.inverse
+    for i, j in found.permanent_ties:
+        # rows that differ only where there is no noise are no permanent tie
+        if (weight[i] != weight[j]).any():
+            inverse[i, j] = inverse[j, i] = NO_BOUNDARY
+    kept = np.argwhere(np.triu(inverse == 0.0)).astype(np.int32)
+    return RowDistances(inverse, inverse.min(axis=1), kept)
+
+
+def boundary_sigmas(
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    rows: RowDistances,
+) -> Float64[np.ndarray, "tokens boundaries"]:
+    r"""Gap over standard deviation, :math:`r_{ij} = (z_i - z_j) / |F^T (w_i - w_j)|`, of each
+    boundary.
+
+    The k (E - k) pairs of a chosen expert i, in order of rank, and another j, in order of number;
+    no column for k = E. 0 on a boundary and at a permanent tie, inf where the noise cannot reach.
+    With the plain :func:`~moegeom.geometry.boundary.linear.row_distances` they are Euclidean
+    distances. For affine rules. Source: docs/theory.md A9.
+    """
+    tokens, experts = logits.shape
+    is_chosen = np.zeros((tokens, experts), dtype=bool)
+    np.put_along_axis(is_chosen, chosen.astype(np.int64), True, axis=1)
+    others = np.nonzero(~is_chosen)[1].reshape(tokens, experts - chosen.shape[1])
+    z = logits.astype(np.float64)
+    ahead = np.take_along_axis(z, chosen.astype(np.int64), axis=1)
+    gaps = ahead[:, :, None] - np.take_along_axis(z, others, axis=1)[:, None, :]
+    with np.errstate(over="ignore"):  # NO_BOUNDARY times a large gap is inf, which is meant
+        sigmas = gaps * rows.inverse[chosen[:, :, None], others[:, None, :]]
+    sigmas[sigmas > NEVER] = np.inf
+    return sigmas.reshape(tokens, chosen.shape[1] * others.shape[1])
+
+
+def are_boundaries_positive(
+    rows: Float64[np.ndarray, "experts noises"], chosen: Int32[np.ndarray, "tokens k"]
+) -> Bool[np.ndarray, "tokens"]:
+    r"""True where no two boundaries' differences of logits are negatively correlated.
+
+    :math:`(w_i - w_j) \cdot (w_{i'} - w_{j'}) \ge 0` for all chosen i, i' and others j, j', rows
+    being those of :func:`noisy_rows`. Then Slepian's inequality holds for the chances to stay.
+    Costs (k (E - k))^2 per token. Source: docs/theory.md A9.
+    """
+    gram = rows @ rows.T
+    found = np.ones(len(chosen), dtype=bool)
+    for token, inside in enumerate(chosen):
+        outside = np.setdiff1d(np.arange(len(rows)), inside)
+        cross = gram[np.ix_(inside, outside)]
+        among = gram[np.ix_(outside, outside)]
+        for first in range(len(inside)):
+            for second in range(first, len(inside)):
+                products = among - cross[first][None, :] - cross[second][:, None]
+                least = products.min(initial=np.inf) + gram[inside[first], inside[second]]
+                found[token] &= least >= 0.0
+    return found
+
+
+# -------------------------------------------------------------------- logits that move on their own
+#: Thresholds between the two sides, and how far they reach beyond them in standard deviations.
+_STEPS, _REACH = 128, 6.0
+
+#: The same for the few experts that are nearest to each other.
+_LAST, _FIRST, _FEW_STEPS, _FEW_REACH = 4, 8, 12, 3.5
+
+#: Numbers held at once.
+_AT_ONCE = 2**20
+
+
+def logit_deviations(distances: RowDistances) -> Float64[np.ndarray, "experts"]:
+    r"""Standard deviation of each logit's own noise that fits those of the differences best.
+
+    Least squares of :math:`s_i^2 + s_j^2` on the squared row distances over all pairs; exact when
+    the noises of the logits are independent but for a common one, which changes no choice.
+    0 for a single expert, and where the fit would be negative. Equal rows are at distance 0.
+    """
+    experts = len(distances.inverse)
+    with np.errstate(divide="ignore"):
+        squares = np.where(distances.inverse > 0.0, distances.inverse**-2.0, 0.0)
+    np.fill_diagonal(squares, 0.0)
+    if experts < 3:
+        return np.sqrt(squares.sum(axis=1) / 2.0)
+    sums = squares.sum(axis=1)
+    total = sums.sum() / (2.0 * (experts - 1))
+    return np.sqrt(np.maximum((sums - total) / (experts - 2), 0.0))
+
+
+def independent_flip(
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    distances: RowDistances,
+    scale: Float64[np.ndarray, "tokens"],
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Probability that the best expert left out comes before the worst chosen one.
+
+    .. math:: 1 - \int \prod_{j \notin S} \Phi\Big(\frac{c - z_j}{s_j}\Big)\,
+              d\Big(-\prod_{i \in S} \Phi\Big(\frac{z_i - c}{s_i}\Big)\Big)
+
+    with s of :func:`logit_deviations` times ``scale``: exact for rows that are orthogonal once a
+    common row is taken off, an estimate otherwise. Error 5e-3 of the value and 1e-9.
+    0 for k = E and for scale 0. Source: docs/theory.md A9, E4. Oracle in tests: Monte Carlo.
+    """
+    tokens, k = chosen.shape
+    experts = logits.shape[1]
+    found = np.zeros(tokens)
+    if k == experts:
+        return found
+    deviations = logit_deviations(distances)
+    size = max(1, _AT_ONCE // (experts * (_STEPS + 1)))
+    noisy = np.flatnonzero(scale * deviations.max(initial=0.0) > 0.0)
+    for start in range(0, len(noisy), size):
+        part = noisy[start : start + size]
+        found[part] = _flip(logits[part].astype(np.float64), chosen[part], deviations, scale[part])
+    return found
+
+
+def nearest_flip(
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    deviation: Float64[np.ndarray, "tokens experts"],
+) -> Float64[np.ndarray, "tokens"]:
+    """The same, quicker, for a standard deviation of each logit of each token.
+
+    The last 4 chosen and the first 8 others stand for all: within 6 % of the value of all of them.
+    ``chosen`` is best first. 0 for k = E; deviations must be finite.
+    Oracle in tests: Monte Carlo.
+    """
+    tokens, k = chosen.shape
+    experts = logits.shape[1]
+    found = np.zeros(tokens)
+    if k == experts:
+        return found
+    last = chosen[:, -_LAST:].astype(np.int64)
+    size = max(1, _AT_ONCE // max((_LAST + _FIRST) * (_FEW_STEPS + 1), experts))
+    for start in range(0, tokens, size):
+        part = slice(start, start + size)
+        z = logits[part].astype(np.float64)
+        others = z.copy()
+        np.put_along_axis(others, chosen[part].astype(np.int64), -np.inf, axis=1)
+        first = _largest(others, min(_FIRST, experts - k))
+        spread = np.maximum(deviation[part], np.finfo(np.float64).tiny)
+        near = [
+            np.take_along_axis(a, rows, axis=1) for rows in (last[part], first) for a in (z, spread)
+        ]
+        found[part] = _overtaken(*near)
+    return found
+
+
+def _largest(values: Float64[np.ndarray, "tokens experts"], count: int) -> np.ndarray:
+    """Columns of the ``count`` largest numbers of each row, in any order."""
+    if count == values.shape[1]:
+        return np.broadcast_to(np.arange(count), values.shape)
+    return np.argpartition(values, -count, axis=1)[:, -count:]
+
+
+def _overtaken(
+    ahead: Float64[np.ndarray, "tokens last"],
+    own: Float64[np.ndarray, "tokens last"],
+    behind: Float64[np.ndarray, "tokens first"],
+    others: Float64[np.ndarray, "tokens first"],
+) -> Float64[np.ndarray, "tokens"]:
+    """Over thresholds: the least of ``ahead`` lies there, and one of ``behind`` above it."""
+    from scipy.special import ndtr
+
+    # nearly all of the distribution of the least
+    low = (ahead - _FEW_REACH * own).min(axis=1)[:, None]
+    high = (ahead + _FEW_REACH * own).min(axis=1)[:, None]
+    threshold = low + (high - low) * np.linspace(0.0, 1.0, _FEW_STEPS + 1)
+    kept, below = np.ones(threshold.shape), np.ones(threshold.shape)
+    with np.errstate(over="ignore"):
+        for column in range(ahead.shape[1]):
+            kept *= ndtr((ahead[:, [column]] - threshold) / own[:, [column]])
+        for column in range(behind.shape[1]):
+            below *= ndtr((threshold - behind[:, [column]]) / others[:, [column]])
+    falling = kept[:, :-1] - kept[:, 1:]
+    rising = 1.0 - 0.5 * (below[:, :-1] + below[:, 1:])
+    return (rising * falling).sum(axis=1) / falling.sum(axis=1)
+
+
+def _flip(
+    z: Float64[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    deviations: Float64[np.ndarray, "experts"],
+    scale: Float64[np.ndarray, "tokens"],
+) -> Float64[np.ndarray, "tokens"]:
+    from scipy.special import log_ndtr
+
+    is_chosen = np.zeros(z.shape, dtype=bool)
+    np.put_along_axis(is_chosen, chosen.astype(np.int64), True, axis=1)
+    spread = np.maximum(scale[:, None] * deviations, np.finfo(np.float64).tiny)
+    # below `least` no chosen expert falls, above `largest` no other one rises
+    least = np.where(is_chosen, z - _REACH * spread, np.inf).min(axis=1)
+    largest = np.where(is_chosen, -np.inf, z + _REACH * spread).max(axis=1)
+    width = np.maximum(largest - least, 0.0)
+    threshold = least[:, None] + width[:, None] * np.linspace(0.0, 1.0, _STEPS + 1)
+    sign = np.where(is_chosen, 1.0, -1.0)[:, None, :]
+    with np.errstate(over="ignore"):
+        above = sign * (z[:, None, :] - threshold[:, :, None]) / spread[:, None, :]
+    logs = log_ndtr(above)
+    kept = np.exp(np.where(is_chosen[:, None, :], logs, 0.0).sum(axis=2))
+    overtaken = -np.expm1(np.where(is_chosen[:, None, :], 0.0, logs).sum(axis=2))
+    falling = kept[:, :-1] - kept[:, 1:]
+    return (0.5 * (overtaken[:, :-1] + overtaken[:, 1:]) * falling).sum(axis=1)
+
+
+# ------------------------------------------------------------------------------- noise on the input
+#: Below this the sum over boundaries is the estimate: boundaries are rarely crossed together.
+_NEGLIGIBLE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class FlipProbability:
+    """Bounds on the probability that the chosen set differs, and an estimate between them."""
+
+    lower: Float64[np.ndarray, "tokens"]
+    upper: Float64[np.ndarray, "tokens"]
+    estimate: Float64[np.ndarray, "tokens"]
+
+
+def flip_bounds(
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    distances: RowDistances,
+    scale: Float64[np.ndarray, "tokens"],
+) -> FlipProbability:
+    r"""Chance that normal noise on the router input of each token changes its chosen set.
+
+    .. math:: \Phi(-r_{\min} / s) \le P(\text{differs}) \le \min(1, \sum_{ij} \Phi(-r_{ij} / s))
+
+    with r of :func:`~moegeom.geometry.noise.boundary_sigmas`. For isotropic noise
+    ``distances`` are the plain row distances and ``scale`` is its standard deviation per
+    coordinate, in units of the router input; for any other noise they are
+    :func:`~moegeom.geometry.noise.noisy_distances` and the scale multiplies it (1 for
+    all). One of two runs is noisy and the other is the reference; when both are, with noise of
+    equal size, pass root 2 times the scale.
+
+    The estimate is that of :func:`~moegeom.geometry.noise.independent_flip`, kept
+    between the bounds, and the upper bound where that is below 1e-6. All 0 for k = E, and for scale
+    0 off the boundaries; the lower bound is one half on a boundary. For affine rules.
+    Source: docs/theory.md A9, E4. Oracle in tests: Monte Carlo.
+    """
+    from scipy.special import ndtr
+
+    tokens, k = chosen.shape
+    num_boundaries = k * (logits.shape[1] - k)
+    lower, upper = np.zeros(tokens), np.zeros(tokens)
+    size = max(1, _AT_ONCE // max(num_boundaries, 1))
+    for start in range(0, tokens if num_boundaries else 0, size):
+        part = slice(start, start + size)
+        sigmas = boundary_sigmas(logits[part], chosen[part], distances)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(sigmas == 0.0, 0.0, sigmas / scale[part, None])
+        crossing = ndtr(-ratio)
+        lower[part] = crossing.max(axis=1)
+        upper[part] = np.minimum(crossing.sum(axis=1), 1.0)
+    estimate = upper.copy()
+    near = np.flatnonzero(upper > _NEGLIGIBLE)
+    estimate[near] = independent_flip(logits[near], chosen[near], distances, scale[near])
+    return FlipProbability(lower, upper, np.clip(estimate, lower, upper))
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedFlip:
+    """How many of ``draws`` noisy inputs of each token had another chosen set."""
+
+    flipped: Int64[np.ndarray, "tokens"]
+    draws: int
+
+    @property
+    def share(self) -> float:
+        """Mean over the tokens of the estimated probability; nan without tokens."""
+        return float(self.flipped.mean()) / self.draws if len(self.flipped) else np.nan
+
+    @property
+    def standard_error(self) -> float:
+        """Of the share, for these very tokens: what the draws leave open, not their choice.
+
+        With a single draw the tokens count as if all had the mean probability, which is cautious.
+        """
+        if not len(self.flipped):
+            return np.nan
+        p = self.flipped / self.draws
+        if self.draws == 1:
+            return float(np.sqrt(self.share * (1.0 - self.share) / len(p)))
+        return float(np.sqrt((p * (1.0 - p)).sum() / (self.draws - 1))) / len(p)
+
+
+def simulate_flip(
+    values: Float[np.ndarray, "tokens hidden"],
+    weight: Float[np.ndarray, "experts hidden"],
+    rule: Rule,
+    scale: Float64[np.ndarray, "#tokens #hidden"],
+    draws: int,
+    generator: np.random.Generator,
+    logit_bias: Float[np.ndarray, "experts"] | None = None,
+    selection_bias: Float[np.ndarray, "experts"] | None = None,
+) -> SimulatedFlip:
+    """Noisy copies of some inputs, routed by the rule itself, against the inputs as they are.
+
+    Normal noise, independent between coordinates, with standard deviation ``scale``: one number,
+    or one for each token, each coordinate or both, as the shape says. Any rule, curved and grouped
+    ones too; float64 throughout. Costs one product with the weight per draw.
+    """
+    rows = weight.astype(np.float64).T
+    offset = 0.0 if logit_bias is None else logit_bias.astype(np.float64)
+    flipped = np.zeros(len(values), dtype=np.int64)
+    spread = np.broadcast_to(scale, values.shape)
+    size = max(1, _AT_ONCE // max(values.shape[1], 1))
+    for start in range(0, len(values), size):
+        part = slice(start, start + size)
+        exact = values[part].astype(np.float64)
+        before = np.sort(route(exact @ rows + offset, rule, selection_bias).chosen, axis=1)
+        for _ in range(draws):
+            noisy = exact + spread[part] * generator.standard_normal(exact.shape)
+            after = np.sort(route(noisy @ rows + offset, rule, selection_bias).chosen, axis=1)
+            flipped[part] += (after != before).any(axis=1)
+    return SimulatedFlip(flipped, draws)

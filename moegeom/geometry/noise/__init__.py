@@ -1,1 +1,0 @@
-"""How often noise on inputs flips a choice."""

@@ -1,1 +1,0 @@
-"""How long a moving input stays in its cell."""

@@ -1,1 +1,0 @@
-"""The selection rule as pure functions, in the order in which a router applies them."""

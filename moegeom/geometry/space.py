@@ -1,0 +1,340 @@
+"""Dimension of what a router sees, and what its layer makes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int32, Int64
+
+
+# ----------------------------------------------------------------------------------- second moments
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Moments of some points about their own mean.
+
+    ``squared_distance`` is |y - mean|^2 of each; ``square_sum`` the sum of the squares of the
+    entries of their centred Gram matrix, which is tr S^2 times (points)^2, S the covariance.
+    """
+
+    mean: Float64[np.ndarray, "dimension"]
+    squared_distance: Float64[np.ndarray, "kept"]
+    square_sum: float
+
+    @property
+    def participation_ratio(self) -> float:
+        r"""Directions that share the variance, :math:`(\mathrm{tr}\,S)^2 / \mathrm{tr}\,S^2`.
+
+        1 to the number of points less 1; nan when all are equal. Source: docs/theory.md B12.
+        """
+        trace = float(self.squared_distance.sum())
+        return trace**2 / self.square_sum if self.square_sum > 0.0 else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class BlockedMoments:
+    """Sums over pairs of blocks, from which the moments without any block follow in O(points).
+
+    Points are kept less the mean of all of them (``centre``), so that little cancels.
+    """
+
+    centre: Float64[np.ndarray, "dimension"]
+    block: Int32[np.ndarray, "points"]
+    diagonal: Float64[np.ndarray, "points"]
+    row_sums: Float64[np.ndarray, "points blocks"]
+    squares: Float64[np.ndarray, "blocks blocks"]
+    block_sums: Float64[np.ndarray, "blocks dimension"]
+
+    def of_blocks(self, kept: Bool[np.ndarray, "blocks"]) -> Moments:
+        r"""Moments of the points in the kept blocks, about their own mean.
+
+        With G the Gram matrix of those n points and 1 the vector of ones, the centred matrix is
+        :math:`G - (1 1^T G + G 1 1^T) / n + (1^T G 1) 1 1^T / n^2`; its diagonal and the sum of its
+        squares, :math:`|G|^2 - 2 |G 1|^2 / n + (1^T G 1)^2 / n^2`, need row sums alone.
+        """
+        inside = kept[self.block]
+        n = max(int(inside.sum()), 1)
+        rows = self.row_sums[inside][:, kept].sum(axis=1)
+        total = float(rows.sum())
+        distance = self.diagonal[inside] - 2.0 * rows / n + total / n**2
+        square = float(self.squares[np.ix_(kept, kept)].sum())
+        square += -2.0 * float(rows @ rows) / n + total**2 / n**2
+        mean = self.centre + self.block_sums[kept].sum(axis=0) / n
+        return Moments(mean, np.maximum(distance, 0.0), max(square, 0.0))
+
+
+def blocked_moments(
+    points: Float64[np.ndarray, "points dimension"],
+    block: Int32[np.ndarray, "points"],
+    num_blocks: int,
+) -> BlockedMoments:
+    """Moments of points in blocks; costs one product points x points^T.
+
+    Oracle in tests: numpy.cov of the points that are left.
+    """
+    centre = points.mean(axis=0) if len(points) else np.zeros(points.shape[1])
+    centred = points - centre
+    gram = centred @ centred.T
+    member = np.zeros((num_blocks, len(points)))
+    member[block, np.arange(len(points))] = 1.0
+    return BlockedMoments(
+        centre=centre,
+        block=block,
+        diagonal=np.diag(gram).copy(),
+        row_sums=gram @ member.T,
+        squares=member @ gram**2 @ member.T,
+        block_sums=member @ centred,
+    )
+
+
+# ---------------------------------------------------------------------------------------- dimension
+Nearest = Float64[np.ndarray, "tokens neighbours"]
+
+#: Candidates beside the wanted neighbours, of which the nearest are found exactly.
+_SPARE = 16
+
+#: Relative error of a squared distance that is good enough.
+_SHARP = 1e-10
+
+
+def distinct_rows(rows: Float64[np.ndarray, "tokens dimension"]) -> Int64[np.ndarray, "kept"]:
+    """Index of the first of each set of bit-identical rows, ascending.
+
+    Repeated tokens have a neighbour at distance 0, which says nothing about the dimension.
+    """
+    raw = np.ascontiguousarray(rows + 0.0)  # -0.0 equals 0.0
+    if not raw.shape[1]:
+        return np.arange(min(len(raw), 1))
+    keys = raw.view(np.dtype((np.void, raw.dtype.itemsize * raw.shape[1]))).ravel()
+    _, first = np.unique(keys, return_index=True)
+    return np.sort(first)
+
+
+def squared_distances(
+    rows: Float64[np.ndarray, "tokens dimension"],
+) -> Float64[np.ndarray, "tokens tokens"]:
+    r"""Squared distances of all pairs, :math:`|x|^2 + |y|^2 - 2 x \cdot y` of the centred rows.
+
+    One matrix product. At least 0, and 0 on the diagonal; symmetric. The absolute error is that of
+    the squared lengths, :math:`(D + 8) 2^{-53} (|x| + |y|)^2` at most, so distances far below
+    the lengths are wrong: :func:`nearest_distances`. Oracle in tests: scipy.spatial.
+    """
+    centred = rows - rows.mean(axis=0) if len(rows) else rows
+    gram = centred @ centred.T
+    square = np.diag(gram)
+    squared = np.maximum(square[:, None] + square[None, :] - 2.0 * gram, 0.0)
+    np.fill_diagonal(squared, 0.0)
+    return squared
+
+
+def nearest_distances(rows: Float64[np.ndarray, "tokens dimension"], count: int) -> Nearest:
+    """Distances from each row to its ``count`` nearest others, ascending.
+
+    From :func:`squared_distances` where its error is small beside the distances; else the nearest
+    candidates are measured again by differences of rows, and all rows are where one that was left
+    out could be nearer. Relative error at most 1e-10. nan where there are fewer than ``count``
+    others. Oracle in tests: sklearn.neighbors.NearestNeighbors.
+    """
+    tokens, dimension = rows.shape
+    nearest = np.full((tokens, count), np.nan)
+    if tokens < 2:
+        return nearest
+    squared = squared_distances(rows)
+    length = np.linalg.norm(rows - rows.mean(axis=0), axis=1)
+    # of each pair the least that its squared distance can be
+    least = squared - (dimension + 8) * 2.0**-53 * (length[:, None] + length[None, :]) ** 2
+    np.fill_diagonal(least, np.inf)
+    wanted, candidates = min(count, tokens - 1), min(count + _SPARE, tokens - 1)
+    # the candidates, then the nearest of those left out
+    order = np.argpartition(least, candidates, axis=1)[:, : candidates + 1]
+    surely = np.take_along_axis(least, order, axis=1)
+    near = np.take_along_axis(squared, order[:, :-1], axis=1)
+    is_sharp = (surely[:, :-1] > (1.0 - _SHARP) * near).all(axis=1)
+    nearest[is_sharp, :wanted] = np.sqrt(np.sort(near[is_sharp], axis=1)[:, :wanted])
+    for token in np.flatnonzero(~is_sharp):
+        found = _distances(rows, token, order[token, :-1])[:wanted]
+        if found[-1] > 0.0 and found[-1] ** 2 > surely[token, -1]:
+            found = _distances(rows, token, np.arange(tokens))[1 : wanted + 1]
+        nearest[token, :wanted] = found
+    return nearest
+
+
+def _distances(
+    rows: Float64[np.ndarray, "tokens dimension"],
+    token: np.intp,
+    others: Int64[np.ndarray, "others"],
+) -> Float64[np.ndarray, "others"]:
+    """Distances from one row to others, ascending."""
+    difference = rows[others] - rows[token]
+    return np.sort(np.sqrt(np.einsum("ij,ij->i", difference, difference)))
+
+
+def two_nn(nearest: Nearest) -> float:
+    r"""TwoNN estimate :math:`(T - 1) / \sum_i \log(r_2 / r_1)`; nan for fewer than 3 tokens.
+
+    Source: Facco et al. 2017; docs/theory.md B12.
+    """
+    ratio = _log_ratios(nearest)
+    total = float(ratio.sum())
+    return (len(ratio) - 1) / total if len(ratio) > 2 and total > 0.0 else float("nan")
+
+
+def two_nn_fitted(nearest: Nearest, kept: float = 0.9) -> float:
+    """TwoNN by a line through 0: -log(1 - i/T) on the sorted log ratios, the lowest 90 % of them.
+
+    Less moved by outliers than :func:`two_nn`. nan for fewer than 3 tokens.
+    Source: Facco et al. 2017; docs/theory.md B12.
+    """
+    ratio = np.sort(_log_ratios(nearest))
+    # the largest of all has -log 0
+    number = min(int(kept * len(ratio)), len(ratio) - 1)
+    if number < 3:
+        return float("nan")
+    x = ratio[:number]
+    y = -np.log1p(-np.arange(1, number + 1) / len(ratio))
+    square = float(x @ x)
+    return float(x @ y) / square if square > 0.0 else float("nan")
+
+
+def _log_ratios(nearest: Nearest) -> Float64[np.ndarray, "kept"]:
+    known = nearest[np.isfinite(nearest[:, 1]) & (nearest[:, 0] > 0.0)]
+    return np.log(known[:, 1] / known[:, 0])
+
+
+def levina_bickel(nearest: Nearest, neighbours: int) -> float:
+    r"""Maximum-likelihood dimension from k neighbours, averaged as :math:`1 / \mathrm{mean}(h_i)`.
+
+    :math:`h_i = \frac{1}{k-1} \sum_{j<k} \log(r_k / r_j)`, unbiased for 1 / d; the mean of 1 / h_i
+    would be biased upwards. nan for fewer than k neighbours, and for k below 2.
+    Source: Levina and Bickel 2004; MacKay and Ghahramani 2005; docs/theory.md B12.
+    """
+    known = nearest[np.isfinite(nearest[:, neighbours - 1]) & (nearest[:, 0] > 0.0)]
+    if not len(known) or neighbours < 2:
+        return float("nan")
+    ratio = known[:, [neighbours - 1]] / known[:, : neighbours - 1]
+    mean = float(np.log(ratio).mean(axis=1).mean())
+    return 1.0 / mean if mean > 0.0 else float("nan")
+
+
+def participation_ratio(gram: Float64[np.ndarray, "tokens tokens"]) -> float:
+    r"""Directions that share the variance, :math:`(\mathrm{tr}\,G)^2 / \lVert G \rVert^2`.
+
+    G the Gram matrix of centred rows, whose spectrum is that of their covariance. 1 to T - 1; nan
+    when all rows are equal. Source: docs/theory.md B12; oracle in tests: eigenvalues of the
+    covariance.
+    """
+    square = float((gram**2).sum())
+    return float(np.trace(gram) ** 2 / square) if square > 0.0 else float("nan")
+
+
+def participation_ratio_corrected(ratio: float, num_tokens: int) -> float:
+    """The ratio without the bias of a finite sample, 1 / ((1/PR - 1/n) / (1 + 1/n)), n = T - 1.
+
+    inf when the sample shows no structure at all; nan for a ratio of nan and for fewer than two
+    tokens. Source: docs/theory.md B12. Oracle in tests: samples of a known covariance.
+    """
+    n = num_tokens - 1
+    if n < 1 or math.isnan(ratio):
+        return float("nan")
+    left = 1.0 / ratio - 1.0 / n
+    return (1.0 + 1.0 / n) / left if left > 0.0 else float("inf")
+
+
+# -------------------------------------------------------------------------------------- affine part
+Inputs = Float64[np.ndarray, "tokens hidden"]
+Outputs = Float64[np.ndarray, "tokens width"]
+Residual = Float64[np.ndarray, "tested width"]
+Train = Bool[np.ndarray, "tokens"]
+
+#: Fewer training tokens leave no component to fit.
+LEAST_TRAIN = 20
+
+#: Squares below this share of those of the outputs are the rounding of float64.
+ROUNDING = 1e-26
+
+
+def energy_share(part: Outputs, whole: Outputs) -> float:
+    """Mean |part|^2 over mean |whole|^2; above 1 when parts cancel; nan for a whole of zeros.
+
+    Source: docs/theory.md B11.
+    """
+    total = float((whole**2).sum())
+    return float((part**2).sum()) / total if total > 0.0 else float("nan")
+
+
+def mean_energy_share(values: Outputs) -> float:
+    """|mean y|^2 / mean |y|^2: 1 for constant outputs, 1/T or so for independent ones; nan for 0.
+
+    Source: docs/theory.md B11; S1 Remark 5.10.
+    """
+    total = float((values**2).sum(axis=1).mean()) if len(values) else 0.0
+    mean = values.mean(axis=0) if len(values) else np.zeros(0)
+    return float(mean @ mean) / total if total > 0.0 else float("nan")
+
+
+def mean_direction_cosine(part: Outputs, whole: Outputs) -> float:
+    """Cosine between the mean outputs; nan when one of them is 0. Source: docs/theory.md B11."""
+    first, second = part.mean(axis=0), whole.mean(axis=0)
+    lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / lengths if lengths > 0.0 else float("nan")
+
+
+def affine_residual(inputs: Inputs, outputs: Outputs, train: Train) -> Residual:
+    """What an affine map of the input leaves of the outputs, on tokens that it was not fitted on.
+
+    Least squares on the leading principal components of the training inputs, fewer than a tenth as
+    many as training tokens, so that the fit cannot follow noise. One row per token outside
+    ``train``. Linear in the outputs: residuals of parts add up to that of their sum. For fewer than
+    20 training tokens all nan. Source: docs/theory.md B11; oracle in tests: scikit-learn.
+    """
+    fitted, tested = inputs[train], inputs[~train]
+    if len(fitted) < LEAST_TRAIN:
+        return np.full((len(tested), outputs.shape[1]), np.nan)
+    centre, mean = fitted.mean(axis=0), outputs[train].mean(axis=0)
+    rank = min((len(fitted) - 1) // 10, inputs.shape[1])
+    _, _, directions = np.linalg.svd(fitted - centre, full_matrices=False)
+    basis = directions[:rank].T
+    slope, *_ = np.linalg.lstsq((fitted - centre) @ basis, outputs[train] - mean, rcond=None)
+    return outputs[~train] - mean - (tested - centre) @ basis @ slope
+
+
+def affine_r2(inputs: Inputs, outputs: Outputs, train: Train) -> float:
+    """R^2 of an affine map from input to output on tokens that it was not fitted on.
+
+    1 - SSE / SST, SSE of :func:`affine_residual`, SST about the training mean. At most 1; negative
+    for a map worse than the mean; nan for fewer than 20 training tokens or no test token, or when
+    the test outputs are the training mean up to rounding. Source: docs/theory.md B11; oracle in
+    tests: scikit-learn.
+    """
+    if train.sum() < LEAST_TRAIN:
+        return float("nan")
+    wrong = affine_residual(inputs, outputs, train)
+    return _explained(wrong, outputs[~train] - outputs[train].mean(axis=0), outputs[~train])
+
+
+def residual_r2(inputs: Inputs, part: Outputs, whole: Outputs, train: Train) -> float:
+    """R^2 of a part as prediction of the whole, the affine fit taken out of both, on unseen tokens.
+
+    1 - sum |r_whole - r_part|^2 / sum |r_whole|^2 with the residuals of :func:`affine_residual`.
+    With the routed experts as part: 1 when all that is not affine in the input comes from them, 0
+    when none of it does (the shared experts hold it); negative when parts cancel. nan for fewer
+    than 20 training tokens, no test token, or a whole without residual.
+
+    docs/theory.md B11 asks for R^2 of the routed output after removing the affine fit. Read so, it
+    is a figure of its own; R^2 of the routed output as what is explained is 1 - :func:`affine_r2`.
+    Oracle in tests: scikit-learn.
+    """
+    if train.sum() < LEAST_TRAIN:
+        return float("nan")
+    left = affine_residual(inputs, whole, train)
+    wrong = affine_residual(inputs, whole - part, train)
+    return _explained(wrong, left, whole[~train])
+
+
+def _explained(wrong: Residual, spread: Residual, outputs: Residual) -> float:
+    """1 - |wrong|^2 / |spread|^2; nan for a spread that is nothing but rounding of the outputs."""
+    total = float((spread**2).sum())
+    if not total > ROUNDING * float((outputs**2).sum()):
+        return float("nan")
+    return 1.0 - float((wrong**2).sum()) / total

@@ -1,1 +1,0 @@
-"""Dimension and capacity of what a router sees."""

@@ -1,0 +1,122 @@
+"""Standard errors by leaving out blocks, and trends over training steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+
+def jackknife_error(
+    leave_one_out: Float[np.ndarray, "blocks *figures"],
+) -> Float64[np.ndarray, "*figures"]:
+    """Delete-one jackknife: sqrt((g - 1) / g * sum over blocks (v_b - mean v)^2).
+
+    Unit of the figures, float64. nan with fewer than two blocks, and where a value is not finite
+    (inf - inf: a quantile beyond the last bin has no error). For a mean of equal blocks it is the
+    standard error of the mean exactly. Source: Quenouille 1956, Tukey 1958.
+    Oracle in tests: scipy.stats.sem.
+    """
+    values = np.asarray(leave_one_out, dtype=np.float64)
+    blocks = len(values)
+    if blocks < 2:
+        return np.full(values.shape[1:], np.nan)
+    with np.errstate(invalid="ignore"):
+        spread = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
+    return np.asarray(np.sqrt((blocks - 1) / blocks * spread))
+
+
+# ------------------------------------------------------------------------------------------- trends
+Values = Float64[np.ndarray, "steps"]
+
+#: Level of intervals.
+CONFIDENCE = 0.95
+
+#: Steps below which no onset is looked for: with three, one step alone would decide.
+LEAST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Change per unit of ``step``; ``half_width`` of its 95 % interval, nan when not known."""
+
+    value: float
+    half_width: float
+
+
+def slope(step: Values, value: Values, error: Values | None = None) -> Slope:
+    r"""Weighted least-squares slope with the wider of two 95 % intervals.
+
+    :math:`\beta = \sum w (x - \bar x)(y - \bar y) / S`, :math:`S = \sum w (x - \bar x)^2`, means
+    weighted, :math:`w = 1 / e^2` where every known step has a standard error above 0, else 1. One
+    interval is that of the residuals, :math:`t_{0.975, n-2} \sqrt{\sum w r^2 / (n - 2) / S}`: how
+    well a line describes the series. The other, with standard errors, is
+    :math:`1.96 \sqrt{1 / S}`, as if errors of different steps were independent: what the choice of
+    documents could have done. Steps of the same documents have correlated errors, which neither
+    knows; that is why the wider is given. Steps without a value are left out. nan for fewer than
+    two different steps; the half-width is nan for two steps without errors.
+    Oracle in tests: scipy.optimize.curve_fit, scipy.stats.linregress.
+    """
+    from scipy.stats import norm, t
+
+    known = np.isfinite(value)
+    x, y = step[known], value[known]
+    if len(x) < 2 or np.ptp(x) == 0.0:
+        return Slope(math.nan, math.nan)
+    errors = None if error is None else error[known]
+    has_errors = errors is not None and bool((np.isfinite(errors) & (errors > 0.0)).all())
+    weight = np.ones(len(x))
+    if errors is not None and has_errors:
+        # relative to the smallest error, so that no square of a tiny one overflows
+        weight = (errors.min() / errors) ** 2
+    centred = x - np.average(x, weights=weight)
+    height = y - np.average(y, weights=weight)
+    square = float(weight @ centred**2)
+    found = float((weight * centred) @ height) / square
+    widths = []
+    if len(x) > 2:
+        rest = height - found * centred
+        spread = math.sqrt(float(weight @ rest**2) / (len(x) - 2) / square)
+        widths.append(float(t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2)) * spread)
+    if errors is not None and has_errors:
+        noise = float(errors.min()) / math.sqrt(square)
+        widths.append(float(norm.ppf(0.5 + CONFIDENCE / 2)) * noise)
+    return Slope(found, max(widths, default=math.nan))
+
+
+def departures(value: Values, error: Values, freedom: float) -> Values:
+    r"""P-value, for each step, of "the figure has not left its earlier range from here on".
+
+    For step j: over all pairs of a step i before j and a step l from j on,
+    :math:`t = (y_l - y_i) / \sqrt{e_l^2 + e_i^2}`. The figure has left the range of the earlier
+    steps and stayed out, upward, when every pair says so; the p-value is that of the least pair
+    (an intersection-union test needs no correction for their number), doubled for the two
+    directions, Student's t with ``freedom`` degrees of freedom. 1 for the first step, for fewer
+    than LEAST_STEPS steps, and where a value or an error is not known or an error is 0. Errors of
+    the same documents are positively correlated, which makes this cautious.
+    """
+    from scipy.special import stdtr
+
+    p_values = np.ones(len(value))
+    if len(value) < LEAST_STEPS or not np.isfinite(value).all():
+        return p_values
+    if not (np.isfinite(error) & (error > 0.0)).all():
+        return p_values
+    t = (value[None, :] - value[:, None]) / np.hypot(error[None, :], error[:, None])
+    for j in range(1, len(value)):
+        pairs = t[:j, j:]
+        least = max(float(pairs.min()), float(-pairs.max()))
+        p_values[j] = min(1.0, 2.0 * float(stdtr(freedom, -least)))
+    return p_values
+
+
+def onset(p_values: Values, level: float) -> int | None:
+    """The earliest step whose departure is significant at ``level``, or None.
+
+    The steps after the first are as many looks at one series: ``level`` is divided by their number.
+    """
+    looks = max(len(p_values) - 1, 1)
+    found = np.flatnonzero(p_values <= level / looks)
+    return int(found[0]) if len(found) else None

@@ -1,1 +1,0 @@
-"""Distances to the boundaries of non-linear scores, compiled."""

@@ -1,0 +1,267 @@
+"""What is counted of the chosen sets."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Int64
+
+from moegeom.core.tokens import TILE
+from moegeom.kernels.batch import TokenBatch
+from moegeom.kernels.reduction import (
+    Extent,
+    Kernels,
+    Reduction,
+    State,
+    StateView,
+    Use,
+    select_counts,
+)
+from moegeom.kernels.reductions._counters import block_counters, counters
+
+# ------------------------------------------------------------------------------------------- tokens
+#: Columns of the counter array.
+TOKENS, TIES = range(2)
+
+
+def _count_tokens(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    counts[..., TOKENS] += batch.count_labels(len(counts))
+    if batch.effective_margin is not None:
+        counts[..., TIES] += batch.count_labels(len(counts), batch.effective_margin == 0.0)
+
+
+#: Tokens, and those on an exact tie.
+TOKEN_COUNTS = counters(
+    "token_counts",
+    ("chosen",),
+    lambda extent: (2,),
+    _count_tokens,
+    use=Use(on_prior=True, of_flip=True, of_random_flip=True),
+)
+
+
+# ------------------------------------------------------------------------------ the recorded choice
+#: Columns of the counter array. ``near_tie`` differs, but within the float bound of a tie.
+EQUAL, NEAR_TIE, BEYOND = range(3)
+
+#: Disagreeing tokens that are listed, the first ones of the stream.
+NUM_LISTED = 64
+
+
+class _Agreement:
+    def __init__(self, extent: Extent) -> None:
+        self._counts = extent.zeros(3)
+        self._token = np.empty(0, dtype=np.int64)
+        self._margin = np.empty(0)
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        matches, effective_margin = batch.matches_recording, batch.effective_margin
+        assert matches is not None and effective_margin is not None
+        bound = 0.0 if batch.float_bound is None else batch.float_bound
+        outcome = np.where(matches, EQUAL, np.where(effective_margin <= bound, NEAR_TIE, BEYOND))
+        np.add.at(self._counts, (batch.population, batch.block, outcome), 1)
+        differing = np.flatnonzero(~matches)
+        if differing.size:
+            self._token, self._margin = _first(
+                np.append(self._token, batch.token[differing]),
+                np.append(self._margin, effective_margin[differing]),
+            )
+
+    def state(self) -> State:
+        return {"counts": self._counts, "token": self._token, "margin": self._margin}
+
+
+def _first(token: np.ndarray, margin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(token, kind="stable")[:NUM_LISTED]
+    return token[order], margin[order]
+
+
+def _merge_agreement(first: State, second: State) -> State:
+    token, margin = _first(
+        np.append(first["token"], second["token"]), np.append(first["margin"], second["margin"])
+    )
+    return {"counts": first["counts"] + second["counts"], "token": token, "margin": margin}
+
+
+#: Does the recorded choice agree with the choice recomputed here.
+AGREEMENT = Reduction(
+    name="agreement",
+    needs=("matches_recording", "margin"),
+    start=_Agreement,
+    merge=_merge_agreement,
+    select=lambda state, population, without: select_counts(state["counts"], population, without),
+    use=Use(of_random_router=False),
+)
+
+
+#: Columns of the counter array.
+BOUNDED, AMBIGUOUS = range(2)
+
+
+def _count_ambiguous(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    effective_margin, bound = batch.effective_margin, batch.float_bound
+    assert effective_margin is not None and bound is not None
+    counts[..., BOUNDED] += batch.count_labels(len(counts))
+    counts[..., AMBIGUOUS] += batch.count_labels(len(counts), effective_margin <= bound)
+
+
+#: Tokens whose choice two correct float32 engines may make differently.
+AMBIGUITY = counters(
+    "ambiguity",
+    ("margin", "float_bound", "input_norm"),
+    lambda extent: (2,),
+    _count_ambiguous,
+    use=Use(on_prior=True),
+)
+
+
+# ------------------------------------------------------------------------------------------ experts
+def _count_experts(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    kernels["count_experts"](counts, batch.chosen, batch.population, batch.block)
+
+
+#: Chosen slots by expert.
+EXPERT_COUNTS = counters(
+    "expert_counts", ("chosen",), lambda extent: (extent.num_experts,), _count_experts
+)
+
+
+def _by_block(
+    state: State, population: int | None, without: int | None
+) -> Int64[np.ndarray, "blocks experts"]:
+    """Blocks side by side, without the one that is left out."""
+    counts = state["counts"]
+    blocks = counts.sum(axis=0) if population is None else counts[population]
+    return blocks if without is None else np.delete(blocks, without, axis=0)
+
+
+#: Chosen slots by block of documents and expert.
+EXPERT_COUNTS_BY_BLOCK = StateView("expert_counts_by_block", "expert_counts", _by_block)
+
+
+def _by_domain(
+    state: State, population: int | None, without: int | None
+) -> Int64[np.ndarray, "populations experts"]:
+    """All populations side by side; for a single population only its own row."""
+    counts = state["counts"]
+    total = counts.sum(axis=1)
+    if without is not None:
+        total = total - counts[:, without]
+    return total if population is None else total[population][None]
+
+
+#: Chosen slots by population and expert.
+EXPERT_COUNTS_BY_DOMAIN = StateView("expert_counts_by_domain", "expert_counts", _by_domain)
+
+
+# -------------------------------------------------------------------------------------------- pairs
+def _count_pairs(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    kernels["count_pairs"](counts, batch.chosen, batch.block)
+
+
+def _symmetric(
+    upper: Int64[np.ndarray, "experts experts"],
+) -> Int64[np.ndarray, "experts experts"]:
+    return upper + np.triu(upper, 1).T
+
+
+#: A symmetric table: N_ij tokens chose both, N_ii those that chose i. Zeros for domains, for which
+#: there is no room: a table for each would be hundreds of megabytes.
+EXPERT_PAIRS = block_counters(
+    "expert_pairs",
+    ("chosen",),
+    lambda extent: (extent.num_experts, extent.num_experts),
+    _count_pairs,
+    _symmetric,
+)
+
+
+# -------------------------------------------------------------------------------------------- tiles
+#: Shares are summed as integers of 2^-40.
+_SHARES = 2.0**40
+
+#: A tile with fewer tokens is left out: its largest load would be higher by chance.
+LEAST_TOKENS = TILE // 2
+
+#: Columns of the counters: tiles, sum of the largest share of slots that an expert has in a tile.
+TILES, LARGEST = range(2)
+
+
+def _count_tiles(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    tile = batch.token // TILE
+    borders = [*np.flatnonzero(np.diff(tile, prepend=-1)).tolist(), len(tile)]
+    for start, stop in pairwise(borders):
+        if stop - start < LEAST_TOKENS:
+            continue
+        chosen = batch.chosen[start:stop]
+        slots = np.bincount(chosen[chosen >= 0], minlength=1)
+        share = np.rint(slots.max() / max(slots.sum(), 1) * _SHARES)
+        counts[batch.block[start], TILES] += 1
+        counts[batch.block[start], LARGEST] += np.int64(share)
+
+
+def _tiles_and_shares(counts: Int64[np.ndarray, "2"]) -> tuple[int, float]:
+    return int(counts[TILES]), float(counts[LARGEST]) / _SHARES
+
+
+#: Number of tiles of 1024 tokens, as in one batch of training, and sum of the largest share that an
+#: expert has in each. Blocks only, by the first token of a tile: tiles hold several domains.
+TILE_LOAD = block_counters(
+    "tile_load", ("chosen",), lambda extent: (2,), _count_tiles, _tiles_and_shares
+)
+
+
+# --------------------------------------------------------------------------------------- neighbours
+def first_of_pairs(batch: TokenBatch) -> Int64[np.ndarray, "pairs"]:
+    """Rows whose next row is the next position of the same document.
+
+    A pair counts only within one tile: batches are made of whole tiles, so how they are cut cannot
+    change which pairs count. One pair in 1024 is lost.
+    """
+    q = batch
+    assert q.document is not None and q.position is not None
+    follows = (q.document[1:] == q.document[:-1]) & (q.document[1:] >= 0)
+    follows &= q.position[1:] == q.position[:-1] + 1
+    follows &= q.token[1:] // TILE == q.token[:-1] // TILE
+    return np.flatnonzero(follows)
+
+
+#: Last axis of the counters: pairs of tokens, experts in common, equal chosen sets.
+PAIRS, SHARED, SAME_SET = range(3)
+
+
+def _count_neighbours(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    first = first_of_pairs(batch)
+    chosen = batch.chosen
+    shared = kernels["num_shared"](chosen[first], chosen[first + 1])
+    at = (batch.population[first], batch.block[first])
+    np.add.at(counts[..., PAIRS], at, 1)
+    np.add.at(counts[..., SHARED], at, shared)
+    np.add.at(counts[..., SAME_SET], at, shared == chosen.shape[1])
+
+
+#: How many experts a token shares with the next one of its document.
+NEIGHBOURS = counters(
+    "neighbours", ("chosen", "document", "position"), lambda extent: (3,), _count_neighbours
+)
+
+
+def _count_top1(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    top1 = batch.chosen[:, 0]
+    np.add.at(counts, (batch.population, batch.block, 2 + top1), 1)
+    first = first_of_pairs(batch)
+    repeated = top1[first] == top1[first + 1]
+    at = (batch.population[first], batch.block[first])
+    np.add.at(counts[..., 0], at, 1)
+    np.add.at(counts[..., 1], at, repeated)
+
+
+#: Last axis: pairs of neighbours, pairs with equal first choice, then tokens led by each expert.
+#: A margin means that choices are in the order of their scores, which recorded ids need not be.
+TOP1 = counters(
+    "top1",
+    ("chosen", "margin", "document", "position"),
+    lambda extent: (2 + extent.num_experts,),
+    _count_top1,
+)

@@ -1,0 +1,252 @@
+"""Samples of tokens, with what metrics want to see of each.
+
+How small is fixed by the length of the stream, so that every token is decided by itself: samples of
+parts join into that of the whole, however it was cut, and memory does not grow with the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from moegeom.geometry.space import BlockedMoments, Moments, blocked_moments
+from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
+from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
+from moegeom.kernels.reference import token_hash
+
+
+class TokenSample:
+    """About ``size`` of ``num_tokens`` tokens, and columns about them; all when there are fewer."""
+
+    def __init__(self, size: int, num_tokens: int, empty: State) -> None:
+        share = min(size / max(num_tokens, 1), 1.0)
+        self._largest = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
+        self._parts: list[State] = [{"key": np.empty(0, dtype=np.uint64), **empty}]
+
+    def wanted(self, token: Int64[np.ndarray, "tokens"]) -> Int64[np.ndarray, "kept"]:
+        """Rows that belong to the sample."""
+        return np.flatnonzero(token_hash(token) <= self._largest)
+
+    def add(self, token: Int64[np.ndarray, "kept"], columns: State) -> None:
+        """Takes in rows that :meth:`wanted` named."""
+        self._parts.append({"key": token_hash(token), **columns})
+
+    def state(self) -> State:
+        """Columns in ascending order of the hash, which is ``key``."""
+        self._parts = [joined(self._parts)]
+        return self._parts[0]
+
+
+def joined(states: list[State]) -> State:
+    """The rows of several states in ascending order of their keys."""
+    order = np.argsort(np.concatenate([state["key"] for state in states]))
+    return {name: np.concatenate([state[name] for state in states])[order] for name in states[0]}
+
+
+def _joined_two(first: State, second: State) -> State:
+    return joined([first, second])
+
+
+def rows_of(state: State, population: int | None, without: int | None) -> Int64[np.ndarray, "rows"]:
+    """Rows of one population (all of them for None), less those of one block."""
+    kept = np.ones(len(state["block"]), dtype=bool)
+    if population is not None:
+        kept &= state["population"] == population
+    if without is not None:
+        kept &= state["block"] != without
+    return np.flatnonzero(kept)
+
+
+# ---------------------------------------------------------------------------------------------- ids
+#: Tokens kept, about.
+NUM_IDS = 16_384
+
+
+class _Ids(TokenSample):
+    def __init__(self, extent: Extent) -> None:
+        labels = np.empty(0, dtype=np.int32)
+        chosen = np.empty((0, extent.top_k), dtype=np.int16)
+        names = ("population", "block", "token_id")
+        empty = {**dict.fromkeys(names, labels), "chosen": chosen}
+        super().__init__(NUM_IDS, extent.num_tokens, empty)
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
+        assert q.token_id is not None
+        row = self.wanted(q.token)
+        columns = {
+            "population": q.population[row],
+            "block": q.block[row],
+            "token_id": q.token_id[row],
+            "chosen": q.chosen[row].astype(np.int16),
+        }
+        self.add(q.token[row], columns)
+
+
+def _select_ids(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
+    row = rows_of(state, population, without)
+    return {"token_id": state["token_id"][row], "chosen": state["chosen"][row].astype(np.int32)}
+
+
+#: Token ids and chosen experts of a sample of the tokens.
+TOKEN_SAMPLE = Reduction(
+    name="token_sample",
+    needs=("chosen", "token_id"),
+    start=_Ids,
+    merge=_joined_two,
+    select=_select_ids,
+    use=Use(of_random_router=False),
+)
+
+
+# ------------------------------------------------------------------------------------------- inputs
+#: Tokens kept, about, and bytes at most: the table of their distances costs tokens^2 x hidden size.
+NUM_INPUTS = 2048
+_BYTES = 32 * 2**20
+
+
+def sample_size(hidden_size: int) -> int:
+    """Tokens kept, about, for inputs of this size."""
+    return int(min(NUM_INPUTS, max(_BYTES // (4 * hidden_size), 64)))
+
+
+class _Inputs(TokenSample):
+    def __init__(self, extent: Extent) -> None:
+        empty = {
+            "block": np.empty(0, dtype=np.int32),
+            "input": np.empty((0, extent.hidden_size), dtype=np.float32),
+        }
+        super().__init__(sample_size(extent.hidden_size), extent.num_tokens, empty)
+        self._outliers = extent.num_populations - 1
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
+        assert q.input is not None
+        row = self.wanted(q.token)
+        row = row[q.population[row] != self._outliers]
+        columns = {"block": q.block[row], "input": q.input[row].astype(np.float32)}
+        self.add(q.token[row], columns)
+
+
+@dataclass(frozen=True, eq=False)
+class InputSample:
+    """What metrics see of the sample: its moments, and the inputs themselves."""
+
+    moments: Moments
+    inputs: Float32[np.ndarray, "tokens hidden"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Settled:
+    inputs: np.ndarray
+    block: np.ndarray
+    moments: BlockedMoments
+
+
+def _settle(state: State) -> _Settled:
+    """Moments by block: every selection is cut from one table of products."""
+    inputs = state["input"]
+    moments = blocked_moments(inputs.astype(np.float64), state["block"], NUM_BLOCKS)
+    return _Settled(inputs, state["block"], moments)
+
+
+def _select_inputs(settled: _Settled, population: int | None, without: int | None) -> InputSample:
+    """The sample without one block; empty for a domain."""
+    kept = np.full(NUM_BLOCKS, population is None)
+    if without is not None:
+        kept[without] = False
+    inputs = settled.inputs if kept.all() else settled.inputs[kept[settled.block]]
+    return InputSample(settled.moments.of_blocks(kept), inputs)
+
+
+#: Router inputs of a sample of the tokens, outlier tokens left out.
+INPUT_SAMPLE = Reduction(
+    name="input_sample",
+    needs=("input",),
+    start=_Inputs,
+    merge=_joined_two,
+    select=_select_inputs,
+    settle=_settle,
+    use=Use(of_random_router=False),
+)
+
+
+# ------------------------------------------------------------------------------------------ outputs
+class _Outputs(TokenSample):
+    def __init__(self, extent: Extent) -> None:
+        empty = np.empty((0, extent.hidden_size), dtype=np.float32)
+        names = ("input", "shared", "routed")
+        columns = {"block": np.empty(0, dtype=np.int32), **dict.fromkeys(names, empty)}
+        super().__init__(sample_size(3 * extent.hidden_size), extent.num_tokens, columns)
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
+        assert q.input is not None and q.shared_output is not None and q.routed_output is not None
+        row = self.wanted(q.token)
+        columns = {
+            "block": q.block[row],
+            "input": q.input[row].astype(np.float32),
+            "shared": q.shared_output[row],
+            "routed": q.routed_output[row],
+        }
+        self.add(q.token[row], columns)
+
+
+def _select_outputs(
+    state: State, population: int | None, without: int | None
+) -> dict[str, np.ndarray]:
+    """The sample without one block; empty for a domain, which is too small to fit a map on."""
+    kept = rows_of(state, None, without) if population is None else np.empty(0, dtype=np.intp)
+    return {name: state[name][kept] for name in ("block", "input", "shared", "routed")}
+
+
+#: Outputs of the shared and the routed experts beside the router inputs, of a sample of tokens.
+BLOCK_OUTPUTS = Reduction(
+    name="block_outputs",
+    needs=("input", "shared_output", "routed_output"),
+    start=_Outputs,
+    merge=_joined_two,
+    select=_select_outputs,
+    use=Use(of_random_router=False),
+)
+
+
+# ------------------------------------------------------------------------------ distances to orders
+class _Brackets(TokenSample):
+    """A few hundred tokens of a router were looked at, at most: all are kept."""
+
+    def __init__(self, extent: Extent) -> None:
+        labels, ends = np.empty(0, np.int32), np.empty((0, len(ORDERS)))
+        columns = {"population": labels, "block": labels, "lower": ends, "upper": ends}
+        super().__init__(1, 1, columns)
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        found = batch.order_distance
+        assert found is not None
+        columns = {
+            "population": batch.population[found.row],
+            "block": batch.block[found.row],
+            "lower": found.lower,
+            "upper": found.upper,
+        }
+        self.add(batch.token[found.row], columns)
+
+
+def _select_brackets(
+    state: State, population: int | None, without: int | None
+) -> dict[str, np.ndarray]:
+    row = rows_of(state, population, without)
+    return {end: state[end][row] for end in ("lower", "upper")}
+
+
+#: Distances to ties of more than two experts, of the tokens that were looked at more closely.
+ORDER_DISTANCES = Reduction(
+    name="order_distances",
+    needs=("order_distance",),
+    start=_Brackets,
+    merge=_joined_two,
+    select=_select_brackets,
+    use=Use(of_random_router=False, is_sampled=True),
+)

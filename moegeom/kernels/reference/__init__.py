@@ -1,1 +1,0 @@
-"""Reference kernels: NumPy in float64, calling ``geometry``; slow, and right by inspection."""

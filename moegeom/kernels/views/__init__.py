@@ -1,1 +1,0 @@
-"""Views: other ways of selecting from the states of reductions, one file each."""
