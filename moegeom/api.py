@@ -318,6 +318,7 @@ def cells(
 
     Examples
     --------
+    >>> import moegeom as mg
     >>> ckpt, rec = (f"sample_ckpts/olmoe-balanced/{name}step_1500" for name in ("", "rec/"))
     >>> found = mg.cells(ckpt, rec, layers=0, subspace="pca:2")
     >>> found.value.routers[0].cells.num_cells > 10
