@@ -56,8 +56,8 @@ def percent(value: float) -> str:
 
 
 TOKEN_COLUMNS = (
-    LayerColumn(("busiest expert", "(1.0 = fair)"), _load, lambda v: f"{v:.1f}x"),
-    LayerColumn(("idle", "exp."), _column("num_dead"), lambda v: f"{v:.0f}"),
+    LayerColumn(("max load /", "mean load"), _load, lambda v: f"{v:.1f}x"),
+    LayerColumn(("dead", "exp."), _column("num_dead"), lambda v: f"{v:.0f}"),
     LayerColumn(
         ("load CV", "+- 95 %"),
         _column("load_cv_ddof0"),

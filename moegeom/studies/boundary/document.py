@@ -424,7 +424,7 @@ def _limits() -> Sequence[str]:
         "An arithmetic changes the routers only; inputs that come out otherwise are not checked."
     )
     kept = (
-        "Kept for certain: proved for these inputs, in any order of summation that the arithmetic "
+        "Provably unchanged: for these inputs, in any order of summation that the arithmetic "
         "allows. Random: a router of the same shape and row norms, on a sample of these tokens."
     )
     return exposed, kept

@@ -1,0 +1,139 @@
+"""Every document in every format, letter by letter, on the sample checkpoints.
+
+`python tests/e2e/refresh_golden.py` writes the expected files anew; review the difference. Times,
+and what differs from machine to machine, stand as ``#``. A new document fails here until somebody
+says how it comes about; a new format is compared without a line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moegeom as mg
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.document.model import Document, View
+from moegeom.document.render import RENDERERS, render
+from moegeom.engine.request import Terms
+from moegeom.recorder.document import captured_document, plan_document
+from moegeom.recorder.run import Captured, CaptureRequest, plan_capture
+from moegeom.recorder.text import TextFile
+from moegeom.studies.routers.document import document as routers_document
+from moegeom.studies.routers.study import routers
+from tests.unit.document.test_hostile_names import documents
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+
+#: Paths as a user types them, so that screens name no folder of this machine.
+BALANCED, COLLAPSED = "sample_ckpts/olmoe-balanced", "sample_ckpts/olmoe-collapsed"
+MODEL, EARLIER, REC = f"{BALANCED}/step_1500", f"{BALANCED}/step_1000", f"{BALANCED}/rec/step_1500"
+
+ENDINGS = {"table": "txt", "md": "md", "json": "json", "html": "html", "junit": "xml"}
+
+
+def _capture() -> CaptureRequest:
+    return CaptureRequest(Path(MODEL), (TextFile(Path("sample_ckpts/README.md")),), Path("rec"))
+
+
+def _planned() -> Document:
+    plan = dataclasses.replace(plan_capture(_capture()), free_bytes=10**12)
+    return plan_document(plan, _capture(), View(80))
+
+
+def _captured() -> Document:
+    found = Captured(Path("rec"), 16_384, 0, 1, True, 4_718_592)
+    return captured_document(found, _capture(), View(80))
+
+
+#: What makes each document, by the function that tells it.
+MADE: dict[str, Callable[[], Any]] = {
+    "studies.balance": lambda: mg.balance(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
+    "studies.boundary": lambda: mg.boundary_report(MODEL, REC, arithmetics="bf16"),
+    "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
+    "studies.check": lambda: mg.check(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
+    "studies.diff": lambda: mg.diff(EARLIER, MODEL),
+    "studies.explain": lambda: mg.explain(
+        MODEL, REC, run_b=f"{BALANCED}/rec/step_1000", checkpoint_b=EARLIER
+    ),
+    "studies.routers": lambda: routers_document(routers(open_checkpoint(MODEL), Terms()), View(80)),
+    "studies.signoff": lambda: mg.signoff(EARLIER, MODEL),
+    "studies.track": lambda: mg.track(f"{COLLAPSED}/step_*"),
+    "recorder.captured": _captured,
+    "recorder.plan": _planned,
+    "document.results.results": lambda: mg.scan(f"{COLLAPSED}/step_1500"),
+}
+
+
+@cache
+def made(name: str) -> Any:
+    return MADE[name]()
+
+
+def shown(name: str, form: str) -> str:
+    """The document in a format, at the width of a plain terminal."""
+    found = made(name)
+    if isinstance(found, Document):
+        return render(found, form, View(80))
+    return found.render(form, View(80))
+
+
+def fixed(text: str, form: str) -> str:
+    """Without times and versions; of JSON the keys and what kind of value each has."""
+    if form == "json":
+        return json.dumps(_kinds(json.loads(text)), indent=1) + "\n"
+    text = re.sub(r"\b\d+(\.\d+)? m?s\b", "# s", text)
+    text = re.sub(r'\btime="[^"]*"|timestamp="[^"]*"', 'time="#"', text)
+    return re.sub(r"(?<=moegeom )\d+\.\d+\.\d+\S*", "#", text)
+
+
+def _kinds(value: Any) -> Any:
+    """The first entry stands for a list: entries have the same keys, or a test of theirs says so."""
+    if isinstance(value, dict):
+        return {name: _kinds(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_kinds(inner) for inner in value[:1]]
+    return {str: "text", bool: "yes or no", type(None): None}.get(type(value), "number")
+
+
+def _name(function: str) -> str:
+    """``studies.check`` for the document of a study; else module and function."""
+    module, _, name = function.removeprefix("moegeom.").rpartition(".")
+    kind = name.removesuffix("document").rstrip("_")
+    return ".".join(filter(None, (module.removesuffix(".document"), kind)))
+
+
+def test_every_document_has_a_golden_screen():
+    assert {_name(function) for function in documents()} == MADE.keys()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def place(tmp_path_factory):
+    """A folder of its own with the samples in it, so that nothing that was measured is there."""
+    folder = tmp_path_factory.mktemp("golden")
+    (folder / "sample_ckpts").symlink_to(ROOT / "sample_ckpts", target_is_directory=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
+
+
+@pytest.mark.parametrize("form", RENDERERS.names())
+@pytest.mark.parametrize("name", MADE)
+def test_the_document_is_the_golden_one(name, form):
+    found = made(name)
+    document = found if isinstance(found, Document) else found.document
+    if RENDERERS[form].of_verdicts and document.judged is None:
+        pytest.skip("it has no verdict to pass on")
+    said = fixed(shown(name, form), form)
+    golden = GOLDEN / f"{name.rpartition('.')[2]}.{ENDINGS.get(form, form)}"
+    if os.environ.get("MOEGEOM_REFRESH_GOLDEN"):
+        golden.write_text(said, "utf-8")
+    assert said == golden.read_text("utf-8"), "python tests/e2e/refresh_golden.py"
