@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import moegeom as mg
 from moegeom.core.errors import UsageError
 from moegeom.studies.cells.ball.inradius import inradii
 from moegeom.studies.cells.exact.certificate_check import CellPoint, from_json
 from moegeom.studies.cells.exact.witness import check_witness, strict_witnesses
-from moegeom.studies.cells.study.request import CellsRequest
-from moegeom.studies.cells.study.study import cells
 from moegeom.studies.cells.walk.enumeration import AllSubsets, enumerate_cells
 
 SEED = 0
@@ -53,17 +52,7 @@ def listed(tmp_path):
         arrays = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         np.savez(tmp_path / f"{number}.npz", **arrays)
         out = tmp_path / f"out{number}"
-        cells(
-            CellsRequest(
-                checkpoint="",
-                tokens=None,
-                layers=None,
-                weights=tmp_path / f"{number}.npz",
-                top_k=k,
-                out=out,
-                **options,
-            )
-        )
+        mg.cells(weights=tmp_path / f"{number}.npz", top_k=k, out=out, **options)
         rows = pq.read_table(out / "cells.parquet").to_pylist()
         offset = np.zeros(len(weight)) if bias is None else bias
         for row in rows:
