@@ -25,10 +25,10 @@ def is_whole(population: str) -> bool:
 AS_STORED, RANDOM = "as_stored", "random"
 
 #: What another run chose for the same tokens.
-OTHER = "run_b"
+OTHER = "run-b"
 
 #: What the routers of a second checkpoint choose on the same inputs.
-AGAINST = "checkpoint_b"
+AGAINST = "checkpoint-b"
 
 #: Variants that are choices of somebody else, and no arithmetic of these routers.
 SIDES = (OTHER, AGAINST)

@@ -95,7 +95,7 @@ def test_the_reference_can_be_another_arithmetic(moegeom, place):
     said = "boundary-report model --tokens rec --out {} --arith bf16 --reference {} --format json"
     same = moegeom(place, *said.format("same", "bf16").split())
     assert json.loads(same.out)["variants"][0]["flipped_share"] == 0.0
-    other = moegeom(place, *said.format("run_b", "bf16-logits").split())
+    other = moegeom(place, *said.format("run-b", "bf16-logits").split())
     assert json.loads(other.out)["variants"][0]["flipped_share"] > 0.0
 
 
@@ -150,7 +150,7 @@ def test_two_sides_are_compared_token_by_token(moegeom, tmp_path):
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
     other = document["variants"][0]
-    assert other["variant"] == "run_b"
+    assert other["variant"] == "run-b"
     a, b = (open_tokens(str(side), None, None, ()) for side in sides)
     for row in other["layers"]:
         chosen = [np.sort(side.read_chosen(row["router"], 0, 4096)) for side in (a, b)]
@@ -209,7 +209,7 @@ def test_a_second_checkpoint_chooses_for_the_inputs_of_the_first(moegeom, second
     from moegeom.tokens.open import open_tokens
 
     document = json.loads(moegeom(second, "boundary-report", "out", "--format", "json").out)
-    assert [variant["variant"] for variant in document["variants"]] == ["checkpoint_b", "bf16"]
+    assert [variant["variant"] for variant in document["variants"]] == ["checkpoint-b", "bf16"]
     source = open_tokens(str(SAMPLE / "rec/step_1500"), None, None, ())
     sides = [
         load_routers(open_checkpoint(SAMPLE / step)).routers for step in ("step_1500", "step_1000")
@@ -239,7 +239,7 @@ def test_the_screen_names_the_second_checkpoint_and_what_it_leaves_out(moegeom, 
     assert "next:" not in text
     ran = moegeom(second, "boundary-report", "out", "--format", "md")
     assert "- **C** step\\_1000" in ran.out
-    assert re.search(r"^\| against \|.*\| - \| - \|", ran.out, re.MULTILINE)
+    assert re.search(r"^\| checkpoint-b \|.*\| - \| - \|", ran.out, re.MULTILINE)
 
 
 def test_a_checkpoint_against_itself_says_why_nothing_flips(moegeom, place):

@@ -171,7 +171,7 @@ def check_facts(facts: RecordingFacts, where: str) -> None:
         raise RecordingError(
             f"{where}: dtype is {facts.dtype} at stage {facts.stage} with "
             f"{len(facts.outputs)} kinds of outputs; "
-            "expected missing for ids without outputs and a float dtype for all others."
+            "expected null for ids without outputs and a float dtype for all others."
         )
     check_routers(facts.routers, where)
     check_domains(facts.domains, where)

@@ -146,7 +146,7 @@ def made(kind: Any, field: str = "") -> Any:
     if origin in (dict, collections.abc.Mapping):
         if field == "run":
             return run()
-        if field == "run_b":
+        if field == "other":
             return run()["run_b"]
         if args and args[1] is Any:
             return row()

@@ -67,9 +67,9 @@ def test_a_run_goes_on_against_the_same_checkpoint(disk, second, interrupted, tm
 
 def test_another_second_checkpoint_is_another_plan(disk, second, interrupted, tmp_path):
     other = write_checkpoint(tmp_path / "other", SyntheticModel(**{**vars(MODEL), "seed": 8}))
-    with pytest.raises(UsageError, match="(seed|layers|against) differ"):
+    with pytest.raises(UsageError, match="(seed|layers|checkpoint_b) differ"):
         scan(disk.request(interrupted, checkpoint_b=str(other)))
-    with pytest.raises(UsageError, match="(seed|layers|against) differ"):
+    with pytest.raises(UsageError, match="(seed|layers|checkpoint_b) differ"):
         scan(disk.request(interrupted))
 
 
@@ -79,12 +79,12 @@ def test_a_second_checkpoint_that_changed_meanwhile_is_another_plan(disk, kill, 
     tensors = load_file(copy / "model.safetensors")
     gain = next(name for name in tensors if "layernorm" in name)
     save_file({**tensors, gain: tensors[gain] * 2}, copy / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UsageError, match="(seed|layers|against) differ"):
+    with pytest.raises(UsageError, match="(seed|layers|checkpoint_b) differ"):
         scan(disk.request(out, checkpoint_b=str(copy)))
     config = json.loads((copy / "config.json").read_text())
     save_file(tensors, copy / "model.safetensors", {"format": "pt"})
     (copy / "config.json").write_text(json.dumps({**config, "norm_topk_prob": False}))
-    with pytest.raises(UsageError, match="(seed|layers|against) differ"):
+    with pytest.raises(UsageError, match="(seed|layers|checkpoint_b) differ"):
         scan(disk.request(out, checkpoint_b=str(copy)))
 
 
@@ -114,4 +114,4 @@ def test_a_second_checkpoint_that_does_not_fit_is_refused_before_anything_is_wri
 def test_layers_that_both_have_can_be_compared(disk, tmp_path):
     shallow = write_checkpoint(tmp_path / "shallow", SyntheticModel(**{**vars(MODEL), "layers": 1}))
     out = scan(disk.request(tmp_path / "out", checkpoint_b=str(shallow), layers="0"))
-    assert {row["router"] for row in layers(out) if row["variant"] == "checkpoint_b"} == {"text/0"}
+    assert {row["router"] for row in layers(out) if row["variant"] == "checkpoint-b"} == {"text/0"}

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
+from moegeom.core.tokens import TopLogits
 from moegeom.document.model import View
 from moegeom.document.render import render
 from moegeom.kernels.table import load_kernels
@@ -346,12 +347,16 @@ def test_a_recording_of_some_experts_cannot_answer(tmp_path, stage):
 
 
 class Partial:
-    """A source that names its stage; nothing is read from it before it is refused."""
+    """A source of some experts: no choices of the model, and of the largest logits what is asked."""
 
     def __init__(self, stage, arrays) -> None:
         base = ArraySource({"text/0": np.zeros((64, 64), np.float32)})
         self.facts = dataclasses.replace(base.facts, stage=stage)
         self.arrays = arrays
+
+    def read_top_logits(self, router, start, stop) -> TopLogits:
+        values, ids = self.arrays["text.0.top_logits"], self.arrays["text.0.top_ids"]
+        return TopLogits(values[start:stop], ids[start:stop])
 
 
 def test_what_is_missing_is_said():

@@ -275,7 +275,7 @@ def test_routers_of_other_shapes_and_rules_are_told_first(differ):
     found = differ(softmax(), softmax_model(layers=3, experts=16))
     assert [words(router) for router in found.routers] == [["not compared"]] * 2
     assert found.only_second == ("text/2",)
-    assert "rule: softmax over 32" in found.unlike[0]
+    assert "rule: softmax, top 4 of 32" in found.unlike[0]
 
 
 def test_another_top_k_is_told_although_rows_are_identical(differ):
