@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from moegeom.core.finding import Finding
+from moegeom.core.finding import EXIT_FAILED, EXIT_OK, Finding
 from moegeom.document.model import Document, View
 from moegeom.document.render import render
 from moegeom.document.summary import summarise
@@ -96,6 +96,10 @@ class GateReport(Report[G]):
 
     def __bool__(self) -> bool:
         return self.exit_code == 0
+
+    def __repr__(self) -> str:
+        word = {EXIT_OK: "passed", EXIT_FAILED: "failed"}.get(self.exit_code, "inconclusive")
+        return f"{super().__repr__()[:-1]}, {word})"
 
 
 class ScanReport(Report[Results]):
