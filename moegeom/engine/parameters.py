@@ -201,7 +201,7 @@ def asks(record: type, *names: str) -> Callable[[Callable[P, R]], Callable[P, R]
                     raise unknown_name("parameter", min(unknown), signature.parameters)
                 return function(*given, **options)
 
-        asked.__signature__ = signature  # type: ignore[attr-defined]
+        vars(asked)["__signature__"] = signature
         return asked
 
     return made

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Int64
 
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reference import token_hash
+
+
+class _Gathered:
+    """A state, and parts of batches that wait until joining them is worth it."""
+
+    def __init__(self, state: State, join: Callable[[list[State]], State]) -> None:
+        self._state, self._join = state, join
+        self._pending: list[State] = []
+        self._waiting = 0
+
+    def _add(self, part: State, rows: int, enough: int) -> None:
+        """A part of ``rows`` rows; from ``enough`` of them on, those that wait are joined."""
+        self._pending.append(part)
+        self._waiting += rows
+        if self._waiting >= enough:
+            self.state()
+
+    def state(self) -> State:
+        self._state = self._join([self._state, *self._pending])
+        self._pending, self._waiting = [], 0
+        return self._state
+
 
 # --------------------------------------------------------------------------------------------- sets
 #: Entries kept. At most 2^20, so that memory stays flat however long the stream.
@@ -20,7 +44,7 @@ _LABEL_BITS = 11
 _BLOCK_BITS = 4
 
 
-class _ExpertSets:
+class _ExpertSets(_Gathered):
     """An entry is one expert set in one population and block.
 
     The composite key holds 53 bits of the expert set's hash, then 7 bits of population and 4 of
@@ -28,10 +52,8 @@ class _ExpertSets:
     """
 
     def __init__(self, extent: Extent) -> None:
+        super().__init__(_empty(extent.top_k), _compact)
         self._extent = extent
-        self._state = _empty(extent.top_k)
-        self._pending: list[State] = []
-        self._waiting = 0
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         hashed = kernels["expert_set_key"](batch.chosen, self._extent.num_experts)
@@ -42,26 +64,14 @@ class _ExpertSets:
         # what the sample will drop need not wait for it
         kept = np.flatnonzero(key <= _largest_key(self._state))
         key = key[kept]
-        self._pending.append(
-            {
-                "key": key,
-                "count": np.ones(len(key), dtype=np.int64),
-                "members": np.sort(batch.chosen[kept], axis=1).astype(np.int16),
-                "halvings": np.zeros(1, dtype=np.int64),
-            }
-        )
-        self._waiting += len(key)
+        part = {
+            "key": key,
+            "count": np.ones(len(key), dtype=np.int64),
+            "members": np.sort(batch.chosen[kept], axis=1).astype(np.int16),
+            "halvings": np.zeros(1, dtype=np.int64),
+        }
         # As many again as the state holds, so that each token is sorted a bounded number of times.
-        if self._waiting >= max(_PENDING, len(self._state["key"])):
-            self._settle()
-
-    def _settle(self) -> None:
-        self._state = _compact([self._state, *self._pending])
-        self._pending, self._waiting = [], 0
-
-    def state(self) -> State:
-        self._settle()
-        return self._state
+        self._add(part, len(key), max(_PENDING, len(self._state["key"])))
 
 
 def _largest_key(state: State) -> np.uint64:
@@ -144,7 +154,7 @@ EXPERT_SETS = Reduction(
 DOCUMENTS = 4096
 
 
-class _Documents:
+class _Documents(_Gathered):
     """A row for each document and population: most documents are of one domain.
 
     Of more documents those with the smallest hashes stay. A document that stays in the end has
@@ -155,14 +165,13 @@ class _Documents:
     def __init__(self, extent: Extent) -> None:
         empty = np.empty(0, dtype=np.int64)
         self._experts = extent.num_experts
-        self._state: State = {
+        nothing: State = {
             "document": empty,
             "population": empty.astype(np.int32),
             "block": empty.astype(np.int32),
             "counts": np.empty((0, extent.num_experts), dtype=np.int64),
         }
-        self._pending: list[State] = []
-        self._waiting = 0
+        super().__init__(nothing, _joined)
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         q = batch
@@ -181,18 +190,7 @@ class _Documents:
             "block": block[first],
             "counts": counts.reshape(-1, self._experts),
         }
-        self._pending.append(part)
-        self._waiting += len(first)
-        if self._waiting >= DOCUMENTS:
-            self._settle()
-
-    def _settle(self) -> None:
-        self._state = _joined([self._state, *self._pending])
-        self._pending, self._waiting = [], 0
-
-    def state(self) -> State:
-        self._settle()
-        return self._state
+        self._add(part, len(first), DOCUMENTS)
 
 
 def _joined(states: list[State]) -> State:
