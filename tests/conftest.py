@@ -79,6 +79,8 @@ def is_executable(hint: typing.Any) -> bool:
     """
     if isinstance(hint, (str, typing.ForwardRef)):
         return False
+    if isinstance(hint, typing.TypeVar):
+        return is_executable(hint.__bound__)
     is_protocol = getattr(hint, "_is_protocol", False)
     if is_protocol and not getattr(hint, "_is_runtime_protocol", False):
         return False
