@@ -21,28 +21,28 @@ from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.tokens import SourceFacts, TokenSource
-from moegeom.engine.against import Against, open_against
+from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
 from moegeom.engine.out import default_out, is_answered, refuse_skipped
 from moegeom.engine.plan import num_workers
 from moegeom.engine.recorded import ChoicesAlone
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.engine.run_facts import (
-    against_facts,
     arithmetic_facts,
+    checkpoint_b_facts,
     column_versions,
     compared_rows,
     explain_command,
     initialised_facts,
-    other_facts,
     plain,
     plan_facts,
     refused_facts,
+    run_b_facts,
     run_facts,
 )
 from moegeom.engine.session import Session, select_layers
 from moegeom.engine.sources import (
-    open_other,
+    open_run_b,
     refuse_no_rows,
     refuse_nothing_left,
     refuse_uncomparable,
@@ -65,7 +65,7 @@ from moegeom.results.writer import ResultsWriter
 from moegeom.router.load import load_routers
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.traces.counted import CountedSource
-from moegeom.tokens.traces.other_side import OtherSide
+from moegeom.tokens.traces.run_b import RunB
 
 
 class Watch(Protocol):
@@ -92,13 +92,13 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     opened = Session.open(request, request.prior, with_listed=has_tokens)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
-    against = open_against(request, source, [r for r in chosen if not r.listed])
-    other = open_other(request, source, routers.routers)
+    checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
+    run_b = open_run_b(request, source, routers.routers)
     metrics = metrics_for(request)
     device = choose_devices(request.device or "auto", token_facts, len(chosen))
     if watch and (device.devices or request.device == "auto"):
         watch.say(device.text)
-    plan = plan_facts(request, routers, token_facts, device.kind, against)
+    plan = plan_facts(request, routers, token_facts, device.kind, checkpoint_b)
     out = request.out or default_out(request, plan)
     if is_answered(out, plan, request):
         if watch:
@@ -110,7 +110,7 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
     refuse_uncomparable(request, chosen, source)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
         if watch and source:
-            sides = (other is not None) + (against is not None)
+            sides = (run_b is not None) + (checkpoint_b is not None)
             each = (1 + len(request.arithmetics) + sides) * source.facts.num_tokens
             recorded = [r for r in chosen if r.name in source.facts.routers]
             watch.start(each * len(recorded))
@@ -120,13 +120,13 @@ def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
                 )
                 watch.advance(each * sum(r.name in done for r in recorded))
         for router in chosen:
-            measure(router, source, request, metrics, writer, watch, other, against, device)
+            measure(router, source, request, metrics, writer, watch, run_b, checkpoint_b, device)
         facts = opened.facts(chosen) | _facts(request)
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
             "initialised": initialised_facts(routers, chosen),
-            "run_b": None if other is None else other_facts(other),
-            "checkpoint_b": None if against is None else against_facts(against),
+            "run_b": None if run_b is None else run_b_facts(run_b),
+            "checkpoint_b": None if checkpoint_b is None else checkpoint_b_facts(checkpoint_b),
             "next_command": explain_command(request),
             "device": device.facts(),
         }
@@ -238,8 +238,8 @@ def measure(
     metrics: Sequence[Metric],
     writer: ResultsWriter,
     watch: Watch | None,
-    other: OtherSide | None = None,
-    against: Against | None = None,
+    run_b: RunB | None = None,
+    checkpoint_b: CheckpointB | None = None,
     device: DeviceChoice = ON_THE_PROCESSOR,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
@@ -265,8 +265,8 @@ def measure(
             source,
             metrics,
             request,
-            other=other,
-            against=None if against is None else against.routers.get(router.name),
+            run_b=run_b,
+            checkpoint_b=None if checkpoint_b is None else checkpoint_b.routers.get(router.name),
             folder=folder,
             snapshot=writer.snapshot_path(router.name, "as_stored"),
             devices=device.devices,

@@ -25,13 +25,13 @@ def is_whole(population: str) -> bool:
 AS_STORED, RANDOM = "as_stored", "random"
 
 #: What another run chose for the same tokens.
-OTHER = "run-b"
+RUN_B = "run-b"
 
 #: What the routers of a second checkpoint choose on the same inputs.
-AGAINST = "checkpoint-b"
+CHECKPOINT_B = "checkpoint-b"
 
 #: Variants that are choices of somebody else, and no arithmetic of these routers.
-SIDES = (OTHER, AGAINST)
+SIDES = (RUN_B, CHECKPOINT_B)
 
 
 def under_random(variant: str) -> str:

@@ -83,8 +83,8 @@ class LazyBatch(TokenBatch):
         if columns is None:
             columns = task.source.read_columns(start, stop)
         kept = columns.is_behind(task.exclude_first)
-        if task.other is not None:
-            kept &= task.other.is_matched(start, stop)
+        if task.run_b is not None:
+            kept &= task.run_b.is_matched(start, stop)
         if task.source.facts.stage == "ids":
             read: dict[str, np.ndarray | None] = {"chosen": recorded_ids(task, start, stop)}
             if "routing_weights" in task.source.facts.outputs:
@@ -92,7 +92,9 @@ class LazyBatch(TokenBatch):
                 read["weights"] = task.source.read_output(name, "routing_weights", start, stop)
         else:
             known = known or recorded_logits(task, start, stop)
-            theirs = None if task.against is None else logits_of(task.against, known.values)
+            theirs = (
+                None if task.checkpoint_b is None else logits_of(task.checkpoint_b, known.values)
+            )
             finite = _finite(known, theirs)
             if finite is not None:
                 self.non_finite = tuple((np.flatnonzero(~finite & kept) + start).tolist())
@@ -345,11 +347,11 @@ class LazyBatch(TokenBatch):
     @quantity
     def flip(self) -> Flip | None:
         task, kernels = self.task, self.task.kernels
-        if task.other is not None:
-            theirs = task.other.read_chosen(self._prepared.router.name, self.token)
+        if task.run_b is not None:
+            theirs = task.run_b.read_chosen(self._prepared.router.name, self.token)
             return flip_to(theirs, self.chosen, self._of_choice)
-        if task.against is not None and self.their_logits is not None:
-            theirs = chosen_by(task.against, self.their_logits, kernels)
+        if task.checkpoint_b is not None and self.their_logits is not None:
+            theirs = chosen_by(task.checkpoint_b, self.their_logits, kernels)
             return flip_to_ranked(theirs, self.chosen, self._of_choice)
         if task.variant is None:
             return None

@@ -21,15 +21,15 @@ from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.files import open_raw, reading
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
-from moegeom.core.row_keys import AGAINST, OTHER, under_random
+from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.tokens import TILE, SourceFacts
-from moegeom.engine.against import Against
+from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_flipped
 from moegeom.router.describe import rule_origin
 from moegeom.tokens.held import HeldArrays
-from moegeom.tokens.traces.other_side import OtherSide
+from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.arithmetic import arithmetic
 
 #: Libraries whose version can change a bit of the results.
@@ -183,7 +183,7 @@ def plan_facts(
     routers: RouterSet,
     source: SourceFacts | None,
     device: str,
-    against: Against | None = None,
+    checkpoint_b: CheckpointB | None = None,
 ) -> dict[str, Any]:
     """What must be equal for a run to go on where another stopped.
 
@@ -196,8 +196,8 @@ def plan_facts(
     }
     if request.run_b is not None:
         options["run_b"] = file_identity(Path(request.run_b))
-    if against is not None:
-        options["checkpoint_b"] = against_identity(against)
+    if checkpoint_b is not None:
+        options["checkpoint_b"] = checkpoint_b_identity(checkpoint_b)
     return {
         "moegeom": moegeom_version,
         "libraries": {name: version(name) for name in _LIBRARIES},
@@ -248,44 +248,44 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def other_facts(other: OtherSide) -> dict[str, Any]:
+def run_b_facts(run_b: RunB) -> dict[str, Any]:
     """Where the choices of the other run come from, and how they were matched."""
-    facts = other.source.facts
+    facts = run_b.source.facts
     return {
         "name": facts.name,
         "engine": facts.engine,
         "stage": facts.stage,
         "num_tokens": facts.num_tokens,
-        "num_matched": int((other.token >= 0).sum()),
-        "notes": [*facts.notes, *other.notes],
-        "fits": [dataclasses.asdict(fit) for fit in other.fits],
+        "num_matched": int((run_b.token >= 0).sum()),
+        "notes": [*facts.notes, *run_b.notes],
+        "fits": [dataclasses.asdict(fit) for fit in run_b.fits],
     }
 
 
-def against_facts(against: Against) -> dict[str, Any]:
+def checkpoint_b_facts(checkpoint_b: CheckpointB) -> dict[str, Any]:
     """What the second checkpoint is, and what its routers had to be made into."""
-    found = against.checkpoint
+    found = checkpoint_b.checkpoint
     return {
         "name": found.checkpoint,
         "family": found.family,
         "rule": found.family_text,
-        "has_same_rule": against.has_same_rule,
+        "has_same_rule": checkpoint_b.has_same_rule,
         "fingerprint": found.fingerprint,
         "revision": found.revision,
         "num_routers": len(found.routers),
-        "num_compared": len(against.routers),
-        "equal": list(against.equal),
-        "regained": list(against.regained),
-        "unknown_gain": list(against.unknown_gain),
+        "num_compared": len(checkpoint_b.routers),
+        "equal": list(checkpoint_b.equal),
+        "regained": list(checkpoint_b.regained),
+        "unknown_gain": list(checkpoint_b.unknown_gain),
     }
 
 
-def against_identity(against: Against) -> dict[str, Any]:
+def checkpoint_b_identity(checkpoint_b: CheckpointB) -> dict[str, Any]:
     """What tells another second checkpoint from this one: its routers, gains and rules."""
     return {
-        "fingerprint": against.checkpoint.fingerprint,
-        "family": against.checkpoint.family,
-        "rules": [repr(router.rule) for router in against.routers.values()],
+        "fingerprint": checkpoint_b.checkpoint.fingerprint,
+        "family": checkpoint_b.checkpoint.family,
+        "rules": [repr(router.rule) for router in checkpoint_b.routers.values()],
     }
 
 
@@ -300,8 +300,8 @@ def explain_command(request: ScanRequest) -> str:
 
 def compared_rows(
     arithmetics: Sequence[str],
-    other: Mapping[str, Any] | None,
-    against: Mapping[str, Any] | None,
+    run_b: Mapping[str, Any] | None,
+    checkpoint_b: Mapping[str, Any] | None,
     folders: Sequence[Path],
 ) -> dict[str, dict[str, Any]]:
     """What each variant is, by name, and how many tokens it flips at one layer at least.
@@ -309,12 +309,12 @@ def compared_rows(
     ``folders`` are those with the bitmaps of the routers.
     """
     described: dict[str, dict[str, Any]] = {}
-    if other is not None:
-        text = f"choices of another run: {other['name']}"
-        described[OTHER] = {"text": text, "engine": other["engine"]}
-    if against is not None:
-        text = f"routers of another checkpoint on the same inputs: {against['name']}"
-        described[AGAINST] = {"text": text}
+    if run_b is not None:
+        text = f"choices of another run: {run_b['name']}"
+        described[RUN_B] = {"text": text, "engine": run_b["engine"]}
+    if checkpoint_b is not None:
+        text = f"routers of another checkpoint on the same inputs: {checkpoint_b['name']}"
+        described[CHECKPOINT_B] = {"text": text}
     for name in arithmetics:
         how = arithmetic(name)
         described |= {

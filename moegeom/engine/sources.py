@@ -18,7 +18,7 @@ from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.source import Request as Asked
 from moegeom.tokens.traces.counted import CountedSource
-from moegeom.tokens.traces.other_side import OtherSide, other_side
+from moegeom.tokens.traces.run_b import RunB, match_run_b
 
 #: Tokens drawn from a synthetic prior when none are recorded.
 PRIOR_TOKENS = 16_384
@@ -91,9 +91,9 @@ def _is_heard(router: Router, source: TokenSource | None) -> bool:
     return True
 
 
-def open_other(
+def open_run_b(
     request: ScanRequest, source: TokenSource | None, whole: Sequence[Router]
-) -> OtherSide | None:
+) -> RunB | None:
     """What another run chose, matched to the tokens of this one; None where none was named."""
     if request.run_b is None:
         return None
@@ -101,7 +101,7 @@ def open_other(
         raise UsageError("--run-b needs --tokens, a recording of the same text.")
     known = known_routers(whole)
     opened = open_choices(request.run_b, request.stage_b, request.dialect_b, known)
-    return other_side(source, opened, known)
+    return match_run_b(source, opened, known)
 
 
 def open_choices(

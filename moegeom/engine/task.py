@@ -10,7 +10,7 @@ from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.labels import Populations
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.kernels.reduction import REDUCTIONS, Kernels
-from moegeom.tokens.traces.other_side import OtherSide
+from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.emulated import Emulated
 
 
@@ -20,8 +20,8 @@ class Task:
 
     ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
     not told); tokens at the first ``exclude_first`` positions of a document are left out.
-    The choice of the router as stored, or of ``reference``, is compared with that of ``variant``,
-    with what ``other`` chose, or with that of the router ``against``; ``noise`` is what inputs are
+    The choice of the router as stored, or of ``reference``, is compared with that of ``variant`` or
+    of the router ``checkpoint_b``, or with what ``run_b`` chose; ``noise`` is what inputs are
     disturbed by, drawn from ``seed``.
     """
 
@@ -33,15 +33,15 @@ class Task:
     exclude_first: int = 0
     variant: Emulated | None = None
     reference: Emulated | None = None
-    other: OtherSide | None = None
-    against: PreparedRouter | None = None
+    run_b: RunB | None = None
+    checkpoint_b: PreparedRouter | None = None
     noise: InputNoise | None = None
     seed: int = 0
 
     @property
     def compares(self) -> bool:
         """Whether another choice is compared with that of the router."""
-        return not (self.variant is None and self.other is None and self.against is None)
+        return not (self.variant is None and self.run_b is None and self.checkpoint_b is None)
 
     @cached_property
     def populations(self) -> Populations:

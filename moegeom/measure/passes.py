@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router
-from moegeom.core.row_keys import AGAINST, ALL, OTHER, under_random
+from moegeom.core.row_keys import ALL, CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.tokens import TILE, InputNoise, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
@@ -45,7 +45,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import Rows, finish_router
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.tokens.stages import INPUT_STAGES
-from moegeom.tokens.traces.other_side import OtherSide
+from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom.variants.random_router import random_router
@@ -60,7 +60,7 @@ class RouterRun:
     """One router to measure on tokens, as ``options`` say.
 
     With the choice of the router as stored those of the ``other`` run are compared, and those of
-    the router ``against`` for the same inputs. Rows per token, and which tokens flip, go to
+    the router ``checkpoint_b`` for the same inputs. Rows per token, and which tokens flip, go to
     ``folder``; ``snapshot`` is what an interrupted run goes on from. The pass over all tokens runs
     on ``devices``, if any can do it; ``said`` hears what a user should know about that.
     """
@@ -69,8 +69,8 @@ class RouterRun:
     source: TokenSource
     metrics: Sequence[Metric]
     options: MeasureOptions = DEFAULTS
-    other: OtherSide | None = None
-    against: Router | None = None
+    run_b: RunB | None = None
+    checkpoint_b: Router | None = None
     folder: Path | None = None
     snapshot: Path | None = None
     devices: tuple[Device, ...] = ()
@@ -85,7 +85,9 @@ class RouterRun:
     @property
     def compares(self) -> bool:
         """Whether some other choice is compared with that of the router as stored."""
-        return bool(self.options.arithmetics or self.other is not None or self.against is not None)
+        return bool(
+            self.options.arithmetics or self.run_b is not None or self.checkpoint_b is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -191,12 +193,12 @@ def _side_passes(
 ) -> Iterator[Pass]:
     """What another run chose, and what another router chooses, for all tokens."""
     task = _task(run, own, reductions_for(lambda use: use.of_flip), typical)
-    if run.other is not None and run.router.name in run.other.source.facts.routers:
-        yield Pass(OTHER, dataclasses.replace(task, other=run.other), tiles)
-    if run.against is not None:
-        compared = dataclasses.replace(task, against=prepare(run.against))
+    if run.run_b is not None and run.router.name in run.run_b.source.facts.routers:
+        yield Pass(RUN_B, dataclasses.replace(task, run_b=run.run_b), tiles)
+    if run.checkpoint_b is not None:
+        compared = dataclasses.replace(task, checkpoint_b=prepare(run.checkpoint_b))
         # a token may overflow in the second checkpoint alone
-        yield Pass(AGAINST, compared, tiles, run.options.skip_non_finite)
+        yield Pass(CHECKPOINT_B, compared, tiles, run.options.skip_non_finite)
 
 
 def _arithmetic_passes(

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.row_keys import AGAINST, OTHER, SIDES
+from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
 from moegeom.core.text import number_of
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Note, Table, Title, View
@@ -188,8 +188,8 @@ def _replaced(found: BoundaryReport, variant: VariantFlips) -> str:
 
 #: The sentence on a side, by its variant.
 _SIDE_VERDICTS: Mapping[str, Callable[[BoundaryReport, VariantFlips], str]] = {
-    OTHER: _difference,
-    AGAINST: _replaced,
+    RUN_B: _difference,
+    CHECKPOINT_B: _replaced,
 }
 
 

@@ -17,7 +17,7 @@ from moegeom.engine.task import Task
 from moegeom.kernels.reduction import Kernels
 from moegeom.tokens.ranges import consecutive
 from moegeom.tokens.stages import INPUT_STAGES
-from moegeom.tokens.traces.other_side import OtherSide
+from moegeom.tokens.traces.run_b import RunB
 
 #: Tokens whose choices are compared at all routers, and those that are routed again: at the first
 #: router, which alone reads what nothing has changed yet, and at each of the others.
@@ -42,7 +42,7 @@ class Sides:
     """A, B, and the tokens of A that B has: ``token`` ascending, with their ``columns``."""
 
     source: TokenSource
-    other: OtherSide
+    other: RunB
     token: Int64[np.ndarray, "tokens"]
     columns: TokenColumns
     kernels: Kernels
@@ -127,7 +127,7 @@ def _by_range(token: Int64[np.ndarray, "rows"]) -> Iterator[tuple[int, np.ndarra
         yield int(number) * _AT_ONCE, np.flatnonzero(block == number)
 
 
-def sides_of(source: TokenSource, other: OtherSide, kernels: Kernels) -> Sides:
+def sides_of(source: TokenSource, other: RunB, kernels: Kernels) -> Sides:
     """The first matched tokens of both."""
     token = np.flatnonzero(other.token >= 0)[:MOST_TOKENS]
     columns = source.read_columns(0, int(token[-1]) + 1).at(token)

@@ -13,9 +13,9 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.document.summary import Summary
-from moegeom.engine.against import against
+from moegeom.engine.checkpoint_b import routers_of_b
 from moegeom.engine.prepared import prepare
-from moegeom.engine.run_facts import other_facts
+from moegeom.engine.run_facts import run_b_facts
 from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers, open_choices
 from moegeom.geometry.rows import common_choices, expert_matching
@@ -30,7 +30,7 @@ from moegeom.studies.explain.trials import MatchedChoices
 from moegeom.studies.explain.verdict import Evidence, verdict
 from moegeom.tokens.traces.alignment import placing
 from moegeom.tokens.traces.counted import CountedSource
-from moegeom.tokens.traces.other_side import OtherSide, other_side
+from moegeom.tokens.traces.run_b import RunB, match_run_b
 from moegeom.tokens.validity import fingerprint_test
 
 #: Tokens with one set in all layers, that many at least and that share of them one and the same
@@ -98,7 +98,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         layers = _without(layers, choices, sides, elsewhere, said.hypothesis)
     return Explanation(
         run=opened.facts(shared),
-        other=other_facts(other),
+        other=run_b_facts(other),
         against="" if request.checkpoint_b is None else request.checkpoint_b,
         inputs_of="B" if sides.has_other_inputs else "A",
         num_matched=int((other.token >= 0).sum()),
@@ -178,7 +178,7 @@ def _num_padding(choices: Sequence[MatchedChoices]) -> int:
     return int(counts.max()) if counts.max() >= _ONE_SET * len(rows) else 0
 
 
-def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> OtherSide:
+def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> RunB:
     assert request.run_b is not None
     known = known_routers(whole)
     opened = open_choices(request.run_b, request.stage_b, request.dialect_b, known)
@@ -188,7 +188,7 @@ def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Ro
         return routed_choices(source, prepare(by_name[name]), kernels)
 
     can_route = source.facts.stage != "ids" and not source.facts.has_chosen
-    return other_side(source, opened, known, must_fit=False, own=routed if can_route else None)
+    return match_run_b(source, opened, known, must_fit=False, own=routed if can_route else None)
 
 
 def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapping[str, Router]:
@@ -196,7 +196,7 @@ def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapp
     if request.checkpoint_b is None:
         return {}
     store = open_checkpoint(request.checkpoint_b, request.remote)
-    return against(load_routers(store, asked=request.asked), routers).routers
+    return routers_of_b(load_routers(store, asked=request.asked), routers).routers
 
 
 def _not_looked_at(

@@ -50,7 +50,7 @@ from moegeom.studies.signoff.text import (
     unrecorded_line,
 )
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.other_side import other_side
+from moegeom.tokens.traces.run_b import match_run_b
 
 _NOT_LOOKED_AT = (
     "expert weights, and all else that was quantised: it moves what routers read",
@@ -424,7 +424,7 @@ def flips(
     """
     for source in (reference, other):
         refuse_without_choices(source.facts)
-    side = other_side(reference, _Renumbered(other, places) if places else other, routers)
+    side = match_run_b(reference, _Renumbered(other, places) if places else other, routers)
     num_tokens = reference.facts.num_tokens
     matched = side.is_matched(0, num_tokens)
     num_matched = int(matched.sum())

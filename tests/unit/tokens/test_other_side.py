@@ -10,7 +10,7 @@ import pytest
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import SourceFacts, TokenColumns
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.other_side import other_side
+from moegeom.tokens.traces.run_b import match_run_b
 
 ROUTERS = tuple(KnownRouter(f"text/{layer}", "text", layer, 16, 4) for layer in range(2))
 LENGTHS = (40, 25, 60)
@@ -77,7 +77,7 @@ def test_documents_in_another_order_find_their_tokens() -> None:
         dataclasses.replace(renumbered.read_columns(0, 125), document=order),
         {name: renumbered.read_chosen(name, 0, 125) for name in renumbered.facts.routers},
     )
-    found = other_side(mine, there, ROUTERS)
+    found = match_run_b(mine, there, ROUTERS)
     np.testing.assert_array_equal(rows[found.token], np.arange(125))
     for router in ROUTERS:
         token = np.arange(125)
@@ -91,7 +91,7 @@ def test_documents_in_another_order_find_their_tokens() -> None:
 def test_tokens_that_the_other_run_lacks_are_not_matched() -> None:
     mine = Choices(columns(), choices())
     kept = np.flatnonzero((columns().document != 1) & (columns().position < 30))
-    found = other_side(mine, rows_of(mine, kept), ROUTERS)
+    found = match_run_b(mine, rows_of(mine, kept), ROUTERS)
     np.testing.assert_array_equal(np.flatnonzero(found.is_matched(0, 125)), kept)
     some = kept[[3, 4, 40, 41]]
     np.testing.assert_array_equal(
@@ -103,7 +103,7 @@ def test_choices_shifted_by_a_token_are_refused_with_the_shift() -> None:
     mine = Choices(columns(), choices())
     shifted = {name: np.roll(chosen, 1, axis=0) for name, chosen in choices().items()}
     with pytest.raises(RecordingError, match="misaligned") as caught:
-        other_side(mine, Choices(columns(), shifted), ROUTERS)
+        match_run_b(mine, Choices(columns(), shifted), ROUTERS)
     assert "shifted by -1 token" in str(caught.value)
 
 
@@ -111,12 +111,12 @@ def test_layers_that_changed_places_are_refused() -> None:
     mine, swapped = Choices(columns(), choices()), choices()
     swapped = {"text/0": swapped["text/1"], "text/1": swapped["text/0"]}
     with pytest.raises(RecordingError, match="layer"):
-        other_side(mine, Choices(columns(), swapped), ROUTERS)
+        match_run_b(mine, Choices(columns(), swapped), ROUTERS)
 
 
 def test_without_own_choices_nothing_proves_the_match_and_that_is_said() -> None:
     mine = Choices(columns(), choices(), stage="router_input", has_chosen=False)
-    found = other_side(mine, Choices(columns(), choices(5)), ROUTERS)
+    found = match_run_b(mine, Choices(columns(), choices(5)), ROUTERS)
     assert found.fits == ()
     assert "no choices to prove it by" in found.notes[-1]
 
@@ -131,11 +131,11 @@ def test_without_own_choices_nothing_proves_the_match_and_that_is_said() -> None
 def test_sides_that_cannot_be_compared_are_refused(facts: dict, said: str) -> None:
     mine = Choices(columns(), choices())
     with pytest.raises(RecordingError, match=said):
-        other_side(mine, Choices(columns(), choices(), **facts), ROUTERS)
+        match_run_b(mine, Choices(columns(), choices(), **facts), ROUTERS)
 
 
 def test_another_number_of_experts_a_token_is_refused() -> None:
     mine = Choices(columns(), choices())
     fewer = {name: chosen[:, :3] for name, chosen in choices().items()}
     with pytest.raises(RecordingError, match="3 experts a token"):
-        other_side(mine, Choices(columns(), fewer), ROUTERS)
+        match_run_b(mine, Choices(columns(), fewer), ROUTERS)

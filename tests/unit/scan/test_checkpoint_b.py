@@ -9,9 +9,9 @@ import pytest
 
 from moegeom.core.errors import NonFiniteError, RouterError, RouterRuleError
 from moegeom.core.router import Norm, Projection, Router, RouterSet
-from moegeom.core.row_keys import AGAINST
+from moegeom.core.row_keys import CHECKPOINT_B
 from moegeom.core.tokens import TILE
-from moegeom.engine.against import Against, against
+from moegeom.engine.checkpoint_b import CheckpointB, routers_of_b
 from moegeom.geometry.selection import route
 from moegeom.metrics import METRICS
 from moegeom.metrics.near_flips import NEAR
@@ -24,8 +24,8 @@ def checkpoint(*routers: Router, label: str = "second") -> RouterSet:
     return RouterSet(routers, label, "made", "softmax, top 3 of 12", "xxh128:0")
 
 
-def beside(mine: Router, its: Router) -> Against:
-    return against(checkpoint(its), [mine])
+def beside(mine: Router, its: Router) -> CheckpointB:
+    return routers_of_b(checkpoint(its), [mine])
 
 
 def turned(router: Router) -> Router:
@@ -43,10 +43,10 @@ def without_duplicates(router: Router) -> Router:
 def row_of(made, mine: Router, its: Router, **changes) -> dict:
     """The row of ``layers`` on all tokens."""
     second = beside(mine, its).routers[mine.name]
-    rows = made.measured(made.recording(), mine, against=second, metrics=COMPARING, **changes)[
+    rows = made.measured(made.recording(), mine, checkpoint_b=second, metrics=COMPARING, **changes)[
         "layers"
     ]
-    return next(r for r in rows if (r["variant"], r["population"]) == (AGAINST, "all"))
+    return next(r for r in rows if (r["variant"], r["population"]) == (CHECKPOINT_B, "all"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -34,7 +34,7 @@ _OTHER_LAYERS = "--layers compares the layers that both checkpoints have."
 
 
 @dataclass(frozen=True, eq=False)
-class Against:
+class CheckpointB:
     """A second checkpoint; ``routers`` by name, with rows for the inputs of the first.
 
     ``equal`` names those that are the same in both, bit for bit; ``regained`` those whose rows were
@@ -50,9 +50,9 @@ class Against:
     has_same_rule: bool
 
 
-def open_against(
+def open_checkpoint_b(
     request: ScanRequest, source: TokenSource | None, routers: Sequence[Router]
-) -> Against | None:
+) -> CheckpointB | None:
     """The second checkpoint, beside the recorded ones of ``routers``; None where none was named.
 
     Raises
@@ -72,7 +72,7 @@ def open_against(
         )
     found = load_routers(open_checkpoint(request.checkpoint_b, request.remote), asked=request.asked)
     recorded = [router for router in routers if router.name in source.facts.routers]
-    return against(found, recorded)
+    return routers_of_b(found, recorded)
 
 
 def _is_recording(path: str) -> bool:
@@ -82,7 +82,7 @@ def _is_recording(path: str) -> bool:
         return False
 
 
-def against(found: RouterSet, routers: Sequence[Router]) -> Against:
+def routers_of_b(found: RouterSet, routers: Sequence[Router]) -> CheckpointB:
     """The routers of ``found`` with the names of ``routers``, whose inputs they are to read.
 
     Raises
@@ -93,7 +93,7 @@ def against(found: RouterSet, routers: Sequence[Router]) -> Against:
     """
     theirs = {router.name: router for router in found.routers}
     pairs = [(mine, _of_that_name(mine, theirs, found.checkpoint)) for mine in routers]
-    return Against(
+    return CheckpointB(
         checkpoint=found,
         routers={mine.name: _on_inputs_of(mine, its, found.checkpoint) for mine, its in pairs},
         equal=tuple(mine.name for mine, its in pairs if _is_equal(mine, its)),

@@ -21,7 +21,7 @@ _PROVING = 65_536
 
 
 @dataclass(frozen=True, eq=False)
-class OtherSide:
+class RunB:
     """Choices of another run; ``token`` is its token for each of the reference's, -1 for none.
 
     ``notes`` say how many were matched and what proves the match; ``fits`` are the agreements at
@@ -49,13 +49,13 @@ class OtherSide:
         return np.concatenate(found)
 
 
-def other_side(
+def match_run_b(
     reference: TokenSource,
     other: TokenSource,
     routers: Sequence[KnownRouter],
     must_fit: bool = True,
     own: Callable[[str], Integer[np.ndarray, "tokens slots"]] | None = None,
-) -> OtherSide:
+) -> RunB:
     """The tokens of ``other`` that are tokens of ``reference``, by document, position and token id.
 
     Without ``must_fit`` choices that agree better elsewhere are no error: the fits tell of it.
@@ -98,7 +98,7 @@ def other_side(
     token[aligned.token[row]] = row
     unproven = "alignment rests on documents, positions and token ids: no choices to prove it by"
     notes = aligned.notes if chosen is not None else (*aligned.notes, unproven)
-    return OtherSide(other, token, aligned.fits, notes)
+    return RunB(other, token, aligned.fits, notes)
 
 
 def _as_trace(other: TokenSource, routers: Sequence[KnownRouter]) -> CleanTrace:
