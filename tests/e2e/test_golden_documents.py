@@ -20,6 +20,7 @@ import pytest
 
 import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checks.pages import find_check, page_of
 from moegeom.core.errors import InternalError
 from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render
@@ -27,6 +28,7 @@ from moegeom.engine.request import Terms
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import Captured, CaptureRequest, plan_capture
 from moegeom.recorder.text import TextFile
+from moegeom.studies.check.document import page_document
 from moegeom.studies.routers.document import document as routers_document
 from moegeom.studies.routers.study import routers
 from tests.unit.document.test_hostile_names import documents
@@ -61,6 +63,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.boundary": lambda: mg.boundary_report(MODEL, REC, arithmetics="bf16"),
     "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
     "studies.check": lambda: mg.check(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
+    "studies.check.page": lambda: page_document(page_of(find_check("MGI112")), View(80)),
     "studies.diff": lambda: mg.diff(EARLIER, MODEL),
     "studies.explain": lambda: mg.explain(
         MODEL, REC, run_b=f"{BALANCED}/rec/step_1000", checkpoint_b=EARLIER

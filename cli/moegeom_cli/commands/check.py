@@ -17,7 +17,6 @@ from moegeom_cli.groups import (
     with_groups,
 )
 from moegeom_cli.options import CheckpointOrResults, Tokens
-from moegeom_cli.streams import width
 
 COMMAND = Command(Group.judge, 1, "moegeom check CKPT --baseline moegeom-baseline.json")
 
@@ -71,7 +70,10 @@ def run(
     from moegeom_cli.check_reports import parse_reports, write_reports
 
     if explain is not None:
-        _explain(explain)
+        from moegeom.checks.pages import find_check, page_of
+        from moegeom.studies.check.document import page_document
+
+        screen.show(page_document, page_of(find_check(explain)))
         return 0
     if init:
         _init()
@@ -108,13 +110,6 @@ def run(
         doubt = ", although the gate did not pass" if found.exit_code else ""
         screen.note(f"baseline written: {found.written}{doubt}")
     return found.exit_code
-
-
-def _explain(code: str) -> None:
-    from moegeom.checks.pages import find_check, page_of
-    from moegeom_cli.check_pages import render_page
-
-    typer.echo(render_page(page_of(find_check(code)), width()))
 
 
 def _init() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moegeom.checks.pages import Page
 from moegeom.core.finding import SEVERITY_ORDER, STATES, Outcome, Verdict
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
 from moegeom.document.model import (
@@ -146,4 +147,53 @@ def _record(verdict: Verdict, run: Mapping[str, Any]) -> Mapping[str, Any]:
         "unseen": verdict.unseen,
         **rule_facts(run),
         "run": run,
+    }
+
+
+#: What a check looks at, in words.
+_NEEDS = {
+    "weights": "the weights alone",
+    "tokens": "tokens (--tokens)",
+    "baseline": "a baseline (--baseline)",
+    "baseline and tokens": "tokens, and a baseline that was made with tokens",
+}
+
+
+def page_document(page: Page, view: View) -> Document:
+    """What ``check --explain CODE`` says: what holds when it passes, what it needs, its limits."""
+    check = page.check
+    sections: list[list[Block]] = [
+        [Title(check.code, f"{check.severity}: {check.title}")],
+        [Note(f"Holds: {page.statement}", "plain")],
+        *([Note(f"{name}: {text}", "plain")] for name, text in page.sections.items()),
+        [Note(f"Needs: {_NEEDS[check.inputs]}.", "plain")],
+        list(_page_limits(page)),
+    ]
+    return Document("check page", check.code, sections, lambda: _page_record(page))
+
+
+def _page_limits(page: Page) -> Iterator[Block]:
+    limits = page.check.limits
+    if limits:
+        where = f"[limits.{page.check.code}]"
+        yield Note(f"Limits, changed in moegeom.toml under {where}:", "plain")
+    for limit in limits:
+        text = f"{limit.text} ({limit.basis})"
+        yield Fact(f"{limit.name} = {limit.default:g}", text, "plain", indent=_WIDE)
+
+
+#: Columns of a limit with its value.
+_WIDE = 28
+
+
+def _page_record(page: Page) -> Mapping[str, Any]:
+    check = page.check
+    return {
+        "code": check.code,
+        "severity": check.severity,
+        "title": check.title,
+        "holds": page.statement,
+        **{name.lower().replace(" ", "_"): text for name, text in page.sections.items()},
+        "needs": check.inputs,
+        "limits": [dataclasses.asdict(limit) for limit in check.limits],
     }

@@ -80,7 +80,7 @@ def documents() -> dict[str, Callable[..., Document]]:
 
 
 DOCUMENTS = documents()
-JUDGES = [name for name in DOCUMENTS if ".check." in name]
+JUDGES = ["moegeom.studies.check.document.document"]
 CASES = [
     (kind, renderer.name)
     for kind in DOCUMENTS
