@@ -333,17 +333,3 @@ def format_layers(layers: frozenset[int] | set[int]) -> str:
         else:
             runs.append([layer, layer])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-# ------------------------------------------------------------------------------------------- causes
-RouterCause = Literal[
-    "weights rounded",
-    "inputs rounded",
-    "logits rounded",
-    "bias rounded",
-    "bias missing",
-    "bias stale",
-    "router stale",
-    "gain not folded",
-    "rule differs",
-]

@@ -7,14 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from moegeom.core.text import number_of
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
 from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
-from moegeom.studies.explain.record import Explanation, LayerEvidence, Tried
+from moegeom.studies.explain.record import Explanation, LayerEvidence
 
 #: Hypotheses that a screen shows beside nothing changed.
 _SHOWN = 5
@@ -35,7 +33,7 @@ _LAYER_HEADS = (
 def document(found: Explanation, view: View) -> Document:
     """What ``moegeom explain`` says; where nothing disagrees, a screen asks nothing further."""
     is_open = found.verdict.cause != "no disagreement"
-    hypotheses = _hypotheses(found, view.all_layers) if is_open else []
+    hypotheses = _faults(found, view.all_layers) if is_open else []
     layers = _layers(found, view.all_layers) if is_open else []
     return Document(
         "explain",
@@ -43,7 +41,7 @@ def document(found: Explanation, view: View) -> Document:
         [
             _header(found),
             _verdict(found),
-            [Excerpt(hypotheses, page=_hypotheses(found, all_of_them=True))],
+            [Excerpt(hypotheses, page=_faults(found, all_of_them=True))],
             [Excerpt(layers, page=_layers(found, all_of_them=True, is_page=True))],
             _ending(found),
         ],
@@ -105,99 +103,63 @@ def _verdict_sentence(found: Explanation) -> str:
     return f"{said} Not checked: {unseen} thing{'' if unseen == 1 else 's'}, below."
 
 
-def _hypotheses(found: Explanation, all_of_them: bool) -> list[Block]:
-    """How much of B each hypothesis reproduces: first layer, that of the verdict, all layers."""
-    names = _ranked(found, all_of_them)
-    if not names:
+def _faults(found: Explanation, all_of_them: bool) -> list[Block]:
+    """What each operator saves on its scope, and how much of B it reproduces there."""
+    if not any(layer.num_tried for layer in found.layers):
         return []
-    verdict, layers = found.verdict, found.layers
-    own = next((layer for layer in layers if layer.router == verdict.router), layers[0])
-    columns = {"first layer": layers[0]}
-    if own is not layers[0]:
-        columns[_summary(found).places([own.router])] = own
-    rows = []
-    for name in names:
-        arrow = "->" if name == verdict.hypothesis else "  "
-        star = " *" if _is_held_back(found, name) else ""
-        cells = [layer.tried_as(name) for layer in columns.values()]
-        shares = ["-" if tried is None else _equal(tried.share) for tried in cells]
-        text = f"{arrow} {_first_seen(found, name).text}{star}"
-        rows.append((text, *shares, _equal(_mean_share(found, name))))
+    summary, named = _summary(found), found.verdict.faults
+    shown = found.faults if all_of_them else found.faults[:_SHOWN]
+    first = next((layer for layer in found.layers if layer.agreement < 1.0), found.layers[0])
+    rows = [
+        (
+            "   nothing changed",
+            "all",
+            summary.place(first.router),
+            _equal(first.reproduced),
+            "",
+            "0",
+        )
+    ]
+    for fault in shown:
+        arrow = "->" if fault.name in named else "  "
+        rows.append(
+            (
+                f"{arrow} {fault.text}",
+                fault.scope or "all",
+                summary.places(fault.routers).removeprefix("layers ").removeprefix("layer "),
+                _equal(fault.reproduced[fault.routers[0]]),
+                f"from {_equal(fault.before[fault.routers[0]])}",
+                f"{fault.bits:,.0f}",
+            )
+        )
+    looks: list[Look] = ["plain", *("strong" if f.name in named else "plain" for f in shown)]
     blocks: list[Block] = [
         Fact("causes", _whose_inputs(found)),
         Table(
-            heads=[("", *columns, "all layers")],
+            heads=[("", "tokens", "layers", "equal", "", "bits")],
             rows=rows,
-            looks=["strong" if name == verdict.hypothesis else "plain" for name in names],
+            looks=looks,
+            left=(0, 1, 2),
             indent=6,
         ),
     ]
-    if rest := found.num_tried + 1 - len(names):
-        no_better = f"{rest} others reproduce no more in all layers: --all-layers"
-        blocks.append(Fact("", no_better, "dim"))
-    if legend := _ties_legend(found, names):
-        blocks.append(Fact("", legend, "dim"))
+    rest = found.num_tried - len(shown)
+    hidden = len(found.faults) - len(shown)
+    if rest > 0:
+        more = ": --all-layers" if hidden else ""
+        blocks.append(Fact("", f"{rest} others save fewer bits, or none{more}", "dim"))
     return blocks
 
 
 def _whose_inputs(found: Explanation) -> str:
-    """What was routed again."""
+    """What was routed again, and what the figures are."""
     stage = found.run["tokens"]["stage"]
-    own = "A's logits" if stage == "logits" else f"{found.inputs_of}'s inputs"
-    return f"{own} routed again with one thing changed; share of choices equal to B's"
-
-
-def _ranked(found: Explanation, all_of_them: bool) -> list[str]:
-    """Names of hypotheses to show: nothing changed, the verdict's, then by share in all layers."""
-    names = list(dict.fromkeys(tried.name for layer in found.layers for tried in layer.tried))
-    if not names:
-        return []
-    chosen = [names[0]]
-    if found.verdict.hypothesis:
-        chosen.append(found.verdict.hypothesis)
-    rest = [name for name in names if name not in chosen]
-    rest.sort(key=lambda name: -_mean_share(found, name))
-    return [*chosen, *(rest if all_of_them else rest[: _SHOWN + 1 - len(chosen)])]
-
-
-def _first_seen(found: Explanation, name: str) -> Tried:
-    """The hypothesis at the first router where it was tried."""
-    everywhere = (layer.tried_as(name) for layer in found.layers)
-    return next(tried for tried in everywhere if tried is not None)
-
-
-def _everywhere(found: Explanation, name: str) -> list[Tried]:
-    """The hypothesis at all routers; where it does not apply nothing was changed."""
-    layers = [layer for layer in found.layers if layer.tried]
-    return [layer.tried_as(name) or layer.tried[0] for layer in layers]
-
-
-def _mean_share(found: Explanation, name: str) -> float:
-    """Share reproduced, mean over all routers."""
-    return float(np.mean([tried.share for tried in _everywhere(found, name)]))
-
-
-def _mean_credit(found: Explanation, name: str) -> float:
-    """What of it the verdict counts, mean over all routers."""
-    return float(np.mean([tried.credit for tried in _everywhere(found, name)]))
-
-
-def _is_held_back(found: Explanation, name: str) -> bool:
-    """Whether its share counts ties that the verdict does not: the two are printed differently."""
-    return _equal(_mean_share(found, name)) != _equal(_mean_credit(found, name))
-
-
-def _ties_legend(found: Explanation, names: Sequence[str]) -> str:
-    """What ``*`` means; empty where no row has one."""
-    held = [name for name in names if _is_held_back(found, name)]
-    if not held:
-        return ""
-    best = max(held, key=lambda name: _mean_share(found, name))
-    return (
-        "* leaves equal scores: B's set counts here if it is among those that ties allow. The "
-        "verdict counts it only as far as one way to break ties explains it "
-        f"({_first_seen(found, best).text}: {_equal(_mean_credit(found, best))} in all layers)."
-    )
+    if any(layer.num_routed for layer in found.layers):
+        own = "A's logits" if stage == "logits" else f"{found.inputs_of}'s inputs"
+        own = f"{own} routed again with one thing changed"
+    else:
+        own = "A's choices with one thing changed"
+    return f"{own}; sets equal to B's in the first of the layers, bits saved in all"
 
 
 def _layers(found: Explanation, all_of_them: bool, is_page: bool = False) -> list[Block]:
@@ -211,10 +173,10 @@ def _layers(found: Explanation, all_of_them: bool, is_page: bool = False) -> lis
         indent=2,
         rest=f"and {number_of(rest, 'more layer')}: --all-layers" if rest else "",
     )
-    hypothesis = found.verdict.hypothesis
-    if not hypothesis:
+    told = found.verdict.faults
+    if not told or found.verdict.cause == "inconclusive":
         return [table]
-    text = _first_seen(found, hypothesis).text
+    text = next(fault.text for fault in found.faults if fault.name == told[0])
     left = f"of tokens that agreed before, what is left over with {text}; noise that makes as many"
     return [Fact("residual", left), table]
 
@@ -266,7 +228,7 @@ def _growth(found: Explanation) -> Iterator[str]:
     if len(known) < 2:
         return
     summary = _summary(found)
-    source = "what is left over" if found.verdict.hypothesis else "the flips"
+    source = "what is left over" if found.verdict.faults else "the flips"
     (first, early), (last, late) = known[0], known[-1]
     yield (
         f"noise on the inputs, from {source}: {_percent(early)} of their rms in "
@@ -366,7 +328,7 @@ def _record(found: Explanation) -> Mapping[str, Any]:
         "inputs_of": found.inputs_of,
         "num_matched": found.num_matched,
         "num_examined": found.num_examined,
-        "num_padding": found.num_padding,
+        "faults": [dataclasses.asdict(fault) for fault in found.faults],
         "layers": [dataclasses.asdict(layer) for layer in found.layers],
         "log_probs": found.log_probs and dataclasses.asdict(found.log_probs),
         "not_looked_at": list(found.not_looked_at),

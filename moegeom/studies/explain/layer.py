@@ -1,4 +1,4 @@
-"""One router of an explanation: each hypothesis tried on the inputs at hand."""
+"""One router of an explanation: what operators are tried on, noise, routing weights."""
 
 from __future__ import annotations
 
@@ -12,129 +12,168 @@ from jaxtyping import Bool, Float, Float64, Int32, Int64
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by
+from moegeom.engine.flipping import engine_logits
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.geometry.noise import boundary_sigmas
 from moegeom.geometry.noise_size import noise_between, upstream_noise
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 from moegeom.geometry.rows import overlap_beyond_chance
-from moegeom.geometry.selection import (
-    SCORES,
-    TIES,
-    mapped_logits,
-    routing_weights,
-    selection_scores,
-)
-from moegeom.studies.explain.record import FlipNoise, LayerEvidence, Tried, WeightRule
+from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
+from moegeom.studies.explain.record import FlipNoise, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
-from moegeom.studies.explain.trials import MatchedChoices, Trial, inputs, trials
+from moegeom.studies.faults.exchangeable import uneven
+from moegeom.studies.faults.operator import AS_STORED, Site, compared, of_sets, plain
+from moegeom.studies.faults.score import SiteScores, Values
 from moegeom.tokens.stages import INPUT_STAGES, VALUE_STAGES
+from moegeom.variants.emulated import emulate
+
+#: Bytes of inputs of one router that are kept, so that they are read once.
+_KEPT = 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedChoices:
+    """What both sides chose at one router, and which tokens agreed at all earlier ones.
+
+    ``matching`` is, for each expert of A, the number of B that fits its choices best, by how often
+    one chose the one and the other the other, ``common``.
+    """
+
+    prepared: PreparedRouter
+    mine: Int32[np.ndarray, "tokens k"]
+    other: Int32[np.ndarray, "tokens k"]
+    is_clean: Bool[np.ndarray, "tokens"]
+    agrees: Bool[np.ndarray, "tokens"]
+    matching: Int64[np.ndarray, "experts"]
+    common: Int64[np.ndarray, "experts experts"]
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """A router made ready: its site, the inputs of its tokens, and how near boundaries are."""
+
+    site: Site
+    values: Values
+    nearest: NearestBoundaries | None
+    reason: str
+
+
+def look(
+    choices: Sequence[MatchedChoices],
+    number: int,
+    sides: Sides,
+    other: Router | None,
+    rows: Int64[np.ndarray, "rows"],
+) -> Looked:
+    """Logits of the inputs at hand (B's where it recorded them) for these tokens, read once."""
+    own = choices[number]
+    prepared, reason = own.prepared, _untold(own.prepared, sides)
+    mine, theirs = own.mine[rows], own.other[rows]
+    stage = sides.source.facts.stage
+    has_inputs = not reason and stage != "logits"
+    router = plain(prepared.router, has_inputs)
+    as_stored = emulate(router, AS_STORED) if not reason else None
+    nearest, logits, kept = None, [], []
+    if as_stored is not None:
+        nearest, stop = NearestBoundaries.of(prepared, len(rows), sides.source.facts), 0
+        for batch in sides.batches(prepared, rows):
+            there = slice(stop, stop := stop + len(batch.row))
+            nearest.note(there, prepared, sides, batch.logits, batch.norm)
+            values = batch.values
+            if sides.has_other_inputs and values is not None:
+                values = sides.other_values(prepared.router, batch.row)
+                logits.append(engine_logits(as_stored, as_stored.inputs(values)))
+            else:
+                logits.append(batch.logits)
+            if values is not None and len(rows) * values.shape[1] * 4 <= _KEPT:
+                kept.append(np.asarray(values, np.float32))
+        found = np.concatenate(logits)
+        selection = compared(as_stored, found, sides.kernels)
+    else:
+        found = of_sets(mine, len(own.matching), np.ones(len(rows), bool))
+        selection = found
+    site = Site(
+        router=router,
+        number=number,
+        routers=[choice.prepared.router for choice in choices],
+        other=other,
+        logits=found,
+        selection=selection,
+        mine=mine,
+        theirs=theirs,
+        columns=sides.columns.at(rows),
+        matching=own.matching,
+        kernels=sides.kernels,
+        has_inputs=has_inputs,
+        has_logits=not reason,
+        chosen_at=lambda place: choices[place].mine[rows],
+    )
+    return Looked(site, _values(sides, own, rows, kept), nearest, reason)
+
+
+def _values(
+    sides: Sides, own: MatchedChoices, rows: Int64[np.ndarray, "rows"], kept: list[np.ndarray]
+) -> Values:
+    """Inputs of some of the rows: from memory where they fit, else read again."""
+    if kept:
+        whole = np.concatenate(kept)
+        return lambda some: whole[some]
+
+    def read(some: np.ndarray) -> np.ndarray | None:
+        if sides.has_other_inputs:
+            return sides.other_values(own.prepared.router, rows[some])
+        parts = [batch.values for batch in sides.batches(own.prepared, rows[some])]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+
+    return read
 
 
 def layer_evidence(
     choices: MatchedChoices,
     sides: Sides,
-    against: Router | None,
-    is_first: bool,
-    advance: Callable[[int], None],
+    looked: Looked,
+    scores: SiteScores,
+    rows: Int64[np.ndarray, "rows"],
+    is_met: Bool[np.ndarray, "rows"],
 ) -> LayerEvidence:
-    """Agreement, hypotheses and weights at one router; more tokens at the first one."""
+    """Agreement, noise and weights at one router; ``is_met`` are sets that what was found gives."""
     prepared, agrees, clean = choices.prepared, choices.agrees, choices.is_clean
-    reason, rows = _untold(prepared, sides), sides.routed(is_first)
-    tried: tuple[Tried, ...] = ()
     noise = None
-    if not reason:
-        candidates = list(trials(choices, sides, against))
-        share = np.zeros((len(candidates), len(rows)))
-        credit = np.zeros((len(TIES), *share.shape))
-        nearest = NearestBoundaries.of(prepared, len(rows), sides.source.facts)
-        for there, batch, values in inputs(choices, sides, rows):
-            nearest.note(there, prepared, sides, batch.logits, batch.norm)
-            for number, trial in enumerate(candidates):
-                sets = trial.reproduces(
-                    trial.logits(values, batch.logits), choices.other[batch.row], sides.kernels
-                )
-                share[number, there] = sets.is_admitted
-                for way, ties in enumerate(TIES):
-                    credit[way, number, there] = sets.credit(ties)
-            advance(len(batch.row))
-        tried = _judged(candidates, share, credit)
-        noise = flip_noise(nearest, sides, prepared, rows, agrees[rows], clean[rows])
+    if looked.nearest is not None:
+        noise = flip_noise(looked.nearest, sides, prepared, rows, is_met, clean[rows])
     own = np.arange(len(choices.matching))
+    odd = uneven(looked.site, ~is_met, clean[rows]) if looked.site.has_logits else []
     return LayerEvidence(
         router=prepared.router.name,
         num_tokens=len(agrees),
         agreement=float(agrees.mean()),
         num_clean=int(clean.sum()),
-        num_tried=len(rows) if tried else 0,
-        tried=tried,
+        num_routed=len(rows) if looked.site.has_logits else 0,
+        num_tried=scores.num_tried,
+        num_differ=int((~scores.is_met).sum()),
+        reproduced=float(scores.is_met.mean()),
+        bits=float(scores.base.sum()),
         num_renamed=int((choices.matching != own).sum()),
         noise=noise,
         weights=weight_rule(prepared, sides, agrees, choices.other),
-        reason=reason,
+        reason=looked.reason,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
+        uneven=tuple(one.text for one in odd),
     )
-
-
-def left_over(
-    choices: MatchedChoices, sides: Sides, against: Router | None, name: str, is_first: bool
-) -> FlipNoise | None:
-    """Noise that makes what a hypothesis leaves over; None where it does not apply."""
-    trial = next((t for t in trials(choices, sides, against) if t.name == name), None)
-    if trial is None:
-        return None
-    rows, prepared = sides.routed(is_first), trial.prepared()
-    nearest, agrees = (
-        NearestBoundaries.of(prepared, len(rows), sides.source.facts),
-        np.zeros(len(rows), dtype=bool),
-    )
-    for there, batch, values in inputs(choices, sides, rows):
-        logits = trial.logits(values, batch.logits)
-        sets = trial.reproduces(logits, choices.other[batch.row], sides.kernels)
-        agrees[there] = sets.is_admitted
-        nearest.note(there, prepared, sides, logits, batch.norm)
-    return flip_noise(nearest, sides, prepared, rows, agrees, choices.is_clean[rows])
 
 
 def _untold(prepared: PreparedRouter, sides: Sides) -> str:
-    """Why no hypothesis can be tried; empty where they can."""
+    """Why rows, inputs and rule cannot be tried; empty where they can."""
     stage = sides.source.facts.stage
     if prepared.router.projection is not None:
-        return "routers behind a projection are compared only"
+        return "routers behind a projection are compared by their sets only"
     if stage in ("ids", "top_logits"):
-        return f"hypotheses need router inputs or all logits; A holds {stage.replace('_', ' ')}"
-    return ""
-
-
-def _judged(
-    candidates: Sequence[Trial],
-    share: Float64[np.ndarray, "trials tokens"],
-    credit: Float64[np.ndarray, "ways trials tokens"],
-) -> tuple[Tried, ...]:
-    """How each did against nothing changed, the first, on the same tokens.
-
-    Ties are broken in whichever way fits best: which one an engine has is not known.
-    """
-    base = credit[credit[:, 0].sum(axis=1).argmax(), 0]
-    missing = float((1.0 - base).sum())
-    found = []
-    for number, trial in enumerate(candidates):
-        way = int(credit[:, number].sum(axis=1).argmax())
-        gain = credit[way, number] - base
-        spread = float(np.sqrt((gain**2).sum()))
-        found.append(
-            Tried(
-                name=trial.name,
-                text=trial.text,
-                cause=trial.cause,
-                ties=TIES[way],
-                share=float(share[number].mean()),
-                credit=float(credit[way, number].mean()),
-                repaired=float(gain.sum()) / missing if missing else 0.0,
-                standing=float(gain.sum()) / spread if spread else 0.0,
-            )
+        return (
+            f"rows and inputs need router inputs or all logits; A holds {stage.replace('_', ' ')}"
         )
-    return tuple(found)
+    return ""
 
 
 #: Tokens whose weights are compared.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from moegeom.core.router import RouterCause
 from moegeom.engine.request import TokensRequest
+from moegeom.studies.faults.causes import Cause as FaultCause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +26,12 @@ class ExplainRequest(TokensRequest):
     log_probs: Path | None = None
 
 
-#: The closed list of verdicts.
+#: The closed list of verdicts: what an operator may name, and what is said without one.
 Cause = (
-    RouterCause
+    FaultCause
     | Literal[
         "no disagreement",
         "arithmetic noise only",
-        "experts renamed",
-        "tokens shifted",
-        "layers shifted",
-        "padding counted",
         "bias in routing weights",
         "routing weights differ",
         "not the router",
@@ -92,6 +88,26 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
         "B chooses by another rule.",
         "compare the rule of moegeom routers with the code that B runs.",
     ),
+    "bias differs": (
+        "B routes with another bias than A's.",
+        "compare the bias that B loaded with that of the checkpoint: name, dtype, update, sign.",
+    ),
+    "rows of another layer": (
+        "B's router holds the rows of another layer.",
+        "look at how B counts layers when it loads: dense layers, stages of a pipeline.",
+    ),
+    "inputs differ": (
+        "B's router reads something else.",
+        "look at what stands in front of the router: norm, residual, layer.",
+    ),
+    "ties broken by number": (
+        "B's scores lean to low or high numbers of experts: a tie-break that outgrew the ties.",
+        "break ties by comparing, not by adding a small number to each score.",
+    ),
+    "rows repeated": (
+        "rows of B hold the choices of the token before once more.",
+        "look at buffers that are not written for every token: chunk borders, padded rows.",
+    ),
     "experts renamed": (
         "B numbers its experts otherwise.",
         "logical ids are needed on both sides: record them with expert load balancing off.",
@@ -140,24 +156,25 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One hypothesis at one router.
+class Found:
+    """An operator on its scope.
 
-    ``share`` is the share of B's choices that it reproduces, a tie counting as reproduced if B's
-    set is one of those that it leaves. In ``credit`` it counts as ``ties`` says: if it is the set
-    of the lowest or of the highest numbers, or as one of all those that are left. ``repaired`` is
-    the share of the disagreements that it removes, less those that it makes, by credit;
-    ``standing`` is by how many standard errors it does better than nothing changed.
+    ``bits`` are those that it saves beside A's router as it is, less its own. ``scope`` names the
+    tokens, ``share`` of all; empty for all. It applies at ``routers``, where it reproduces the
+    share ``reproduced`` of B's sets in its scope, and A's router as it is ``before``.
+    ``explained`` is the share of the bits of those sets that it saves, at the first of them.
     """
 
     name: str
     text: str
     cause: Cause
-    ties: str
+    bits: float
+    scope: str
     share: float
-    credit: float
-    repaired: float
-    standing: float
+    routers: tuple[str, ...]
+    reproduced: Mapping[str, float]
+    before: Mapping[str, float]
+    explained: float
 
 
 @dataclass(frozen=True)
@@ -200,36 +217,34 @@ class WeightRule:
 
 @dataclass(frozen=True)
 class LayerEvidence:
-    """One router: how often A and B agree, and how often with one thing changed.
+    """One router: how often A and B agree, and how often A's router gives B's sets.
 
     ``agreement`` is the share of ``num_tokens`` with equal sets; ``num_clean`` of them agreed at
     all earlier routers. ``beyond_chance`` is by how much sets overlap beyond chance, 1 for equal
     ones and 0 for those of two dice with the same loads; ``beyond_chance_renamed`` with B's experts
-    numbered as fits best. ``tried`` begins with "nothing changed"; it was tried on ``num_tried``
-    tokens. ``reason`` says why nothing else was tried, or why there is no noise.
+    numbered as fits best. ``reproduced`` is the share of ``num_routed`` tokens whose set is one
+    that A's router admits for the inputs at hand, all but ``num_differ``; ``num_tried`` operators
+    were tried.
+    ``bits`` are those of B's sets for A's router with noise that fits, ``uneven`` how what differs
+    is not spread as noise. ``reason`` says why rows and inputs were not looked at.
     """
 
     router: str
     num_tokens: int
     agreement: float
     num_clean: int
+    num_routed: int
     num_tried: int
-    tried: tuple[Tried, ...]
+    num_differ: int
+    reproduced: float
+    bits: float
     num_renamed: int
     noise: FlipNoise | None
     weights: WeightRule | None
     reason: str = ""
     beyond_chance: float = 1.0
     beyond_chance_renamed: float = 1.0
-
-    @property
-    def nothing(self) -> Tried | None:
-        """The router as it is, on the inputs at hand."""
-        return self.tried[0] if self.tried else None
-
-    def tried_as(self, name: str) -> Tried | None:
-        """What was found for one hypothesis; None where it was not tried."""
-        return next((tried for tried in self.tried if tried.name == name), None)
+    uneven: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -251,12 +266,16 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class CauseVerdict:
-    """One of the closed list; ``detail`` says where and by how much, ``router`` where it begins."""
+    """One of the closed list; ``detail`` says where and by how much, ``router`` where it begins.
+
+    ``faults`` are the names of what was found, ``margin`` the bits over what else could be meant.
+    """
 
     cause: Cause
     detail: str
     router: str = ""
-    hypothesis: str = ""
+    faults: tuple[str, ...] = ()
+    margin: float | None = None
 
     @property
     def meaning(self) -> str:
@@ -283,8 +302,8 @@ class Explanation:
     num_matched: int
     num_examined: int
     any_share: float
-    num_padding: int
     layers: tuple[LayerEvidence, ...]
+    faults: tuple[Found, ...]
     log_probs: LogProbs | None
     verdict: CauseVerdict
     not_looked_at: Sequence[str] = ()
@@ -292,15 +311,10 @@ class Explanation:
 
     @property
     def num_tried(self) -> int:
-        """Hypotheses that were tried somewhere, nothing changed left out."""
-        return num_hypotheses(self.layers)
+        """Operators with their parameters that were tried, at the router with the most."""
+        return max((layer.num_tried for layer in self.layers), default=0)
 
     @property
     def agreement(self) -> float:
         """Mean over routers of the share of equal sets."""
         return sum(layer.agreement for layer in self.layers) / len(self.layers)
-
-
-def num_hypotheses(layers: Sequence[LayerEvidence]) -> int:
-    """How many were tried at some router, nothing changed left out."""
-    return len({tried.name for layer in layers for tried in layer.tried[1:]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,9 +20,9 @@ from moegeom.tokens.ranges import consecutive
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.tokens.traces.run_b import RunB
 
-#: Tokens whose choices are compared at all routers, and those that are routed again: at the first
-#: router, which alone reads what nothing has changed yet, and at each of the others.
-MOST_TOKENS, MOST_FIRST, MOST_LATER = 65_536, 16_384, 8192
+#: Tokens whose choices are compared at all routers, and those that are routed again: in all, and
+#: the most and the least at each.
+MOST_TOKENS, ROUTED, MOST_ROUTED, LEAST_ROUTED = 65_536, 65_536, 16_384, 4096
 
 #: Tokens that are routed at once.
 _AT_ONCE = 2 * TILE
@@ -52,11 +53,21 @@ class Sides:
         """Whether B recorded what its routers read."""
         return self.other.source.facts.stage in INPUT_STAGES
 
-    def routed(self, is_first: bool) -> Int64[np.ndarray, "rows"]:
-        """Rows of the matched tokens that are routed again, evenly spread."""
-        most = MOST_FIRST if is_first else MOST_LATER
-        step = -(-len(self.token) // most)
-        return np.arange(0, len(self.token), step)
+    def examined(self, num_routers: int) -> Int64[np.ndarray, "rows"]:
+        """Matched tokens that are routed again at each of so many routers: whole documents, evenly
+        spread, so that what stands beside a token is there too.
+        """
+        most = max(LEAST_ROUTED, min(MOST_ROUTED, ROUTED // max(num_routers, 1)))
+        tokens = len(self.token)
+        if tokens <= most:
+            return np.arange(tokens)
+        starts = np.flatnonzero(np.diff(self.columns.document, prepend=-2))
+        stops = np.append(starts[1:], tokens)
+        wanted = np.zeros(tokens, bool)
+        step = max(1, math.ceil(tokens / most))
+        for start, stop in zip(starts[::step], stops[::step], strict=True):
+            wanted[start : min(stop, start + most - int(wanted.sum()))] = True
+        return np.flatnonzero(wanted)
 
     def other_chosen(self, router: str) -> Int32[np.ndarray, "tokens k"]:
         """What B chose."""

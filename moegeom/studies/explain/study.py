@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
@@ -22,20 +23,15 @@ from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.load import load_routers
-from moegeom.studies.explain.layer import layer_evidence, left_over
+from moegeom.studies.explain.layer import MatchedChoices, layer_evidence, look
 from moegeom.studies.explain.log_probs import log_probs
-from moegeom.studies.explain.record import ExplainRequest, Explanation, LayerEvidence
+from moegeom.studies.explain.record import ExplainRequest, Explanation, Found, LayerEvidence
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
-from moegeom.studies.explain.trials import MatchedChoices
 from moegeom.studies.explain.verdict import Evidence, verdict
-from moegeom.tokens.traces.alignment import placing
+from moegeom.studies.faults.score import Fault, believed, faults, score_site
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB, match_run_b
 from moegeom.tokens.validity import fingerprint_test
-
-#: Tokens with one set in all layers, that many at least and that share of them one and the same
-#: set, which A hardly ever chose: no tokens.
-_PADDING, _ONE_SET = 5, 0.9
 
 
 def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
@@ -58,16 +54,16 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
             "explain needs tokens: what A's routers read, and what they chose.",
             "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
         )
-    other = _open_other(request, source, routers.routers)
-    sides = sides_of(source, other, load_kernels(request.backend))
+    run_b = _open_run_b(request, source, routers.routers)
+    sides = sides_of(source, run_b, load_kernels(request.backend))
     shared = [
         router
         for router in chosen
-        if router.name in source.facts.routers and router.name in other.source.facts.routers
+        if router.name in source.facts.routers and router.name in run_b.source.facts.routers
     ]
     if not shared:
         raise RecordingError(
-            f"{source.facts.name} and {other.source.facts.name} have none of the routers in common."
+            f"{source.facts.name} and {run_b.source.facts.name} have none of the routers in common."
         )
     elsewhere = _routers_against(request, shared)
     choices = _choices(shared, sides)
@@ -75,17 +71,16 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     joined = None
     if request.log_probs is not None:
         joined = log_probs(request.log_probs, sides.columns, num_flipped)
+    rows = sides.examined(len(choices))
     with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
-        layers = _layers(choices, sides, elsewhere, watch)
-    place = placing(other.fits) if other.fits else None
+        layers, found = _layers(choices, sides, elsewhere, rows, watch)
     facts = opened.facts(shared)
     summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
-    recorded = other.source.facts.fingerprint
+    recorded = run_b.source.facts.fingerprint
     is_of_another = fingerprint_test(recorded, routers.fingerprint) == "differs"
     evidence = Evidence(
         layers=layers,
-        placing=place,
-        num_padding=_num_padding(choices),
+        faults=found,
         num_matched=len(sides.token),
         any_share=float((num_flipped > 0).mean()),
         log_probs=joined,
@@ -93,22 +88,19 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         is_of_another=is_of_another,
         names=lambda router: summary.places([router]),
     )
-    said = verdict(evidence)
-    if said.hypothesis:
-        layers = _without(layers, choices, sides, elsewhere, said.hypothesis)
     return Explanation(
-        run=opened.facts(shared),
-        other=run_b_facts(other),
+        run=facts,
+        other=run_b_facts(run_b),
         against="" if request.checkpoint_b is None else request.checkpoint_b,
         inputs_of="B" if sides.has_other_inputs else "A",
-        num_matched=int((other.token >= 0).sum()),
+        num_matched=int((run_b.token >= 0).sum()),
         num_examined=len(sides.token),
         any_share=evidence.any_share,
-        num_padding=evidence.num_padding,
         layers=tuple(layers),
+        faults=tuple(map(_told, found)),
         log_probs=joined,
-        verdict=said,
-        not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides)),
+        verdict=verdict(evidence),
+        not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides, len(rows))),
         is_of_another=is_of_another,
     )
 
@@ -133,52 +125,50 @@ def _layers(
     choices: Sequence[MatchedChoices],
     sides: Sides,
     elsewhere: Mapping[str, Router],
+    rows: Int64[np.ndarray, "rows"],
     watch: Watch | None,
-) -> list[LayerEvidence]:
-    advance = watch.advance if watch else lambda tokens: None
+) -> tuple[list[LayerEvidence], list[Fault]]:
+    """Every router by itself, then the operators on their scopes, then what they leave over."""
     if watch:
-        watch.start(sum(len(sides.routed(number == 0)) for number in range(len(choices))))
-    found = []
+        watch.start(len(rows) * len(choices))
+    looked, scores = [], []
     for number, choice in enumerate(choices):
         name = choice.prepared.router.name
         if watch:
             watch.begin(name)
-        found.append(layer_evidence(choice, sides, elsewhere.get(name), number == 0, advance))
-    return found
+        one = look(choices, number, sides, elsewhere.get(name), rows)
+        scores.append(score_site(one.site, one.values))
+        looked.append(dataclasses.replace(one, values=lambda some: None))
+        if watch:
+            watch.advance(len(rows))
+    found = faults(scores, sides.columns.at(rows))
+    best = believed(found)
+    layers = []
+    for choice, one, score in zip(choices, looked, scores, strict=True):
+        is_met = score.is_met
+        if best is not None and score.router in best.routers:
+            of_best = score.scored[best.name].is_met
+            is_met = np.where(best.region.is_inside, of_best, is_met)
+        layers.append(layer_evidence(choice, sides, one, score, rows, is_met))
+    return layers, found
 
 
-def _without(
-    layers: Sequence[LayerEvidence],
-    choices: Sequence[MatchedChoices],
-    sides: Sides,
-    elsewhere: Mapping[str, Router],
-    name: str,
-) -> list[LayerEvidence]:
-    """The same evidence with the noise that makes what the hypothesis leaves over."""
-    found = []
-    for number, (layer, choice) in enumerate(zip(layers, choices, strict=True)):
-        noise = left_over(choice, sides, elsewhere.get(layer.router), name, number == 0)
-        found.append(dataclasses.replace(layer, noise=noise))
-    return found
+def _told(fault: Fault) -> Found:
+    return Found(
+        name=fault.name,
+        text=fault.text,
+        cause=fault.cause,
+        bits=fault.bits,
+        scope=fault.region.text,
+        share=fault.share,
+        routers=fault.routers,
+        reproduced=fault.reproduced,
+        before=fault.before,
+        explained=fault.explained,
+    )
 
 
-def _num_padding(choices: Sequence[MatchedChoices]) -> int:
-    """Tokens for which B has one and the same set in all layers, and A another."""
-    if len(choices) < 2:
-        return 0
-    sets = [np.sort(found.other, axis=1) for found in choices]
-    if len({rows.shape[1] for rows in sets}) > 1:
-        return 0
-    same = np.all([(rows == sets[0]).all(axis=1) for rows in sets[1:]], axis=0)
-    differs = ~np.any([found.agrees for found in choices], axis=0)
-    rows = sets[0][same & differs]
-    if len(rows) < _PADDING:
-        return 0
-    _, counts = np.unique(rows, axis=0, return_counts=True)
-    return int(counts.max()) if counts.max() >= _ONE_SET * len(rows) else 0
-
-
-def _open_other(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> RunB:
+def _open_run_b(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> RunB:
     assert request.run_b is not None
     known = known_routers(whole)
     opened = open_choices(request.run_b, request.stage_b, request.dialect_b, known)
@@ -200,15 +190,21 @@ def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapp
 
 
 def _not_looked_at(
-    request: ExplainRequest, asked: Sequence[Router], layers: Sequence[LayerEvidence], sides: Sides
+    request: ExplainRequest,
+    asked: Sequence[Router],
+    layers: Sequence[LayerEvidence],
+    sides: Sides,
+    num_routed: int,
 ) -> list[str]:
     said = []
     if left := len(asked) - len(layers):
         said.append(f"{left} of {len(asked)} routers (not recorded on both sides)")
-    if untried := sum(not layer.tried for layer in layers):
-        said.append(f"hypotheses in {untried} of {len(layers)} routers")
+    if untried := sum(bool(layer.reason) for layer in layers):
+        said.append(f"rows, inputs and rule in {untried} of {len(layers)} routers")
     elif sides.source.facts.stage == "logits":
-        said.append("hypotheses about rows and inputs (A holds logits only)")
+        said.append("rows and inputs (A holds logits only)")
+    if left := len(sides.token) - num_routed:
+        said.append(f"operators on {left:,} of {len(sides.token):,} matched tokens (only counted)")
     if request.checkpoint_b is None:
         said.append("another checkpoint that B may have loaded (--checkpoint-b)")
     if not sides.has_other_inputs:

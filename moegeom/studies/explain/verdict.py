@@ -8,24 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.core.text import number_of
-from moegeom.studies.explain.record import (
-    Cause,
-    CauseVerdict,
-    LayerEvidence,
-    LogProbs,
-    Tried,
-    num_hypotheses,
-)
-from moegeom.tokens.traces.alignment import Placing
+from moegeom.studies.explain.record import CauseVerdict, LayerEvidence, LogProbs
+from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS
+from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
 
-#: A hypothesis is believed where it removes at least this share of the disagreements, net, and
-#: stands above nothing changed by this many standard errors; in this and all later layers together
-#: by that many, with so many disagreements to explain. By chance one
-#: of 30 hypotheses fixes that much and stands so once in 10^3 runs.
-_REPAIRS, _STANDS, _STANDS_IN_ALL, _LEAST = 0.5, 2.0, 4.0, 10.0
+#: Disagreements that an operator could stand out from, at least.
+_LEAST = 10
 
-#: Hypotheses whose fixes differ by less are equally good: the first of the table is believed.
-_AS_GOOD = 0.02
+#: The share of all disagreements that inputs have to account for, where B recorded its own.
+_REPAIRS = 0.5
+
+#: Sets that agree where routing weights are judged before anything else. Heuristic.
+_AGREES = 0.99
 
 #: Flips that noise could not have made, before they are called a bug: one may be chance.
 _BEYOND = 3
@@ -61,8 +55,7 @@ class Evidence:
     """
 
     layers: Sequence[LayerEvidence]
-    placing: Placing | None
-    num_padding: int
+    faults: Sequence[Fault]
     num_matched: int
     any_share: float
     log_probs: LogProbs | None
@@ -80,27 +73,6 @@ def verdict(found: Evidence) -> CauseVerdict:
     return CauseVerdict("inconclusive", f"{_share(found)} {_unexplained(found)}")
 
 
-def _padding(found: Evidence) -> CauseVerdict | None:
-    if not found.num_padding:
-        return None
-    return CauseVerdict(
-        "padding counted",
-        f"{found.num_padding:,} of {found.num_matched:,} tokens have one and the same set in every "
-        "layer of B, and another one in A.",
-    )
-
-
-def _shifted(found: Evidence) -> CauseVerdict | None:
-    place = found.placing
-    if place is None or not place.is_misplaced:
-        return None
-    missing = 1.0 - place.here.share
-    if (place.best.share - place.here.share) / missing < _REPAIRS:
-        return None
-    cause: Cause = "tokens shifted" if place.best.token_shift else "layers shifted"
-    return CauseVerdict(cause, f"{place.measured}.")
-
-
 def _no_disagreement(found: Evidence) -> CauseVerdict | None:
     if any(layer.agreement < 1.0 for layer in found.layers):
         return None
@@ -111,8 +83,23 @@ def _no_disagreement(found: Evidence) -> CauseVerdict | None:
     return _wrong_weights(found) or _elsewhere(found, "") or CauseVerdict("no disagreement", "")
 
 
-def _wrong_weights(found: Evidence) -> CauseVerdict | None:
-    for layer in found.layers:
+def _weights_first(found: Evidence) -> CauseVerdict | None:
+    """Weights that differ where the sets still agree: what is behind them only follows."""
+    for number, layer in enumerate(found.layers):
+        if layer.agreement < _AGREES:
+            return None
+        before = found.layers[:number]
+        if any(one.agreement < 1.0 for one in before):
+            return None
+        if (said := _wrong_weights(found, (layer,))) is not None:
+            return said
+    return None
+
+
+def _wrong_weights(
+    found: Evidence, layers: Sequence[LayerEvidence] | None = None
+) -> CauseVerdict | None:
+    for layer in found.layers if layers is None else layers:
         rule = layer.weights
         if rule is None or rule.error <= _SAME_WEIGHTS:
             continue
@@ -125,58 +112,54 @@ def _wrong_weights(found: Evidence) -> CauseVerdict | None:
     return None
 
 
-def _hypothesis(found: Evidence) -> CauseVerdict | None:
-    """The best hypothesis at the first router where one explains what nothing changed does not."""
-    for number, layer in enumerate(found.layers):
-        best = _best(found.layers[number:])
-        if best is None and _is_beyond(layer):
-            return None  # what begins here is not explained; later routers inherit it
-        if best is None or layer.nothing is None:
-            continue
-        where = found.names(layer.router)
-        begins = "the first layer" if number == 0 else f"{where}, before which nothing does"
-        explained = [_explains(later, best.name) for later in found.layers[number:]]
+def _fault(found: Evidence) -> CauseVerdict | None:
+    """The operator that leads, on its scope; two that lead alike cannot be told apart."""
+    candidates = explaining(found.faults)
+    if not candidates:
+        return None
+    best = candidates[0]
+    names = [layer.router for layer in found.layers]
+    earlier = found.layers[: names.index(best.router)]
+    if any(_is_beyond(layer) for layer in earlier):
+        return None  # what begins there is not explained; later routers inherit it
+    other = rival(best, found.faults)
+    if believed(found.faults) is None:
+        assert other is not None
         return CauseVerdict(
-            best.cause,
-            f"{best.text} reproduces {_percent(best.share)} of B's choices in {where}, nothing "
-            f"changed {_percent(layer.nothing.share)}; it begins in {begins}, and explains "
-            f"{sum(explained)} of {len(found.layers)} layers.",
-            layer.router,
-            best.name,
+            "inconclusive",
+            f"{_share(found)} Two causes fit alike: {_named(best)} ({best.cause}, {best.bits:,.0f} "
+            f"bits) and {_named(other)} ({other.cause}, {other.bits:,.0f} bits).",
+            best.router,
+            (best.name, other.name),
+            margin(best, other),
         )
-    return None
+    where = found.names(best.router)
+    begins = "the first layer" if not earlier else f"{where}, before which nothing does"
+    beside = f", {_named(other)} {margin(best, other):,.0f} fewer" if other is not None else ""
+    left = _second(found, best)
+    return CauseVerdict(
+        best.cause,
+        f"{_named(best)} reproduces {_percent(best.reproduced[best.router])} of B's choices in "
+        f"{where}, nothing changed {_percent(best.before[best.router])}; it begins in {begins}, "
+        f"and explains {len(best.routers)} of {len(found.layers)} layers. It saves "
+        f"{best.bits:,.0f} bits{beside}.{left}",
+        best.router,
+        (best.name,),
+        margin(best, other),
+    )
 
 
-def _best(layers: Sequence[LayerEvidence]) -> Tried | None:
-    """What explains the first of these routers; the first of those that are as good."""
-    good = [
-        tried
-        for tried in layers[0].tried[1:]
-        if _explains(layers[0], tried.name) and _standing(layers, tried.name) >= _STANDS_IN_ALL
-    ]
-    most = max((tried.repaired for tried in good), default=0.0)
-    enough = most if most >= 1.0 else most - _AS_GOOD  # what reproduces everything is exact
-    return next((tried for tried in good if tried.repaired >= enough), None)
+def _second(found: Evidence, best: Fault) -> str:
+    """What is not spread as noise beside the fault that was found."""
+    layer = next(layer for layer in found.layers if layer.router == best.router)
+    if not layer.uneven:
+        return ""
+    return f" What it leaves is not spread as noise is: {layer.uneven[0]}."
 
 
-def _explains(layer: LayerEvidence, name: str) -> bool:
-    """Whether the hypothesis removes most of the disagreements at this router."""
-    tried = layer.tried_as(name)
-    return tried is not None and tried.repaired >= _REPAIRS and tried.standing >= _STANDS
-
-
-def _standing(layers: Sequence[LayerEvidence], name: str) -> float:
-    """Standard errors in all of these routers together; 0 where there is little to explain."""
-    gained = squares = missing = 0.0
-    for layer in layers:
-        tried = layer.tried_as(name)
-        if tried is None or layer.nothing is None or tried.standing == 0.0:
-            continue
-        left = (1.0 - layer.nothing.credit) * layer.num_tried
-        gained += tried.repaired * left
-        squares += (tried.repaired * left / tried.standing) ** 2
-        missing += left
-    return gained / np.sqrt(squares) if squares and missing >= _LEAST else 0.0
+def _named(fault: Fault) -> str:
+    """An operator with its scope."""
+    return f"{fault.text}, in {fault.region.text}" if fault.region.text else fault.text
 
 
 def _is_beyond(layer: LayerEvidence) -> bool:
@@ -208,18 +191,16 @@ def _innocent(found: Evidence) -> CauseVerdict | None:
     """B's own inputs, through the router of A, give B's choices: what differs are the inputs."""
     if not found.has_other_inputs:
         return None
-    nothing = [layer.nothing for layer in found.layers if layer.nothing is not None]
-    if len(nothing) < len(found.layers):
+    if any(not layer.num_routed for layer in found.layers):
         return None
-    left = sum(1.0 - tried.credit for tried in nothing)
+    left = sum(1.0 - layer.reproduced for layer in found.layers)
     differ = sum(1.0 - layer.agreement for layer in found.layers)
     if left > (1.0 - _REPAIRS) * differ:
         return None
     measured = [layer.noise.measured for layer in found.layers if layer.noise is not None]
     sizes = [size for size in measured if size is not None]
-    own = (
-        f"the router of A gives {_percent(1.0 - left / len(nothing))} of B's choices on B's inputs"
-    )
+    given = _percent(1.0 - left / len(found.layers))
+    own = f"the router of A gives {given} of B's choices on B's inputs"
     if not sizes:
         return CauseVerdict("not the router", f"{own}.")
     most = max(sizes)
@@ -277,22 +258,34 @@ def _noise(found: Evidence) -> CauseVerdict | None:
     return _wrong_weights(found) or _elsewhere(found, said) or _only_noise(found, f"{said}.")
 
 
+def _not_spread(found: Evidence) -> CauseVerdict | None:
+    """What differs is not spread as noise, and nothing tried explains it."""
+    for layer in found.layers:
+        if layer.uneven:
+            return CauseVerdict(
+                "inconclusive",
+                f"{_share(found)} In {found.names(layer.router)} what differs is not spread as "
+                f"noise is: {'; '.join(layer.uneven)}. {_unexplained(found)}",
+                layer.router,
+            )
+        if layer.agreement < 1.0:
+            return None  # later routers inherit how it is spread
+    return None
+
+
 def _only_noise(found: Evidence, said: str) -> CauseVerdict:
-    """Noise, where a hypothesis could have won; else what is recorded cannot tell."""
-    if any(not layer.tried for layer in found.layers):
+    """Noise, where an operator could have won; else what is recorded cannot tell."""
+    if any(not layer.num_routed for layer in found.layers):
         return CauseVerdict(
             "inconclusive", f"{said} {_unexplained(found)} Not every layer could be tried."
         )
-    missing = sum(
-        (1.0 - layer.nothing.credit) * layer.num_tried
-        for layer in found.layers
-        if layer.nothing is not None
-    )
+    missing = sum(layer.num_differ for layer in found.layers)
     if missing < _LEAST:
-        few = number_of(round(missing), "disagreement is", "disagreements are")
-        few += " too few for a hypothesis to stand out from chance."
+        few = number_of(missing, "disagreement is", "disagreements are")
+        few += " too few for a cause to stand out from chance."
         return CauseVerdict("inconclusive", f"{said} {few}")
-    return CauseVerdict("arithmetic noise only", f"{said} {_unexplained(found)}")
+    spread = f"What differs is spread as noise is (level {LEVEL:g} over {NUM_TESTS} tests)."
+    return CauseVerdict("arithmetic noise only", f"{said} {spread} {_unexplained(found)}")
 
 
 def _elsewhere(found: Evidence, said: str) -> CauseVerdict | None:
@@ -311,10 +304,10 @@ def _elsewhere(found: Evidence, said: str) -> CauseVerdict | None:
 
 
 def _unexplained(found: Evidence) -> str:
-    tried = num_hypotheses(found.layers)
+    tried = max((layer.num_tried for layer in found.layers), default=0)
     if not tried:
-        return "No hypothesis could be tried."
-    return f"Nothing in the list explains it (tried: {tried} hypotheses)."
+        return "Nothing could be tried."
+    return f"None of the {tried} operators that were tried explains it."
 
 
 def _share(found: Evidence) -> str:
@@ -335,13 +328,13 @@ def _percent(share: float) -> str:
 #: In the order in which they are asked.
 _RULES: tuple[Callable[[Evidence], CauseVerdict | None], ...] = (
     _no_disagreement,
-    _shifted,
-    _padding,
-    _hypothesis,
+    _weights_first,
+    _fault,
     _another_checkpoint,
     _unrelated,
     _innocent,
     _beyond_noise,
     _at_the_router,
+    _not_spread,
     _noise,
 )

@@ -1,0 +1,136 @@
+r"""How many bits it takes to say which experts were chosen, given the scores of a noisy top-k.
+
+The model: expert e is chosen where its score, disturbed by logistic noise of scale T, exceeds the
+boundary of its token. What is predicted well costs nothing, what is near the boundary about a bit,
+and nothing costs more than naming the set outright.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Integer
+
+#: A set that the scores do not predict at all happens this often, for whatever reason.
+_OUTRIGHT = 2.0**-10
+
+#: Scores of experts that tie at the boundary, in noise scales, where ties are broken by number.
+_TIED = 6.0
+
+#: Ways to break ties: by chance, to the lowest numbers, to the highest.
+TIE_WAYS = ("chance", "lowest", "highest")
+
+#: Distances from the boundary, in noise scales, beyond which a bit count no longer changes.
+_FAR = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class SetDistances:
+    """How far each expert is on the wrong side of its token's boundary, in units of the scores.
+
+    ``wrong`` is positive where B's choice contradicts the score, negative where it agrees, and
+    ``is_tied`` marks experts that stand exactly on the boundary; ``spacing`` is the median gap
+    between the last chosen and the first other score. ``outright`` are the bits of any one set.
+    """
+
+    wrong: Float32[np.ndarray, "tokens experts"]
+    is_tied: Bool[np.ndarray, "tokens experts"] | None
+    spacing: float
+    outright: float
+
+    @property
+    def is_met(self) -> Bool[np.ndarray, "tokens"]:
+        """Whether the set is a top-k of the scores, whichever way ties are broken."""
+        return np.asarray((self.wrong <= 0.0).all(axis=1))
+
+    def at(self, rows: np.ndarray) -> SetDistances:
+        """Those of some tokens."""
+        tied = None if self.is_tied is None else self.is_tied[rows]
+        return SetDistances(self.wrong[rows], tied, self.spacing, self.outright)
+
+    def bits(self, temperature: float, ties: str = "chance") -> Float64[np.ndarray, "tokens"]:
+        r"""Bits of each set: :math:`L = \sum_e \log_2(1 + e^{d_e/T})`, never far above outright.
+
+        With the chance :math:`\epsilon = 2^{-10}` that a set has nothing to do with its scores:
+        :math:`-\log_2((1-\epsilon) 2^{-L} + \epsilon / \binom{E}{k})`.
+        """
+        own = self._sum(self.by_expert(temperature, ties))
+        with np.errstate(under="ignore"):
+            found = -np.logaddexp2(
+                math.log2(1.0 - _OUTRIGHT) - own, math.log2(_OUTRIGHT) - self.outright
+            )
+        return np.maximum(found, 0.0)
+
+    def by_expert(
+        self, temperature: float, ties: str = "chance"
+    ) -> Float32[np.ndarray, "tokens experts"]:
+        """The same bits by expert, of the scores alone."""
+        scaled = np.clip(self.wrong / np.float32(temperature), -_FAR, _FAR)
+        if self.is_tied is not None and ties != "chance":
+            # nearest numbers first: among those that tie the first ones would be taken
+            scaled = self._broken(scaled, ties)
+        return np.log1p(np.exp(scaled)) * np.float32(1.0 / math.log(2.0))
+
+    def _sum(self, bits: Float32[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens"]:
+        return bits.sum(axis=1, dtype=np.float64)
+
+    def _broken(
+        self, scaled: Float32[np.ndarray, "tokens experts"], ties: str
+    ) -> Float32[np.ndarray, "tokens experts"]:
+        assert self.is_tied is not None
+        rows = np.flatnonzero(self.is_tied.any(axis=1))
+        if not len(rows):
+            return scaled
+        tied, out = self.is_tied[rows], scaled.copy()
+        # of those that tie, as many are taken as B took: chosen ones carry a minus sign in front
+        is_chosen = tied & np.signbit(self.wrong[rows])
+        taken = is_chosen.sum(axis=1, keepdims=True)
+        number = tied.cumsum(axis=1)
+        count = number[:, -1:]
+        is_first = number <= taken if ties == "lowest" else number > count - taken
+        out[rows] = np.where(tied, np.where(is_first == is_chosen, -_TIED, _TIED), out[rows])
+        return out
+
+
+def set_distances(
+    selection: Float[np.ndarray, "tokens experts"], chosen: Integer[np.ndarray, "tokens k"]
+) -> SetDistances:
+    r"""Signed distances :math:`\mp (s_e - \mu)` from :math:`\mu = (s_{(k)} + s_{(k+1)}) / 2`.
+
+    A token with a score that is nan costs all it can; :math:`-\infty` is never near a boundary.
+    With k = E every set is certain: no distance. Oracle in tests: the product of logistic chances.
+    """
+    tokens, experts = selection.shape
+    k = chosen.shape[1]
+    outright = log2_sets(experts, k)
+    sign = np.ones((tokens, experts), np.float32)
+    np.put_along_axis(sign, chosen.astype(np.int64), np.float32(-1.0), axis=1)
+    if k == experts:
+        return SetDistances(np.full((tokens, experts), -np.inf, np.float32), None, 1.0, 0.0)
+    own = selection.astype(np.float64)
+    parted = np.partition(np.where(np.isnan(own), -np.inf, own), (experts - k - 1, experts - k), 1)
+    last, following = parted[:, experts - k], parted[:, experts - k - 1]
+    with np.errstate(invalid="ignore"):
+        gap = last - following
+        middle = np.where(np.isfinite(following), 0.5 * (last + following), last)
+        apart = own - middle[:, None]
+    positive = gap[np.isfinite(gap) & (gap > 0.0)]
+    spacing = float(np.median(positive)) if len(positive) else 1.0
+    middle_is_edge = ~np.isfinite(following)
+    if middle_is_edge.any():  # nothing else could be chosen: the chosen ones stand clear
+        apart[middle_is_edge] += spacing
+    is_tied = None
+    if (gap == 0.0).any():
+        is_tied = (apart == 0.0) & (gap == 0.0)[:, None]
+    with np.errstate(invalid="ignore", over="ignore"):
+        wrong = (sign * apart).astype(np.float32)
+    wrong[np.isnan(wrong)] = np.inf
+    return SetDistances(wrong, is_tied, spacing, outright)
+
+
+def log2_sets(experts: int, k: int) -> float:
+    r""":math:`\log_2 \binom{E}{k}`."""
+    total = math.lgamma(experts + 1) - math.lgamma(k + 1) - math.lgamma(experts - k + 1)
+    return total / math.log(2.0)

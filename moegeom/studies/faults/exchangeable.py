@@ -1,0 +1,186 @@
+"""Is what differs spread as noise spreads it? Over documents, positions, ranks, numbers and rows.
+
+Noise knows nothing of any of these: given how near a token is to its boundary, each is as likely to
+flip as any other. A fault of some tokens leaves a trace in one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64, Integer
+
+from moegeom.core.tokens import TokenColumns
+from moegeom.studies.faults.operator import Site
+from moegeom.studies.faults.scope import listed
+
+#: Family-wise probability that noise fails one of the tests of a router (Holm's procedure).
+LEVEL = 0.001
+
+#: Noise differs from document to document (a long one has more of it), so that a test counts only
+#: where flips of some groups are this many times what is expected, and so large a part of all.
+_TIMES, _PART = 3.0, 0.3
+
+#: Share of switches that go to lower (or higher) numbers, beyond which noise does not explain it.
+_LEANING = 0.75
+
+#: Classes of distance from the boundary, and of positions; groups of ranks; flips to test at all.
+_CLASSES, _POSITIONS, _RANKS, _LEAST = 24, 16, 16, 20
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """A way in which what differs is not spread as noise; ``p_value`` by Holm's procedure."""
+
+    test: str
+    text: str
+    p_value: float
+
+
+#: How many ways are looked at.
+NUM_TESTS = 5
+
+
+def uneven(
+    site: Site, is_flipped: Bool[np.ndarray, "tokens"], is_clean: Bool[np.ndarray, "tokens"]
+) -> list[Uneven]:
+    """The ways in which flips of ``is_clean`` tokens are not spread as noise, clearest first."""
+    rows = np.flatnonzero(is_clean)
+    flipped = is_flipped[rows]
+    if flipped.sum() < _LEAST:
+        return []
+    chance = _expected(_gap(site.selection[rows], site.theirs.shape[1]), flipped)
+    columns = site.columns.at(rows)
+    found = sorted(
+        (
+            *_grouped(flipped, chance, columns),
+            *_leaning(site.mine[rows], site.theirs[rows], flipped),
+            *_repeats(site, rows, flipped),
+        ),
+        key=lambda one: one.p_value,
+    )
+    kept = []
+    for rank, one in enumerate(found):
+        if one.p_value * (NUM_TESTS - min(rank, NUM_TESTS - 1)) > LEVEL:
+            break
+        kept.append(one)
+    return kept
+
+
+def _gap(selection: Float64[np.ndarray, "tokens experts"], k: int) -> Float64[np.ndarray, "tokens"]:
+    """Distance between the last chosen score and the next."""
+    experts = selection.shape[1]
+    if k == experts:
+        return np.full(len(selection), np.inf)
+    parted = np.partition(selection, (experts - k - 1, experts - k), axis=1)
+    return np.asarray(parted[:, experts - k] - parted[:, experts - k - 1], np.float64)
+
+
+def _expected(
+    gap: Float64[np.ndarray, "tokens"], flipped: Bool[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "tokens"]:
+    """Share of flips among tokens as near to their boundary as each, half a flip added."""
+    order = np.argsort(gap, kind="stable")
+    share = np.empty(len(gap))
+    for part in np.array_split(order, min(_CLASSES, len(order))):
+        share[part] = (flipped[part].sum() + 0.5) / (len(part) + 1.0)
+    return share
+
+
+def _grouped(
+    flipped: Bool[np.ndarray, "tokens"],
+    chance: Float64[np.ndarray, "tokens"],
+    columns: TokenColumns,
+) -> Iterator[Uneven]:
+    length = int(columns.position.max()) + 1
+    position = columns.position.astype(np.int64)
+    width = max(1, -(-length // _POSITIONS))
+    kinds: dict[str, tuple[Int64[np.ndarray, "tokens"], str]] = {
+        "documents": (columns.document.astype(np.int64), "documents {}"),
+        "positions": (position // width, f"positions in blocks of {width}: blocks {{}}"),
+    }
+    for name, (group, words) in kinds.items():
+        yield from _overdispersed(name, words, group, flipped, chance)
+    best: Uneven | None = None
+    for ranks in range(2, _RANKS + 1):
+        group = np.arange(len(flipped)) % ranks
+        words = f"tokens {{}} modulo {ranks}"
+        for one in _overdispersed("ranks", words, group, flipped, chance):
+            one = Uneven(one.test, one.text, min(1.0, one.p_value * (_RANKS - 1)))
+            best = one if best is None or one.p_value < best.p_value else best
+    if best is not None:
+        yield best
+
+
+def _overdispersed(
+    name: str,
+    words: str,
+    group: Int64[np.ndarray, "tokens"],
+    flipped: Bool[np.ndarray, "tokens"],
+    chance: Float64[np.ndarray, "tokens"],
+) -> Iterator[Uneven]:
+    from scipy.stats import chi2
+
+    known = group >= 0
+    names, place = np.unique(group[known], return_inverse=True)
+    if len(names) < 2:
+        return
+    observed = np.bincount(place, weights=flipped[known])
+    expected = np.bincount(place, weights=chance[known])
+    spread = np.bincount(place, weights=(chance * (1.0 - chance))[known])
+    statistic = float(((observed - expected) ** 2 / np.maximum(spread, 1e-9)).sum())
+    many = (observed >= _TIMES * expected) & (observed >= 5)
+    # the others set what is usual: those that flip most raise what is expected of all
+    rest = ~many
+    usual = observed[rest].sum() / max(expected[rest].sum(), 1e-9)
+    part = float(observed[many].sum() / observed.sum())
+    if not many.any():
+        return
+    excess = float(observed[many].sum() - usual * expected[many].sum())
+    if part < _PART or excess < _PART * observed.sum():
+        return
+    told, usually = words.format(listed(names[many])), expected[many].sum() / observed.sum()
+    text = f"{told} hold {100 * part:.0f} % of what differs, {100 * usually:.0f} % are expected"
+    yield Uneven(name, text, float(chi2.sf(statistic, len(names) - 1)))
+
+
+def _leaning(
+    mine: Integer[np.ndarray, "tokens k"],
+    theirs: Integer[np.ndarray, "tokens k"],
+    flipped: Bool[np.ndarray, "tokens"],
+) -> Iterator[Uneven]:
+    """Do switches go to lower numbers as often as to higher ones?"""
+    from scipy.stats import binomtest
+
+    # experts that both have cancel
+    change = np.sign(theirs[flipped].astype(np.int64).sum(axis=1) - mine[flipped].sum(axis=1))
+    lower, higher = int((change < 0).sum()), int((change > 0).sum())
+    if lower + higher == 0:
+        return
+    most, word = (lower, "lower") if lower >= higher else (higher, "higher")
+    if most < _LEANING * (lower + higher):
+        return
+    text = f"{most} of {lower + higher} switches go to {word} numbers"
+    yield Uneven("direction", text, float(binomtest(most, lower + higher).pvalue))
+
+
+def _repeats(
+    site: Site, rows: Int64[np.ndarray, "some"], flipped: Bool[np.ndarray, "some"]
+) -> Iterator[Uneven]:
+    """Is a flipped row more often that of the token before than other rows are?"""
+    from scipy.stats import fisher_exact
+
+    before = site.shifted(-1)[rows]
+    known = before >= 0
+    same = np.zeros(len(rows), bool)
+    same[known] = site.kernels["same_set"](site.theirs[rows[known]], site.theirs[before[known]])
+    counts = [[int((same & f).sum()), int((~same & f).sum())] for f in (flipped, ~flipped)]
+    part = counts[0][0] / max(sum(counts[0]), 1)
+    usual = counts[1][0] / max(sum(counts[1]), 1)
+    if part < _PART or part < _TIMES * usual:
+        return
+    text = f"{100 * part:.0f} % of what differs is the row of the token before once more"
+    _, chance = fisher_exact(counts, "greater")
+    yield Uneven("repeats", text, float(np.asarray(chance)))

@@ -1,0 +1,197 @@
+"""Biases that were lost, cast, turned round, exchanged, read as another dtype, or simply others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from moegeom.core.router import Router
+from moegeom.geometry.set_code import set_distances
+from moegeom.studies.faults.operator import AS_STORED, Candidate, Operator, Site, routed
+
+#: Bits that say one fitted bias.
+_BITS_PER_BIAS = 6.0
+
+#: Tokens that biases are fitted to, steps, and the noise scale in gaps between scores.
+_FITTED, _STEPS, _SOFT = 4096, 30, 0.5
+
+
+def _cast(site: Site) -> Iterator[Candidate]:
+    if site.router.selection_bias is None:
+        return
+    for name, how, text in (
+        ("bias_bf16", {"bias": "bfloat16"}, "selection bias cast to bf16"),
+        ("bias_fp16", {"bias": "float16"}, "selection bias cast to fp16"),
+        (
+            "selection_bf16",
+            {"bias": "bfloat16", "selection": "bfloat16"},
+            "score + bias added up in bf16",
+        ),
+    ):
+        only_stores = "selection" not in how
+        yield from routed(
+            site,
+            name,
+            text,
+            "bias rounded",
+            site.router,
+            dataclasses.replace(AS_STORED, **how),
+            needs_inputs=False,
+            only_stores=only_stores,
+            bits=1.6,
+        )
+
+
+BIAS_CAST = Operator("bias_cast", _cast)
+
+
+def _with_bias(router: Router, bias: np.ndarray) -> Router | None:
+    own = router.selection_bias
+    if own is not None and np.array_equal(own, bias):
+        return None
+    return dataclasses.replace(router, selection_bias=bias)
+
+
+def _edited(site: Site) -> Iterator[Candidate]:
+    own = site.router.selection_bias
+    if own is not None and own.any():
+        without = _with_bias(site.router, np.zeros_like(own))
+        yield from routed(
+            site, "bias_missing", "selection bias left out", "bias missing", without,
+            needs_inputs=False,
+        )  # fmt: skip
+        negated = _with_bias(site.router, -own)
+        yield from routed(
+            site, "bias_negated", "selection bias subtracted", "bias differs", negated,
+            needs_inputs=False, bits=1.0,
+        )  # fmt: skip
+        misread = _with_bias(site.router, _read_as_bfloat16(own))
+        text = "selection bias, its float32 bytes read as bf16"
+        yield from routed(
+            site, "bias_misread", text, "bias differs", misread, needs_inputs=False, bits=2.0
+        )
+        for other in _of_other_layers(site):
+            yield from other
+    logit_bias = site.router.logit_bias
+    if logit_bias is not None and logit_bias.any():
+        without = dataclasses.replace(site.router, logit_bias=None)
+        yield from routed(
+            site, "logit_bias_missing", "logit bias left out", "bias missing", without
+        )
+
+
+BIAS_EDITED = Operator("bias_edited", _edited)
+
+
+def _of_other_layers(site: Site) -> Iterator[Iterator[Candidate]]:
+    own = site.router.selection_bias
+    bits = math.log2(max(len(site.routers), 2))
+    for number, other in enumerate(site.routers):
+        bias = other.selection_bias
+        if number == site.number or bias is None or own is None or bias.shape != own.shape:
+            continue
+        apart = number - site.number
+        text = f"selection bias of the layer {_beside(apart)}"
+        yield routed(
+            site, f"bias_of_layer{apart:+d}", text, "bias stale", _with_bias(site.router, bias),
+            needs_inputs=False, bits=bits,
+        )  # fmt: skip
+
+
+def _beside(apart: int) -> str:
+    return f"{abs(apart)} {'further on' if apart > 0 else 'before'}"
+
+
+def _read_as_bfloat16(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
+    """The first bytes of the float32 numbers as bfloat16; what is not finite as 0."""
+    halves = np.ascontiguousarray(bias, np.float32).view(np.uint16)[: len(bias)]
+    found = (halves.astype(np.uint32) << 16).view(np.float32)
+    return np.where(np.isfinite(found), found, np.float32(0.0))
+
+
+def _fitted(site: Site) -> Iterator[Candidate]:
+    """Any bias at all: one number for each expert, and each has to be paid for."""
+    if not site.has_logits:
+        return
+    change = fitted_bias(site.selection, site.theirs)
+    if site.router.rule.groups is not None or not np.abs(change).max() > 0.0:
+        return
+    bits = _BITS_PER_BIAS * len(change)
+    text = "another bias for each expert, fitted to B's choices"
+
+    def scores(there: Site) -> Float[np.ndarray, "tokens experts"]:
+        return there.selection + change.astype(there.selection.dtype)
+
+    yield Candidate("bias_fitted", text, "bias differs", own_bits=bits, scores=scores)
+
+
+BIAS_FITTED = Operator("bias_fitted", _fitted)
+
+
+def fitted_bias(
+    selection: Float[np.ndarray, "tokens experts"], theirs: np.ndarray
+) -> Float64[np.ndarray, "experts"]:
+    r"""Offsets under which each expert is chosen as often as B chose it, soft by the usual gap.
+
+    Solves :math:`\sum_t \sigma((s_{te} + b_e - \mu_t)/T) = n_e` by damped steps in the log odds;
+    :math:`\mu_t` is the boundary of the token under the offsets so far.
+    """
+    step = max(1, len(selection) // _FITTED)
+    scores, chosen = selection[::step].astype(np.float64), theirs[::step].astype(np.int64)
+    finite = np.where(np.isfinite(scores), scores, np.nan)
+    experts, k = scores.shape[1], chosen.shape[1]
+    wanted = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
+    scale = _SOFT * set_distances(scores, chosen).spacing
+    bias = np.zeros(experts)
+    for _ in range(_STEPS):
+        moved = finite + bias
+        parted = np.partition(moved, (experts - k - 1, experts - k), axis=1)
+        middle = 0.5 * (parted[:, experts - k] + parted[:, experts - k - 1])
+        with np.errstate(over="ignore"):
+            chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
+        expected = np.nansum(chance, axis=0)
+        slope = np.nansum(chance * (1.0 - chance), axis=0) / scale
+        change = (wanted - expected) / np.maximum(slope, 1e-3 * slope.max() + 1e-12)
+        bias += np.clip(change, -4.0 * scale, 4.0 * scale)
+        bias -= np.median(bias)
+    return bias
+
+
+def _rounded_sum(site: Site) -> Iterator[Candidate]:
+    """Scores that lean to low or high numbers: a tie-break by number that outgrew the ties."""
+    if not site.has_logits:
+        return
+    experts = site.selection.shape[1]
+    number = np.arange(experts)
+    spacing = set_distances(site.selection, site.theirs).spacing
+    for power in range(-16, 1, 2):
+        for sign, word in ((-1.0, "low"), (1.0, "high")):
+            lean = sign * spacing * 2.0**power * number
+
+            def scores(there: Site, lean: np.ndarray = lean) -> np.ndarray:
+                return there.selection.astype(np.float64) + lean
+
+            name = f"leaning_{word}_{power}"
+            text = f"scores that lean to {word} numbers, by {abs(lean[1]):.1g} each"
+            yield Candidate(name, text, "ties broken by number", 4.0, scores=scores)
+
+
+LEANING = Operator("leaning", _rounded_sum)
+
+
+def _inherited(site: Site) -> Iterator[Candidate]:
+    own, other = site.router.selection_bias, site.other
+    if own is None or other is None or other.selection_bias is None:
+        return
+    edited = _with_bias(site.router, other.selection_bias)
+    yield from routed(
+        site, "bias_of_other", "selection bias of the other checkpoint", "bias stale", edited,
+        needs_inputs=False,
+    )  # fmt: skip
+
+
+BIAS_OF_OTHER = Operator("bias_of_other", _inherited)

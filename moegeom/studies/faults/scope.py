@@ -1,0 +1,83 @@
+"""A scope: the tokens that a fault is about, found from what each would save, and paid for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Integer
+
+from moegeom.core.registry import Rooms
+from moegeom.core.tokens import TokenColumns
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Some of the tokens: ``text`` names them, ``bits`` say which they are."""
+
+    is_inside: Bool[np.ndarray, "tokens"]
+    text: str
+    bits: float
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A kind of region. ``find`` proposes the best ones for bits that each token would save."""
+
+    name: str
+    find: Callable[[Float64[np.ndarray, "tokens"], TokenColumns], Iterator[Region]]
+
+
+SCOPES: Rooms[Scope] = Rooms("scope", "moegeom.studies.faults.scopes", Scope)
+
+
+def best_region(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Region:
+    """The region that saves most beside what it costs; two kinds may meet (documents, positions).
+
+    ``text`` is empty for all tokens.
+    """
+    whole = Region(np.ones(len(saved), bool), "", 0.0)
+    best, most = whole, float(saved.sum())
+    kind = math.log2(len(SCOPES.all()) + 1)
+    for scope in SCOPES.all():
+        for region in scope.find(saved, columns):
+            gained = float(saved[region.is_inside].sum()) - region.bits - kind
+            if gained > most:
+                best, most = Region(region.is_inside, region.text, region.bits + kind), gained
+    if best.text:
+        inside = np.where(best.is_inside, saved, 0.0)
+        for scope in SCOPES.all():
+            for region in scope.find(inside, columns):
+                both = best.is_inside & region.is_inside
+                bits = best.bits + region.bits + kind
+                gained = float(saved[both].sum()) - bits
+                if gained > most and not (both == best.is_inside).all():
+                    most = gained
+                    best = Region(both, f"{best.text}, {region.text}", bits)
+                    break
+            else:
+                continue
+            break
+    return best
+
+
+def sums(
+    saved: Float64[np.ndarray, "tokens"], group: Integer[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "groups"]:
+    """What the tokens of each group would save together; tokens of group -1 count nowhere."""
+    known = group >= 0
+    return np.bincount(group[known], weights=saved[known], minlength=1)
+
+
+def listed(numbers: np.ndarray, most: int = 6) -> str:
+    """Some numbers in words, runs as ranges."""
+    parts, start = [], 0
+    for stop in range(1, len(numbers) + 1):
+        if stop == len(numbers) or numbers[stop] != numbers[stop - 1] + 1:
+            first, last = int(numbers[start]), int(numbers[stop - 1])
+            parts.append(f"{first}" if first == last else f"{first}-{last}")
+            start = stop
+    more = f" and {len(parts) - most} more" if len(parts) > most else ""
+    return ", ".join(parts[:most]) + more

@@ -1,0 +1,1 @@
+"""Where a fault may have been: documents, positions, ranks; a file each."""

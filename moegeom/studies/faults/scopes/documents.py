@@ -1,0 +1,31 @@
+"""Some documents, which requests of an engine are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float64
+
+from moegeom.core.tokens import TokenColumns
+from moegeom.geometry.set_code import log2_sets
+from moegeom.studies.faults.scope import Region, Scope, listed, sums
+
+
+def _documents(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
+    names, group = np.unique(columns.document, return_inverse=True)
+    if len(names) < 2 or names[0] < 0:
+        return
+    of_each = sums(saved, group)
+    order = np.argsort(-of_each, kind="stable")
+    count = np.arange(1, len(names))
+    cost = np.array([log2_sets(len(names), int(m)) for m in count]) + math.log2(len(names))
+    best = int((np.cumsum(of_each[order])[:-1] - cost).argmax())
+    chosen = np.sort(order[: best + 1])
+    plural = "documents" if len(chosen) > 1 else "document"
+    text = f"{len(chosen)} of {len(names)} documents ({plural} {listed(names[chosen])})"
+    yield Region(np.isin(group, chosen), text, float(cost[best]))
+
+
+DOCUMENTS = Scope("documents", _documents)

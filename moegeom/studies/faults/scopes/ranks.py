@@ -1,0 +1,49 @@
+"""Ranks that take tokens in turn: the number of a token modulo the number of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float64
+
+from moegeom.core.tokens import TokenColumns
+from moegeom.studies.faults.scope import Region, Scope, listed, sums
+
+#: Numbers of ranks that are tried.
+_MOST = 16
+
+
+def _in_turn(
+    saved: Float64[np.ndarray, "tokens"], number: np.ndarray, what: str
+) -> Iterator[Region]:
+    for count in range(2, _MOST + 1):
+        group = np.where(number >= 0, number % count, -1)
+        of_each = np.append(sums(saved, group), np.zeros(count))[:count]
+        chosen = np.flatnonzero(of_each > 0.0)
+        if 0 < len(chosen) < count:
+            inside = np.isin(group, chosen)
+            text = f"{what} {listed(chosen)} modulo {count}"
+            yield Region(inside, text, math.log2(_MOST) + count)
+
+
+def _ranks(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
+    yield from _in_turn(saved, np.arange(len(saved)), "tokens")
+
+
+RANKS = Scope("ranks", _ranks)
+
+
+def _turns(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
+    yield from _in_turn(saved, columns.position.astype(np.int64), "positions")
+
+
+TURNS = Scope("turns", _turns)
+
+
+def _requests(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
+    yield from _in_turn(saved, columns.document.astype(np.int64), "documents")
+
+
+REQUESTS = Scope("requests", _requests)

@@ -1,0 +1,363 @@
+"""Which operator, on which scope, says B's choices in the fewest bits.
+
+The base is A's router as it is, with noise that fits. An operator is worth what it saves beside
+the base, less the bits for its parameters, its routers and its scope.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+
+from moegeom.core.tokens import TokenColumns
+from moegeom.geometry.set_code import TIE_WAYS, SetDistances, log2_sets, set_distances
+from moegeom.studies.faults.causes import Cause
+from moegeom.studies.faults.operator import OPERATORS, Candidate, Site
+from moegeom.studies.faults.scope import Region, best_region, listed
+from moegeom.variants.emulated import Emulated, emulate
+
+#: Noise scales that are tried, in median gaps between the last chosen score and the first other.
+_SCALES = 2.0 ** np.arange(-12.0, 4.0, 1.5)
+
+#: Tokens of each kind, with equal and with different sets, on which candidates are tried first,
+#: and how many go on to all tokens.
+_TRIED, _KEPT = 1024, 8
+
+#: Bits that a candidate has to save there to go on.
+_WORTH = 4.0
+
+#: Bits that say which operator it is.
+_OPERATOR_BITS = 6.0
+
+#: Values of a router's input for some tokens; None where none were recorded.
+Values = Callable[[np.ndarray], Float[np.ndarray, "rows hidden"] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """Noise of a router: its scale in units of the scores, and the way in which ties are broken."""
+
+    scale: float
+    ties: str
+
+    def bits(self, distances: SetDistances) -> Float64[np.ndarray, "tokens"]:
+        return distances.bits(self.scale, self.ties)
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A candidate on all tokens of a router: bits that it saves, and sets that it meets."""
+
+    candidate: Candidate
+    saved: Float64[np.ndarray, "tokens"]
+    is_met: Bool[np.ndarray, "tokens"]
+
+
+@dataclass(frozen=True, eq=False)
+class SiteScores:
+    """One router: the bits of B's sets as it is, and the candidates that are worth a look."""
+
+    router: str
+    base: Float64[np.ndarray, "tokens"]
+    is_met: Bool[np.ndarray, "tokens"]
+    scored: Mapping[str, Scored]
+    num_tried: int
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """An operator on its scope: ``bits`` saved in all, less what it costs to say.
+
+    ``explained`` is the share of the base's bits that it saves in its scope at ``router``, the
+    first of ``routers``; ``reproduced`` the share of equal sets in its scope, by router, and
+    ``before`` the same as the router is.
+    """
+
+    name: str
+    text: str
+    cause: Cause
+    region: Region
+    routers: tuple[str, ...]
+    bits: float
+    explained: float
+    reproduced: Mapping[str, float]
+    before: Mapping[str, float]
+    of_other: bool = False
+
+    @property
+    def router(self) -> str:
+        return self.routers[0]
+
+    @property
+    def share(self) -> float:
+        """Share of the tokens that it is about."""
+        return float(self.region.is_inside.mean())
+
+
+def score_site(site: Site, values: Values) -> SiteScores:
+    """The base, and every candidate that saves bits on a sample of tokens."""
+    everything = np.arange(len(site.theirs))
+    own = set_distances(site.selection, site.theirs)
+    noise = _fitted(own)
+    base = noise.bits(own)
+    differs = site.differs
+    if not differs.any():
+        return SiteScores(site.router.name, base, own.is_met, {}, 0)
+    rows, weight = _sample(differs)
+    sample = values(rows) if site.has_inputs else None
+    tried = _tried(site, rows, weight, own.at(rows), sample)
+    worth = sorted((one for one in tried if one.saved > _WORTH), key=lambda one: -one.saved)
+    kept = worth[:_KEPT]
+    scored = _on_all(site, kept, base, everything, values)
+    return SiteScores(site.router.name, base, own.is_met, scored, len(tried))
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A candidate on the sample: bits saved where it is better than the base, and its noise."""
+
+    candidate: Candidate
+    saved: float
+    noise: Noise
+
+
+def _tried(
+    site: Site,
+    rows: Int64[np.ndarray, "rows"],
+    weight: Float64[np.ndarray, "rows"],
+    own: SetDistances,
+    sample: Float[np.ndarray, "rows hidden"] | None,
+) -> list[_Tried]:
+    """All candidates of all operators, and those whose rows concern some of the experts only."""
+    noise = _fitted(own, weight)
+    base = noise.bits(own)
+    found = []
+    for operator in OPERATORS.all():
+        for candidate in operator.candidates(site):
+            distances = _distances(site, candidate, rows, sample)
+            one = _compared(candidate, distances, base, weight)
+            found.append(one)
+            some = _of_some_experts(site, candidate, own, noise, distances, one.noise, weight)
+            if some is not None:
+                of_some = _distances(site, some, rows, sample)
+                found.append(_compared(some, of_some, base, weight))
+    return found
+
+
+def _distances(
+    site: Site,
+    candidate: Candidate,
+    rows: Int64[np.ndarray, "rows"],
+    values: Float[np.ndarray, "rows hidden"] | None,
+) -> SetDistances:
+    with np.errstate(over="ignore", invalid="ignore"):  # a fault may leave the range of numbers
+        selection = candidate.selection(site, rows, values)
+    return set_distances(selection, candidate.theirs(site, rows))
+
+
+def _compared(
+    candidate: Candidate,
+    distances: SetDistances,
+    base: Float64[np.ndarray, "rows"],
+    weight: Float64[np.ndarray, "rows"],
+) -> _Tried:
+    """The noise under which base and candidate together take the fewest bits."""
+    best: tuple[float, Noise] | None = None
+    for noise in _noises(distances):
+        left = float((weight * np.minimum(base, noise.bits(distances))).sum())
+        if best is None or left < best[0]:
+            best = left, noise
+    assert best is not None
+    return _Tried(candidate, float((weight * base).sum()) - best[0], best[1])
+
+
+def _of_some_experts(
+    site: Site,
+    candidate: Candidate,
+    own: SetDistances,
+    noise: Noise,
+    distances: SetDistances,
+    other: Noise,
+    weight: Float64[np.ndarray, "rows"],
+) -> Candidate | None:
+    """The same edit of the rows of some experts, where it is wrong for the others."""
+    edited = candidate.routed
+    if edited is None or np.array_equal(edited.router.weight, site.router.weight):
+        return None
+    saved = weight @ (
+        np.minimum(own.by_expert(noise.scale, noise.ties), own.outright)
+        - np.minimum(distances.by_expert(other.scale, other.ties), own.outright)
+    ).astype(np.float64)
+    is_some = saved > 0.0
+    number = int(is_some.sum())
+    if not 0 < number < len(saved):
+        return None
+    bits = log2_sets(len(saved), number)
+    if float(saved[is_some].sum()) - bits < max(float(saved.sum()), 0.0) + _WORTH:
+        return None
+    mixed = _mixed(site, edited, is_some)
+    chosen = np.flatnonzero(is_some)
+    text = f"{candidate.text}, {number} of {len(saved)} experts ({listed(chosen)})"
+    return dataclasses.replace(
+        candidate, name=f"{candidate.name}_some", text=text, own_bits=candidate.own_bits + bits,
+        routed=mixed,
+    )  # fmt: skip
+
+
+def _mixed(site: Site, edited: Emulated, is_some: Bool[np.ndarray, "experts"]) -> Emulated:
+    rows = np.where(is_some[:, None], edited.router.weight, site.router.weight)
+    bias = edited.router.selection_bias
+    own = site.router.selection_bias
+    if bias is not None and own is not None:
+        bias = np.where(is_some, bias, own)
+    plain = dataclasses.replace(edited.arithmetic, parameter="float32")
+    router = dataclasses.replace(edited.router, weight=rows, selection_bias=bias)
+    return emulate(router, plain)
+
+
+def _on_all(
+    site: Site,
+    kept: Sequence[_Tried],
+    base: Float64[np.ndarray, "tokens"],
+    everything: Int64[np.ndarray, "tokens"],
+    values: Values,
+) -> dict[str, Scored]:
+    saved = {one.candidate.name: base.copy() for one in kept}
+    is_met = {one.candidate.name: np.zeros(len(base), bool) for one in kept}
+    needs = any(one.candidate.needs_inputs for one in kept) and site.has_inputs
+    for start in range(0, len(everything), _AT_ONCE):
+        rows = everything[start : start + _AT_ONCE]
+        inputs = values(rows) if needs else None
+        for one in kept:
+            distances = _distances(site, one.candidate, rows, inputs)
+            saved[one.candidate.name][rows] -= one.noise.bits(distances)
+            is_met[one.candidate.name][rows] = distances.is_met
+    return {
+        one.candidate.name: Scored(
+            one.candidate, saved[one.candidate.name], is_met[one.candidate.name]
+        )
+        for one in kept
+    }
+
+
+#: Tokens that are routed again at once.
+_AT_ONCE = 2048
+
+
+def _noises(distances: SetDistances) -> Iterator[Noise]:
+    ways = ("chance",) if distances.is_tied is None else TIE_WAYS
+    for scale in _SCALES:
+        for ties in ways:
+            yield Noise(float(scale) * distances.spacing, ties)
+
+
+def _fitted(distances: SetDistances, weight: np.ndarray | float = 1.0) -> Noise:
+    """The noise under which the sets take the fewest bits."""
+    return min(_noises(distances), key=lambda noise: float((weight * noise.bits(distances)).sum()))
+
+
+def _sample(
+    differs: Bool[np.ndarray, "tokens"],
+) -> tuple[Int64[np.ndarray, "rows"], Float64[np.ndarray, "rows"]]:
+    """Tokens evenly spread, as many with different as with equal sets, and how many each is for."""
+    rows, weight = [], []
+    for some in (np.flatnonzero(differs), np.flatnonzero(~differs)):
+        step = max(1, math.ceil(len(some) / _TRIED))
+        rows.append(some[::step])
+        weight.append(np.full(len(rows[-1]), len(some) / max(len(rows[-1]), 1)))
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    return np.concatenate(rows)[order], np.concatenate(weight)[order]
+
+
+def faults(sites: Sequence[SiteScores], columns: TokenColumns) -> list[Fault]:
+    """Every operator on the scope where it saves most, the one that saves most in all first."""
+    names = dict.fromkeys(name for site in sites for name in site.scored)
+    found = [fault for name in names if (fault := _on_its_scope(name, sites, columns)) is not None]
+    return sorted(found, key=lambda fault: -fault.bits)
+
+
+def _on_its_scope(name: str, sites: Sequence[SiteScores], columns: TokenColumns) -> Fault | None:
+    having = [site for site in sites if name in site.scored]
+    first = max(having, key=lambda site: float(np.maximum(site.scored[name].saved, 0.0).sum()))
+    region = best_region(first.scored[name].saved, columns)
+    for _ in range(2):  # the routers for the scope, the scope for the routers
+        inside = region.is_inside
+        having = [
+            site
+            for site in having
+            if site.scored[name].saved[inside].sum() - site.scored[name].candidate.own_bits > 0.0
+        ]
+        if not having:
+            return None
+        region = best_region(np.sum([site.scored[name].saved for site in having], axis=0), columns)
+    inside, candidate = region.is_inside, having[0].scored[name].candidate
+    saved = sum(float(site.scored[name].saved[inside].sum()) for site in having)
+    cost = _OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
+    cost += sum(site.scored[name].candidate.own_bits for site in having)
+    base = float(having[0].base[inside].sum())
+    own = float(having[0].scored[name].saved[inside].sum())
+    return Fault(
+        name=name,
+        text=candidate.text,
+        cause=candidate.cause,
+        region=region,
+        routers=tuple(site.router for site in having),
+        bits=saved - cost,
+        explained=own / base if base > 0.0 else 0.0,
+        reproduced={s.router: float(s.scored[name].is_met[inside].mean()) for s in having},
+        before={site.router: float(site.is_met[inside].mean()) for site in having},
+        of_other=candidate.of_other,
+    )
+
+
+def _router_bits(having: Sequence[SiteScores], sites: Sequence[SiteScores]) -> float:
+    """Bits that say which routers: none for all, those of two ends for a run of them."""
+    number = len(sites)
+    if len(having) == number:
+        return 0.0
+    places = [i for i, site in enumerate(sites) if site in having]
+    is_run = places[-1] - places[0] + 1 == len(places)
+    return min(2.0 * math.log2(number) if is_run else math.inf, float(number))
+
+
+#: Bits that a fault has to save in all, the share of the bits in its scope that it has to explain,
+#: and the bits by which it has to lead everything of another cause.
+_LEAST_BITS, _EXPLAINS, _LEADS = 30.0, 0.5, 10.0
+
+#: What can be said without the other checkpoint goes first where it saves this share of the bits.
+_NEARLY = 0.9
+
+
+def explaining(found: Sequence[Fault]) -> list[Fault]:
+    """Those that save enough bits, and most of those in their scope; what is believed first."""
+    enough = [one for one in found if one.bits >= _LEAST_BITS and one.explained >= _EXPLAINS]
+    if not enough or not enough[0].of_other:
+        return enough
+    most = enough[0].bits
+    return sorted(enough, key=lambda one: one.of_other or one.bits < _NEARLY * most)
+
+
+def rival(best: Fault, found: Sequence[Fault]) -> Fault | None:
+    """The fault of another cause that saves most, where it explains most of its scope too."""
+    others = [one for one in explaining(found) if one.cause != best.cause]
+    return max(others, key=lambda one: one.bits, default=None)
+
+
+def margin(best: Fault, other: Fault | None) -> float:
+    """Bits by which the best leads what else could be meant: all that it saves, if nothing can."""
+    if other is None or (other.of_other and not best.of_other):
+        return best.bits
+    return best.bits - other.bits
+
+
+def believed(found: Sequence[Fault]) -> Fault | None:
+    """The fault that leads; None where none explains enough, or two causes are as good."""
+    best = next(iter(explaining(found)), None)
+    if best is None or margin(best, rival(best, found)) < _LEADS:
+        return None
+    return best
