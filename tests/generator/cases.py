@@ -30,6 +30,9 @@ SIZES: tuple[Size, ...] = tuple(SHAPES)
 #: How B differs from A where it is healthy.
 TwinKind = Literal["accumulation", "precision", "packing"]
 
+#: What the command gets as checkpoint of B: an older one, another training, or nothing.
+Named = Literal["", "older", "other"]
+
 #: Draws of one case before it is given up: faults without effect are drawn again.
 _ATTEMPTS = 60
 
@@ -45,7 +48,7 @@ _COMPOSED_SHARE = 0.1
 _DISTRACTED_SHARE = 0.1
 
 #: The other checkpoint that the faulty engine loaded from.
-_LOADED: dict[Operator, Literal["older", "other"]] = {
+_LOADED: dict[Operator, Named] = {
     Operator.WEIGHTS_OF_OLDER_CHECKPOINT: "older",
     Operator.BIAS_OF_OLDER_CHECKPOINT: "older",
     Operator.WEIGHTS_OF_ANOTHER_TRAINING: "other",
@@ -65,7 +68,7 @@ class Case:
     text: Text
     twin_kind: TwinKind
     form: Form
-    named_checkpoint: Literal["", "older", "other"]
+    named_checkpoint: Named
     injected: tuple[Injected, ...]
     truths: tuple[Truth, ...]
     a: Run
@@ -145,7 +148,8 @@ def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
     return (
         asks_nothing
         and kind.bias_level is None
-        and kind is not first
+        # of two faults of one stage the second may undo the first
+        and kind.stage != first.stage
         and family in kind.families
         and form in _FORMS[kind.visible_in]
     )
@@ -189,12 +193,10 @@ def _drawn(seed: int, size: Size, operator: Operator, rng: np.random.Generator) 
     )
 
 
-def _named_checkpoint(
-    rng: np.random.Generator, operators: Sequence[Operator]
-) -> Literal["", "older", "other"]:
+def _named_checkpoint(rng: np.random.Generator, operators: Sequence[Operator]) -> Named:
     """The checkpoint that B loaded in most cases, and in a few one that it did not."""
     is_told, is_distracted = rng.random() < 0.75, rng.random() < _DISTRACTED_SHARE
-    loaded = [_LOADED[one] for one in operators if one in _LOADED]
+    loaded: list[Named] = [_LOADED[one] for one in operators if one in _LOADED]
     if loaded:
         return loaded[0] if is_told else ""
     return "older" if is_distracted else ""
@@ -215,6 +217,12 @@ def differences(run: Run, other: Run, layer: int) -> tuple[np.ndarray, np.ndarra
     sets = (np.isnan(here) != np.isnan(there)).any(axis=1)
     distance = np.abs(np.nan_to_num(here) - np.nan_to_num(there)).max(axis=1)
     return sets, ~sets & (distance > _SAME_WEIGHT)
+
+
+def _sets_that_differ(run: Run, other: Run) -> list[int]:
+    """Tokens whose set differs, layer by layer."""
+    layers = range(len(run.chosen))
+    return [int(differences(run, other, layer)[0].sum()) for layer in layers]
 
 
 def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
@@ -267,6 +275,11 @@ def write(case: Case, folder: Path) -> Written:
         "family": case.model.family.model_type,
         "form": case.form,
         "named_checkpoint": case.named_checkpoint,
+        "num_tokens": case.text.num_tokens,
+        "sets_that_differ_from_a": {
+            "b": _sets_that_differ(case.b, case.a),
+            "twin": _sets_that_differ(case.twin, case.a),
+        },
         "twin": {"operator": Operator.NOISE, "kind": case.twin_kind},
         "truths": [asdict(one) for one in case.truths],
     }

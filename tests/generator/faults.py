@@ -15,7 +15,7 @@ from tests.generator.scopes import EXPERTS, LAYERS, Ground, draw_scope
 from tests.generator.text import Text
 from tests.generator.words import Operator, Scope
 
-KINDS: Mapping[Operator, Kind] = faults_of_weights.KINDS | faults_of_stages.KINDS
+KINDS: Mapping[Operator, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def draw_fault(operator: Operator, ground: Ground) -> Injected:
     return Injected(operator, drawn.scope, fault, {**drawn.parameters, **parameters})
 
 
-# ------------------------------------------------------------------------------------------ what it reaches
+# --------------------------------------------------------------------------------- what it reaches
 def acts_on(fault: Fault, text: Text) -> Bool[np.ndarray, "documents length"]:
     """The tokens at which a fault acts: of a cache all that are served from it since."""
     tokens = fault.reach.tokens

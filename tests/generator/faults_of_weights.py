@@ -10,7 +10,7 @@ from ml_dtypes import bfloat16
 
 from tests.generator.kinds import WITH_BIAS, Draw, Kind, Made
 from tests.generator.model import INITIALISER_RANGE, RouterTensors, rounded
-from tests.generator.rounding import Integers, to_fp8, to_integers
+from tests.generator.rounding import Fp8, Integers, to_fp8, to_integers
 from tests.generator.scopes import EXPERTS, LAYERS, TOKENS
 from tests.generator.words import Operator, Scope
 
@@ -125,7 +125,7 @@ def _of_other_files(draw: Draw, tensors: Sequence[RouterTensors]) -> Made:
         bias = there.bias if is_whole else now.bias
         return RouterTensors(there.weight, bias, there.gain if with_gain else now.gain)
 
-    return change, {"with_bias": str(is_whole), "with_gain": str(with_gain)}
+    return change, {"whole": str(is_whole), "with_gain": str(with_gain)}
 
 
 def _at_initialisation(draw: Draw) -> Made:
@@ -159,7 +159,7 @@ def _bf16(draw: Draw) -> Made:
     return _of_weight(lambda layer, weight: rounded(weight))
 
 
-def _fp8(draw: Draw, name: str) -> Made:
+def _fp8(draw: Draw, name: Fp8) -> Made:
     scales = draw.choice(None, "row", "column", "block", "tensor")
     return _of_weight(lambda layer, weight: to_fp8(weight, name, scales), scales=str(scales))
 

@@ -14,7 +14,7 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.tokens import TokenColumns
+from moegeom.core.tokens import Stage, TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.generator.engine import Run
@@ -62,10 +62,15 @@ def write_recording(run: Run, text: Text, form: Form, checkpoint: Path, path: Pa
     def by_router(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         return dict(zip(names, arrays, strict=True))
 
-    values = {"router_input": run.inputs, "logits": run.logits}.get(form)
+    stages: dict[Form, tuple[Stage, Sequence[np.ndarray] | None]] = {
+        "ids": ("ids", None),
+        "router_input": ("router_input", run.inputs),
+        "logits": ("logits", run.logits),
+    }
+    stage, values = stages[form]
     with RecordingWriter(
         path,
-        form if values else "ids",
+        stage,
         names,
         checkpoint_name=checkpoint.name,
         fingerprint=found.fingerprint,
@@ -74,7 +79,7 @@ def write_recording(run: Run, text: Text, form: Form, checkpoint: Path, path: Pa
     ) as writer:
         writer.append(
             columns_of(text),
-            by_router(values) if values else None,
+            None if values is None else by_router(values),
             by_router(run.chosen),
             outputs={"routing_weights": by_router(run.weights)},
         )

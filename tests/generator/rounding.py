@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 Granularity = Literal["row", "column", "block", "tensor"]
+Fp8 = Literal["e4m3", "e5m2"]
 
 #: Features of a block with a scale of its own.
 BLOCK = 16
@@ -62,7 +63,7 @@ def to_integers(w: Float[np.ndarray, "rows columns"], form: Integers) -> np.ndar
 
 def to_fp8(
     x: Float[np.ndarray, "rows columns"],
-    name: Literal["e4m3", "e5m2"],
+    name: Fp8,
     granularity: Granularity | None,
 ) -> np.ndarray:
     """scale * fp8(x / scale) with amax / scale the largest number; no scale without granularity."""
