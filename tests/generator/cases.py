@@ -1,0 +1,301 @@
+"""A case: one text served by a healthy engine and by one with a fault, and the truth about it.
+
+A is the healthy engine. B serves the same model and text with a fault. The twin is B without the
+fault: it differs from A in rounding, sums and batches alone, so what tells B from the twin is the
+fault and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tests.generator.engine import Arithmetic, Run, Schedule, serve
+from tests.generator.faults import KINDS, Injected, acts_on, draw_fault
+from tests.generator.files import Form, write_checkpoint, write_recording, write_replies
+from tests.generator.kinds import Kind
+from tests.generator.model import BENT, SHAPES, Model, Size, Stored, draw_model
+from tests.generator.scopes import Ground
+from tests.generator.text import Text, draw_text
+from tests.generator.words import MAY_BE_REFUSED, Effect, Operator, Truth
+
+OPERATORS: tuple[Operator, ...] = tuple(KINDS)
+SIZES: tuple[Size, ...] = tuple(SHAPES)
+
+#: How B differs from A where it is healthy.
+TwinKind = Literal["accumulation", "precision", "packing"]
+
+#: What the command gets as checkpoint of B: an older one, another training, or nothing.
+Named = Literal["", "older", "other"]
+
+#: Draws of one case before it is given up: faults without effect are drawn again.
+_ATTEMPTS = 60
+
+#: A fault shows at least at this share of the tokens, and at three of them.
+_LEAST_SHARE, _LEAST_TOKENS = 1e-3, 3
+
+#: Routing weights that differ by less are equal but for rounding.
+_SAME_WEIGHT = 1e-4
+
+_COMPOSED_SHARE = 0.1
+
+#: Share of cases in which a checkpoint is named that B has nothing to do with.
+_DISTRACTED_SHARE = 0.1
+
+#: The other checkpoint that the faulty engine loaded from.
+_LOADED: dict[Operator, Named] = {
+    Operator.WEIGHTS_OF_OLDER_CHECKPOINT: "older",
+    Operator.BIAS_OF_OLDER_CHECKPOINT: "older",
+    Operator.WEIGHTS_OF_ANOTHER_TRAINING: "other",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A case with its runs; ``truths`` has one entry, or two where faults are composed.
+
+    ``named_checkpoint`` is what the command gets as checkpoint of B, if anything.
+    """
+
+    seed: int
+    size: Size
+    model: Model
+    text: Text
+    twin_kind: TwinKind
+    form: Form
+    named_checkpoint: Named
+    injected: tuple[Injected, ...]
+    truths: tuple[Truth, ...]
+    a: Run
+    b: Run
+    twin: Run
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where the files of a case are, and the arguments of ``moegeom`` for B and for the twin."""
+
+    checkpoint: Path
+    other_checkpoint: Path | None
+    a: Path
+    b: Path
+    twin: Path
+    truth: Path
+    arguments: tuple[str, ...]
+    twin_arguments: tuple[str, ...]
+
+
+# ---------------------------------------------------------------------------------------- drawing
+def draw(seed: int, size: Size) -> Case:
+    """The case of a seed: the operator is the seed modulo their number, all else is drawn.
+
+    Raises
+    ------
+    RuntimeError
+        When no draw of the operator has an effect.
+    """
+    operator = OPERATORS[seed % len(OPERATORS)]
+    for attempt in range(_ATTEMPTS):
+        rng = np.random.default_rng([seed, SIZES.index(size), attempt])
+        case = _drawn(seed, size, operator, rng)
+        if case is not None:
+            return case
+    raise RuntimeError(f"seed {seed}, {size}: {operator} had no effect in {_ATTEMPTS} draws")
+
+
+def _arithmetics(rng: np.random.Generator, kind: Kind) -> tuple[TwinKind, Arithmetic, Arithmetic]:
+    """How B differs from A where it is healthy, and the arithmetic of both."""
+    if kind.is_exact:
+        return "packing", Arithmetic(), Arithmetic()
+    is_bf16 = bool(rng.integers(2))
+    twins: dict[TwinKind, Arithmetic] = {
+        "accumulation": Arithmetic(is_bf16, is_reversed=True),
+        "precision": Arithmetic(not is_bf16),
+        "packing": Arithmetic(is_bf16),
+    }
+    name = tuple(twins)[int(rng.integers(len(twins)))]
+    return name, Arithmetic(is_bf16), twins[name]
+
+
+def _schedules(rng: np.random.Generator, text: Text) -> tuple[Schedule, Schedule]:
+    """A prefills whole documents; B serves them in chunks, decodes the end, in other batches."""
+    documents, length = text.token_id.shape
+    plain = np.array_split(np.arange(documents), 4)
+    packed = np.array_split(rng.permutation(documents), int(rng.integers(2, 5)))
+    chunk = int(rng.choice([length // 6, length // 4, length // 3]))
+    decoded = int(rng.integers(4, 12))
+    return (
+        Schedule(tuple(plain), length, length),
+        Schedule(tuple(np.sort(batch) for batch in packed), chunk, length * 3 // 5 - decoded),
+    )
+
+
+_FORMS: dict[str, tuple[Form, ...]] = {
+    "ids": ("ids", "replies", "router_input", "logits"),
+    "weights": ("ids", "router_input", "logits"),
+    "ids_only": ("ids", "ids", "replies"),
+}
+
+
+def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
+    """Whether a fault can be added to a case that was made for another."""
+    asks_nothing = not (kind.bend or kind.stored or kind.equal_rows or kind.is_exact)
+    return (
+        asks_nothing
+        and kind.bias_level is None
+        # of two faults of one stage the second may undo the first
+        and kind.stage != first.stage
+        and family in kind.families
+        and form in _FORMS[kind.visible_in]
+    )
+
+
+def _drawn(seed: int, size: Size, operator: Operator, rng: np.random.Generator) -> Case | None:
+    """A case, or None where its fault has no effect."""
+    kind = KINDS[operator]
+    shape = BENT[kind.bend](SHAPES[size])
+    family = str(rng.choice(kind.families))
+    stored: Stored = kind.stored or ("bfloat16" if rng.random() < 0.8 else "float32")
+    model = draw_model(rng, family, shape, stored, kind.equal_rows, kind.bias_level)
+    text = draw_text(rng, shape.documents, shape.length, shape.vocabulary)
+    twin_kind, of_a, of_b = _arithmetics(rng, kind)
+    plain, packed = _schedules(rng, text)
+    forms = _FORMS[kind.visible_in]
+    form = forms[int(rng.integers(len(forms)))]
+    operators = [operator]
+    if rng.random() < _COMPOSED_SHARE:
+        fitting = [one for one in OPERATORS if _fits(KINDS[one], kind, family, form)]
+        operators.append(fitting[int(rng.integers(len(fitting)))])
+    ground = Ground(rng, model, text, packed)
+    injected = tuple(draw_fault(one, ground) for one in operators)
+    named = _named_checkpoint(rng, operators)
+
+    def served(some: Sequence[Injected]) -> Run:
+        return serve(model, text, of_b, packed, [one.fault for one in some])
+
+    twin = served(())
+    alone = [served([one]) for one in injected]
+    truths = []
+    for one, run in zip(injected, alone, strict=True):
+        effect = effect_of(run, twin, one)
+        if effect is None or not _is_visible(effect, form, text.num_tokens):
+            return None
+        truths.append(_truth(one, effect, text))
+    b = alone[0] if len(alone) == 1 else served(injected)
+    a = serve(model, text, of_a, plain)
+    return Case(
+        seed, size, model, text, twin_kind, form, named, injected, tuple(truths), a, b, twin
+    )
+
+
+def _named_checkpoint(rng: np.random.Generator, operators: Sequence[Operator]) -> Named:
+    """The checkpoint that B loaded in most cases, and in a few one that it did not."""
+    is_told, is_distracted = rng.random() < 0.75, rng.random() < _DISTRACTED_SHARE
+    loaded: list[Named] = [_LOADED[one] for one in operators if one in _LOADED]
+    if loaded:
+        return loaded[0] if is_told else ""
+    return "older" if is_distracted else ""
+
+
+# ------------------------------------------------------------------------------------------ truth
+def _by_expert(run: Run, layer: int, experts: int) -> np.ndarray:
+    """The weight of every expert, nan where it is not chosen."""
+    weights = np.full((len(run.chosen[layer]), experts), np.nan, np.float32)
+    np.put_along_axis(weights, run.chosen[layer], run.weights[layer], axis=1)
+    return weights
+
+
+def differences(run: Run, other: Run, layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens whose set differs in a layer, and those of equal sets whose weights do."""
+    most = max(int(one.chosen[layer].max()) for one in (run, other)) + 1
+    here, there = _by_expert(run, layer, most), _by_expert(other, layer, most)
+    sets = (np.isnan(here) != np.isnan(there)).any(axis=1)
+    distance = np.abs(np.nan_to_num(here) - np.nan_to_num(there)).max(axis=1)
+    return sets, ~sets & (distance > _SAME_WEIGHT)
+
+
+def _sets_that_differ(run: Run, other: Run) -> list[int]:
+    """Tokens whose set differs, layer by layer."""
+    layers = range(len(run.chosen))
+    return [int(differences(run, other, layer)[0].sum()) for layer in layers]
+
+
+def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
+    """What a fault alone changes against the twin; None where it acts nowhere."""
+    layers = injected.fault.reach.layers
+    if not layers or not injected.fault.reach.tokens.any():
+        return None
+    first = min(layers)
+    sets, weights = differences(run, twin, first)
+    later = [differences(run, twin, layer)[0] for layer in range(first + 1, len(run.chosen))]
+    return Effect(first, int(sets.sum()), int(weights.sum()), int(sum(one.sum() for one in later)))
+
+
+def _is_visible(effect: Effect, form: Form, num_tokens: int) -> bool:
+    """Whether a reader of this form has anything to see, rounding aside."""
+    seen = effect.sets + effect.later_sets + (0 if form == "replies" else effect.weights)
+    return seen >= max(_LEAST_TOKENS, _LEAST_SHARE * num_tokens)
+
+
+def _truth(injected: Injected, effect: Effect, text: Text) -> Truth:
+    acting = acts_on(injected.fault, text)
+    return Truth(
+        injected.operator,
+        injected.scope,
+        tuple(sorted(injected.fault.reach.layers)),
+        float(acting.sum() / text.num_tokens),
+        effect,
+        injected.parameters,
+        injected.operator in MAY_BE_REFUSED,
+    )
+
+
+# ---------------------------------------------------------------------------------------- writing
+def write(case: Case, folder: Path) -> Written:
+    """Write the files of a case into a folder, with the truth beside them."""
+    checkpoint = folder / "checkpoint"
+    write_checkpoint(case.model, case.model.routers, checkpoint)
+    others = {"older": case.model.older, "other": case.model.other}
+    named = folder / case.named_checkpoint if case.named_checkpoint else None
+    if named is not None:
+        write_checkpoint(case.model, others[case.named_checkpoint], named)
+    a = folder / "a"
+    write_recording(case.a, case.text, "router_input", checkpoint, a)
+    b = _write_run(case, case.b, folder / "b", checkpoint)
+    twin = _write_run(case, case.twin, folder / "twin", checkpoint)
+    truth = folder / "truth.json"
+    said = {
+        "seed": case.seed,
+        "size": case.size,
+        "family": case.model.family.model_type,
+        "form": case.form,
+        "named_checkpoint": case.named_checkpoint,
+        "num_tokens": case.text.num_tokens,
+        "sets_that_differ_from_a": {
+            "b": _sets_that_differ(case.b, case.a),
+            "twin": _sets_that_differ(case.twin, case.a),
+        },
+        "twin": {"operator": Operator.NOISE, "kind": case.twin_kind},
+        "truths": [asdict(one) for one in case.truths],
+    }
+    truth.write_text(json.dumps(said, indent=1) + "\n")
+
+    def arguments(run: Path) -> tuple[str, ...]:
+        plain = ("explain", str(checkpoint), "--tokens", str(a), "--run-b", str(run))
+        return plain if named is None else (*plain, "--checkpoint-b", str(named))
+
+    return Written(checkpoint, named, a, b, twin, truth, arguments(b), arguments(twin))
+
+
+def _write_run(case: Case, run: Run, path: Path, checkpoint: Path) -> Path:
+    if case.form == "replies":
+        file = path.with_suffix(".jsonl")
+        write_replies(run, case.text, case.model.shape.experts, file)
+        return file
+    write_recording(run, case.text, case.form, checkpoint, path)
+    return path

@@ -1,0 +1,102 @@
+"""All faults by operator, and how one is drawn for a model and a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool
+
+from tests.generator import faults_of_stages, faults_of_weights
+from tests.generator.engine import Fault, Reach, Schedule
+from tests.generator.kinds import Draw, Kind
+from tests.generator.scopes import EXPERTS, LAYERS, Ground, draw_scope
+from tests.generator.text import Text
+from tests.generator.words import Operator, Scope
+
+KINDS: Mapping[Operator, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}
+
+
+@dataclass(frozen=True, eq=False)
+class Injected:
+    """A fault that was drawn, with the words for it."""
+
+    operator: Operator
+    scope: Scope
+    fault: Fault
+    parameters: Mapping[str, str]
+
+
+def _one_scope(rng: np.random.Generator, kind: Kind, layers: int) -> Scope:
+    """All, layers, experts and tokens are equally likely where they are possible."""
+    possible = [one for one in kind.scopes if layers > 2 or one is not Scope.LAYER_INTERVAL]
+    families = [
+        [one for one in possible if one is Scope.ALL],
+        [one for one in possible if one in LAYERS],
+        [one for one in possible if one in EXPERTS],
+        [one for one in possible if one is not Scope.ALL and one not in (*LAYERS, *EXPERTS)],
+    ]
+    there = [family for family in families if family]
+    family = there[int(rng.integers(len(there)))]
+    return family[int(rng.integers(len(family)))]
+
+
+def _starts(ground: Ground, reach: Reach, kind: Kind, scope: Scope) -> Reach:
+    """The reach of a fault of the cache: the positions at which a step begins, within it."""
+    position = ground.text.position
+    if kind.starts == "requests":
+        # the first batch finds slots that nobody has used
+        later = np.isin(np.arange(len(position)), np.concatenate(ground.schedule.batches[1:]))
+        return Reach(reach.layers, reach.tokens & (position == 0) & later[:, None])
+    steps = step_starts(ground.schedule, position.shape[1])
+    if scope is Scope.POSITIONS_FROM:
+        first = int(np.argwhere(reach.tokens.any(axis=0)).min())
+        steps = steps[steps >= first][:1]
+    return Reach(reach.layers, reach.tokens & np.isin(position, steps))
+
+
+def step_starts(schedule: Schedule, length: int) -> np.ndarray:
+    """Where later chunks of a prefill begin, and the decoding."""
+    starts = [start for start, _ in schedule.steps(length)]
+    return np.array([start for start in starts if 0 < start <= schedule.decode_from], dtype=int)
+
+
+def draw_fault(operator: Operator, ground: Ground) -> Injected:
+    """A fault of this operator, with a scope and parameters that are drawn."""
+    kind = KINDS[operator]
+    scope = _one_scope(ground.rng, kind, ground.model.shape.layers)
+    drawn = draw_scope(scope, ground, kind.lowest)
+    reach = drawn.reach
+    if kind.starts:
+        reach = _starts(ground, reach, kind, scope)
+    seed = int(ground.rng.integers(2**31))
+    change, parameters = kind.make(Draw(ground, reach, seed))
+    fault = Fault(kind.stage, reach, change)
+    return Injected(operator, drawn.scope, fault, {**drawn.parameters, **parameters})
+
+
+# --------------------------------------------------------------------------------- what it reaches
+def acts_on(fault: Fault, text: Text) -> Bool[np.ndarray, "documents length"]:
+    """The tokens at which a fault acts: of a cache all that are served from it since."""
+    tokens = fault.reach.tokens
+    if fault.stage == "cache":
+        tokens = np.logical_or.accumulate(tokens, axis=1)
+    return tokens & text.is_token
+
+
+def may_differ(
+    fault: Fault, text: Text, layers: int
+) -> Bool[np.ndarray, "layers documents length"]:
+    """Where a fault can show: where it acts, and in higher layers at later tokens of a document.
+
+    What a writer does goes nowhere.
+    """
+    acting = acts_on(fault, text)
+    behind = np.logical_or.accumulate(acting, axis=1)
+    possible = np.zeros((layers, *acting.shape), bool)
+    for layer in sorted(fault.reach.layers):
+        possible[layer] |= acting
+        if fault.stage != "write":
+            possible[layer + 1 :] |= behind
+    return possible

@@ -1,0 +1,391 @@
+"""Faults behind loading: what is read, kept between steps, decided, dispatched and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from tests.generator.engine import Handover, Reading, Trace, unit
+from tests.generator.kinds import (
+    WITH_GROUPS,
+    WITH_SELECTION_BIAS,
+    Draw,
+    Kind,
+    Made,
+)
+from tests.generator.model import rounded
+from tests.generator.rounding import to_fp8
+from tests.generator.rule import Choice
+from tests.generator.scopes import EXPERTS, LAYERS, POSITIONS, TOKENS
+from tests.generator.words import Operator, Scope
+
+
+# ------------------------------------------------------------------------------------------- inputs
+def _before(reading: Reading, distance: int) -> np.ndarray:
+    """The inputs of the tokens ``distance`` earlier; the first tokens keep their own."""
+    start, step = reading.start, reading.inputs.shape[1]
+    at = np.arange(start, start + step)
+    return reading.history[:, np.where(at >= distance, at - distance, at)]
+
+
+def _another_token(draw: Draw) -> Made:
+    shift = int(draw.choice(1, 2, 4))
+    return lambda reading: _before(reading, shift), {"shift": str(shift)}
+
+
+def _stale(draw: Draw) -> Made:
+    """The buffer still holds the step before: a chunk of the prefill, or the last token."""
+    return lambda reading: _before(reading, reading.inputs.shape[1]), {}
+
+
+def _of_lower_layer(draw: Draw) -> Made:
+    return lambda reading: reading.below[-1], {}
+
+
+def _normalised_twice(draw: Draw) -> Made:
+    with_gain = bool(draw.rng.integers(2))
+
+    def change(reading: Reading) -> np.ndarray:
+        again = unit(reading.inputs)
+        return again * reading.gain if with_gain else again
+
+    return change, {"with_gain": str(with_gain)}
+
+
+def _bf16(draw: Draw) -> Made:
+    return lambda reading: rounded(reading.inputs), {}
+
+
+def _fp8(draw: Draw) -> Made:
+    name = draw.choice("e4m3", "e5m2")
+    scales = draw.choice(None, "row", "tensor")
+
+    def change(reading: Reading) -> np.ndarray:
+        flat = reading.inputs.reshape(-1, reading.inputs.shape[-1])
+        return to_fp8(flat, name, scales).reshape(reading.inputs.shape)
+
+    return change, {"format": name, "scales": str(scales)}
+
+
+def _noise(draw: Draw) -> Made:
+    size = float(draw.choice(0.01, 0.03, 0.1))
+
+    def change(reading: Reading) -> np.ndarray:
+        x = reading.inputs
+        rng = draw.rng_at(reading.layer, reading.start, int(reading.documents[0]))
+        rms = np.sqrt((x**2).mean(axis=-1, keepdims=True))
+        return (x + size * rms * rng.standard_normal(x.shape)).astype(np.float32)
+
+    return change, {"relative_size": str(size)}
+
+
+# -------------------------------------------------------------------------------------------- cache
+def _of_state(change: Callable[[Handover], np.ndarray]) -> Callable[[Draw], Made]:
+    return lambda draw: (change, {})
+
+
+def _token_twice(handover: Handover) -> np.ndarray:
+    """The chunk begins with the token with which the one before ended."""
+    kept = handover.decay
+    return kept * handover.state + (1.0 - kept) * handover.last
+
+
+# --------------------------------------------------------------------------------------------- rule
+def _of_rule(**values: object) -> Made:
+    return lambda rule: replace(rule, **values), {
+        name: str(value) for name, value in values.items()
+    }
+
+
+def _other_score(draw: Draw) -> Made:
+    other = {"softmax": "sigmoid", "sigmoid": "softmax"}
+    return _of_rule(score=other[draw.model.rule.score])
+
+
+def _softmax_moved(draw: Draw) -> Made:
+    if draw.model.rule.softmax_over_chosen:
+        return _of_rule(score="softmax", softmax_over_chosen=False)
+    return _of_rule(softmax_over_chosen=True)
+
+
+def _group_count(draw: Draw) -> Made:
+    """Another number of groups, or of those that are kept, with room for the chosen ones."""
+    rule, experts = draw.model.rule, draw.model.shape.experts
+    pairs = [
+        (groups, kept)
+        for groups in (rule.num_groups // 2, rule.num_groups, rule.num_groups * 2)
+        for kept in range(1, groups)
+        if (groups, kept) != (rule.num_groups, rule.num_kept)
+        and kept * (experts // groups) > rule.top_k
+        and experts // groups >= 2
+    ]
+    groups, kept = draw.choice(*pairs) if pairs else (rule.num_groups * 2, rule.num_kept + 1)
+    return _of_rule(num_groups=groups, num_kept=kept)
+
+
+def _more(draw: Draw) -> Made:
+    by_index = bool(draw.rng.integers(2))
+    return _of_rule(num_run=draw.model.rule.top_k + 1, written_by_index=by_index)
+
+
+def _fewer(draw: Draw) -> Made:
+    return _of_rule(num_run=draw.model.rule.top_k - 1)
+
+
+def _renormalisation(draw: Draw) -> Made:
+    return _of_rule(renormalise=not draw.model.rule.renormalise)
+
+
+def _scale(draw: Draw) -> Made:
+    scale = draw.model.rule.scale
+    return _of_rule(scale=draw.choice(1.0, scale * scale, scale * 0.8) if scale != 1.0 else 2.5)
+
+
+def _soft_cap(draw: Draw) -> Made:
+    return _of_rule(soft_cap=float(draw.choice(2.0, 5.0, 15.0)))
+
+
+# ----------------------------------------------------------------------------------------- dispatch
+def _overflow(chosen: np.ndarray, experts: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which slots find their expert full, first come first served, and how full experts are."""
+    flat = chosen.ravel()
+    order = np.argsort(flat, kind="stable")
+    load = np.bincount(flat, minlength=experts)
+    starts = np.concatenate([[0], np.cumsum(load)[:-1]])
+    place = np.empty_like(flat)
+    place[order] = np.arange(len(flat)) - starts[flat[order]]
+    return (place >= capacity).reshape(chosen.shape), np.minimum(load, capacity)
+
+
+def _capacity(chosen: np.ndarray, experts: int, factor: float) -> int:
+    return max(1, int(np.ceil(factor * chosen.size / experts)))
+
+
+def _dropped(draw: Draw) -> Made:
+    factor = float(draw.choice(1.0, 1.25, 1.5))
+
+    def change(logits: np.ndarray, choice: Choice) -> Choice:
+        experts = logits.shape[1]
+        capacity = _capacity(choice.chosen, experts, factor)
+        full, _ = _overflow(choice.chosen, experts, capacity)
+        weights = np.where(full, np.float32(0.0), choice.weights)
+        return Choice(choice.chosen, weights, choice.selection)
+
+    return change, {"factor": str(factor)}
+
+
+def _rerouted(draw: Draw) -> Made:
+    """What finds its expert full goes to the best one that has room and is not chosen yet."""
+    factor = float(draw.choice(1.0, 1.25, 1.5))
+
+    def change(logits: np.ndarray, choice: Choice) -> Choice:
+        experts = logits.shape[1]
+        capacity = _capacity(choice.chosen, experts, factor)
+        full, load = _overflow(choice.chosen, experts, capacity)
+        chosen = choice.chosen.copy()
+        for token, slot in np.argwhere(full):
+            open_ones = load < capacity
+            open_ones[chosen[token]] = False
+            if open_ones.any():
+                score = np.where(open_ones, choice.selection[token], -np.inf)
+                score = score if np.isfinite(score).any() else np.where(open_ones, 0.0, -np.inf)
+                chosen[token, slot] = np.argmax(score)
+                load[chosen[token, slot]] += 1
+        return Choice(chosen, choice.weights, choice.selection)
+
+    return change, {"factor": str(factor)}
+
+
+# ------------------------------------------------------------------------------------------- writer
+def _of_ids(change: Callable[[np.ndarray], np.ndarray], **drawn: str) -> Made:
+    def changed(trace: Trace) -> Trace:
+        return replace(trace, chosen=change(trace.chosen).astype(np.int32))
+
+    return changed, drawn
+
+
+def _renamed(draw: Draw) -> Made:
+    """The map from the places of experts to their numbers is not applied."""
+    name = np.arange(draw.model.shape.experts)
+    name[draw.experts] = draw.rng.permutation(draw.experts)
+    return _of_ids(lambda chosen: name[chosen])
+
+
+def _offset(draw: Draw) -> Made:
+    """Every rank adds the first expert of another rank to its local numbers."""
+    experts = draw.model.shape.experts
+    ranks = int(draw.choice(2, 4))
+    shift = int(draw.rng.integers(1, ranks)) * (experts // ranks)
+    return _of_ids(lambda chosen: (chosen + shift) % experts, offset=str(shift))
+
+
+def _replicas(draw: Draw) -> Made:
+    """Every second token finds the replicas of a few experts, whose numbers come after all."""
+    experts = draw.model.shape.experts
+    some = draw.rng.permutation(experts)[: max(2, experts // 8)]
+
+    def change(chosen: np.ndarray) -> np.ndarray:
+        name = np.arange(experts)
+        name[some] = experts + np.arange(len(some))
+        odd = (np.arange(chosen.shape[2]) % 2 == 1)[:, None]
+        return np.where(odd, name[chosen], chosen)
+
+    return _of_ids(change, replicated=" ".join(map(str, np.sort(some))))
+
+
+def _sorted(draw: Draw) -> Made:
+    return _of_ids(lambda chosen: np.sort(chosen, axis=-1))
+
+
+def _padding(draw: Draw) -> Made:
+    """Documents of a batch are padded behind, and the writer cuts what stands in front."""
+
+    def change(trace: Trace) -> Trace:
+        chosen, weights = trace.chosen.copy(), trace.weights.copy()
+        for batch in trace.batches:
+            longest = int(trace.text.lengths[batch].max())
+            for document in batch:
+                there = int(trace.text.lengths[document])
+                kept = slice(longest - there, longest)
+                chosen[:, document, :there] = trace.chosen[:, document, kept]
+                weights[:, document, :there] = trace.weights[:, document, kept]
+        return replace(trace, chosen=chosen, weights=weights)
+
+    return change, {}
+
+
+def _rows(index: Callable[[np.ndarray], np.ndarray], **drawn: str) -> Made:
+    """Rows of other positions of the same document."""
+
+    def change(trace: Trace) -> Trace:
+        at = index(np.arange(trace.chosen.shape[2]))
+        return replace(trace, chosen=trace.chosen[:, :, at], weights=trace.weights[:, :, at])
+
+    return change, drawn
+
+
+def _rows_shifted(draw: Draw) -> Made:
+    shift = int(draw.choice(1, 2, 3))
+    return _rows(lambda at: np.maximum(at - shift, 0), shift=str(shift))
+
+
+def _rows_stale(draw: Draw) -> Made:
+    """A slot of the buffer is refreshed once in a while; until then it holds an old row."""
+    every = int(draw.choice(8, 16))
+    return _rows(lambda at: at - at % every, refreshed_every=str(every))
+
+
+def _layers_shifted(draw: Draw) -> Made:
+    def change(trace: Trace) -> Trace:
+        order = np.roll(np.arange(len(trace.chosen)), 1)
+        return replace(trace, chosen=trace.chosen[order], weights=trace.weights[order])
+
+    return change, {}
+
+
+_READ = (Scope.ALL, *LAYERS, *TOKENS)
+_CACHE = (Scope.ALL, *LAYERS, Scope.DOCUMENTS, Scope.POSITIONS_FROM)
+_BATCHES = (Scope.ALL, *LAYERS)
+_WRITTEN = (Scope.ALL, *LAYERS, *POSITIONS, Scope.DOCUMENTS, Scope.RANKS)
+
+KINDS: Mapping[Operator, Kind] = {
+    Operator.INPUT_OF_ANOTHER_TOKEN: Kind("input", _READ, _another_token),
+    Operator.INPUT_STALE: Kind("input", _READ, _stale),
+    Operator.INPUT_OF_ANOTHER_LAYER: Kind("input", _READ, _of_lower_layer, lowest=1),
+    Operator.INPUT_NORMALISED_TWICE: Kind("input", _READ, _normalised_twice),
+    Operator.INPUT_BF16: Kind("input", _READ, _bf16, is_exact=True),
+    Operator.INPUT_FP8: Kind("input", _READ, _fp8),
+    Operator.INPUT_NOISE: Kind("input", _READ, _noise),
+    Operator.CACHE_LEFT_OVER: Kind(
+        "cache",
+        (Scope.ALL, *LAYERS, Scope.DOCUMENTS),
+        _of_state(lambda handover: handover.left),
+        starts="requests",
+    ),
+    Operator.CACHE_LOST: Kind(
+        "cache",
+        _CACHE,
+        _of_state(lambda handover: np.zeros_like(handover.state)),
+        starts="steps",
+    ),
+    Operator.CACHE_TOKEN_TWICE: Kind("cache", _CACHE, _of_state(_token_twice), starts="steps"),
+    Operator.CACHE_TOKEN_SKIPPED: Kind(
+        "cache", _CACHE, _of_state(lambda handover: handover.before_last), starts="steps"
+    ),
+    Operator.CACHE_OF_ANOTHER_REQUEST: Kind(
+        "cache",
+        _CACHE,
+        _of_state(lambda handover: np.roll(handover.state, 1, axis=0)),
+        starts="steps",
+    ),
+    Operator.CACHE_FP8: Kind(
+        "cache",
+        _CACHE,
+        _of_state(lambda handover: to_fp8(handover.state, "e4m3", "row")),
+        starts="steps",
+    ),
+    Operator.OTHER_SCORE: Kind(
+        "rule", _READ, _other_score, ("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS)
+    ),
+    Operator.SOFTMAX_MOVED: Kind("rule", _READ, _softmax_moved, ("olmoe", "gpt_oss")),
+    Operator.GROUP_SCORE: Kind(
+        "rule", _READ, lambda draw: _of_rule(group_score="max"), WITH_GROUPS
+    ),
+    Operator.GROUP_COUNT: Kind("rule", _READ, _group_count, WITH_GROUPS),
+    Operator.GROUPS_IGNORED: Kind(
+        "rule", _READ, lambda draw: _of_rule(num_groups=1, num_kept=1), WITH_GROUPS
+    ),
+    Operator.GROUP_FILL: Kind(
+        "rule", _READ, lambda draw: _of_rule(fill=0.0), WITH_GROUPS, bias_level=-0.6
+    ),
+    Operator.TOP_K_MORE: Kind("rule", _READ, _more),
+    Operator.TOP_K_FEWER: Kind("rule", _READ, _fewer),
+    Operator.BIAS_IN_WEIGHTS: Kind(
+        "rule", _READ, lambda draw: _of_rule(bias_in_weights=True), WITH_SELECTION_BIAS
+    ),
+    Operator.BIAS_NOT_IN_SELECTION: Kind(
+        "rule", _READ, lambda draw: _of_rule(bias_selects=False), WITH_SELECTION_BIAS
+    ),
+    Operator.RENORMALISATION_FLIPPED: Kind(
+        "rule", _READ, _renormalisation, ("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS)
+    ),
+    Operator.OTHER_SCALE: Kind("rule", _READ, _scale),
+    Operator.SOFT_CAP: Kind("rule", _READ, _soft_cap),
+    Operator.TIES_TO_HIGH_INDEX: Kind(
+        "rule",
+        _READ,
+        lambda draw: _of_rule(ties_to_high_index=True),
+        equal_rows=True,
+        is_exact=True,
+    ),
+    Operator.CAPACITY_DROPPED: Kind("dispatch", _BATCHES, _dropped),
+    Operator.CAPACITY_REROUTED: Kind("dispatch", _BATCHES, _rerouted),
+    Operator.EXPERTS_RENAMED: Kind("write", (*_WRITTEN, *EXPERTS), _renamed, visible_in="ids_only"),
+    Operator.EXPERTS_OFFSET: Kind("write", _WRITTEN, _offset, visible_in="ids_only"),
+    Operator.REPLICA_IDS: Kind("write", _WRITTEN, _replicas, visible_in="ids_only"),
+    Operator.IDS_INT8: Kind(
+        "write",
+        _BATCHES,
+        lambda draw: _of_ids(lambda chosen: chosen & 0x7F),
+        bend="beyond_127",
+        visible_in="ids_only",
+    ),
+    Operator.IDS_UINT8: Kind(
+        "write",
+        _BATCHES,
+        lambda draw: _of_ids(lambda chosen: chosen & 0xFF),
+        bend="beyond_255",
+        visible_in="ids_only",
+    ),
+    Operator.IDS_SORTED: Kind("write", _WRITTEN, _sorted, visible_in="weights"),
+    Operator.PADDING_ROWS: Kind(
+        "write", (Scope.ALL, Scope.DOCUMENTS), _padding, visible_in="ids_only"
+    ),
+    Operator.WRITTEN_ROWS_SHIFTED: Kind("write", _WRITTEN, _rows_shifted, visible_in="ids_only"),
+    Operator.WRITTEN_ROWS_STALE: Kind("write", _WRITTEN, _rows_stale, visible_in="ids_only"),
+    Operator.WRITTEN_LAYERS_SHIFTED: Kind(
+        "write", _BATCHES, _layers_shifted, visible_in="ids_only"
+    ),
+}

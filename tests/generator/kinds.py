@@ -1,0 +1,91 @@
+"""What a kind of fault needs: its stage, where it may act, and the model in which it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tests.generator.engine import Reach, Stage
+from tests.generator.model import FAMILIES, Model, Stored
+from tests.generator.scopes import Ground
+from tests.generator.words import Scope
+
+#: The change of a stage, and what was drawn for it, as text.
+Made = tuple[Callable[..., Any], dict[str, str]]
+
+WITH_SELECTION_BIAS = ("deepseek_v3", "deepseek_v3_ungrouped")
+WITH_BIAS = (*WITH_SELECTION_BIAS, "gpt_oss")
+WITH_GROUPS = ("deepseek_v3",)
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """What a fault is drawn from: the model and text that it will meet, and where it acts."""
+
+    ground: Ground
+    reach: Reach
+    seed: int
+
+    @property
+    def rng(self) -> np.random.Generator:
+        return self.ground.rng
+
+    @property
+    def model(self) -> Model:
+        return self.ground.model
+
+    @property
+    def experts(self) -> np.ndarray:
+        """The experts that the fault touches."""
+        every = np.arange(self.model.shape.experts)
+        return every if self.reach.experts is None else self.reach.experts
+
+    def rng_at(self, *place: int) -> np.random.Generator:
+        """The same numbers whenever the same place is met, such as a layer."""
+        return np.random.default_rng([self.seed, *place])
+
+    def another_layer(self) -> Callable[[int], int]:
+        """A layer for each layer that is another, by a shift that is drawn once."""
+        layers = self.model.shape.layers
+        shift = int(self.rng.integers(1, layers))
+        return lambda layer: (layer + shift) % layers
+
+    def choice(self, *of: Any) -> Any:
+        """One of some values."""
+        return of[int(self.rng.integers(len(of)))]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Parameters
+    ----------
+    families, bend, stored, equal_rows, bias_level
+        The model that it needs; see ``model.FAMILIES``, ``model.BENT`` and ``draw_model``.
+    lowest
+        The lowest layer in which it can act.
+    starts
+        Of caches: whether it acts where requests begin, or where later steps of the prefill do.
+    visible_in
+        What must be recorded of B: ``ids`` are enough, ``weights`` beside them, or ids and nothing
+        else, since the writer alone is wrong (``ids_only``).
+    is_exact
+        Whether all arithmetics must be float32 and sums in one order, so that it shows at all.
+    """
+
+    stage: Stage
+    scopes: tuple[Scope, ...]
+    make: Callable[[Draw], Made]
+    families: tuple[str, ...] = tuple(FAMILIES)
+    bend: str = ""
+    stored: Stored | None = None
+    equal_rows: bool = False
+    bias_level: float | None = None
+    lowest: int = 0
+    starts: Literal["", "requests", "steps"] = ""
+    visible_in: Literal["ids", "weights", "ids_only"] = "ids"
+    is_exact: bool = False

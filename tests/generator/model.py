@@ -1,0 +1,321 @@
+"""Small Mixture-of-Experts models of known families, with routers that look trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+from ml_dtypes import bfloat16
+
+from tests.generator.rule import Rule
+
+Size = Literal["small", "middle", "large"]
+Stored = Literal["bfloat16", "float32"]
+
+NORM_EPS = 1e-6
+
+#: Initialisation of a router that was never trained.
+INITIALISER_RANGE = 0.02
+
+
+_BALANCING_STEPS, _BALANCING_STEP = 30, 0.01
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a model and its text are."""
+
+    layers: int
+    hidden: int
+    experts: int
+    top_k: int
+    inner: int
+    vocabulary: int
+    documents: int
+    length: int
+
+
+SHAPES: Mapping[Size, Shape] = {
+    "small": Shape(2, 32, 8, 2, 16, 256, 24, 52),
+    "middle": Shape(3, 128, 32, 4, 16, 512, 48, 106),
+    "large": Shape(4, 512, 64, 8, 16, 1024, 128, 160),
+}
+
+#: How a shape is bent for faults that need one: a square router, or ids beyond 7 or 8 bits.
+BENT: Mapping[str, Callable[[Shape], Shape]] = {
+    "": lambda shape: shape,
+    "square": lambda shape: (
+        replace(shape, experts=shape.hidden, hidden=shape.hidden)
+        if shape.hidden <= 128
+        else replace(shape, hidden=128, experts=128)
+    ),
+    "beyond_127": lambda shape: replace(shape, experts=160, inner=4),
+    "beyond_255": lambda shape: replace(shape, experts=320, inner=4),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family by its model type: its rule, its config.json, the names of its tensors."""
+
+    model_type: str
+    rule: Callable[[Shape], Rule]
+    config: Callable[[Shape, Rule], dict[str, Any]]
+    router: str = "mlp.gate.weight"
+    bias: str = ""
+    has_shared_expert: bool = False
+
+
+def _group_count(shape: Shape) -> int:
+    return {8: 2}.get(shape.experts, 4 if shape.experts < 64 else 8)
+
+
+def _grouped(shape: Shape) -> Rule:
+    groups = _group_count(shape)
+    return replace(_ungrouped(shape), num_groups=groups, num_kept=groups // 2)
+
+
+def _ungrouped(shape: Shape) -> Rule:
+    return Rule(shape.top_k, "sigmoid", bias="selection", renormalise=True, scale=2.5)
+
+
+def _deepseek_config(shape: Shape, rule: Rule) -> dict[str, Any]:
+    return {
+        "n_routed_experts": shape.experts,
+        "n_shared_experts": 1,
+        "n_group": rule.num_groups,
+        "topk_group": rule.num_kept,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": rule.scale,
+        "first_k_dense_replace": 0,
+    }
+
+
+def _softmax_config(shape: Shape, rule: Rule) -> dict[str, Any]:
+    return {"num_experts": shape.experts, "norm_topk_prob": rule.renormalise}
+
+
+FAMILIES: Mapping[str, Family] = {
+    "olmoe": Family("olmoe", lambda shape: Rule(shape.top_k, "softmax"), _softmax_config),
+    "qwen3_moe": Family(
+        "qwen3_moe",
+        lambda shape: Rule(shape.top_k, "softmax", renormalise=True),
+        lambda shape, rule: (
+            _softmax_config(shape, rule) | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+        ),
+    ),
+    "gpt_oss": Family(
+        "gpt_oss",
+        lambda shape: Rule(shape.top_k, "identity", bias="logit", softmax_over_chosen=True),
+        lambda shape, rule: {"num_local_experts": shape.experts},
+        router="mlp.router.weight",
+        bias="mlp.router.bias",
+    ),
+    "deepseek_v3": Family(
+        "deepseek_v3",
+        _grouped,
+        _deepseek_config,
+        bias="mlp.gate.e_score_correction_bias",
+        has_shared_expert=True,
+    ),
+    "deepseek_v3_ungrouped": Family(
+        "deepseek_v3",
+        _ungrouped,
+        _deepseek_config,
+        bias="mlp.gate.e_score_correction_bias",
+        has_shared_expert=True,
+    ),
+}
+
+
+def config_of(family: Family, shape: Shape, stored: Stored) -> dict[str, Any]:
+    """What config.json says."""
+    rule = family.rule(shape)
+    return {
+        "model_type": family.model_type,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_experts_per_tok": rule.top_k,
+        "moe_intermediate_size": shape.inner,
+        "vocab_size": shape.vocabulary,
+        "rms_norm_eps": NORM_EPS,
+        "initializer_range": INITIALISER_RANGE,
+        "dtype": stored,
+    } | family.config(shape, rule)
+
+
+@dataclass(frozen=True, eq=False)
+class RouterTensors:
+    """What is loaded for one router: rows, bias of scores or of logits, gain of the norm before."""
+
+    weight: Float[np.ndarray, "experts hidden"]
+    bias: Float[np.ndarray, "experts"] | None
+    gain: Float[np.ndarray, "hidden"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The tensors of a layer without those of its router.
+
+    ``into``, ``decay`` and ``out`` make the mixer: a running decayed average of a projection.
+    """
+
+    into: Float[np.ndarray, "hidden rank"]
+    decay: Float[np.ndarray, "rank"]
+    out: Float[np.ndarray, "rank hidden"]
+    up: Float[np.ndarray, "experts hidden inner"]
+    down: Float[np.ndarray, "experts inner hidden"]
+    shared_up: Float[np.ndarray, "hidden inner"] | None
+    shared_down: Float[np.ndarray, "inner hidden"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model, and the routers of two others: an older checkpoint of it and another training."""
+
+    family: Family
+    shape: Shape
+    stored: Stored
+    rule: Rule
+    embedding: Float[np.ndarray, "vocabulary hidden"]
+    layers: tuple[Layer, ...]
+    routers: tuple[RouterTensors, ...]
+    older: tuple[RouterTensors, ...]
+    other: tuple[RouterTensors, ...]
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """The nearest bfloat16 numbers, as float32."""
+    return x.astype(np.float32).astype(bfloat16).astype(np.float32)
+
+
+def _embedding(rng: np.random.Generator, shape: Shape, topics: np.ndarray) -> np.ndarray:
+    """Tokens are mixtures of topics, with a part that all have in common."""
+    mixture = rng.dirichlet(np.full(len(topics), 0.25), size=shape.vocabulary)
+    common = 0.3 * rng.standard_normal(shape.hidden)
+    noise = 0.5 * rng.standard_normal((shape.vocabulary, shape.hidden))
+    table = 1.6 * np.sqrt(shape.hidden) * mixture @ topics + common + noise
+    return rounded(table)
+
+
+def _rows(
+    rng: np.random.Generator, shape: Shape, topics: np.ndarray, unit: np.ndarray, gain: np.ndarray
+) -> np.ndarray:
+    """Rows of a trained router: each prefers a few topics, lengths differ, logits spread by 1.5.
+
+    What all tokens have in common hardly moves them, as a loss for balance teaches.
+    """
+    taste = rng.standard_normal((shape.experts, len(topics)))
+    taste *= rng.random(taste.shape) < 0.35
+    rows = taste @ topics + 0.25 * rng.standard_normal((shape.experts, shape.hidden)) / np.sqrt(
+        shape.hidden
+    )
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True) + 0.05
+    rows *= np.exp(0.2 * rng.standard_normal((shape.experts, 1)))
+    common = (unit * gain).mean(axis=0)
+    rows -= 0.9 * np.outer(rows @ common, common) / (common @ common)
+    spread = ((unit * gain) @ rows.T).std()
+    return rows * (1.5 / spread)
+
+
+def _balancing_bias(x: np.ndarray, rows: np.ndarray, top_k: int) -> np.ndarray:
+    """The bias after some steps that lift underused experts, as training without a loss does."""
+    scores = 1.0 / (1.0 + np.exp(-(x @ rows.T)))
+    bias = np.zeros(len(rows))
+    for _ in range(_BALANCING_STEPS):
+        chosen = np.argpartition(-(scores + bias), top_k - 1, axis=1)[:, :top_k]
+        load = np.bincount(chosen.ravel(), minlength=len(rows))
+        bias += _BALANCING_STEP * np.sign(load.mean() - load)
+    return bias
+
+
+def _layer(rng: np.random.Generator, family: Family, shape: Shape, scale: float) -> Layer:
+    rank = max(8, shape.hidden // 4)
+
+    def normal(*size: int, spread: float) -> np.ndarray:
+        return rounded(spread * rng.standard_normal(size))
+
+    hidden, inner = shape.hidden, shape.inner
+    shared = family.has_shared_expert
+    return Layer(
+        into=normal(hidden, rank, spread=hidden**-0.5),
+        decay=rounded(rng.uniform(0.5, 0.97, rank)),
+        out=normal(rank, hidden, spread=0.6 * rank**-0.5),
+        up=normal(shape.experts, hidden, inner, spread=hidden**-0.5),
+        down=normal(shape.experts, inner, hidden, spread=0.8 * inner**-0.5 / scale),
+        shared_up=normal(hidden, inner, spread=hidden**-0.5) if shared else None,
+        shared_down=normal(inner, hidden, spread=0.3 * inner**-0.5) if shared else None,
+    )
+
+
+def _as_stored(tensors: RouterTensors, stored: Stored) -> RouterTensors:
+    """Rows and gain in the dtype of the checkpoint; the bias is kept in float32."""
+    keep = rounded if stored == "bfloat16" else lambda x: x.astype(np.float32)
+    bias = None if tensors.bias is None else tensors.bias.astype(np.float32)
+    return RouterTensors(keep(tensors.weight), bias, keep(tensors.gain))
+
+
+def _older(rng: np.random.Generator, now: RouterTensors) -> RouterTensors:
+    """The router some steps before: rows moved mostly along few directions, biases a little."""
+    experts, hidden = now.weight.shape
+    size = rng.uniform(0.03, 0.2) * np.linalg.norm(now.weight)
+    moved = rng.standard_normal((experts, 3)) @ rng.standard_normal((3, hidden))
+    moved += 0.5 * np.sqrt(3) * rng.standard_normal((experts, hidden))
+    weight = now.weight + size * moved / np.linalg.norm(moved)
+    bias = now.bias
+    if bias is not None:
+        bias = bias + 0.25 * bias.std() * rng.standard_normal(experts)
+    gain = now.gain * (1.0 + 0.02 * rng.standard_normal(hidden))
+    return RouterTensors(weight, bias, gain)
+
+
+def draw_model(
+    rng: np.random.Generator,
+    name: str,
+    shape: Shape,
+    stored: Stored,
+    equal_rows: bool = False,
+    bias_level: float | None = None,
+) -> Model:
+    """A model of a family; with ``equal_rows`` a quarter of the experts is a copy of another.
+
+    Copies are what upcycling leaves: they tie exactly wherever both compete for the last place.
+    ``bias_level`` is what all biases that select have in common; None draws it, since some
+    trainings let all of them rise.
+    """
+    family = FAMILIES[name]
+    rule = family.rule(shape)
+    topics = rng.standard_normal((max(6, min(shape.experts, shape.hidden) // 2), shape.hidden))
+    topics /= np.linalg.norm(topics, axis=1, keepdims=True)
+    embedding = _embedding(rng, shape, topics)
+    unit = embedding / np.sqrt((embedding**2).mean(axis=1, keepdims=True))
+    level = float(rng.choice([0.0, 0.0, 1.0, 4.0])) if bias_level is None else bias_level
+
+    def draw_router() -> RouterTensors:
+        gain = 0.6 * np.exp(0.35 * rng.standard_normal(shape.hidden))
+        gain[rng.integers(shape.hidden, size=2)] *= 4.0
+        weight = _rows(rng, shape, topics, unit, gain)
+        bias = None
+        if rule.bias == "selection":
+            bias = level + _balancing_bias(unit * gain, weight, shape.top_k)
+            bias += 0.03 * rng.standard_normal(shape.experts)
+        elif rule.bias == "logit":
+            bias = 0.5 * rng.standard_normal(shape.experts)
+        if equal_rows:
+            copies = rng.permutation(shape.experts)[: 2 * (shape.experts // 4)]
+            here, there = copies.reshape(2, -1)
+            weight[there] = weight[here]
+            if bias is not None:
+                bias[there] = bias[here]
+        return RouterTensors(weight, bias, gain)
+
+    layers = tuple(_layer(rng, family, shape, rule.scale) for _ in range(shape.layers))
+    routers = [draw_router() for _ in range(shape.layers)]
+    sets = [routers, [_older(rng, one) for one in routers], [draw_router() for _ in routers]]
+    stored_sets = [tuple(_as_stored(one, stored) for one in part) for part in sets]
+    return Model(family, shape, stored, rule, embedding, layers, *stored_sets)

@@ -1,0 +1,266 @@
+"""The engine serves as engines do, and a fault changes what its truth says and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+import moegeom as mg
+from tests.generator.cases import OPERATORS, Case, differences, draw, write
+from tests.generator.engine import Arithmetic, Schedule, serve
+from tests.generator.faults import KINDS, may_differ
+from tests.generator.files import write_checkpoint
+from tests.generator.model import FAMILIES, SHAPES, Model, draw_model
+from tests.generator.rounding import Integers, to_fp8, to_integers
+from tests.generator.rule import choose
+from tests.generator.scopes import EXPERTS, LAYERS, TOKENS, Ground, draw_scope
+from tests.generator.text import Text, draw_text
+from tests.generator.words import SAME_TO_ANY_READER, Operator, Scope
+
+#: Seeds that draw every operator once.
+SEEDS = range(len(OPERATORS))
+
+#: Tokens that rounding alone may move where products of other shapes are added.
+ROUNDING_SHARE = 0.01
+
+
+@cache
+def case_of(seed: int) -> Case:
+    return draw(seed, "small")
+
+
+@cache
+def world(family: str, equal_rows: bool = False) -> tuple[Model, Text]:
+    rng = np.random.default_rng(5)
+    shape = SHAPES["small"]
+    model = draw_model(rng, family, shape, "bfloat16", equal_rows)
+    return model, draw_text(rng, shape.documents, shape.length, shape.vocabulary)
+
+
+def whole(text: Text) -> Schedule:
+    documents, length = text.token_id.shape
+    return Schedule((np.arange(documents),), length, length)
+
+
+def in_chunks(text: Text) -> Schedule:
+    documents, length = text.token_id.shape
+    batches = np.array_split(np.random.default_rng(1).permutation(documents), 3)
+    return Schedule(tuple(batches), 7, length // 2)
+
+
+def sets(run, layer):
+    return np.sort(run.chosen[layer], axis=1)
+
+
+# ------------------------------------------------------------------------------------ healthy runs
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_batches_and_decoding_give_what_a_whole_prefill_gives(family):
+    model, text = world(family)
+    plain = serve(model, text, Arithmetic(), whole(text))
+    packed = serve(model, text, Arithmetic(), in_chunks(text))
+    for layer in range(model.shape.layers):
+        np.testing.assert_allclose(packed.inputs[layer], plain.inputs[layer], rtol=0, atol=1e-4)
+        np.testing.assert_array_equal(sets(packed, layer), sets(plain, layer))
+        np.testing.assert_allclose(packed.weights[layer], plain.weights[layer], atol=1e-4)
+
+
+@pytest.mark.parametrize("arithmetic", [Arithmetic(), Arithmetic(is_bf16=True)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_recorded_is_what_the_router_on_disk_chooses(family, arithmetic, tmp_path):
+    model, text = world(family)
+    run = serve(model, text, arithmetic, in_chunks(text))
+    write_checkpoint(model, model.routers, tmp_path / "checkpoint")
+    routers = mg.open(tmp_path / "checkpoint").routers
+    assert len(routers) == model.shape.layers
+    for layer, router in enumerate(routers):
+        routed = mg.route(router, run.inputs[layer])
+        is_clear = routed.margin > 1e-5
+        assert is_clear.mean() > 0.99
+        order, recorded = np.argsort(routed.chosen, axis=1), np.argsort(run.chosen[layer], axis=1)
+        there = np.take_along_axis(routed.chosen, order, axis=1)
+        np.testing.assert_array_equal(there[is_clear], sets(run, layer)[is_clear])
+        np.testing.assert_allclose(
+            np.take_along_axis(routed.weights, order, axis=1)[is_clear],
+            np.take_along_axis(run.weights[layer], recorded, axis=1)[is_clear],
+            atol=1e-4,
+        )
+
+
+def test_a_prefix_does_not_know_what_follows():
+    model, text = world("olmoe")
+    changed = text.token_id.copy()
+    half = text.token_id.shape[1] // 2
+    changed[:, half:] = 1
+    run = serve(model, text, Arithmetic(), whole(text))
+    other = serve(model, Text(changed, text.lengths, text.domain), Arithmetic(), whole(text))
+    before = text.position[text.is_token] < half
+    for layer in range(model.shape.layers):
+        np.testing.assert_allclose(
+            run.inputs[layer][before], other.inputs[layer][before], rtol=0, atol=1e-5
+        )
+        assert np.abs(run.inputs[layer][~before] - other.inputs[layer][~before]).max() > 0.1
+
+
+def test_equal_rows_tie_to_the_low_index():
+    model, text = world("olmoe", equal_rows=True)
+    run = serve(model, text, Arithmetic(), in_chunks(text))
+    for layer, router in enumerate(model.routers):
+        _, first = np.unique(router.weight, axis=0, return_index=True)
+        copies = np.setdiff1d(np.arange(model.shape.experts), first)
+        assert len(copies) > 0
+        for high in copies:
+            low = first[(router.weight[first] == router.weight[high]).all(axis=1)][0]
+            alone = (run.chosen[layer] == high).any(axis=1)
+            assert (run.chosen[layer][alone] == low).any(axis=1).all()
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "deepseek_v3"])
+@pytest.mark.parametrize("arithmetic", [Arithmetic(is_reversed=True), Arithmetic(is_bf16=True)])
+def test_healthy_engines_disagree_at_near_ties_alone(family, arithmetic):
+    model, text = world(family)
+    run = serve(model, text, Arithmetic(), whole(text))
+    twin = serve(model, text, arithmetic, in_chunks(text))
+    differ = (sets(run, 0) != sets(twin, 0)).any(axis=1)
+    selection = choose(run.logits[0], model.routers[0].bias, model.rule).selection
+    if model.rule.score == "softmax":
+        selection = run.logits[0]
+    descending = -np.sort(-selection, axis=1)
+    gap = descending[:, model.rule.top_k - 1] - descending[:, model.rule.top_k]
+    assert (gap[differ] < 0.05 * selection.std()).all()
+    assert np.median(gap) > 0.1 * selection.std()
+    for layer in range(model.shape.layers):
+        assert (sets(run, layer) != sets(twin, layer)).any(axis=1).mean() < 0.03
+
+
+# ------------------------------------------------------------------------------------------ faults
+def test_every_operator_has_a_fault_and_every_scope_an_operator():
+    assert set(OPERATORS) == set(Operator) - {Operator.NOISE}
+    assert {scope for kind in KINDS.values() for scope in kind.scopes} == set(Scope)
+    assert {len(case_of(seed).truths) for seed in SEEDS} == {1, 2}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("scope", Scope)
+def test_a_scope_is_a_part_and_never_nothing(scope, seed):
+    rng = np.random.default_rng([7, seed])
+    shape = SHAPES["middle"]
+    model = draw_model(rng, "olmoe", shape, "bfloat16")
+    text = draw_text(rng, shape.documents, shape.length, shape.vocabulary)
+    drawn = draw_scope(scope, Ground(rng, model, text, in_chunks(text)))
+    reach, every = drawn.reach, set(range(shape.layers))
+    assert reach.layers
+    assert reach.layers <= every
+    assert reach.tokens.any()
+    assert not (reach.tokens & ~text.is_token).any()
+    assert (reach.layers < every) == (scope in LAYERS)
+    assert (reach.tokens.sum() < text.num_tokens) == (scope in TOKENS)
+    assert (reach.experts is not None) == (scope in EXPERTS)
+    if reach.experts is not None:
+        assert 0 < len(np.unique(reach.experts)) < shape.experts
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_fault_changes_what_its_truth_says_and_nothing_that_it_cannot_reach(seed):
+    case = case_of(seed)
+    assert case.truths[0].operator is OPERATORS[seed]
+    for truth in case.truths:
+        assert truth.effect.sets + truth.effect.weights + truth.effect.later_sets > 0
+        assert truth.effect.first_layer == min(truth.layers)
+        assert 0.0 < truth.share_of_tokens <= 1.0
+    if len(case.truths) == 2:
+        return  # one fault may carry what the other did to places that it cannot reach alone
+    (injected,) = case.injected
+    possible = may_differ(injected.fault, case.text, case.model.shape.layers)
+    for layer in range(case.model.shape.layers):
+        moved, weighed = differences(case.b, case.twin, layer)
+        reached = possible[layer][case.text.is_token]
+        outside = (moved | weighed)[~reached]
+        assert outside.sum() <= ROUNDING_SHARE * case.text.num_tokens
+
+
+def test_a_scope_of_experts_leaves_the_rows_of_the_others():
+    cases = [case_of(seed) for seed in SEEDS if len(case_of(seed).injected) == 1]
+    found = [
+        (case, one.fault.reach.experts)
+        for case in cases
+        for one in case.injected
+        if one.fault.stage == "load" and one.fault.reach.experts is not None
+    ]
+    assert len(found) > 3
+    for case, experts in found:
+        others = np.setdiff1d(np.arange(case.model.shape.experts), experts)
+        router = case.model.routers[0]
+        logits = case.b.inputs[0] @ router.weight[others].T
+        if case.model.rule.bias == "logit" and router.bias is not None:
+            logits = logits + router.bias[others]
+        np.testing.assert_allclose(case.b.logits[0][:, others], logits, atol=1e-3)
+
+
+def test_a_bias_that_is_dropped_and_one_that_is_not_used_are_one_thing_to_a_reader():
+    pair = frozenset({Operator.BIAS_DROPPED, Operator.BIAS_NOT_IN_SELECTION})
+    assert pair in SAME_TO_ANY_READER
+    model, text = world("deepseek_v3")
+    logits = serve(model, text, Arithmetic(), whole(text)).logits[0]
+    dropped = choose(logits, np.zeros(model.shape.experts), model.rule)
+    unused = choose(logits, model.routers[0].bias, replace(model.rule, bias_selects=False))
+    np.testing.assert_array_equal(dropped.chosen, unused.chosen)
+    np.testing.assert_array_equal(dropped.weights, unused.weights)
+
+
+def test_a_seed_always_draws_the_same_case():
+    for seed in (3, 42, 59):
+        case, again = case_of(seed), draw(seed, "small")
+        assert case.truths == again.truths
+        for run, other in ((case.a, again.a), (case.b, again.b), (case.twin, again.twin)):
+            for layer in range(case.model.shape.layers):
+                np.testing.assert_array_equal(run.inputs[layer], other.inputs[layer])
+                np.testing.assert_array_equal(run.chosen[layer], other.chosen[layer])
+                np.testing.assert_array_equal(run.weights[layer], other.weights[layer])
+
+
+# ------------------------------------------------------------------------------------------- files
+@pytest.mark.parametrize("form", ["ids", "router_input", "logits", "replies"])
+def test_files_hold_what_the_runs_left_and_the_truth(form, tmp_path):
+    case = next(case_of(seed) for seed in SEEDS if case_of(seed).form == form)
+    written = write(case, tmp_path)
+    routers = mg.open(written.checkpoint).routers
+    assert [router.rule.top_k for router in routers] == [case.model.rule.top_k] * len(routers)
+    for path, run in ((written.a, case.a), (written.b, case.b), (written.twin, case.twin)):
+        if path.suffix == ".jsonl":
+            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+            lengths = [
+                len(one["prompt_token_ids"]) + len(one["choices"][0]["token_ids"]) for one in lines
+            ]
+            assert lengths == case.text.lengths.tolist()
+            continue
+        recording = mg.recording(path).open()
+        for layer, router in enumerate(routers):
+            chosen = recording.read_chosen(router.name, 0, case.text.num_tokens)
+            np.testing.assert_array_equal(chosen, run.chosen[layer])
+    said = json.loads(written.truth.read_text("utf-8"))
+    assert [one["operator"] for one in said["truths"]] == [one.operator for one in case.truths]
+
+
+# ---------------------------------------------------------------------------------------- rounding
+@pytest.mark.parametrize("granularity", ["row", "column", "block", "tensor"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integers_are_off_by_half_a_step_at_most(bits, granularity):
+    w = np.random.default_rng(2).standard_normal((8, 32)).astype(np.float32)
+    widest = np.abs(w).max()
+    most = 2 ** (bits - 1) - 1
+    signed = to_integers(w, Integers(bits, granularity, float(most)))
+    assert 0.0 < np.abs(signed - w).max() <= 0.5001 * widest / most
+    unsigned = to_integers(w, Integers(bits, granularity, 0.0, is_signed=False))
+    assert 0.0 < np.abs(unsigned - w).max() <= 1.0001 * 2 * widest / (2**bits - 1)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("e4m3", 3), ("e5m2", 2)])
+@pytest.mark.parametrize("granularity", [None, "row", "tensor"])
+def test_eight_bit_floats_keep_their_bits(name, bits, granularity):
+    x = np.random.default_rng(2).uniform(0.5, 2.0, (8, 32)).astype(np.float32)
+    off = np.abs(to_fp8(x, name, granularity) - x) / x
+    assert 0.0 < off.max() <= 2.0 ** -(bits + 1) * 1.001
