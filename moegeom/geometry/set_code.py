@@ -67,7 +67,8 @@ class SetDistances:
         self, temperature: float, ties: str = "chance"
     ) -> Float32[np.ndarray, "tokens experts"]:
         """The same bits by expert, of the scores alone."""
-        scaled = np.clip(self.wrong / np.float32(temperature), -_FAR, _FAR)
+        with np.errstate(over="ignore"):  # clipped
+            scaled = np.clip(self.wrong / np.float32(temperature), -_FAR, _FAR)
         if self.is_tied is not None and ties != "chance":
             # nearest numbers first: among those that tie the first ones would be taken
             scaled = self._broken(scaled, ties)

@@ -22,13 +22,13 @@ from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, s
 from moegeom.studies.explain.record import FlipNoise, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
 from moegeom.studies.faults.exchangeable import uneven
-from moegeom.studies.faults.operator import AS_STORED, Site, compared, of_sets, plain
-from moegeom.studies.faults.score import SiteScores, Values
+from moegeom.studies.faults.operator import AS_STORED, Site, Values, compared, of_sets, plain
+from moegeom.studies.faults.score import SiteScores
 from moegeom.tokens.stages import INPUT_STAGES, VALUE_STAGES
 from moegeom.variants.emulated import emulate
 
-#: Bytes of inputs of one router that are kept, so that they are read once.
-_KEPT = 2**28
+#: Bytes of inputs that are kept, so that they are read once.
+_KEPT = 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,7 @@ def look(
     sides: Sides,
     other: Router | None,
     rows: Int64[np.ndarray, "rows"],
+    values_at: Callable[[int], Values],
 ) -> Looked:
     """Logits of the inputs at hand (B's where it recorded them) for these tokens, read once."""
     own = choices[number]
@@ -85,7 +86,7 @@ def look(
                 logits.append(engine_logits(as_stored, as_stored.inputs(values)))
             else:
                 logits.append(batch.logits)
-            if values is not None and len(rows) * values.shape[1] * 4 <= _KEPT:
+            if values is not None and len(rows) * len(choices) * values.shape[1] * 4 <= _KEPT:
                 kept.append(np.asarray(values, np.float32))
         found = np.concatenate(logits)
         selection = compared(as_stored, found, sides.kernels)
@@ -107,6 +108,7 @@ def look(
         has_inputs=has_inputs,
         has_logits=not reason,
         chosen_at=lambda place: choices[place].mine[rows],
+        values_at=values_at,
     )
     return Looked(site, _values(sides, own, rows, kept), nearest, reason)
 

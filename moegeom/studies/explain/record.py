@@ -96,6 +96,10 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
         "B's router holds the rows of another layer.",
         "look at how B counts layers when it loads: dense layers, stages of a pipeline.",
     ),
+    "rows damaged": (
+        "rows of B's router are not those that were stored.",
+        "look at how B slices, copies and converts the router: moegeom diff A B shows the rows.",
+    ),
     "inputs differ": (
         "B's router reads something else.",
         "look at what stands in front of the router: norm, residual, layer.",
@@ -162,7 +166,7 @@ class Found:
     ``bits`` are those that it saves beside A's router as it is, less its own. ``scope`` names the
     tokens, ``share`` of all; empty for all. It applies at ``routers``, where it reproduces the
     share ``reproduced`` of B's sets in its scope, and A's router as it is ``before``.
-    ``explained`` is the share of the bits of those sets that it saves, at the first of them.
+    ``explained`` is the share of the bits of all sets at the first of them that it saves there.
     """
 
     name: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.load import load_routers
-from moegeom.studies.explain.layer import MatchedChoices, layer_evidence, look
+from moegeom.studies.explain.layer import Looked, MatchedChoices, layer_evidence, look
 from moegeom.studies.explain.log_probs import log_probs
 from moegeom.studies.explain.record import ExplainRequest, Explanation, Found, LayerEvidence
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
@@ -131,14 +130,15 @@ def _layers(
     """Every router by itself, then the operators on their scopes, then what they leave over."""
     if watch:
         watch.start(len(rows) * len(choices))
-    looked, scores = [], []
+    looked: list[Looked] = []
     for number, choice in enumerate(choices):
-        name = choice.prepared.router.name
+        of_b = elsewhere.get(choice.prepared.router.name)
+        looked.append(look(choices, number, sides, of_b, rows, lambda place: looked[place].values))
+    scores = []
+    for one in looked:
         if watch:
-            watch.begin(name)
-        one = look(choices, number, sides, elsewhere.get(name), rows)
+            watch.begin(one.site.router.name)
         scores.append(score_site(one.site, one.values))
-        looked.append(dataclasses.replace(one, values=lambda some: None))
         if watch:
             watch.advance(len(rows))
     found = faults(scores, sides.columns.at(rows))

@@ -43,8 +43,9 @@ _ALIKE, _UNRELATED = 0.5, 0.1
 #: tokens at least. Heuristic.
 _CHANCE, _CHANCE_RENAMED, _ENOUGH = 0.05, 0.25, 64
 
-#: Relative error of routing weights that are stored in bfloat16, with room for the scores' own.
-_SAME_WEIGHTS = 2.0**-6
+#: Relative error of routing weights that are stored in bfloat16, with room for the scores' own;
+#: and what small noise on the inputs leaves of them.
+_SAME_WEIGHTS, _NOISY_WEIGHTS = 2.0**-6, 2.0**-4
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def _wrong_weights(
         if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
             detail = f"{where}; with the selection bias in the scores by {rule.with_bias:.1g}."
             return CauseVerdict("bias in routing weights", detail, layer.router)
+        if rule.error <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
+            continue
         near = f"nearest is {rule.nearest} ({rule.nearest_error:.2g})"
         return CauseVerdict("routing weights differ", f"{where}; {near}.", layer.router)
     return None

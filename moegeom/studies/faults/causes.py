@@ -14,6 +14,7 @@ Cause = Literal[
     "bias differs",
     "router stale",
     "rows of another layer",
+    "rows damaged",
     "inputs differ",
     "gain not folded",
     "rule differs",

@@ -24,6 +24,10 @@ from moegeom.variants.emulated import Emulated, emulate
 AS_STORED = Arithmetic(name="", text="", engine="none", version="", source="", compared="logits")
 
 
+#: Inputs of a router for some tokens.
+Values = Callable[[np.ndarray], Float[np.ndarray, "rows hidden"] | None]
+
+
 @dataclass(frozen=True, eq=False)
 class Site:
     """One router, and what both sides chose there for the same tokens.
@@ -33,7 +37,7 @@ class Site:
     ``routers`` are all that are looked at, this one at ``number``; ``other`` is that of the
     checkpoint that B may have loaded. ``has_inputs`` where the rows can be routed again, and
     ``has_logits`` where there are logits: else the scores are no more than A's sets;
-    ``chosen_at`` gives what A chose at another of the routers.
+    ``chosen_at`` gives what A chose at another of the routers, ``values_at`` what A read there.
     """
 
     router: Router
@@ -50,6 +54,7 @@ class Site:
     has_inputs: bool
     has_logits: bool
     chosen_at: Callable[[int], Int32[np.ndarray, "tokens k"]]
+    values_at: Callable[[int], Values]
 
     @property
     def differs(self) -> Bool[np.ndarray, "tokens"]:
@@ -72,6 +77,10 @@ class Site:
         return np.where(same & known, row, -1)
 
 
+#: What enters a product in place of a router's own inputs, for some tokens.
+Inputs = Callable[[Site, np.ndarray, np.ndarray], np.ndarray]
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """An operator with its parameters at one router; ``name`` says which on all routers.
@@ -79,7 +88,9 @@ class Candidate:
     One of three tells what would be chosen: a ``routed`` router (with the rows, biases and rule
     that it would have, behind ``inputs`` if they are changed too), the scores of other ``rows``
     (-1: nothing is predicted), or ``scores`` as they stand. ``numbers`` are A's numbers of B's
-    experts; ``of_other`` where the other checkpoint is needed to say it.
+    experts; ``of_other`` where the other checkpoint is needed to say it. It counts only where it
+    reproduces ``least_met`` of the sets in its scope and, if it is one of all routers
+    (``everywhere``), at each of them; with ``of_some_only`` never for all experts together.
     ``bits`` say which parameters these are, ``own_bits`` those of this router alone.
     """
 
@@ -89,11 +100,14 @@ class Candidate:
     bits: float = 0.0
     own_bits: float = 0.0
     routed: Emulated | None = None
-    inputs: Callable[[np.ndarray], np.ndarray] | None = None
+    inputs: Inputs | None = None
     rows: Int64[np.ndarray, "tokens"] | None = None
     scores: Callable[[Site], Float[np.ndarray, "tokens experts"]] | None = None
     numbers: Int32[np.ndarray, "experts"] | None = None
     of_other: bool = False
+    least_met: float = 0.0
+    everywhere: bool = False
+    of_some_only: bool = False
 
     @property
     def needs_inputs(self) -> bool:
@@ -108,7 +122,7 @@ class Candidate:
             if values is None:  # recorded logits stand for those of the inputs
                 logits = site.logits[rows]
             else:
-                seen = values if self.inputs is None else self.inputs(values)
+                seen = values if self.inputs is None else self.inputs(site, rows, values)
                 logits = engine_logits(self.routed, self.routed.inputs(seen))
             return compared(self.routed, logits, site.kernels)
         if self.rows is not None:
@@ -157,7 +171,7 @@ def routed(
     only_stores: bool = False,
     bits: float = 0.0,
     own_bits: float = 0.0,
-    inputs: Callable[[np.ndarray], np.ndarray] | None = None,
+    inputs: Inputs | None = None,
 ) -> Iterator[Candidate]:
     """The candidate of an edited router; none where the edit does not apply, or nothing changes.
 

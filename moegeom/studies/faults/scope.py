@@ -33,6 +33,10 @@ class Scope:
 SCOPES: Rooms[Scope] = Rooms("scope", "moegeom.studies.faults.scopes", Scope)
 
 
+#: Bits that a region has to save beyond all tokens together, and the share of theirs.
+_WORTH, _SHARE = 12.0, 0.03
+
+
 def best_region(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Region:
     """The region that saves most beside what it costs; two kinds may meet (documents, positions).
 
@@ -40,11 +44,13 @@ def best_region(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> 
     """
     whole = Region(np.ones(len(saved), bool), "", 0.0)
     best, most = whole, float(saved.sum())
+    # a region has to be worth telling, not only to leave out what fits a little worse
+    least = most + max(_WORTH, _SHARE * abs(most))
     kind = math.log2(len(SCOPES.all()) + 1)
     for scope in SCOPES.all():
         for region in scope.find(saved, columns):
             gained = float(saved[region.is_inside].sum()) - region.bits - kind
-            if gained > most:
+            if gained > max(most, least):
                 best, most = Region(region.is_inside, region.text, region.bits + kind), gained
     if best.text:
         inside = np.where(best.is_inside, saved, 0.0)
@@ -53,7 +59,10 @@ def best_region(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> 
                 both = best.is_inside & region.is_inside
                 bits = best.bits + region.bits + kind
                 gained = float(saved[both].sum()) - bits
-                if gained > most and not (both == best.is_inside).all():
+                if (
+                    gained > most + max(_WORTH, _SHARE * most)
+                    and not (both == best.is_inside).all()
+                ):
                     most = gained
                     best = Region(both, f"{best.text}, {region.text}", bits)
                     break

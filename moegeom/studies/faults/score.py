@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.set_code import TIE_WAYS, SetDistances, log2_sets, set_distances
 from moegeom.studies.faults.causes import Cause
-from moegeom.studies.faults.operator import OPERATORS, Candidate, Site
+from moegeom.studies.faults.operator import OPERATORS, Candidate, Site, Values
 from moegeom.studies.faults.scope import Region, best_region, listed
 from moegeom.variants.emulated import Emulated, emulate
 
@@ -34,26 +34,25 @@ _WORTH = 4.0
 #: Bits that say which operator it is.
 _OPERATOR_BITS = 6.0
 
-#: Values of a router's input for some tokens; None where none were recorded.
-Values = Callable[[np.ndarray], Float[np.ndarray, "rows hidden"] | None]
-
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Noise of a router: its scale in units of the scores, and the way in which ties are broken."""
+    """Noise of a router: its scale in gaps between scores, and the way in which ties are broken."""
 
     scale: float
     ties: str
 
     def bits(self, distances: SetDistances) -> Float64[np.ndarray, "tokens"]:
-        return distances.bits(self.scale, self.ties)
+        """Bits of sets under noise of so many of their own gaps."""
+        return distances.bits(self.scale * distances.spacing, self.ties)
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A candidate on all tokens of a router: bits that it saves, and sets that it meets."""
+    """A candidate on all tokens of a router: bits that it saves of ``as_is``, and sets it meets."""
 
     candidate: Candidate
+    as_is: float
     saved: Float64[np.ndarray, "tokens"]
     is_met: Bool[np.ndarray, "tokens"]
 
@@ -73,9 +72,9 @@ class SiteScores:
 class Fault:
     """An operator on its scope: ``bits`` saved in all, less what it costs to say.
 
-    ``explained`` is the share of the base's bits that it saves in its scope at ``router``, the
-    first of ``routers``; ``reproduced`` the share of equal sets in its scope, by router, and
-    ``before`` the same as the router is.
+    ``explained`` is the share of the base's bits at ``router``, the first of ``routers``, that it
+    saves there; ``reproduced`` the share of equal sets in its scope, by router, and ``before`` the
+    same as the router is. ``inherits`` where an earlier router differs as much for another reason.
     """
 
     name: str
@@ -88,6 +87,15 @@ class Fault:
     reproduced: Mapping[str, float]
     before: Mapping[str, float]
     of_other: bool = False
+    is_fitted: bool = False
+    inherits: bool = False
+
+    @property
+    def repaired(self) -> float:
+        """Share of the sets that differ in its scope that it removes, at its first router."""
+        missing = 1.0 - self.before[self.router]
+        gained = self.reproduced[self.router] - self.before[self.router]
+        return gained / missing if missing > 0.0 else 0.0
 
     @property
     def router(self) -> str:
@@ -113,7 +121,7 @@ def score_site(site: Site, values: Values) -> SiteScores:
     tried = _tried(site, rows, weight, own.at(rows), sample)
     worth = sorted((one for one in tried if one.saved > _WORTH), key=lambda one: -one.saved)
     kept = worth[:_KEPT]
-    scored = _on_all(site, kept, base, everything, values)
+    scored = _on_all(site, kept, (own, base), everything, values)
     return SiteScores(site.router.name, base, own.is_met, scored, len(tried))
 
 
@@ -140,12 +148,13 @@ def _tried(
     for operator in OPERATORS.all():
         for candidate in operator.candidates(site):
             distances = _distances(site, candidate, rows, sample)
-            one = _compared(candidate, distances, base, weight)
-            found.append(one)
+            one = _compared(candidate, distances, own, base, weight)
+            if not candidate.of_some_only:
+                found.append(one)
             some = _of_some_experts(site, candidate, own, noise, distances, one.noise, weight)
             if some is not None:
                 of_some = _distances(site, some, rows, sample)
-                found.append(_compared(some, of_some, base, weight))
+                found.append(_compared(some, of_some, own, base, weight))
     return found
 
 
@@ -163,17 +172,24 @@ def _distances(
 def _compared(
     candidate: Candidate,
     distances: SetDistances,
+    own: SetDistances,
     base: Float64[np.ndarray, "rows"],
     weight: Float64[np.ndarray, "rows"],
 ) -> _Tried:
     """The noise under which base and candidate together take the fewest bits."""
-    best: tuple[float, Noise] | None = None
-    for noise in _noises(distances):
-        left = float((weight * np.minimum(base, noise.bits(distances))).sum())
-        if best is None or left < best[0]:
-            best = left, noise
-    assert best is not None
-    return _Tried(candidate, float((weight * base).sum()) - best[0], best[1])
+    noise = min(
+        _noises(distances),
+        key=lambda one: float((weight * np.minimum(base, one.bits(distances))).sum()),
+    )
+    saved = np.maximum(_as_is(own, base, noise) - noise.bits(distances), 0.0)
+    return _Tried(candidate, float((weight * saved).sum()), noise)
+
+
+def _as_is(
+    own: SetDistances, base: Float64[np.ndarray, "rows"], noise: Noise
+) -> Float64[np.ndarray, "rows"]:
+    """Bits of the base, with its own noise or that of a candidate: less noise is no operator."""
+    return np.minimum(base, Noise(noise.scale, "chance").bits(own))
 
 
 def _of_some_experts(
@@ -187,11 +203,11 @@ def _of_some_experts(
 ) -> Candidate | None:
     """The same edit of the rows of some experts, where it is wrong for the others."""
     edited = candidate.routed
-    if edited is None or np.array_equal(edited.router.weight, site.router.weight):
+    if edited is None or _is_same_for_each(site, edited):
         return None
     saved = weight @ (
-        np.minimum(own.by_expert(noise.scale, noise.ties), own.outright)
-        - np.minimum(distances.by_expert(other.scale, other.ties), own.outright)
+        np.minimum(own.by_expert(noise.scale * own.spacing, noise.ties), own.outright)
+        - np.minimum(distances.by_expert(other.scale * distances.spacing, other.ties), own.outright)
     ).astype(np.float64)
     is_some = saved > 0.0
     number = int(is_some.sum())
@@ -209,13 +225,19 @@ def _of_some_experts(
     )  # fmt: skip
 
 
+def _is_same_for_each(site: Site, edited: Emulated) -> bool:
+    """Whether neither rows nor biases of the experts are others."""
+    bias, own = edited.selection_bias, site.router.selection_bias
+    same = bias is own or (bias is not None and own is not None and np.array_equal(bias, own))
+    return same and np.array_equal(edited.router.weight, site.router.weight)
+
+
 def _mixed(site: Site, edited: Emulated, is_some: Bool[np.ndarray, "experts"]) -> Emulated:
     rows = np.where(is_some[:, None], edited.router.weight, site.router.weight)
-    bias = edited.router.selection_bias
-    own = site.router.selection_bias
+    bias, own = edited.selection_bias, site.router.selection_bias
     if bias is not None and own is not None:
         bias = np.where(is_some, bias, own)
-    plain = dataclasses.replace(edited.arithmetic, parameter="float32")
+    plain = dataclasses.replace(edited.arithmetic, parameter="float32", bias="float32")
     router = dataclasses.replace(edited.router, weight=rows, selection_bias=bias)
     return emulate(router, plain)
 
@@ -223,12 +245,13 @@ def _mixed(site: Site, edited: Emulated, is_some: Bool[np.ndarray, "experts"]) -
 def _on_all(
     site: Site,
     kept: Sequence[_Tried],
-    base: Float64[np.ndarray, "tokens"],
+    own: tuple[SetDistances, Float64[np.ndarray, "tokens"]],
     everything: Int64[np.ndarray, "tokens"],
     values: Values,
 ) -> dict[str, Scored]:
-    saved = {one.candidate.name: base.copy() for one in kept}
-    is_met = {one.candidate.name: np.zeros(len(base), bool) for one in kept}
+    saved = {one.candidate.name: _as_is(*own, one.noise) for one in kept}
+    is_met = {one.candidate.name: np.zeros(len(everything), bool) for one in kept}
+    as_is = {name: float(bits.sum()) for name, bits in saved.items()}
     needs = any(one.candidate.needs_inputs for one in kept) and site.has_inputs
     for start in range(0, len(everything), _AT_ONCE):
         rows = everything[start : start + _AT_ONCE]
@@ -239,11 +262,17 @@ def _on_all(
             is_met[one.candidate.name][rows] = distances.is_met
     return {
         one.candidate.name: Scored(
-            one.candidate, saved[one.candidate.name], is_met[one.candidate.name]
+            one.candidate,
+            as_is[one.candidate.name],
+            saved[one.candidate.name],
+            is_met[one.candidate.name],
         )
         for one in kept
     }
 
+
+#: An earlier router with more than this share of the bits has a fault of its own. Heuristic.
+_INHERITED = 0.25
 
 #: Tokens that are routed again at once.
 _AT_ONCE = 2048
@@ -253,7 +282,7 @@ def _noises(distances: SetDistances) -> Iterator[Noise]:
     ways = ("chance",) if distances.is_tied is None else TIE_WAYS
     for scale in _SCALES:
         for ties in ways:
-            yield Noise(float(scale) * distances.spacing, ties)
+            yield Noise(float(scale), ties)
 
 
 def _fitted(distances: SetDistances, weight: np.ndarray | float = 1.0) -> Noise:
@@ -299,8 +328,14 @@ def _on_its_scope(name: str, sites: Sequence[SiteScores], columns: TokenColumns)
     saved = sum(float(site.scored[name].saved[inside].sum()) for site in having)
     cost = _OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
     cost += sum(site.scored[name].candidate.own_bits for site in having)
-    base = float(having[0].base[inside].sum())
+    base = having[0].scored[name].as_is
     own = float(having[0].scored[name].saved[inside].sum())
+    met = {site.router: float(site.scored[name].is_met[inside].mean()) for site in having}
+    if met[having[0].router] < candidate.least_met or (
+        candidate.everywhere and len(having) < len(sites)
+    ):
+        return None
+    earlier = sites[: sites.index(having[0])]
     return Fault(
         name=name,
         text=candidate.text,
@@ -309,9 +344,11 @@ def _on_its_scope(name: str, sites: Sequence[SiteScores], columns: TokenColumns)
         routers=tuple(site.router for site in having),
         bits=saved - cost,
         explained=own / base if base > 0.0 else 0.0,
-        reproduced={s.router: float(s.scored[name].is_met[inside].mean()) for s in having},
+        reproduced=met,
         before={site.router: float(site.is_met[inside].mean()) for site in having},
         of_other=candidate.of_other,
+        is_fitted=candidate.own_bits > 0.0,
+        inherits=any(float(site.base.sum()) > _INHERITED * base for site in earlier),
     )
 
 
@@ -325,9 +362,10 @@ def _router_bits(having: Sequence[SiteScores], sites: Sequence[SiteScores]) -> f
     return min(2.0 * math.log2(number) if is_run else math.inf, float(number))
 
 
-#: Bits that a fault has to save in all, the share of the bits in its scope that it has to explain,
-#: and the bits by which it has to lead everything of another cause.
-_LEAST_BITS, _EXPLAINS, _LEADS = 30.0, 0.5, 10.0
+#: Bits that a fault has to save in all, the share of all bits at its first router that it has to
+#: explain, that of the sets in its scope which differ that it has to remove, and the bits by which
+#: it has to lead everything of another cause.
+_LEAST_BITS, _EXPLAINS, _REPAIRS, _LEADS = 30.0, 0.4, 0.4, 10.0
 
 #: What can be said without the other checkpoint goes first where it saves this share of the bits.
 _NEARLY = 0.9
@@ -335,11 +373,20 @@ _NEARLY = 0.9
 
 def explaining(found: Sequence[Fault]) -> list[Fault]:
     """Those that save enough bits, and most of those in their scope; what is believed first."""
-    enough = [one for one in found if one.bits >= _LEAST_BITS and one.explained >= _EXPLAINS]
+    enough = [
+        one
+        for one in found
+        if one.bits >= _LEAST_BITS
+        and one.explained >= _EXPLAINS
+        and one.repaired >= _REPAIRS
+        and not one.inherits
+    ]
     if not enough or not enough[0].of_other:
         return enough
     most = enough[0].bits
-    return sorted(enough, key=lambda one: one.of_other or one.bits < _NEARLY * most)
+    return sorted(
+        enough, key=lambda one: one.of_other or one.is_fitted or one.bits < _NEARLY * most
+    )
 
 
 def rival(best: Fault, found: Sequence[Fault]) -> Fault | None:
@@ -350,7 +397,7 @@ def rival(best: Fault, found: Sequence[Fault]) -> Fault | None:
 
 def margin(best: Fault, other: Fault | None) -> float:
     """Bits by which the best leads what else could be meant: all that it saves, if nothing can."""
-    if other is None or (other.of_other and not best.of_other):
+    if other is None or (other.of_other and not best.of_other and not best.is_fitted):
         return best.bits
     return best.bits - other.bits
 

@@ -25,6 +25,10 @@ def _rules(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
             if 0 < kept <= groups.num_groups:
                 other = dataclasses.replace(groups, num_kept=kept)
                 yield f"{kept}_groups", f"{kept} groups kept", _with_groups(rule, other)
+        for number in (groups.num_groups // 2, groups.num_groups * 2):
+            if number >= groups.num_kept and number > 1:
+                other = dataclasses.replace(groups, num_groups=number)
+                yield f"of_{number}_groups", f"{number} groups", _with_groups(rule, other)
     swapped = {"sigmoid": "softmax", "softmax": "sigmoid"}.get(rule.score)
     if swapped is not None and not rule.is_affine:
         text = "sigmoid for softmax, or the reverse"
@@ -44,6 +48,14 @@ def _with_groups(rule: Rule, groups: object) -> Rule:
 def _other_rule(site: Site) -> Iterator[Candidate]:
     router: Router = site.router
     for name, text, rule in _rules(router.rule):
+        groups = rule.groups
+        if groups is not None and router.num_experts % groups.num_groups:
+            continue
+        if (
+            groups is not None
+            and groups.num_kept * (router.num_experts // groups.num_groups) < rule.top_k
+        ):
+            continue
         edited = dataclasses.replace(router, rule=rule)
         yield from routed(site, name, text, "rule differs", edited, needs_inputs=False, bits=2.0)
 

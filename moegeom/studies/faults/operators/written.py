@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.studies.faults.operator import Candidate, Operator, Site, of_sets
 
 #: Tokens by which rows may stand too far, and layers.
@@ -16,16 +17,25 @@ _MOST_SHIFT = 8
 #: many tokens, and A hardly ever chose it.
 _ONE_SET, _LEAST = 0.02, 5
 
+#: A copy of something is equal to it, but for a token at the border of where it is.
+_EXACT = 0.9
+
 
 def _renamed(site: Site) -> Iterator[Candidate]:
-    own = np.arange(len(site.matching))
-    moved = int((site.matching != own).sum())
-    if not moved:
-        return
-    numbers = np.argsort(site.matching).astype(np.int32)
-    bits = moved * math.log2(len(own))
-    text = "experts renamed (best matching)"
-    yield Candidate("renamed", text, "experts renamed", own_bits=bits, numbers=numbers)
+    """Numbers that fit all tokens best, and those that fit the tokens with other sets best."""
+    experts = len(site.matching)
+    differs = site.differs
+    of_others = expert_matching(common_choices(site.mine[differs], site.theirs[differs], experts))
+    for name, matching, words in (
+        ("renamed", site.matching, "best matching"),
+        ("renamed_where_different", of_others, "best matching where sets differ"),
+    ):
+        moved = int((matching != np.arange(experts)).sum())
+        if moved:
+            numbers = np.argsort(matching).astype(np.int32)
+            bits = moved * math.log2(experts)
+            text = f"experts renamed ({words})"
+            yield Candidate(name, text, "experts renamed", own_bits=bits, numbers=numbers)
 
 
 RENAMED = Operator("renamed", _renamed)
@@ -76,7 +86,7 @@ def _repeated(site: Site) -> Iterator[Candidate]:
         return of_sets(sets, len(there.matching), known)
 
     text = "a row of B again (that of the token before)"
-    yield Candidate("repeated", text, "rows repeated", 1.0, scores=scores)
+    yield Candidate("repeated", text, "rows repeated", 1.0, scores=scores, least_met=_EXACT)
 
 
 REPEATED = Operator("repeated", _repeated)
@@ -100,7 +110,10 @@ def _one_set(site: Site) -> Iterator[Candidate]:
     bits = sets.shape[1] * math.log2(len(site.matching))
     named = ", ".join(map(str, sets[most].tolist()[:8]))
     text = f"one and the same set ({named})"
-    yield Candidate("one_set", text, "padding counted", own_bits=bits, scores=scores)
+    yield Candidate(
+        "one_set", text, "padding counted", own_bits=bits, scores=scores,
+        least_met=_EXACT, everywhere=True,
+    )  # fmt: skip
 
 
 ONE_SET = Operator("one_set", _one_set)
