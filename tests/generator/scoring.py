@@ -28,9 +28,9 @@ _ROUNDING: tuple[Cause, ...] = ("inputs rounded", "logits rounded", "weights rou
 
 #: The verdicts that name an operator, by operator; what is not here has no name of its own.
 NAMES: dict[Op, tuple[Cause, ...]] = {
-    Op.ROWS_PERMUTED: ("experts renamed",),
-    Op.ROWS_INTERLEAVED: ("experts renamed",),
-    Op.ROWS_SHIFTED: ("experts renamed",),
+    Op.ROWS_PERMUTED: ("experts renamed", "rows damaged"),
+    Op.ROWS_INTERLEAVED: ("experts renamed", "rows damaged"),
+    Op.ROWS_SHIFTED: ("experts renamed", "rows damaged"),
     Op.ROWS_DUPLICATED: ("rows damaged",),
     Op.ROWS_ZEROED: ("rows damaged",),
     Op.ROW_SCALED: ("rows damaged",),
@@ -121,7 +121,7 @@ def outcome(case: Case, verdict: CauseVerdict) -> str:
     if verdict.cause in right:
         return "named"
     if verdict.detail.startswith("refused:"):
-        return "refused"
+        return "named" if any(truth.may_be_refused for truth in case.truths) else "refused"
     if verdict.cause in OPEN:
         return "open"
     return "missed" if verdict.cause in HEALTHY else "wrong"
@@ -180,11 +180,12 @@ def main(size: str, first: str, last: str) -> None:
         ends[one.outcome] += 1
         ends[f"twin {one.twin_outcome}"] += 1
         what = "+".join(f"{o}@{s}" for o, s in zip(one.operators, one.scopes, strict=True))
-        print(f"{one.seed} {one.outcome.upper():7} {what} [{one.form}]: {one.verdict.cause}; "
-              f"{one.verdict.detail}", flush=True)  # fmt: skip
+        said = f"{one.verdict.cause}; {one.verdict.detail}"
+        sys.stdout.write(f"{one.seed} {one.outcome.upper():7} {what} [{one.form}]: {said}\n")
         if one.twin_outcome != "healthy":
-            print(f"    twin {one.twin_outcome}: {one.twin.cause}; {one.twin.detail}", flush=True)
-    print(dict(ends))
+            sys.stdout.write(f"    twin {one.twin_outcome}: {one.twin.cause}; {one.twin.detail}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{dict(ends)}\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
 from moegeom.studies.explain.record import FlipNoise, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
-from moegeom.studies.faults.exchangeable import uneven
 from moegeom.studies.faults.operator import AS_STORED, Site, Values, compared, of_sets, plain
 from moegeom.studies.faults.score import SiteScores
 from moegeom.tokens.stages import INPUT_STAGES, VALUE_STAGES
@@ -145,7 +144,6 @@ def layer_evidence(
     if looked.nearest is not None:
         noise = flip_noise(looked.nearest, sides, prepared, rows, is_met, clean[rows])
     own = np.arange(len(choices.matching))
-    odd = uneven(looked.site, ~is_met, clean[rows]) if looked.site.has_logits else []
     return LayerEvidence(
         router=prepared.router.name,
         num_tokens=len(agrees),
@@ -162,7 +160,6 @@ def layer_evidence(
         reason=looked.reason,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
-        uneven=tuple(one.text for one in odd),
     )
 
 
@@ -237,7 +234,8 @@ def weight_rule(
     if router.selection_bias is not None and router.selection_bias.any():
         with_bias = _error(theirs, _weights(router, logits, chosen, leaks=True))
     nearest = min(found, key=lambda name: found[name])
-    return WeightRule(len(rows), _error(theirs, plain), with_bias, nearest, found[nearest])
+    zeros = float(((theirs == 0.0) & (plain > 0.0)).mean())
+    return WeightRule(len(rows), _error(theirs, plain), with_bias, nearest, found[nearest], zeros)
 
 
 def _weights(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from moegeom.engine.request import TokensRequest
 from moegeom.studies.faults.causes import Cause as FaultCause
+from moegeom.studies.faults.exchangeable import Spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ Cause = (
         "arithmetic noise only",
         "bias in routing weights",
         "routing weights differ",
+        "capacity",
         "not the router",
         "another checkpoint",
         "unrelated",
@@ -136,6 +138,10 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
         "A and B choose alike, but B weighs the chosen experts otherwise.",
         "look at renormalisation and the scaling factor of the weights.",
     ),
+    "capacity": (
+        "B drops chosen experts: they have no weight.",
+        "raise the capacity factor of B, or drop no tokens, before the two are compared.",
+    ),
     "not the router": (
         "the router is not the cause.",
         "look at what comes before the router, at the experts and at the output layer.",
@@ -209,7 +215,8 @@ class WeightRule:
     """Routing weights of B where both chose the same experts, against what a rule makes of them.
 
     Root mean square of the difference over that of the weights: by the rule of the checkpoint, with
-    the bias in them, and by whichever other rule is nearest.
+    the bias in them, and by whichever other rule is nearest. ``zeros`` is the share of chosen
+    experts that B gives no weight at all, and the rule does.
     """
 
     num_tokens: int
@@ -217,6 +224,7 @@ class WeightRule:
     with_bias: float | None
     nearest: str
     nearest_error: float
+    zeros: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -228,9 +236,8 @@ class LayerEvidence:
     ones and 0 for those of two dice with the same loads; ``beyond_chance_renamed`` with B's experts
     numbered as fits best. ``reproduced`` is the share of ``num_routed`` tokens whose set is one
     that A's router admits for the inputs at hand, all but ``num_differ``; ``num_tried`` operators
-    were tried.
-    ``bits`` are those of B's sets for A's router with noise that fits, ``uneven`` how what differs
-    is not spread as noise. ``reason`` says why rows and inputs were not looked at.
+    were tried. ``bits`` are those of B's sets for A's router with noise that fits. ``reason`` says
+    why rows and inputs were not looked at.
     """
 
     router: str
@@ -248,7 +255,6 @@ class LayerEvidence:
     reason: str = ""
     beyond_chance: float = 1.0
     beyond_chance_renamed: float = 1.0
-    uneven: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -308,6 +314,7 @@ class Explanation:
     any_share: float
     layers: tuple[LayerEvidence, ...]
     faults: tuple[Found, ...]
+    spread: Spread
     log_probs: LogProbs | None
     verdict: CauseVerdict
     not_looked_at: Sequence[str] = ()

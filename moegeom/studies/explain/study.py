@@ -27,6 +27,7 @@ from moegeom.studies.explain.log_probs import log_probs
 from moegeom.studies.explain.record import ExplainRequest, Explanation, Found, LayerEvidence
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.verdict import Evidence, verdict
+from moegeom.studies.faults.exchangeable import Flips, Spread, spread
 from moegeom.studies.faults.score import Fault, believed, faults, score_site
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB, match_run_b
@@ -72,7 +73,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         joined = log_probs(request.log_probs, sides.columns, num_flipped)
     rows = sides.examined(len(choices))
     with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
-        layers, found = _layers(choices, sides, elsewhere, rows, watch)
+        layers, found, how = _layers(choices, sides, elsewhere, rows, watch)
     facts = opened.facts(shared)
     summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
     recorded = run_b.source.facts.fingerprint
@@ -80,6 +81,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     evidence = Evidence(
         layers=layers,
         faults=found,
+        spread=how,
         num_matched=len(sides.token),
         any_share=float((num_flipped > 0).mean()),
         log_probs=joined,
@@ -97,6 +99,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         any_share=evidence.any_share,
         layers=tuple(layers),
         faults=tuple(map(_told, found)),
+        spread=how,
         log_probs=joined,
         verdict=verdict(evidence),
         not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides, len(rows))),
@@ -126,7 +129,7 @@ def _layers(
     elsewhere: Mapping[str, Router],
     rows: Int64[np.ndarray, "rows"],
     watch: Watch | None,
-) -> tuple[list[LayerEvidence], list[Fault]]:
+) -> tuple[list[LayerEvidence], list[Fault], Spread]:
     """Every router by itself, then the operators on their scopes, then what they leave over."""
     if watch:
         watch.start(len(rows) * len(choices))
@@ -143,14 +146,16 @@ def _layers(
             watch.advance(len(rows))
     found = faults(scores, sides.columns.at(rows))
     best = believed(found)
-    layers = []
+    layers, flips = [], []
     for choice, one, score in zip(choices, looked, scores, strict=True):
         is_met = score.is_met
         if best is not None and score.router in best.routers:
             of_best = score.scored[best.name].is_met
             is_met = np.where(best.region.is_inside, of_best, is_met)
         layers.append(layer_evidence(choice, sides, one, score, rows, is_met))
-    return layers, found
+        if one.site.has_logits:
+            flips.append(Flips(one.site, ~is_met, choice.is_clean[rows]))
+    return layers, found, spread(flips)
 
 
 def _told(fault: Fault) -> Found:

@@ -9,11 +9,11 @@ import numpy as np
 
 from moegeom.core.text import number_of
 from moegeom.studies.explain.record import CauseVerdict, LayerEvidence, LogProbs
-from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS
+from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS, Spread
 from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
 
-#: Disagreements that an operator could stand out from, at least.
-_LEAST = 10
+#: Left-over sets of which a fault removes this share may be spread in any way.
+_MOST_REPAIRED = 0.8
 
 #: The share of all disagreements that inputs have to account for, where B recorded its own.
 _REPAIRS = 0.5
@@ -57,6 +57,7 @@ class Evidence:
 
     layers: Sequence[LayerEvidence]
     faults: Sequence[Fault]
+    spread: Spread
     num_matched: int
     any_share: float
     log_probs: LogProbs | None
@@ -104,6 +105,12 @@ def _wrong_weights(
         rule = layer.weights
         if rule is None or rule.error <= _SAME_WEIGHTS:
             continue
+        if rule.zeros > 0.0:
+            detail = (
+                f"from {found.names(layer.router)} on {_percent(rule.zeros)} of the chosen experts "
+                "have weight 0, which the rule never gives."
+            )
+            return CauseVerdict("capacity", detail, layer.router)
         where = f"from {found.names(layer.router)} on weights differ by {rule.error:.2g}, relative"
         if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
             detail = f"{where}; with the selection bias in the scores by {rule.with_bias:.1g}."
@@ -140,6 +147,10 @@ def _fault(found: Evidence) -> CauseVerdict | None:
     begins = "the first layer" if not earlier else f"{where}, before which nothing does"
     beside = f", {_named(other)} {margin(best, other):,.0f} fewer" if other is not None else ""
     left = _second(found, best)
+    if left and best.repaired < _MOST_REPAIRED:
+        part = f"{_percent(best.repaired)} of what differs in {where}"
+        detail = f"{_share(found)} {_named(best)} ({best.cause}) would explain {part}.{left}"
+        return CauseVerdict("inconclusive", detail, best.router, (best.name,), margin(best, other))
     return CauseVerdict(
         best.cause,
         f"{_named(best)} reproduces {_percent(best.reproduced[best.router])} of B's choices in "
@@ -154,10 +165,10 @@ def _fault(found: Evidence) -> CauseVerdict | None:
 
 def _second(found: Evidence, best: Fault) -> str:
     """What is not spread as noise beside the fault that was found."""
-    layer = next(layer for layer in found.layers if layer.router == best.router)
-    if not layer.uneven:
+    odd = found.spread.uneven
+    if not odd or best.router not in found.spread.routers:
         return ""
-    return f" What it leaves is not spread as noise is: {layer.uneven[0]}."
+    return f" What it leaves is not spread as noise is: {odd[0].text}."
 
 
 def _named(fault: Fault) -> str:
@@ -263,17 +274,17 @@ def _noise(found: Evidence) -> CauseVerdict | None:
 
 def _not_spread(found: Evidence) -> CauseVerdict | None:
     """What differs is not spread as noise, and nothing tried explains it."""
-    for layer in found.layers:
-        if layer.uneven:
-            return CauseVerdict(
-                "inconclusive",
-                f"{_share(found)} In {found.names(layer.router)} what differs is not spread as "
-                f"noise is: {'; '.join(layer.uneven)}. {_unexplained(found)}",
-                layer.router,
-            )
-        if layer.agreement < 1.0:
-            return None  # later routers inherit how it is spread
-    return None
+    odd = found.spread.uneven
+    if not odd:
+        return None
+    router = found.spread.routers[0]
+    told = "; ".join(one.text for one in odd)
+    return CauseVerdict(
+        "inconclusive",
+        f"{_share(found)} From {found.names(router)} on what differs is not spread as noise is: "
+        f"{told}. {_unexplained(found)}",
+        router,
+    )
 
 
 def _only_noise(found: Evidence, said: str) -> CauseVerdict:
@@ -282,13 +293,11 @@ def _only_noise(found: Evidence, said: str) -> CauseVerdict:
         return CauseVerdict(
             "inconclusive", f"{said} {_unexplained(found)} Not every layer could be tried."
         )
-    missing = sum(layer.num_differ for layer in found.layers)
-    if missing < _LEAST:
-        few = number_of(missing, "disagreement is", "disagreements are")
-        few += " too few for a cause to stand out from chance."
-        return CauseVerdict("inconclusive", f"{said} {few}")
-    spread = f"What differs is spread as noise is (level {LEVEL:g} over {NUM_TESTS} tests)."
-    return CauseVerdict("arithmetic noise only", f"{said} {spread} {_unexplained(found)}")
+    if not found.spread.is_tested:
+        few = number_of(found.spread.num_flips, "flip is", "flips are")
+        return CauseVerdict("inconclusive", f"{said} {few} too few to tell how they are spread.")
+    even = f"What differs is spread as noise is (level {LEVEL:g} over {NUM_TESTS} tests)."
+    return CauseVerdict("arithmetic noise only", f"{said} {even} {_unexplained(found)}")
 
 
 def _elsewhere(found: Evidence, said: str) -> CauseVerdict | None:

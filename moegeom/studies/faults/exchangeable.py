@@ -6,11 +6,11 @@ flip as any other. A fault of some tokens leaves a trace in one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Integer
+from jaxtyping import Bool, Float64, Int64
 
 from moegeom.core.tokens import TokenColumns
 from moegeom.studies.faults.operator import Site
@@ -26,8 +26,11 @@ _TIMES, _PART = 3.0, 0.3
 #: Share of switches that go to lower (or higher) numbers, beyond which noise does not explain it.
 _LEANING = 0.75
 
-#: Classes of distance from the boundary, and of positions; groups of ranks; flips to test at all.
-_CLASSES, _POSITIONS, _RANKS, _LEAST = 24, 16, 16, 20
+#: Classes of distance from the boundary, and of positions; groups of ranks.
+_CLASSES, _POSITIONS, _RANKS = 24, 16, 16
+
+#: Flips from which it can be told how they are spread.
+LEAST = 20
 
 
 @dataclass(frozen=True)
@@ -43,21 +46,62 @@ class Uneven:
 NUM_TESTS = 5
 
 
-def uneven(
-    site: Site, is_flipped: Bool[np.ndarray, "tokens"], is_clean: Bool[np.ndarray, "tokens"]
-) -> list[Uneven]:
-    """The ways in which flips of ``is_clean`` tokens are not spread as noise, clearest first."""
-    rows = np.flatnonzero(is_clean)
-    flipped = is_flipped[rows]
-    if flipped.sum() < _LEAST:
-        return []
-    chance = _expected(_gap(site.selection[rows], site.theirs.shape[1]), flipped)
-    columns = site.columns.at(rows)
+@dataclass(frozen=True)
+class Spread:
+    """How what differs is spread: ``uneven`` are the ways in which noise would not spread it.
+
+    ``num_flips`` tokens were looked at, at the first router that differs and as many after it as
+    it took; none of the tests can tell anything where they are fewer than 20.
+    """
+
+    routers: tuple[str, ...]
+    num_flips: int
+    uneven: tuple[Uneven, ...]
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there were enough flips to tell."""
+        return self.num_flips >= LEAST
+
+
+@dataclass(frozen=True, eq=False)
+class Flips:
+    """A router, which of its tokens flip, and which agreed at all earlier ones."""
+
+    site: Site
+    is_flipped: Bool[np.ndarray, "tokens"]
+    is_clean: Bool[np.ndarray, "tokens"]
+
+
+def spread(routers: Sequence[Flips]) -> Spread:
+    """The tests on clean tokens of as few routers, from the first on, as hold enough flips.
+
+    Later routers inherit how earlier ones flipped; each adds tokens that had agreed until then.
+    """
+    looked: list[Flips] = []
+    total = 0
+    for one in routers:
+        number = int((one.is_flipped & one.is_clean).sum())
+        if number:
+            looked.append(one)
+            total += number
+        if total >= LEAST:
+            break
+    names = tuple(one.site.router.name for one in looked)
+    if total < LEAST:
+        return Spread(names, total, ())
+    parts = [_Part.of(one) for one in looked]
+    flipped = np.concatenate([part.flipped for part in parts])
+    chance = np.concatenate([part.chance for part in parts])
+    columns = parts[0].columns.then(*(part.columns for part in parts[1:]))
+    place = np.concatenate([part.place for part in parts])
+    change = np.concatenate([part.change for part in parts])
+    repeats = np.concatenate([part.repeats for part in parts])
     found = sorted(
         (
-            *_grouped(flipped, chance, columns),
-            *_leaning(site.mine[rows], site.theirs[rows], flipped),
-            *_repeats(site, rows, flipped),
+            *_grouped(flipped, chance, columns, place),
+            *_leaning(change),
+            *_repeats(repeats, flipped),
         ),
         key=lambda one: one.p_value,
     )
@@ -66,7 +110,45 @@ def uneven(
         if one.p_value * (NUM_TESTS - min(rank, NUM_TESTS - 1)) > LEVEL:
             break
         kept.append(one)
-    return kept
+    return Spread(names, total, tuple(kept))
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Clean tokens of one router: flips, their chance under noise, and what else may tell.
+
+    ``change`` is the sign of the change of the numbers of each token that flips, ``repeats``
+    whether the set is that of the token before.
+    """
+
+    flipped: Bool[np.ndarray, "tokens"]
+    chance: Float64[np.ndarray, "tokens"]
+    columns: TokenColumns
+    place: Int64[np.ndarray, "tokens"]
+    change: Int64[np.ndarray, "flips"]
+    repeats: Bool[np.ndarray, "tokens"]
+
+    @staticmethod
+    def of(one: Flips) -> _Part:
+        site, rows = one.site, np.flatnonzero(one.is_clean)
+        flipped = one.is_flipped[rows]
+        mine, theirs = site.mine[rows][flipped], site.theirs[rows][flipped]
+        # experts that both have cancel
+        change = np.sign(theirs.astype(np.int64).sum(axis=1) - mine.astype(np.int64).sum(axis=1))
+        before = site.shifted(-1)[rows]
+        repeats = np.zeros(len(rows), bool)
+        known = before >= 0
+        repeats[known] = site.kernels["same_set"](
+            site.theirs[rows[known]], site.theirs[before[known]]
+        )
+        return _Part(
+            flipped,
+            _expected(_gap(site.selection[rows], site.theirs.shape[1]), flipped),
+            site.columns.at(rows),
+            rows,
+            change,
+            repeats,
+        )
 
 
 def _gap(selection: Float64[np.ndarray, "tokens experts"], k: int) -> Float64[np.ndarray, "tokens"]:
@@ -93,6 +175,7 @@ def _grouped(
     flipped: Bool[np.ndarray, "tokens"],
     chance: Float64[np.ndarray, "tokens"],
     columns: TokenColumns,
+    place: Int64[np.ndarray, "tokens"],
 ) -> Iterator[Uneven]:
     length = int(columns.position.max()) + 1
     position = columns.position.astype(np.int64)
@@ -105,7 +188,7 @@ def _grouped(
         yield from _overdispersed(name, words, group, flipped, chance)
     best: Uneven | None = None
     for ranks in range(2, _RANKS + 1):
-        group = np.arange(len(flipped)) % ranks
+        group = place % ranks
         words = f"tokens {{}} modulo {ranks}"
         for one in _overdispersed("ranks", words, group, flipped, chance):
             one = Uneven(one.test, one.text, min(1.0, one.p_value * (_RANKS - 1)))
@@ -146,16 +229,10 @@ def _overdispersed(
     yield Uneven(name, text, float(chi2.sf(statistic, len(names) - 1)))
 
 
-def _leaning(
-    mine: Integer[np.ndarray, "tokens k"],
-    theirs: Integer[np.ndarray, "tokens k"],
-    flipped: Bool[np.ndarray, "tokens"],
-) -> Iterator[Uneven]:
+def _leaning(change: Int64[np.ndarray, "flips"]) -> Iterator[Uneven]:
     """Do switches go to lower numbers as often as to higher ones?"""
     from scipy.stats import binomtest
 
-    # experts that both have cancel
-    change = np.sign(theirs[flipped].astype(np.int64).sum(axis=1) - mine[flipped].sum(axis=1))
     lower, higher = int((change < 0).sum()), int((change > 0).sum())
     if lower + higher == 0:
         return
@@ -167,15 +244,11 @@ def _leaning(
 
 
 def _repeats(
-    site: Site, rows: Int64[np.ndarray, "some"], flipped: Bool[np.ndarray, "some"]
+    same: Bool[np.ndarray, "tokens"], flipped: Bool[np.ndarray, "tokens"]
 ) -> Iterator[Uneven]:
     """Is a flipped row more often that of the token before than other rows are?"""
     from scipy.stats import fisher_exact
 
-    before = site.shifted(-1)[rows]
-    known = before >= 0
-    same = np.zeros(len(rows), bool)
-    same[known] = site.kernels["same_set"](site.theirs[rows[known]], site.theirs[before[known]])
     counts = [[int((same & f).sum()), int((~same & f).sum())] for f in (flipped, ~flipped)]
     part = counts[0][0] / max(sum(counts[0]), 1)
     usual = counts[1][0] / max(sum(counts[1]), 1)

@@ -368,7 +368,7 @@ def _router_bits(having: Sequence[SiteScores], sites: Sequence[SiteScores]) -> f
 _LEAST_BITS, _EXPLAINS, _REPAIRS, _LEADS = 30.0, 0.4, 0.4, 10.0
 
 #: What can be said without the other checkpoint goes first where it saves this share of the bits.
-_NEARLY = 0.9
+_NEARLY = 0.85
 
 
 def explaining(found: Sequence[Fault]) -> list[Fault]:

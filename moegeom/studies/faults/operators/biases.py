@@ -74,6 +74,13 @@ def _edited(site: Site) -> Iterator[Candidate]:
         yield from routed(
             site, "bias_misread", text, "bias differs", misread, needs_inputs=False, bits=2.0
         )
+        for by in (-2, -1, 1, 2):
+            rolled = _with_bias(site.router, np.roll(own, by))
+            text = f"selection bias moved by {by:+d} experts"
+            yield from routed(
+                site, f"bias_rolled{by:+d}", text, "bias differs", rolled,
+                needs_inputs=False, bits=2.0,
+            )  # fmt: skip
         for other in _of_other_layers(site):
             yield from other
     logit_bias = site.router.logit_bias
@@ -114,19 +121,22 @@ def _read_as_bfloat16(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "
 
 
 def _fitted(site: Site) -> Iterator[Candidate]:
-    """Any bias at all: one number for each expert, and each has to be paid for."""
-    if not site.has_logits:
+    """Any bias at all, fitted to all tokens or to those that differ: each number is paid for."""
+    if not site.has_logits or site.router.rule.groups is not None:
         return
-    change = fitted_bias(site.selection, site.theirs)
-    if site.router.rule.groups is not None or not np.abs(change).max() > 0.0:
-        return
-    bits = _BITS_PER_BIAS * len(change)
-    text = "another bias for each expert, fitted to B's choices"
+    differs = np.flatnonzero(site.differs)
+    ways = {"bias_fitted": slice(None), "bias_fitted_where_different": differs}
+    for name, rows in ways.items():
+        change = fitted_bias(site.selection[rows], site.theirs[rows])
+        if not np.abs(change).max() > 0.0:
+            continue
 
-    def scores(there: Site) -> Float[np.ndarray, "tokens experts"]:
-        return there.selection + change.astype(there.selection.dtype)
+        def scores(there: Site, change: np.ndarray = change) -> np.ndarray:
+            return there.selection + change.astype(there.selection.dtype)
 
-    yield Candidate("bias_fitted", text, "bias differs", own_bits=bits, scores=scores)
+        bits = _BITS_PER_BIAS * len(change)
+        text = "another bias for each expert, fitted to B's choices"
+        yield Candidate(name, text, "bias differs", own_bits=bits, scores=scores)
 
 
 BIAS_FITTED = Operator("bias_fitted", _fitted)

@@ -7,13 +7,17 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
+from moegeom.geometry.selection import SCORES, mapped_logits
 from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.operator import Candidate, Operator, Site, routed
 
-#: Tokens to which the rows are fitted.
-_FITTED = 2048
+#: Tokens to which rows are fitted, at least and at most, and entries that are looked at.
+_LEAST, _FITTED, _CELLS = 64, 1024, 2**24
+
+#: Noise scale in gaps between scores; where a distance in such scales no longer matters.
+_SOFT, _FAR = 0.5, 12.0
 
 #: Factors of a single row that are tried; 0 is a row of zeros.
 _FACTORS = (0.0, -1.0, 0.25, 0.5, 2.0 / 3.0, 0.8, 1.25, 1.5, 2.0, 4.0, 8.0)
@@ -22,57 +26,82 @@ _FACTORS = (0.0, -1.0, 0.25, 0.5, 2.0 / 3.0, 0.8, 1.25, 1.5, 2.0, 4.0, 8.0)
 _BETTER = 20.0
 
 
-def _copied(site: Site) -> Iterator[Candidate]:
-    """Each expert behind the row that fits its choices best; where rows are copies, not renamed."""
-    if not site.has_logits:
+def _exchanged(site: Site) -> Iterator[Candidate]:
+    """Each expert behind the row that fits its choices best, biases where they were."""
+    from scipy.optimize import linear_sum_assignment
+
+    if not site.has_inputs:
         return
     experts = len(site.matching)
     cost = row_costs(site)
-    own = np.diag(cost)
+    own = np.arange(experts)
     best = cost.argmin(axis=1)
-    is_other = (own - cost[np.arange(experts), best]) > _BETTER + math.log2(experts)
-    place = np.where(is_other, best, np.arange(experts))
-    if not is_other.any() or len(np.unique(place)) == experts:
-        return
-    bias = site.router.logit_bias
-    edited = dataclasses.replace(
-        site.router,
-        weight=site.router.weight[place],
-        logit_bias=None if bias is None else bias[place],
-    )
-    number = int(is_other.sum())
-    text = f"{number} of {experts} rows are copies of other rows"
-    yield from routed(
-        site,
-        "rows_copied",
-        text,
-        "rows damaged",
-        edited,
-        own_bits=number * 2.0 * math.log2(experts),
-    )
+    is_other = cost[own, own] - cost[own, best] > _BETTER + math.log2(experts)
+    place = np.where(is_other, best, own)
+    if is_other.any() and len(np.unique(place)) < experts:
+        number = int(is_other.sum())
+        text = f"{number} of {experts} rows are copies of other rows"
+        yield from _placed(site, "rows_copied", text, place)
+    # without a bias, rows in another order are experts with other numbers
+    if site.router.selection_bias is not None or site.router.logit_bias is not None:
+        _, place = linear_sum_assignment(cost - _BETTER * np.eye(experts))
+        if number := int((place != own).sum()):
+            text = f"{number} of {experts} rows in another order, biases where they were"
+            yield from _placed(site, "rows_in_other_order", text, place)
 
 
-COPIED = Operator("rows_copied", _copied)
+def _placed(
+    site: Site, name: str, text: str, place: Int64[np.ndarray, "experts"]
+) -> Iterator[Candidate]:
+    moved = int((place != np.arange(len(place))).sum())
+    edited = dataclasses.replace(site.router, weight=site.router.weight[place])
+    bits = moved * 2.0 * math.log2(len(place))
+    yield from routed(site, name, text, "rows damaged", edited, own_bits=bits)
 
 
-def row_costs(site: Site) -> Float32[np.ndarray, "experts rows"]:
-    r"""Bits of the choices of expert i for the scores of row j, beside the own boundary.
+EXCHANGED = Operator("rows_exchanged", _exchanged)
 
-    :math:`C_{ij} = \sum_t \log_2(1 + e^{\mp (s_{tj} - \mu_t)/T})`, minus where B chose i.
+
+def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
+    r"""Bits of the choices of expert i with row j and its own bias, beside the own boundary.
+
+    :math:`C_{ij} = \sum_t \log_2(1 + e^{\mp (s_i(z_{tj}) - \mu_t)/T})`, minus where B chose i,
+    over tokens whose sets differ: they hold the fault.
     """
-    rows = _rows(site)
+    rows = np.flatnonzero(site.differs)
+    if len(rows) < _LEAST:
+        rows = np.arange(len(site.theirs))
+    experts = len(site.matching)
+    most = max(_LEAST, min(_FITTED, _CELLS // experts**2))
+    rows = rows[:: max(1, math.ceil(len(rows) / most))]
     found = set_distances(site.selection[rows], site.theirs[rows])
-    chosen = np.signbit(found.wrong)
-    above = np.where(chosen, -found.wrong, found.wrong)
-    scaled = np.clip(above / np.float32(0.25 * found.spacing), -30.0, 30.0)
-    taken, left = np.log1p(np.exp(-scaled)), np.log1p(np.exp(scaled))
-    is_chosen = chosen.astype(np.float32)
-    total = is_chosen.T @ taken + (1.0 - is_chosen).T @ left
-    return np.asarray(total / math.log(2.0), np.float32)
+    middle = _boundary(site.selection[rows], site.theirs.shape[1])
+    is_chosen = np.signbit(found.wrong)
+    rule, bias = site.router.rule, site.router.selection_bias
+    mapped = mapped_logits(site.logits[rows], rule.logit_map)
+    if not rule.is_affine:
+        mapped = SCORES[rule.score](mapped)
+    own = site.router.logit_bias if rule.is_affine else None
+    if own is not None:  # rows without their biases
+        mapped = mapped - own
+    scale = np.float32(_SOFT * found.spacing)
+    cost = np.empty((experts, experts))
+    for expert in range(experts):
+        shift = 0.0 if bias is None else float(bias[expert])
+        shift += 0.0 if own is None else float(own[expert])
+        apart = (mapped + np.float32(shift) - middle[:, None]).astype(np.float32) / scale
+        signed = np.where(is_chosen[:, expert, None], -apart, apart)
+        cost[expert] = np.log1p(np.exp(np.clip(signed, -_FAR, _FAR))).sum(axis=0)
+    return cost / math.log(2.0)
 
 
-def _rows(site: Site) -> Int64[np.ndarray, "rows"]:
-    return np.arange(0, len(site.theirs), max(1, len(site.theirs) // _FITTED))
+def _boundary(selection: Float[np.ndarray, "rows experts"], k: int) -> Float32[np.ndarray, "rows"]:
+    experts = selection.shape[1]
+    if k == experts:
+        return np.full(len(selection), -np.inf, np.float32)
+    parted = np.partition(selection, (experts - k - 1, experts - k), axis=1)
+    last, following = parted[:, experts - k], parted[:, experts - k - 1]
+    return np.where(np.isfinite(following), 0.5 * (last + following), last).astype(np.float32)
 
 
 def _scaled(site: Site) -> Iterator[Candidate]:

@@ -59,7 +59,7 @@ def _normed(site: Site) -> Iterator[Candidate]:
 
     text = "input normed twice"
     yield from routed(
-        site, "normed_twice", text, "inputs differ", site.router, bits=1.0, inputs=inputs
+        site, "normed_twice", text, "gain not folded", site.router, bits=1.0, inputs=inputs
     )
 
 

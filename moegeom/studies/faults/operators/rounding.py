@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from moegeom.studies.faults.operator import AS_STORED, Candidate, Operator, Site, routed
+import ml_dtypes
+import numpy as np
+
+from moegeom.studies.faults.operator import AS_STORED, Candidate, Inputs, Operator, Site, routed
 
 #: Formats of rows, in words, simplest first: as many bits for each as for naming one of them.
 _ROWS = {
@@ -67,6 +70,32 @@ def _values(site: Site) -> Iterator[Candidate]:
     yield from routed(site, "bf16_throughout", text, "logits rounded", site.router, how, bits=2)
 
 
+def _in_eight_bits(site: Site) -> Iterator[Candidate]:
+    """Inputs in eight bits: as they are, and with a scale for each token."""
+    for form, name in ((ml_dtypes.float8_e4m3fn, "e4m3"), (ml_dtypes.float8_e5m2, "e5m2")):
+        for way in ("plain", "by token"):
+            scaled = "" if way == "plain" else ", a scale for each token"
+            text = f"router inputs rounded to fp8 {name}{scaled}"
+            yield from routed(
+                site, f"inputs_{name}_{way}", text, "inputs rounded", site.router, bits=3.0,
+                inputs=_cast_inputs(form, way == "by token"),
+            )  # fmt: skip
+
+
+def _cast_inputs(form: type, is_scaled: bool) -> Inputs:
+    largest = float(ml_dtypes.finfo(form).max)
+
+    def inputs(site: Site, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+        scale = np.ones((len(values), 1), np.float32)
+        if is_scaled:
+            most = np.abs(values).max(axis=1, keepdims=True)
+            scale = np.where(most > 0.0, most / np.float32(largest), np.float32(1.0))
+        return (values / scale).astype(form).astype(np.float32) * scale
+
+    return inputs
+
+
+INPUTS_IN_EIGHT_BITS = Operator("inputs_in_eight_bits", _in_eight_bits)
 INPUTS_ROUNDED = Operator("inputs_rounded", _values)
 
 
