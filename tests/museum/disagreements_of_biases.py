@@ -90,7 +90,7 @@ BIAS_FROZEN = Disagreement(
     (
         Pair(
             "both sent",
-            lambda: TwoRuns(_biases(0.1, 1), against=_old_rows(), noise=0.001),
+            lambda: TwoRuns(_biases(0.1, 1), against=_old_rows(), noise=0.001, tokens=4096),
             "arithmetic noise only",
         ),
     ),

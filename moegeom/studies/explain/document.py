@@ -1,4 +1,4 @@
-"""An explanation as a document: both sides, the verdict, the hypotheses, the layers."""
+"""An explanation as a document: both sides, the verdict, the faults, the layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAYER_HEADS = (
 def document(found: Explanation, view: View) -> Document:
     """What ``moegeom explain`` says; where nothing disagrees, a screen asks nothing further."""
     is_open = found.verdict.cause != "no disagreement"
-    hypotheses = _faults(found, view.all_layers) if is_open else []
+    causes = _faults(found, view.all_layers) if is_open else []
     layers = _layers(found, view.all_layers) if is_open else []
     return Document(
         "explain",
@@ -41,7 +41,7 @@ def document(found: Explanation, view: View) -> Document:
         [
             _header(found),
             _verdict(found),
-            [Excerpt(hypotheses, page=_faults(found, all_of_them=True))],
+            [Excerpt(causes, page=_faults(found, all_of_them=True))],
             [Excerpt(layers, page=_layers(found, all_of_them=True, is_page=True))],
             _ending(found),
         ],
@@ -108,7 +108,8 @@ def _faults(found: Explanation, all_of_them: bool) -> list[Block]:
     if not any(layer.num_tried for layer in found.layers):
         return []
     summary, named = _summary(found), found.verdict.faults
-    shown = found.faults if all_of_them else found.faults[:_SHOWN]
+    worth = [fault for fault in found.faults if fault.bits > 0.0 or fault.name in named]
+    shown = found.faults if all_of_them else worth[:_SHOWN]
     first = next((layer for layer in found.layers if layer.agreement < 1.0), found.layers[0])
     rows = [
         (

@@ -13,7 +13,7 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by
 from moegeom.engine.flipping import engine_logits
-from moegeom.engine.prepared import PreparedRouter, unavailable
+from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.geometry.noise import boundary_sigmas
 from moegeom.geometry.noise_size import noise_between, upstream_noise
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
@@ -21,13 +21,24 @@ from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
 from moegeom.studies.explain.record import FlipNoise, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
-from moegeom.studies.faults.operator import AS_STORED, Site, Values, compared, of_sets, plain
+from moegeom.studies.faults.operator import (
+    AS_STORED,
+    Candidate,
+    Site,
+    Values,
+    compared,
+    of_sets,
+    plain,
+)
 from moegeom.studies.faults.score import SiteScores
 from moegeom.tokens.stages import INPUT_STAGES, VALUE_STAGES
 from moegeom.variants.emulated import emulate
 
 #: Bytes of inputs that are kept, so that they are read once.
 _KEPT = 2**30
+
+#: Tokens that are routed again at once.
+_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +139,33 @@ def _values(
         return np.concatenate(known) if len(known) == len(parts) else None
 
     return read
+
+
+def nearest_under(
+    looked: Looked, candidate: Candidate, is_inside: Bool[np.ndarray, "rows"], sides: Sides
+) -> Looked:
+    """The same with the boundaries of a believed operator, inside its scope."""
+    own, routed = looked.nearest, candidate.routed
+    if own is None or routed is None or not looked.site.has_inputs:
+        return looked
+    router = dataclasses.replace(routed.router, selection_bias=routed.selection_bias)
+    prepared, rows = prepare(router), np.arange(len(is_inside))
+    found = NearestBoundaries.of(prepared, len(rows), sides.source.facts)
+    for start in range(0, len(rows), _AT_ONCE):
+        there = slice(start, start + _AT_ONCE)
+        values = looked.values(rows[there])
+        if values is None:
+            return looked
+        seen = values
+        if candidate.inputs is not None:
+            seen = candidate.inputs(looked.site, rows[there], values)
+        logits = engine_logits(routed, routed.inputs(seen))
+        norm = sides.kernels["input_norm"](np.ascontiguousarray(seen, np.float32))
+        found.note(there, prepared, sides, logits, norm)
+    if found.distance.shape != own.distance.shape:
+        return looked
+    mixed = np.where(is_inside[:, None], found.distance, own.distance)
+    return dataclasses.replace(looked, nearest=NearestBoundaries(mixed, own.num_boundaries))
 
 
 def layer_evidence(

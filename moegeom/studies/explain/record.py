@@ -301,7 +301,7 @@ class Explanation:
     """Everything that was found; ``run`` as in ``run.json``.
 
     ``inputs_of`` is the side whose inputs were routed again; ``any_share`` the share of tokens that
-    differ at some router. Noise is that which makes what the hypothesis of the verdict leaves over.
+    differ at some router. Noise is that which makes what the fault of the verdict leaves over.
     ``is_of_another`` where B's recording names the fingerprint of other routers.
     """
 

@@ -22,7 +22,13 @@ from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.load import load_routers
-from moegeom.studies.explain.layer import Looked, MatchedChoices, layer_evidence, look
+from moegeom.studies.explain.layer import (
+    Looked,
+    MatchedChoices,
+    layer_evidence,
+    look,
+    nearest_under,
+)
 from moegeom.studies.explain.log_probs import log_probs
 from moegeom.studies.explain.record import ExplainRequest, Explanation, Found, LayerEvidence
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
@@ -150,8 +156,9 @@ def _layers(
     for choice, one, score in zip(choices, looked, scores, strict=True):
         is_met = score.is_met
         if best is not None and score.router in best.routers:
-            of_best = score.scored[best.name].is_met
-            is_met = np.where(best.region.is_inside, of_best, is_met)
+            of_best, inside = score.scored[best.name], best.region.is_inside
+            is_met = np.where(inside, of_best.is_met, is_met)
+            one = nearest_under(one, of_best.candidate, inside, sides)
         layers.append(layer_evidence(choice, sides, one, score, rows, is_met))
         if one.site.has_logits:
             flips.append(Flips(one.site, ~is_met, choice.is_clean[rows]))

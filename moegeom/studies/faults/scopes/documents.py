@@ -12,6 +12,9 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.set_code import log2_sets
 from moegeom.studies.faults.scope import Region, Scope, listed, sums
 
+#: Documents that are named.
+_NAMED = 8
+
 
 def _documents(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
     names, group = np.unique(columns.document, return_inverse=True)
@@ -23,8 +26,8 @@ def _documents(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> I
     cost = np.array([log2_sets(len(names), int(m)) for m in count]) + math.log2(len(names))
     best = int((np.cumsum(of_each[order])[:-1] - cost).argmax())
     chosen = np.sort(order[: best + 1])
-    plural = "documents" if len(chosen) > 1 else "document"
-    text = f"{len(chosen)} of {len(names)} documents ({plural} {listed(names[chosen])})"
+    named = f" ({listed(names[chosen])})" if len(chosen) <= _NAMED else ""
+    text = f"{len(chosen)} of {len(names)} documents{named}"
     yield Region(np.isin(group, chosen), text, float(cost[best]))
 
 
