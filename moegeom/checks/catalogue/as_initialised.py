@@ -71,4 +71,5 @@ CHECK = Check(
     facts="initialised",
     absent="the config has no initializer_range",
     too_little=_too_little,
+    severities={"release": "error", "training": "note"},
 )

@@ -46,4 +46,5 @@ CHECK = Check(
     ("bias_ulp_bf16",),
     (Limit("step", 0.0625, "least step of bfloat16 at the largest bias; the score's range is 1"),),
     absent="no router has a selection bias",
+    severities={"release": "error"},
 )

@@ -63,4 +63,5 @@ CHECK = Check(
         Limit("condition", 1000.0, "largest condition number of the centred effective rows"),
         Limit("effective_rank_share", 0.25, "least effective rank over the largest possible rank"),
     ),
+    severities={"release": "error"},
 )

@@ -11,7 +11,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import CHECKS, NO_NAME, measured_results, run_checks
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
-from moegeom.checks.profile import DEFAULT, Profile, told
+from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, told
 from moegeom.checks.profile_file import (
     PROFILE_NAME,
     fail_on,
@@ -56,6 +56,10 @@ def gate(
     if _has_samples(baseline) and "refused" not in results.run and not is_results(request.target):
         results = with_expert_samples(results, _samples(request, announce))
     verdict = judge_results(request, results, profile, baseline)
+    release = None
+    if profile.base == "default" and not verdict.exit_code:
+        stricter = dataclasses.replace(profile, base="release")
+        release = judge_results(request, results, stricter, baseline)
     verdict = dataclasses.replace(
         verdict,
         profile=profile_told(request, profile),
@@ -65,13 +69,13 @@ def gate(
     if request.update_baseline:
         written = baseline_file or Path(DEFAULT_BASELINE)
         update_baseline(request, results, written, announce)
-    return Gate(verdict, results.run, written)
+    return Gate(verdict, results.run, written, release)
 
 
 def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     """The profile with what the command line changes in it, and the file of the baseline."""
-    path = profile_path(request)
-    profile = DEFAULT if path is None else read_profile(path)
+    path, base = profile_path(request), built_in(request)
+    profile = dataclasses.replace(DEFAULT, base=base) if path is None else read_profile(path)
     changes: dict[str, Any] = {}
     if request.select is not None:
         codes = ",".join(request.select).split(",")
@@ -87,8 +91,18 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     return profile, path.parent / profile.baseline
 
 
+def built_in(request: GateRequest) -> BuiltIn:
+    """The built-in profile that was named; ``default`` where none was."""
+    return next((name for name in BUILT_IN if str(request.profile) == name), "default")
+
+
 def profile_path(request: GateRequest) -> Path | None:
-    """The file that says how to judge: named, or that of a working directory of the user's own."""
+    """The file that says how to judge: named, or that of a working directory of the user's own.
+
+    A built-in profile has none: what was named counts alone.
+    """
+    if str(request.profile) in BUILT_IN:
+        return None
     if request.profile is not None:
         return request.profile
     here = Path.cwd()
@@ -117,6 +131,8 @@ def lies_with(folder: Path, target: str) -> bool:
 def profile_told(request: GateRequest, profile: Profile) -> tuple[str, ...]:
     """By which file is judged and what that changes, for the screen; empty where by none."""
     path = profile_path(request)
+    if request.profile is not None and path is None:
+        return told(profile, CHECKS.all())
     if path is not None:
         changes = told(profile, CHECKS.all()) or ("all checks as moegeom judges by itself",)
         return (str(path.resolve()), *changes)
