@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import xxhash
 from jaxtyping import Float, Shaped
 
 from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.ranks import copies_differ, difference_of
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import UsageError
 from moegeom.core.router import (
@@ -76,7 +78,8 @@ def plan_routers(
     asked: RequestedFamily = NOTHING_ASKED,
     with_listed: bool = False,
 ) -> PlannedRouters:
-    """The plans of all routers in natural order; reads the config and headers, no tensor.
+    """The plans of all routers in natural order; reads the config and headers, and no tensor but of
+    routers that are stored twice.
 
     Raises
     ------
@@ -103,6 +106,7 @@ def plan_routers(
     store.prepare(name for match in matches for name in match.names())
     plans = tuple(plan_router(match, store, settings) for match in matches)
     check_choice_biases(store, matches, [plan.num_experts for plan in plans])
+    _check_copies(store, found.copies, wanted)
     return PlannedRouters(store, family, settings, wanted, found, matches, listed, plans)
 
 
@@ -192,6 +196,22 @@ def _initializer_range(config: Mapping[str, Any], roots: Sequence[str]) -> float
     parts = (config.get(root, {}) if root else config for root in roots)
     values = (part.get("initializer_range") for part in parts if isinstance(part, Mapping))
     return next((v for v in values if isinstance(v, float) and 0.0 < v < math.inf), None)
+
+
+def _check_copies(
+    store: TensorStore, copies: Iterable[tuple[Match, Match]], wanted: frozenset[int] | None
+) -> None:
+    """Raises RouterError where a router is stored twice, with other numbers."""
+    for one, other in copies:
+        if wanted is not None and one.layer not in wanted:
+            continue
+        pairs = list(zip_longest(one.names(), other.names()))
+        where = f"router {one.name} is stored twice, as '{one.tensors[0]}' and '{other.tensors[0]}'"
+        for first, second in pairs:
+            if first is None or second is None:
+                raise copies_differ(where, "with other parts")
+            if difference := difference_of(store.read(first), store.read(second)):
+                raise copies_differ(where, difference)
 
 
 def _check_layers(wanted: frozenset[int] | None, there: set[int]) -> None:

@@ -19,17 +19,19 @@ from moegeom.checks.profile_file import (
     known_code,
     read_profile,
 )
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.files import refuse_unwritable
 from moegeom.core.finding import Verdict
 from moegeom.core.registry import unknown_name
 from moegeom.engine.parameters import option_of
+from moegeom.engine.run_facts import refused_facts
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
+from moegeom.studies.check.closer_look import looked_closer
 from moegeom.studies.check.record import Gate, GateRequest
 
 #: Where a baseline is written when neither command line nor profile says.
@@ -53,6 +55,8 @@ def gate(
     if baseline_file is not None and not request.update_baseline:
         baseline = read_baseline(baseline_file)
     results = measured_target(request, watch)
+    if "refused" not in results.run and not is_results(request.target):
+        results = looked_closer(request, results)
     if _has_samples(baseline) and "refused" not in results.run and not is_results(request.target):
         results = with_expert_samples(results, _samples(request, announce))
     verdict = judge_results(request, results, profile, baseline)
@@ -93,7 +97,8 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
 
 def built_in(request: GateRequest) -> BuiltIn:
     """The built-in profile that was named; ``default`` where none was."""
-    return next((name for name in BUILT_IN if str(request.profile) == name), "default")
+    named: dict[str, BuiltIn] = {name: name for name in BUILT_IN}
+    return named.get(str(request.profile), "default")
 
 
 def profile_path(request: GateRequest) -> Path | None:
@@ -166,7 +171,14 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
         skip_non_finite=request.skip_non_finite,
         **request.shared(),
     )
-    return results_of(asked, watch)
+    try:
+        return results_of(asked, watch)
+    except RouterError as refusal:
+        # a refusal that a check stands for is its finding, with tokens as without
+        if not refusal.code:
+            raise
+        label = open_checkpoint(request.target, request.remote).label
+        return MemoryResults(refused_facts(label, refusal), {})
 
 
 def _refuse_measuring(request: GateRequest) -> None:
