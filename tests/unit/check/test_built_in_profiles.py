@@ -18,7 +18,7 @@ from moegeom.document.render import RENDERERS, render
 from moegeom.studies.check.document import document
 from moegeom.studies.check.study import GateRequest, gate
 from tests.unit.check.conftest import BIAS, GATE, Case, keep, with_token_table, write_model
-from tests.unit.check.defects import rows, tensor
+from tests.unit.check.defects import SAID, rows, setting, tensor
 
 RELEASE, TRAINING = Path("release"), Path("training")
 
@@ -116,7 +116,8 @@ def test_layers_that_were_not_asked_for_leave_a_release_inconclusive(tmp_path):
 
 def test_a_bias_that_was_never_updated_is_a_note_while_training_runs(tmp_path):
     untouched = tensor(BIAS, lambda bias: 0.0 * bias)
-    found = judged(tmp_path, Case(family="deepseek_v3"), untouched, profile=TRAINING)
+    case = Case(family="deepseek_v3", made=setting(**SAID))
+    found = judged(tmp_path, case, untouched, profile=TRAINING)
     assert [(f.code, f.severity) for f in found.verdict.findings] == [("MGN116", "note")]
     assert gate(GateRequest("model", profile=RELEASE)).exit_code == 1
 
@@ -165,3 +166,17 @@ def test_a_built_in_profile_leaves_the_file_of_the_folder_aside(tmp_path):
 def test_a_missing_gate_is_not_a_passed_release(tmp_path):
     found = judged(tmp_path, spoil=tensor(GATE, lambda gate: None), profile=RELEASE)
     assert found.exit_code == 1
+
+
+def test_the_page_of_the_gate_lists_every_check_that_weighs_differently():
+    page = (Path(__file__).resolve().parents[3] / "docs/gate.md").read_text("utf-8")
+    table = page.partition("| default | release | training | checks |\n")[2].partition("\n\n")[0]
+    listed = {}
+    for line in table.splitlines()[1:]:
+        *weights, codes = (cell.strip() for cell in line.strip("|").split("|"))
+        listed |= dict.fromkeys(codes.split(", "), tuple(weights))
+    weights = {
+        check.code: tuple(check.weighs(name) or "not judged" for name in BUILT_IN)
+        for check in CHECKS.all()
+    }
+    assert listed == {code: found for code, found in weights.items() if len({*found}) > 1}
