@@ -25,6 +25,7 @@ from itertools import combinations, groupby, pairwise
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured, Row, place_of
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 #: Lengths of equal rows differ by the order of a sum in float64, relatively.
 _EQUAL = 1e-12
@@ -56,7 +57,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         shift = f", {abs(shared[0][1] - shared[0][0])} further on" * (shared[0][0] != shared[0][1])
         yield _told(
             [different[first], different[second]],
-            f"{place_of(first)} and {place_of(second)} share {len(shared)} rows.",
+            f"{place_of(first)} and {place_of(second)} share {number_of(len(shared), 'row')}.",
             f"Experts {_ranges([one for one, _ in shared])} of the one are experts "
             f"{_ranges([other for _, other in shared])} of the other{shift}: their lengths are "
             "equal to the last digit.",
@@ -70,7 +71,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         yield _told(
             [different[first], different[second]],
             f"the router of {place_of(second)} is {scaled} that of {place_of(first)}.",
-            f"The lengths of its {len(lengths[first])} rows are in one proportion.",
+            f"The lengths of {number_of(len(lengths[first]), 'row')} are in one proportion.",
         )
 
 

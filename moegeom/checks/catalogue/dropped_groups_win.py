@@ -23,6 +23,7 @@ from math import isinf
 from moegeom.checks.check import Check, Limits
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 #: Scores that are never below 0.
 _POSITIVE = ("sigmoid", "softmax", "sqrt_softplus")
@@ -48,8 +49,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         whose = "as this family's own rule does" if is_own else "as some engines do"
         yield CHECK.finding(
             mask["router"],
-            f"{kept} of {groups} groups may hold {fewest} experts that are sure to beat 0.0, fewer "
-            f"than the {k} to choose.",
+            f"{kept} of {groups} groups may hold {number_of(fewest, 'expert')} sure to beat 0.0, "
+            f"fewer than the {k} to choose.",
             f"Biases go down to {least:.3g}. Where dropped groups are filled with 0.0, {whose}, a "
             f"dropped expert wins once the other scores are below {-least:.3g}.",
         )
