@@ -100,7 +100,8 @@ class Profile:
 
     def override(self, check: Check) -> Severity | None:
         """What all findings of a check weigh here; None where each weighs what it says."""
-        return self.severity.get(check.code, check.severities.get(self.base))
+        own = self.severity.get(check.code)
+        return check.severities.get(self.base) if own is None else own
 
     def requires(self, code: str) -> bool:
         """True when the gate must not pass without having judged this check."""

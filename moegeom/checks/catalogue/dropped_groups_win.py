@@ -32,8 +32,9 @@ _POSITIVE = ("sigmoid", "softmax", "sqrt_softplus")
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     found = []
     for mask in measured.run["group_masks"]:
-        biases = [e.get("selection_bias") for e in measured.experts.get(mask["router"], ())]
-        if mask["score"] not in _POSITIVE or not biases or None in biases:
+        rows = measured.experts.get(mask["router"], ())
+        biases = [bias for e in rows if (bias := e.get("selection_bias")) is not None]
+        if mask["score"] not in _POSITIVE or not biases or len(biases) < len(rows):
             continue
         size = len(biases) // mask["num_groups"]
         safe = [
