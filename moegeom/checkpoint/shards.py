@@ -231,12 +231,22 @@ class MissingShard:
         raise self.error()
 
 
-def join_shards(shards: Mapping[str, CheckpointShard], num_parallel: int = 1) -> dict[str, str]:
-    """File by tensor name for files without an index; reads every header."""
+def join_shards(
+    shards: Mapping[str, CheckpointShard],
+    num_parallel: int = 1,
+    copies: dict[str, list[str]] | None = None,
+) -> dict[str, str]:
+    """File by tensor name for files without an index; reads every header.
+
+    Where ``copies`` is given, a name may be in several files: it takes the further ones.
+    """
     shard_of: dict[str, str] = {}
     held = in_parallel(lambda shard: shard.names(), shards.values(), num_parallel)
     for file, names in zip(shards, held, strict=True):
         for name in names:
+            if name in shard_of and copies is not None:
+                copies.setdefault(name, []).append(file)
+                continue
             if name in shard_of:
                 raise CheckpointError(
                     f"{file}: tensor {name!r} is also in {shard_of[name]}, and there is no index.",

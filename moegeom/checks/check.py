@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from moegeom.checks.measured import Measured
+from moegeom.checks.profile import BuiltIn
 from moegeom.core.finding import Finding, Severity
 from moegeom.core.registry import Registry
 from moegeom.core.tokens import ONE_DOCUMENT
@@ -82,7 +83,9 @@ class Check:
     ``too_little`` says what there is less of than the statement needs. ``alike`` gives findings of
     the same statement the same key: those are told as one. ``inputs`` says what it takes beyond the
     weights. ``detects`` puts the least defect that could have been found, in units of the tested
-    figure, into words.
+    figure, into words. ``severities`` says what every finding weighs in another built-in profile
+    than the default one, where that differs; ``only_in`` names the profiles that judge the check at
+    all, every one when it is empty.
     """
 
     code: str
@@ -97,6 +100,14 @@ class Check:
     detects: Callable[[float], str] | None = None
     alike: Callable[[Finding], str] = lambda finding: ""
     too_little: Callable[[Measured], str] = lambda measured: ""
+    severities: Mapping[BuiltIn, Severity] = field(default_factory=dict)
+    only_in: tuple[BuiltIn, ...] = ()
+
+    def weighs(self, base: BuiltIn) -> Severity | None:
+        """What a finding weighs in a built-in profile; None where the check is not judged."""
+        if self.only_in and base not in self.only_in:
+            return None
+        return self.severities.get(base, self.severity)
 
     def finding(
         self,

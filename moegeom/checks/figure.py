@@ -6,14 +6,20 @@ The words of a check stand in its own file, and so does its page: the docstring 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from moegeom.checks.baseline import BaselineRouter
 from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown
 from moegeom.checks.measured import Measured, Row
+from moegeom.checks.profile import BuiltIn
 from moegeom.checks.statistics import p_above, welch_freedom
+from moegeom.core.finding import Severity
 from moegeom.core.text import range_text
+
+#: Loads and directions move until training has balanced them.
+WHILE_TRAINING_RUNS: Mapping[BuiltIn, Severity] = MappingProxyType({"training": "note"})
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,18 @@ def figure_check(
             yield Tested(router, finding, p_value, error, freedom, room=room(figure))
 
     judge.__module__ = words.__module__
-    check = Check(code, title, "warning", judge, (column,), (limit,), "tokens", "", absent, detects)
+    check = Check(
+        code,
+        title,
+        "warning",
+        judge,
+        (column,),
+        (limit,),
+        "tokens",
+        absent=absent,
+        detects=detects,
+        severities=WHILE_TRAINING_RUNS,
+    )
     return check
 
 
@@ -115,8 +132,18 @@ def change_check(
         )
 
     judge.__module__ = words.__module__
-    inputs = "baseline and tokens"
-    check = Check(code, title, "warning", judge, (column,), (limit,), inputs, "", absent, detects)
+    check = Check(
+        code,
+        title,
+        "warning",
+        judge,
+        (column,),
+        (limit,),
+        "baseline and tokens",
+        absent=absent,
+        detects=detects,
+        severities=WHILE_TRAINING_RUNS,
+    )
     return check
 
 

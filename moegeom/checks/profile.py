@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from moegeom.core.finding import Severity
+from moegeom.core.finding import SEVERITY_ORDER, Severity
 from moegeom.core.router import format_layers
 
 if TYPE_CHECKING:
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 #: Probability that a healthy checkpoint fails any statistical check of a run by chance.
 FAMILY_WISE_ERROR = 0.005
+
+#: Profiles that are built in. ``default``: what moegeom judges by itself. ``release``: what broke
+#: others stops. ``training``: what is normal while training runs does not. What each check weighs
+#: in them stands on its own record.
+BuiltIn = Literal["default", "release", "training"]
+
+BUILT_IN: tuple[BuiltIn, ...] = get_args(BuiltIn)
 
 _A = {"error": "an error", "warning": "a warning", "note": "a note"}
 
@@ -68,10 +75,11 @@ class Threshold:
 class Profile:
     """Everything that ``moegeom.toml`` can say; the default is what moegeom judges by itself.
 
-    ``select`` and ``require`` hold codes or beginnings of codes; ``require`` turns "could not be
-    judged" into "inconclusive".
+    ``base`` is the built-in profile that it extends. ``select`` and ``require`` hold codes or
+    beginnings of codes; ``require`` turns "could not be judged" into "inconclusive".
     """
 
+    base: BuiltIn = "default"
     select: tuple[str, ...] = ("MG",)
     require: tuple[str, ...] = ()
     fail_on: Severity = "error"
@@ -85,6 +93,15 @@ class Profile:
     def selects(self, code: str) -> bool:
         """True when the check with this code is to be judged."""
         return code.startswith(self.select)
+
+    def judges(self, check: Check) -> bool:
+        """True when the check is to be judged: selected, and one of the profile it extends."""
+        return self.selects(check.code) and self.base in (check.only_in or BUILT_IN)
+
+    def override(self, check: Check) -> Severity | None:
+        """What all findings of a check weigh here; None where each weighs what it says."""
+        own = self.severity.get(check.code)
+        return check.severities.get(self.base) if own is None else own
 
     def requires(self, code: str) -> bool:
         """True when the gate must not pass without having judged this check."""
@@ -116,12 +133,14 @@ def told(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
     For the screen: who reads a verdict must see what was switched off, lowered or accepted.
     """
     checks = sorted(checks, key=lambda check: check.code)
+    said = [] if profile.base == "default" else [_built_in(profile.base, checks)]
     off = [check.code for check in checks if not profile.selects(check.code)]
-    said = [f"not judged: {_codes(off)}"] if off else []
+    said += [f"not judged: {_codes(off)}"] if off else []
     for check in checks:
-        severity = profile.severity.get(check.code, check.severity)
-        if severity != check.severity:
-            said.append(f"{check.code} is {_A[severity]}, not {_A[check.severity]}")
+        usual = check.severities.get(profile.base, check.severity)
+        severity = profile.severity.get(check.code, usual)
+        if severity != usual:
+            said.append(f"{check.code} is {_A[severity]}, not {_A[usual]}")
         settings = profile.limits.get(check.code, LimitSettings())
         for values, where in _limits_of(settings):
             said += [
@@ -136,6 +155,17 @@ def told(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
         error = profile.family_wise_error
         said.append(f"probability of a false alarm {error:g}, not {FAMILY_WISE_ERROR:g}")
     return tuple(said)
+
+
+def _built_in(base: BuiltIn, checks: Sequence[Check]) -> str:
+    """By which built-in profile is judged, and which checks weigh less in it."""
+    lower = [
+        check.code
+        for check in checks
+        if SEVERITY_ORDER[check.severities.get(base, check.severity)]
+        > SEVERITY_ORDER[check.severity]
+    ]
+    return f"built-in profile {base}{f' (less severe: {_codes(lower)})' if lower else ''}"
 
 
 def _limits_of(settings: LimitSettings) -> Iterator[tuple[Mapping[str, float], str]]:

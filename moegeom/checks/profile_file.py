@@ -9,6 +9,8 @@ from typing import Any, get_args
 
 from moegeom.checks.check import CHECKS
 from moegeom.checks.profile import (
+    BUILT_IN,
+    BuiltIn,
     Ignore,
     LayerLimits,
     LimitSettings,
@@ -84,7 +86,8 @@ def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
     """The profile that a TOML table describes; ``where`` is named in errors."""
     _known(table, _READERS, where)
     read = {key: _READERS[key](value, f"{where}: {key}") for key, value in table.items()}
-    return Profile(thresholds=read.pop("threshold", ()), **read)
+    renamed = {"threshold": "thresholds", "extends": "base"}
+    return Profile(**{renamed.get(key, key): value for key, value in read.items()})
 
 
 def _table_of(path: Path) -> dict[str, Any]:
@@ -142,6 +145,12 @@ def _share(found: Any, where: str) -> float:
 def _severity(found: Any, where: str) -> Severity:
     if found not in _SEVERITIES:
         raise UsageError(f"{where} is {_short(found)}, expected {', '.join(_SEVERITIES)}.")
+    return found
+
+
+def _base(found: Any, where: str) -> BuiltIn:
+    if found not in BUILT_IN:
+        raise UsageError(f"{where} is {_short(found)}, expected {', '.join(BUILT_IN)}.")
     return found
 
 
@@ -293,6 +302,7 @@ def _plain(text: str) -> str:
 
 #: How the value of each key is read.
 _READERS: dict[str, Callable[[Any, str], Any]] = {
+    "extends": _base,
     "select": _selection,
     "require": _codes,
     "fail_on": fail_on,

@@ -13,6 +13,10 @@ _HEAD = f"""\
 # defaults. `moegeom checks` lists the codes, `moegeom check --explain CODE` says what each
 # looks for.
 
+# The built-in profile that this one changes: "default", "release" (what broke others stops) or
+# "training" (what is normal while training runs does not). `moegeom checks` shows what each weighs.
+# extends = "default"
+
 # Codes, or beginnings of codes, that are judged.
 # select = ["MG"]
 

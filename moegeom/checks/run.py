@@ -12,6 +12,7 @@ from moegeom.checks.measured import Measured, MissingColumnError, layer_of, plac
 from moegeom.checks.pages import page_of
 from moegeom.checks.profile import DEFAULT, Profile
 from moegeom.checks.statistics import detectable_shift, holm_rejects
+from moegeom.checks.unseen import unseen
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Outcome, State, Verdict
 from moegeom.core.metric import RULE_HAS_NO
@@ -46,10 +47,10 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
     measured = dataclasses.replace(measured, thresholds=profile.thresholds)
     judged = [
         _judge(check, measured, profile)
-        if profile.selects(check.code)
+        if profile.judges(check)
         else _Judged(check, state="inconclusive", reason="required, and not selected")
         for check in sorted(CHECKS.all(), key=lambda check: check.code)
-        if profile.selects(check.code) or profile.requires(check.code)
+        if profile.judges(check) or profile.requires(check.code)
     ]
     tested = [
         claim
@@ -68,13 +69,13 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
         and detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
         > claim.room
     }
-    unseen = tuple(_unseen(measured))
+    left_out = tuple(unseen(measured))
     return Verdict(
         outcomes=tuple(_outcome(entry, false, blind, profile) for entry in judged),
         fail_on=profile.fail_on,
         detectable=tuple(_detectable(judged, tested, level)),
-        not_looked_at=(*unseen, *_not_looked_at(measured)),
-        unseen=(*unseen, TRAINED),
+        not_looked_at=(*left_out, *_not_looked_at(measured)),
+        unseen=(*left_out, TRAINED),
     )
 
 
@@ -144,7 +145,8 @@ def _by_number(router: str) -> list[tuple[int, str]]:
 
 def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile) -> Outcome:
     check = entry.check
-    severity = profile.severity.get(check.code, check.severity)
+    override = profile.override(check)
+    severity = override or check.severity
     statement = page_of(check).statement
     if entry.state is not None:
         return Outcome(
@@ -152,7 +154,7 @@ def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile)
         )
     claims = [claim for claim in entry.claims if id(claim) not in false]
     found = [finding for claim in claims if (finding := _finding(claim)) is not None]
-    if check.code in profile.severity:
+    if override is not None:
         found = [dataclasses.replace(finding, severity=severity) for finding in found]
     kept, accepted = _split(found, profile)
     unknown = [claim for claim in entry.claims if isinstance(claim, Unknown)]
@@ -261,23 +263,6 @@ def _detectable(judged: Sequence[_Judged], tested: Sequence[Tested], level: floa
         ]
         if shifts:
             yield entry.check.detects(statistics.median(shifts))
-
-
-def _unseen(measured: Measured) -> Iterable[str]:
-    """What of this checkpoint was left out: routers, and hashes that the baseline holds."""
-    checkpoint = measured.run.get("checkpoint", {})
-    found = len(measured.run.get("routers", ()))
-    known = checkpoint.get("num_routers", found) + len(checkpoint.get("skipped", ()))
-    if known > found and "refused" not in measured.run:
-        yield f"{known - found} of {known} routers"
-    silent = sum(not row.get("num_tokens") for row in measured.layers)
-    if measured.has_tokens and silent:
-        yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"
-    hashed = [r for r in measured.experts if (b := measured.before(r)) and b.samples]
-    left = [r for r in hashed if any(e.get("expert_sample") is None for e in measured.experts[r])]
-    if left:
-        of = f" in {len(left)} of {len(hashed)} routers" if len(left) < len(hashed) else ""
-        yield f"experts (hashes in the baseline, not compared{of})"
 
 
 def _not_looked_at(measured: Measured) -> tuple[str, ...]:

@@ -240,7 +240,8 @@ class Family:
     """One family.
 
     ``require``: values, as they are spelled, that config keys, where present, must have.
-    ``notes_when``: a sentence for ``key=value`` of the config.
+    ``notes_when``: a sentence for ``key=value`` of the config. ``engines_read``: keys that the
+    family does without and another engine does not, and what it takes where the config lacks them.
     """
 
     name: str
@@ -251,3 +252,4 @@ class Family:
     config_roots: tuple[str, ...] = ("",)
     require: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notes_when: dict[str, str] = field(default_factory=dict)
+    engines_read: dict[str, str] = field(default_factory=dict)

@@ -8,5 +8,8 @@ CONFIG_CONTRADICTED = "MGI105"
 #: Storage that nobody knows, such as a scale tensor without a rule.
 STORAGE_UNKNOWN = "MGI106"
 
+#: The gating function is said nowhere.
+GATING_UNSAID = "MGI113"
+
 #: A part of a router is not there.
 PART_MISSING = "MGI107"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import xxhash
 from jaxtyping import Float, Shaped
 
 from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.ranks import copies_differ, difference_of
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import UsageError
 from moegeom.core.router import (
@@ -28,7 +31,7 @@ from moegeom.core.router import (
 from moegeom.geometry.rows import composed_rows
 from moegeom.router.choice_bias import check_choice_biases
 from moegeom.router.family import Family
-from moegeom.router.match import Listed, Match, match_routers, without_absent_biases
+from moegeom.router.match import Listed, Match, Matches, match_routers, without_absent_biases
 from moegeom.router.multi_token import with_mtp_modules
 from moegeom.router.notes import assumption_notes, layer_notes, non_finite_notes
 from moegeom.router.plain_names import plain_name, with_plain_names, without_model
@@ -48,6 +51,63 @@ from moegeom.router.settings import Settings
 _LARGEST_EXPONENT = 709.0
 
 Values = Mapping[str, Shaped[np.ndarray, "*shape"]]
+
+
+@dataclass(frozen=True)
+class PlannedRouters:
+    """The routers of the ``wanted`` layers (None: all), with what they were found by.
+
+    ``store`` has plain names. ``plans`` belong to ``matches``, in the same order; ``listed`` are
+    routers whose choice does not follow from their input; ``found`` holds those of other layers
+    too.
+    """
+
+    store: TensorStore
+    family: Family
+    settings: Settings
+    wanted: frozenset[int] | None
+    found: Matches
+    matches: tuple[Match, ...]
+    listed: tuple[Listed, ...]
+    plans: tuple[RouterPlan, ...]
+
+
+def plan_routers(
+    store: TensorStore,
+    layers: str | None = None,
+    asked: RequestedFamily = NOTHING_ASKED,
+    with_listed: bool = False,
+) -> PlannedRouters:
+    """The plans of all routers in natural order; reads the config and headers, and no tensor but of
+    routers that are stored twice.
+
+    Raises
+    ------
+    RouterError
+        If there is no router, or one that cannot be interpreted.
+    UsageError
+        If no router is in ``layers``.
+    """
+    wanted = None if layers is None else parse_layers(layers)
+    family = asked.family(store.names())
+    family = placed_family(family, store.config) if family else recognise_family(store)
+    # patterns on the command line are for names as they stand
+    store = store if asked.pattern else with_plain_names(store)
+    family = with_mtp_modules(without_absent_biases(family, store.names()))
+    settings = Settings(store.config, family.config_roots)
+    check_required(family, settings)
+    found = match_routers(asked.names(store.names()), family, settings)
+    listed = found.listed if with_listed else ()
+    if not found.routers and not listed:
+        raise no_routers(store, family, found.skipped if found.listed else ())
+    _check_layers(wanted, {r.layer for r in (*found.routers, *listed)})
+    matches = tuple(m for m in found.routers if wanted is None or m.layer in wanted)
+    listed = tuple(r for r in listed if wanted is None or r.layer in wanted)
+    store.prepare(name for match in matches for name in match.names())
+    plans = tuple(plan_router(match, store, settings) for match in matches)
+    check_choice_biases(store, matches, [plan.num_experts for plan in plans])
+    _check_copies(store, found.copies, wanted)
+    return PlannedRouters(store, family, settings, wanted, found, matches, listed, plans)
 
 
 def load_routers(
@@ -82,24 +142,10 @@ def load_routers(
         If no router is in ``layers``.
     """
     started = time.perf_counter()
-    wanted = None if layers is None else parse_layers(layers)
-    family = asked.family(store.names())
-    family = placed_family(family, store.config) if family else recognise_family(store)
-    # patterns on the command line are for names as they stand
-    store = store if asked.pattern else with_plain_names(store)
-    family = with_mtp_modules(without_absent_biases(family, store.names()))
-    settings = Settings(store.config, family.config_roots)
-    check_required(family, settings)
-    found = match_routers(asked.names(store.names()), family, settings)
-    listed = found.listed if with_listed else ()
-    if not found.routers and not listed:
-        raise no_routers(store, family, found.skipped if found.listed else ())
-    _check_layers(wanted, {r.layer for r in (*found.routers, *listed)})
-    matches = [m for m in found.routers if wanted is None or m.layer in wanted]
-    listed = tuple(r for r in listed if wanted is None or r.layer in wanted)
-    store.prepare(name for match in matches for name in match.names())
-    plans = [plan_router(match, store, settings) for match in matches]
-    check_choice_biases(store, matches, [plan.num_experts for plan in plans])
+    planned = plan_routers(store, layers, asked, with_listed)
+    store, family, settings = planned.store, planned.family, planned.settings
+    found, matches, wanted = planned.found, planned.matches, planned.wanted
+    listed, plans = planned.listed, planned.plans
     values, fingerprint = _read(store, plans)
     routers = tuple(_build(plan, values, family.name) for plan in plans)
     chosen_elsewhere = tuple(_listed(router, settings, store, family.name) for router in listed)
@@ -150,6 +196,22 @@ def _initializer_range(config: Mapping[str, Any], roots: Sequence[str]) -> float
     parts = (config.get(root, {}) if root else config for root in roots)
     values = (part.get("initializer_range") for part in parts if isinstance(part, Mapping))
     return next((v for v in values if isinstance(v, float) and 0.0 < v < math.inf), None)
+
+
+def _check_copies(
+    store: TensorStore, copies: Iterable[tuple[Match, Match]], wanted: frozenset[int] | None
+) -> None:
+    """Raises RouterError where a router is stored twice, with other numbers."""
+    for one, other in copies:
+        if wanted is not None and one.layer not in wanted:
+            continue
+        pairs = list(zip_longest(one.names(), other.names()))
+        where = f"router {one.name} is stored twice, as '{one.tensors[0]}' and '{other.tensors[0]}'"
+        for first, second in pairs:
+            if first is None or second is None:
+                raise copies_differ(where, "with other parts")
+            if difference := difference_of(store.read(first), store.read(second)):
+                raise copies_differ(where, difference)
 
 
 def _check_layers(wanted: frozenset[int] | None, there: set[int]) -> None:

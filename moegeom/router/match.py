@@ -95,13 +95,15 @@ class Matches:
 
     ``routers`` in natural order; ``skipped``: tensors that are not loaded, with the reason;
     ``listed``: the routers among these, whose choice does not follow from their input; ``tables``
-    where it is looked up.
+    where it is looked up. ``copies`` are routers that are there again under another name, beside
+    the one that counts.
     """
 
     routers: tuple[Match, ...]
     skipped: tuple[Skipped, ...]
     listed: tuple[Listed, ...] = ()
     tables: tuple[TableName, ...] = ()
+    copies: tuple[tuple[Match, Match], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,14 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
     Raises
     ------
     RouterError
-        If a router is there twice, or lacks a bias or norm of its family.
+        If a router lacks a bias or norm of its family.
     """
     found: dict[str, Match] = {}
     order: dict[str, tuple[bool, int, int, int]] = {}
     skipped: dict[str, str] = {}
     listed: list[Listed] = []
     tables: list[TableName] = []
+    copies: list[tuple[Match, Match]] = []
     stacks = list(dict.fromkeys(spec.name for spec in family.stacks))
     for place, spec in enumerate(family.stacks):
         modules, others = _modules(names, spec)
@@ -175,10 +178,8 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
                 skipped[module.stem + module.weight.leaf] = error.message.removesuffix(".")
                 continue
             if match.name in found:
-                raise RouterError(
-                    f"router {match.name}: is stored twice, as '{found[match.name].tensors[0]}' "
-                    f"and '{match.tensors[0]}'."
-                )
+                copies.append((found[match.name], match))
+                continue
             found[match.name] = match
             # Slots of one layer stand next to each other.
             order[match.name] = (is_mtp, stacks.index(spec.name), match.layer, place)
@@ -190,6 +191,7 @@ def match_routers(names: Collection[str], family: Family, settings: Settings) ->
         left,
         tuple(sorted(listed, key=lambda r: (stacks.index(r.spec.name), r.layer))),
         tuple(tables),
+        tuple(copies),
     )
 
 

@@ -121,7 +121,9 @@ def _build_groups(
     num_groups = settings.integer(spec.num_groups)
     num_kept = settings.integer(spec.num_kept, least=1)
     if num_kept > num_groups:
-        raise RouterError(f"{router}: {num_kept} of {num_groups} groups cannot be kept.")
+        raise RouterError(
+            f"{router}: {num_kept} of {num_groups} groups cannot be kept.", code=CONFIG_CONTRADICTED
+        )
     if num_experts % num_groups:
         raise RouterError(
             f"{router}: {num_experts} experts do not divide into {num_groups} groups.",
@@ -138,11 +140,16 @@ def _build_groups(
             "scores; only the largest, and the sum of the two largest, are known."
         )
     if score == "top2_sum" and size < 2:
-        raise RouterError(f"{router}: groups of {size} have no sum of two largest scores.")
+        raise RouterError(
+            f"{router}: groups of {size} have no sum of two largest scores.",
+            "Kernels that take it anyway read the scores of other tokens.",
+            code=CONFIG_CONTRADICTED,
+        )
     if num_kept * size < top_k:
         raise RouterError(
             f"{router}: {num_kept} groups of {size} experts are kept, "
-            f"fewer than the {top_k} experts to choose."
+            f"fewer than the {top_k} experts to choose.",
+            code=CONFIG_CONTRADICTED,
         )
     if num_kept == num_groups:
         return None

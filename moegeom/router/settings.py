@@ -9,6 +9,7 @@ from typing import Any
 
 from moegeom.core.errors import RouterError
 from moegeom.router.family import Choice, Setting, Value
+from moegeom.router.integrity import GATING_UNSAID
 
 #: More layers than any model has; a range over them must not eat the memory.
 _MOST_LAYERS = 100_000
@@ -84,6 +85,13 @@ class Settings:
         if choice.step:
             return choice.step
         found = self._found(Setting(choice.keys))
+        if not found and not choice.default:
+            raise RouterError(
+                f"'{choice.keys[0]}' is not given, which names the gating function; without it "
+                "engines guess, and not all the same.",
+                f"Write it into the file: {_listed(choice.values)}.",
+                code=GATING_UNSAID,
+            )
         key, value = self.get(Setting(choice.keys)) if found else ("", choice.default)
         is_name = isinstance(value, str) or type(value) is int
         step = choice.values.get(str(value)) if is_name else None
@@ -200,6 +208,11 @@ def _meant(key: str, value: Any, values: Mapping[str, Value]) -> Value:
     if spelled not in values:
         raise _wrong(key, value, " or ".join(values))
     return values[spelled]
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    """``1 is softmax, 2 is sigmoid``."""
+    return ", ".join(f"{value} is {step.replace('_', '-')}" for value, step in values.items())
 
 
 def _short(value: Any) -> str:

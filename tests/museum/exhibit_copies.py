@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.museum.checkpoint import Checkpoint, name_of
+from tests.museum.checkpoint import F32, Checkpoint, name_of
 from tests.museum.gallery import Case, Incident
-from tests.museum.healthy import sigmoid_model, softmax_model
+from tests.museum.healthy import in_float32, sigmoid_model, softmax_model
 
 _LAYER = ("text/1",)
 
@@ -101,4 +101,101 @@ COPIED_ROUTER = Incident(
     (Case("every router its own", softmax_model),),
 )
 
-INCIDENTS = (COPIED_EXPERTS, NEARLY_COPIED, COPIED_BUT_BIAS, COPIED_ROUTER)
+
+def _block(rows: int) -> Callable[[], Checkpoint]:
+    """The first rows of layer 0 over those of layer 2."""
+
+    def copied(weight: np.ndarray, _: int) -> np.ndarray:
+        weight[:rows] = softmax_model().tensors[name_of("weight", 0)][:rows].astype(np.float64)
+        return weight
+
+    return lambda: softmax_model().edited("weight", copied, (2,))
+
+
+_PAIR = ("text/0", "text/2")
+
+COPIED_BLOCK = Incident(
+    "rows_copied_to_another_layer",
+    (),
+    "A merge of slices wrote the rows of one rank of a layer into another layer too.",
+    "MGI112",
+    (
+        Case("two rows of 32", _block(2), ("MGI112",), _PAIR),
+        Case("half of the rows", _block(16), ("MGI112",), _PAIR),
+        Case("all but one", _block(31), ("MGI112",), _PAIR),
+    ),
+    (Case("every row its own", softmax_model),),
+)
+
+
+def _cast_from(layers: tuple[int, ...], factor: float, dtype: np.dtype) -> Callable[[], Checkpoint]:
+    """The router of layer 0, times a factor and through a dtype, over others; in float32."""
+
+    def copied() -> Checkpoint:
+        model = in_float32(softmax_model())
+        cast = (factor * model.tensors[name_of("weight", 0)]).astype(dtype).astype(np.float32)
+        return model.changed({name_of("weight", layer): cast for layer in layers})
+
+    return copied
+
+
+COPIED_CAST = Incident(
+    "router_copied_and_changed",
+    (),
+    "One router in several layers again, after a cast or a factor: no byte is equal any more.",
+    "MGI112",
+    (
+        Case("times 1.5", _cast_from((2,), 1.5, F32), ("MGI112",), _PAIR),
+        Case("as it was in two of four layers", _cast_from((1, 2), 1.0, F32), ("MGI112",),
+             ("text/0", "text/1", "text/2")),
+        Case("times 0.9 in all four", _cast_from((1, 2, 3), 0.9, F32), ("MGI112",),
+             ("text/0", "text/1", "text/2", "text/3")),
+    ),
+    (Case("every router its own", lambda: in_float32(softmax_model())),),
+)  # fmt: skip
+
+
+def _twice(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[], Checkpoint]:
+    """Layer 1 under a second name, as another rank would have it."""
+
+    def stored() -> Checkpoint:
+        model = softmax_model()
+        again = {
+            f"language_model.{name}": change(tensor) if "gate" in name else tensor
+            for name, tensor in model.tensors.items()
+            if ".layers.1." in name
+        }
+        return model.changed(again)
+
+    return stored
+
+
+def _one_row(weight: np.ndarray) -> np.ndarray:
+    changed = weight.copy()
+    changed[5] *= changed.dtype.type(1.01)
+    return changed
+
+
+COPIES_DIFFER = Incident(
+    "replicas_drifted_apart",
+    ("pytorch/torchtitan#2387", "NVIDIA/Megatron-LM#599"),
+    "The gradient of the router was not summed over tensor-parallel ranks: after one step every "
+    "rank had a router of its own.",
+    "MGI114",
+    (
+        Case("one row of 32 by a hundredth", _twice(_one_row), ("MGI114",)),
+        Case("every row by a hundredth", _twice(lambda w: w * w.dtype.type(1.01)), ("MGI114",)),
+        Case("another router altogether", _twice(lambda w: w[::-1].copy()), ("MGI114",)),
+    ),
+    (Case("stored twice, and equal", _twice(lambda w: w)),),
+)
+
+INCIDENTS = (
+    COPIED_EXPERTS,
+    NEARLY_COPIED,
+    COPIED_BUT_BIAS,
+    COPIED_ROUTER,
+    COPIED_BLOCK,
+    COPIED_CAST,
+    COPIES_DIFFER,
+)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tests.museum.checkpoint import Checkpoint
 from tests.museum.gallery import Case, Incident
-from tests.museum.healthy import trained
+from tests.museum.healthy import trained, trained_sigmoid
 from tests.museum.renumbering import permuted, swapped, text_order, within_groups
 
 _LAYER = ("text/1",)
@@ -19,7 +19,7 @@ def olmoe() -> Checkpoint:
 
 def deepseek() -> Checkpoint:
     """A trained checkpoint with 32 experts in 4 groups and a selection bias; layers 1 to 3."""
-    return trained("deepseek-tiny/step_1500")
+    return trained_sigmoid()
 
 
 def _moved(

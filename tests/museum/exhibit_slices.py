@@ -96,4 +96,26 @@ CONFIG_OF_ANOTHER = Incident(
 )
 
 
-INCIDENTS = (SLICE_AS_WHOLE, EVERY_PART_SLICED, CONFIG_OF_ANOTHER)
+def _lost(rows: int, layers: tuple[int, ...]) -> Callable[[], Checkpoint]:
+    return lambda: softmax_model().edited("weight", lambda w, _: w[:-rows], layers)
+
+
+FEWER_EXPERTS = Incident(
+    "gate_of_fewer_experts",
+    (),
+    "A pruning or a merge left gates of fewer experts than the config says there are.",
+    "MGI105",
+    (
+        Case("one row less in one layer", _lost(1, (2,)), ("MGI105",)),
+        Case("eight rows less in two layers", _lost(8, (1, 2)), ("MGI105",)),
+        Case("half of the rows in all layers", _lost(16, (0, 1, 2, 3)), ("MGI105",)),
+    ),
+    (
+        Case(
+            "half of the rows, and the config says so",
+            lambda: _lost(16, (0, 1, 2, 3))().changed(config={"num_experts": 16}),
+        ),
+    ),
+)
+
+INCIDENTS = (SLICE_AS_WHOLE, EVERY_PART_SLICED, CONFIG_OF_ANOTHER, FEWER_EXPERTS)

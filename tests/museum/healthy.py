@@ -16,6 +16,9 @@ SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 #: Values that differ among the 256 selection biases of a layer of GLM-5.2.
 GLM_DISTINCT = 238
 
+#: What engines read of a config of deepseek_v3, beside what its own class reads.
+SAID = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+
 
 @functools.cache
 def softmax_model(layers: int = 4, experts: int = 32, hidden: int = 256) -> Checkpoint:
@@ -28,9 +31,8 @@ def softmax_model(layers: int = 4, experts: int = 32, hidden: int = 256) -> Chec
 @functools.cache
 def sigmoid_model(layers: int = 4, experts: int = 64, hidden: int = 256) -> Checkpoint:
     """Sigmoid scores, a float32 selection bias around 0, groups of 32 experts, keep 4."""
-    return _synthetic(
-        SyntheticModel("deepseek_v3", hidden=hidden, experts=experts, top_k=4, layers=layers)
-    )
+    shape = SyntheticModel("deepseek_v3", hidden=hidden, experts=experts, top_k=4, layers=layers)
+    return _synthetic(shape).changed(config=SAID)
 
 
 @functools.cache
@@ -40,7 +42,7 @@ def glm_model(offset: float) -> Checkpoint:
     One expert is below the others, which are evenly spread, and 238 of the 256 values differ.
     """
     shape = SyntheticModel("deepseek_v3", hidden=512, experts=256, top_k=8, layers=1)
-    plain = _synthetic(shape).changed(config={"n_group": 1, "topk_group": 1})
+    plain = _synthetic(shape).changed(config={"n_group": 1, "topk_group": 1, **SAID})
 
     def biases(_: np.ndarray, layer: int) -> np.ndarray:
         generator = np.random.default_rng([37133, layer])
@@ -72,6 +74,12 @@ def in_float32(model: Checkpoint) -> Checkpoint:
 def trained(name: str) -> Checkpoint:
     """One of the sample checkpoints, such as ``olmoe-balanced/step_1500``."""
     return read_checkpoint(SAMPLES / name)
+
+
+@functools.cache
+def trained_sigmoid() -> Checkpoint:
+    """The trained deepseek_v3, with a config that leaves nothing to engines."""
+    return trained("deepseek-tiny/step_1500").changed(config=SAID)
 
 
 @functools.cache

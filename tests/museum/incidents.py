@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.museum import (
     exhibit_bias_precision,
     exhibit_bias_updates,
+    exhibit_configs,
     exhibit_copies,
     exhibit_renumbering,
     exhibit_revisions,
@@ -13,6 +14,8 @@ from tests.museum import (
     exhibit_slices,
     exhibit_smoothing,
     exhibit_storage,
+    exhibit_tables,
+    exhibit_untrained,
 )
 
 INCIDENTS = (
@@ -26,4 +29,7 @@ INCIDENTS = (
     *exhibit_revisions.INCIDENTS,
     *exhibit_slices.INCIDENTS,
     *exhibit_storage.INCIDENTS,
+    *exhibit_configs.INCIDENTS,
+    *exhibit_tables.INCIDENTS,
+    *exhibit_untrained.INCIDENTS,
 )

@@ -10,7 +10,13 @@ import numpy as np
 
 from tests.museum.checkpoint import BF16, Checkpoint, name_of, rounded
 from tests.museum.gallery import Build
-from tests.museum.healthy import sigmoid_model, softmax_model, trained, with_experts
+from tests.museum.healthy import (
+    sigmoid_model,
+    softmax_model,
+    trained,
+    trained_sigmoid,
+    with_experts,
+)
 from tests.museum.renumbering import permuted, within_groups
 
 
@@ -28,7 +34,7 @@ MODELS: Mapping[str, Model] = {
     "synthetic sigmoid": Model(lambda: with_experts(sigmoid_model()), False, 2),
     "olmoe-balanced": Model(lambda: trained("olmoe-balanced/step_1500"), True),
     "olmoe-collapsed": Model(lambda: trained("olmoe-collapsed/step_1500"), True),
-    "deepseek-tiny": Model(lambda: trained("deepseek-tiny/step_1500"), False, 4),
+    "deepseek-tiny": Model(trained_sigmoid, False, 4),
 }
 
 

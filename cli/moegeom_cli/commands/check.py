@@ -41,7 +41,8 @@ def run(
         Path | None,
         typer.Option(
             "--profile",
-            help="TOML file [default: moegeom.toml, or [tool.moegeom], outside CKPT].",
+            help="default, release, training, or a TOML file [default: moegeom.toml, or "
+            "[tool.moegeom], outside CKPT].",
         ),
     ] = None,
     select: Annotated[

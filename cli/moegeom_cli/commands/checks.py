@@ -14,14 +14,16 @@ COMMAND = Command(Group.reference, 3, "moegeom checks", needs_arguments=False)
 def run(
     format: PrintFormat = Format.table,
 ) -> None:
-    """Every check with its severity, what it needs, and the statement it judges."""
+    """Every check with its severity in each built-in profile, what it needs, and its statement."""
     from moegeom.checks.pages import all_pages
+    from moegeom.checks.profile import BUILT_IN
     from moegeom_cli.listing import render_listing
 
     rows = [
         {
             "code": page.check.code,
-            "severity": page.check.severity,
+            "severity": page.check.weighs("default") or "-",
+            **{name: page.check.weighs(name) or "-" for name in BUILT_IN if name != "default"},
             "needs": page.check.inputs,
             "statement": page.statement,
         }

@@ -14,9 +14,10 @@ from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
 from moegeom.checkpoint.formats._pytorch_archive import TensorView, TorchArchive, read_torch_archive
 from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, UnreadableTensor
+from moegeom.checkpoint.ranks import open_files
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote.lazy import lazy
-from moegeom.checkpoint.shards import ShardedStore, join_shards
+from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
 
@@ -106,7 +107,7 @@ def open_pytorch(location: Location) -> ShardedStore:
     if chosen.index:
         return open_index(folder, chosen, lambda name: PytorchFile(folder.file(name)))
     shards = {name: PytorchFile(folder.file(name)) for name in chosen.files}
-    return ShardedStore(folder, shards, join_shards(shards, folder.num_parallel))
+    return open_files(folder, shards)
 
 
 FORMAT = Format("pytorch", recognises, open_pytorch)

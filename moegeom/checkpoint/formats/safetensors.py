@@ -14,9 +14,10 @@ from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.formats._dcp_slices import check_complete, check_whole, open_slices
 from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
 from moegeom.checkpoint.formats._safetensors_header import SafetensorsHeader, read_header
+from moegeom.checkpoint.ranks import open_files
 from moegeom.checkpoint.reading import RangeFile
 from moegeom.checkpoint.remote.lazy import lazy
-from moegeom.checkpoint.shards import ShardedStore, join_shards
+from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import Format, TensorInfo
 
 _SUFFIX = ".safetensors"
@@ -85,7 +86,7 @@ def open_safetensors(location: Location) -> ShardedStore:
     shards = {name: SafetensorsFile(folder.file(name)) for name in chosen.files}
     if any(shard.slices != "" for shard in shards.values()):
         return open_slices(folder, shards)
-    return ShardedStore(folder, shards, join_shards(shards, folder.num_parallel))
+    return open_files(folder, shards)
 
 
 FORMAT = Format("safetensors", recognises, open_safetensors)

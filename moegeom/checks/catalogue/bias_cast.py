@@ -69,4 +69,5 @@ CHECK = Check(
     ("bias_spread",),
     (Limit("step_over_spread", 0.05, "largest step of bfloat16 over the spread of the biases"),),
     absent="no router has a selection bias",
+    severities={"release": "error"},
 )

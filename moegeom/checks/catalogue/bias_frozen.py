@@ -52,4 +52,5 @@ CHECK = Check(
     ),
     inputs="baseline",
     absent="no router has a selection bias",
+    severities={"release": "error"},
 )

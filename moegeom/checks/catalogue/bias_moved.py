@@ -75,4 +75,5 @@ CHECK = Check(
     _judge,
     limits=(Limit("moved", 0.1, "largest movement of a bias, over the spread of the biases"),),
     inputs="baseline",
+    severities={"release": "error", "training": "note"},
 )

@@ -38,4 +38,5 @@ CHECK = Check(
     _judge,
     ("bias_num_distinct",),
     absent="no router has a selection bias",
+    severities={"release": "error", "training": "note"},
 )

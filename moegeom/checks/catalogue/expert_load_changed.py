@@ -68,4 +68,5 @@ CHECK = Check(
     detects=lambda shift: (
         f"an expert's load that changed by {shift:.2f} fair shares more than its limit"
     ),
+    severities={"training": "note"},
 )

@@ -91,4 +91,5 @@ CHECK = Check(
     too_little=lambda measured: (
         f"fewer than {_LEAST_LAYERS} layers" if len(measured.layers) < _LEAST_LAYERS else ""
     ),
+    severities={"release": "error"},
 )

@@ -68,4 +68,5 @@ CHECK = Check(
     ("max_cosine_centred",),
     (Limit("cosine", 0.98, "largest cosine between two centred effective rows"),),
     absent="fewer than two rows are finite",
+    severities={"release": "error"},
 )

@@ -53,4 +53,5 @@ CHECK = Check(
     ("centred_norm_median",),
     (Limit("ratio", 3.0, "largest ratio of a row's length to the median of its layer"),),
     absent="no row is finite",
+    severities={"release": "error"},
 )

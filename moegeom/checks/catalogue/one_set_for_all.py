@@ -47,4 +47,5 @@ CHECK = Check(
     ("num_expert_sets",),
     inputs="tokens",
     absent="the tokens say nothing of expert sets",
+    severities={"release": "error"},
 )

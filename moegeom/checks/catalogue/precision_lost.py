@@ -54,4 +54,5 @@ CHECK = Check(
     _judge,
     ("weight_bits",),
     inputs="baseline",
+    severities={"release": "error"},
 )

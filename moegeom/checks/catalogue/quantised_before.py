@@ -68,4 +68,5 @@ CHECK = Check(
         Limit("row_share", 0.7, "the same for a single row"),
     ),
     absent="rows are shorter than a window of 32",
+    severities={"release": "error"},
 )

@@ -115,4 +115,5 @@ CHECK = Check(
     too_little=lambda measured: (
         f"fewer than {_LEAST_ROWS} rows" if len(_rows(measured)) < _LEAST_ROWS else ""
     ),
+    severities={"release": "error"},
 )

@@ -40,4 +40,5 @@ CHECK = Check(
     _judge,
     ("weight_bits_kept",),
     absent="nothing is known of how the family stores its routers",
+    severities={"release": "error"},
 )

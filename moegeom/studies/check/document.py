@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moegeom.checks.pages import Page
-from moegeom.core.finding import SEVERITY_ORDER, STATES, Outcome, Verdict
+from moegeom.core.finding import EXIT_FAILED, SEVERITY_ORDER, STATES, Outcome, Verdict
+from moegeom.core.text import number_of
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
 from moegeom.document.model import (
     Block,
@@ -34,6 +35,9 @@ from moegeom.document.verdict_text import (
 )
 from moegeom.studies.check.record import Gate
 
+#: Codes in the line of the built-in profile ``release``, before the rest is counted.
+_MOST_CODES = 8
+
 
 def document(found: Gate, view: View) -> Document:
     """What ``moegeom check`` says; a page begins with the verdict, a screen with the checkpoint."""
@@ -51,9 +55,9 @@ def document(found: Gate, view: View) -> Document:
             [Problem(finding, places(finding.routers, run)) for finding in verdict.findings],
             [*_unjudged(verdict, run)],
             [Excerpt([], [_checks(verdict)], f"All checks ({len(verdict.outcomes)})")],
-            [*_ending(verdict, summary)],
+            [*_of_release(found.release), *_ending(verdict, summary)],
         ],
-        lambda: _record(verdict, run),
+        lambda: {**_record(verdict, run), "release": _release_record(found.release)},
         Judged(verdict, run),
     )
 
@@ -126,6 +130,38 @@ def _ending(verdict: Verdict, summary: Summary) -> Iterator[Block]:
         hint, label = recording_hint(routers), "   record"
         on_screen = Fact(label, hint, "dim", indent=len(label) + 2)
         yield Excerpt([on_screen], [Fact(label.strip(), hint, "dim")])
+
+
+def _of_release(release: Verdict | None) -> Iterator[Block]:
+    """One line: what the built-in profile ``release`` would say of a checkpoint that passed."""
+    if release is not None:
+        yield Note(f"release: {_would(release)}")
+
+
+def _would(release: Verdict) -> str:
+    stopping = _stopping(release)
+    if not stopping:
+        return "would pass"
+    shown = ", ".join(outcome.code for outcome in stopping[:_MOST_CODES])
+    rest = len(stopping) - _MOST_CODES
+    codes = shown + (f" and {rest} more" if rest > 0 else "")
+    if release.exit_code == EXIT_FAILED:
+        count = sum(len(outcome.findings) for outcome in stopping)
+        return f"would fail on {codes} ({number_of(count, 'finding')})"
+    return f"would be inconclusive on {codes} ({stopping[0].reason})"
+
+
+def _stopping(release: Verdict) -> tuple[Outcome, ...]:
+    """The outcomes for which it would not pass: those that fail, else those that are open."""
+    failing = tuple(outcome for outcome in release.outcomes if release.fails(outcome))
+    return failing or release.open
+
+
+def _release_record(release: Verdict | None) -> Mapping[str, Any] | None:
+    if release is None:
+        return None
+    codes = [outcome.code for outcome in _stopping(release)]
+    return {"verdict": verdict_word(release), "exit_code": release.exit_code, "codes": codes}
 
 
 def _record(verdict: Verdict, run: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,9 +17,10 @@ from moegeom.tokens.held import HeldArrays
 class GateRequest(Terms):
     """What was asked for. ``target`` is a checkpoint, or a results directory.
 
-    None leaves a choice to the profile. ``profile`` None looks for ``moegeom.toml`` or
-    ``[tool.moegeom]`` in the working directory, unless that lies with the target; ``out`` None
-    keeps no results. ``source`` are tokens made by the caller instead of a path.
+    None leaves a choice to the profile. ``profile`` is a file, or the name of a built-in one; None
+    looks for ``moegeom.toml`` or ``[tool.moegeom]`` in the working directory, unless that lies with
+    the target; ``out`` None keeps no results. ``source`` are tokens made by the caller instead of a
+    path.
     """
 
     target: str
@@ -36,11 +37,16 @@ class GateRequest(Terms):
 
 @dataclass(frozen=True)
 class Gate:
-    """The verdict, the facts of the run it is about, and the baseline that was written."""
+    """The verdict, the facts of the run it is about, and the baseline that was written.
+
+    ``release`` is the verdict that the built-in profile of that name would give, where the gate is
+    passed under the default one.
+    """
 
     verdict: Verdict
     run: Mapping[str, Any]
     written: Path | None = None
+    release: Verdict | None = None
 
     @property
     def exit_code(self) -> int:

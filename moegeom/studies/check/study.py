@@ -11,7 +11,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import CHECKS, NO_NAME, measured_results, run_checks
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
-from moegeom.checks.profile import DEFAULT, Profile, told
+from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, told
 from moegeom.checks.profile_file import (
     PROFILE_NAME,
     fail_on,
@@ -19,17 +19,19 @@ from moegeom.checks.profile_file import (
     known_code,
     read_profile,
 )
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.files import refuse_unwritable
 from moegeom.core.finding import Verdict
 from moegeom.core.registry import unknown_name
 from moegeom.engine.parameters import option_of
+from moegeom.engine.run_facts import refused_facts
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
+from moegeom.studies.check.closer_look import looked_closer
 from moegeom.studies.check.record import Gate, GateRequest
 
 #: Where a baseline is written when neither command line nor profile says.
@@ -53,9 +55,15 @@ def gate(
     if baseline_file is not None and not request.update_baseline:
         baseline = read_baseline(baseline_file)
     results = measured_target(request, watch)
+    if "refused" not in results.run and not is_results(request.target):
+        results = looked_closer(request, results)
     if _has_samples(baseline) and "refused" not in results.run and not is_results(request.target):
         results = with_expert_samples(results, _samples(request, announce))
     verdict = judge_results(request, results, profile, baseline)
+    release = None
+    if profile.base == "default" and not verdict.exit_code:
+        stricter = dataclasses.replace(profile, base="release")
+        release = judge_results(request, results, stricter, baseline)
     verdict = dataclasses.replace(
         verdict,
         profile=profile_told(request, profile),
@@ -65,13 +73,13 @@ def gate(
     if request.update_baseline:
         written = baseline_file or Path(DEFAULT_BASELINE)
         update_baseline(request, results, written, announce)
-    return Gate(verdict, results.run, written)
+    return Gate(verdict, results.run, written, release)
 
 
 def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     """The profile with what the command line changes in it, and the file of the baseline."""
-    path = profile_path(request)
-    profile = DEFAULT if path is None else read_profile(path)
+    path, base = profile_path(request), built_in(request)
+    profile = dataclasses.replace(DEFAULT, base=base) if path is None else read_profile(path)
     changes: dict[str, Any] = {}
     if request.select is not None:
         codes = ",".join(request.select).split(",")
@@ -87,8 +95,19 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     return profile, path.parent / profile.baseline
 
 
+def built_in(request: GateRequest) -> BuiltIn:
+    """The built-in profile that was named; ``default`` where none was."""
+    named: dict[str, BuiltIn] = {name: name for name in BUILT_IN}
+    return named.get(str(request.profile), "default")
+
+
 def profile_path(request: GateRequest) -> Path | None:
-    """The file that says how to judge: named, or that of a working directory of the user's own."""
+    """The file that says how to judge: named, or that of a working directory of the user's own.
+
+    A built-in profile has none: what was named counts alone.
+    """
+    if str(request.profile) in BUILT_IN:
+        return None
     if request.profile is not None:
         return request.profile
     here = Path.cwd()
@@ -117,6 +136,8 @@ def lies_with(folder: Path, target: str) -> bool:
 def profile_told(request: GateRequest, profile: Profile) -> tuple[str, ...]:
     """By which file is judged and what that changes, for the screen; empty where by none."""
     path = profile_path(request)
+    if request.profile is not None and path is None:
+        return told(profile, CHECKS.all())
     if path is not None:
         changes = told(profile, CHECKS.all()) or ("all checks as moegeom judges by itself",)
         return (str(path.resolve()), *changes)
@@ -150,7 +171,14 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
         skip_non_finite=request.skip_non_finite,
         **request.shared(),
     )
-    return results_of(asked, watch)
+    try:
+        return results_of(asked, watch)
+    except RouterError as refusal:
+        # a refusal that a check stands for is its finding, with tokens as without
+        if not refusal.code:
+            raise
+        label = open_checkpoint(request.target, request.remote).label
+        return MemoryResults(refused_facts(label, refusal), {})
 
 
 def _refuse_measuring(request: GateRequest) -> None:

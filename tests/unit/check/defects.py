@@ -71,6 +71,33 @@ def setting(**changes: Any) -> Spoil:
     return lambda tensors, config: config.update(changes)
 
 
+def without(key: str) -> Spoil:
+    return lambda tensors, config: config.pop(key, None)
+
+
+def stored_twice(change, layer: int = 1) -> Spoil:
+    """Stores a router, and what stands beside it, under a second name."""
+
+    def spoil(tensors: Tensors, config: dict[str, Any]) -> None:
+        for name in (GATE.format(layer), GAIN.format(layer)):
+            again = change(tensors[name]) if "gate" in name else tensors[name]
+            tensors[f"language_model.{name}"] = np.asarray(again, tensors[name].dtype)
+
+    return spoil
+
+
+def together(*spoils: Spoil) -> Spoil:
+    def spoil(tensors: Tensors, config: dict[str, Any]) -> None:
+        for one in spoils:
+            one(tensors, config)
+
+    return spoil
+
+
+#: What engines read of a config of deepseek_v3, beside what its own class reads.
+SAID = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+
+
 def biases(values) -> Case:
     return Case(tensor(BIAS, lambda bias: np.asarray(values, bias.dtype)), "deepseek_v3")
 
@@ -118,6 +145,19 @@ WEIGHTS: dict[str, Case] = {
         made=with_token_table,
     ),
     "MGI112": Case(copied(0, onto=2)),
+    "MGI113": Case(without("scoring_func"), "deepseek_v3", made=setting(**SAID)),
+    "MGI114": Case(stored_twice(lambda w: 2 * w), made=stored_twice(lambda w: w)),
+    "MGN119": Case(
+        setting(quantization_config={"quant_method": "fp8", "ignore": ["lm_head"]}),
+        made=setting(quantization_config={"quant_method": "fp8", "ignore": ["re:.*mlp.gate$"]}),
+    ),
+    "MGN120": Case(
+        tensor(BIAS, lambda bias: -abs(bias)),
+        "deepseek_v3",
+        made=together(
+            setting(n_group=4, topk_group=2), *(tensor(BIAS, abs, layer) for layer in range(3))
+        ),
+    ),
     "MGN111": biases(OFFSET.astype(BF16)),
     "MGN112": biases(OFFSET),
     "MGN113": Case(

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from moegeom.checks.fixes import either
+from moegeom.checks.measured import Measured
+from moegeom.checks.unseen import unseen_routers
 from moegeom.core.router import TokenTable
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
@@ -251,3 +253,31 @@ def test_a_copied_row_blames_no_other_one(compared):
 def test_no_repair_begins_with_or():
     assert either("", "keep it.") == "keep it."
     assert either("shift it. ", "keep it.") == "shift it. Another way: keep it."
+
+
+# ------------------------------------------------------------------------- what is not looked at
+
+
+def counted(num_routers, skipped=(), measured=()):
+    """What is said of a checkpoint of so many routers, some skipped and some measured."""
+    run = {
+        "checkpoint": {
+            "num_routers": num_routers,
+            "skipped": [{"tensor": name, "reason": "a reason"} for name in skipped],
+        },
+        "routers": [{"name": f"text/{i}", "tensors": [n]} for i, n in enumerate(measured)],
+    }
+    return list(unseen_routers(Measured([], {}, {}, {}, run=run)))
+
+
+def test_a_listed_router_whose_choices_were_counted_was_looked_at_and_counts_once():
+    assert counted(3, skipped=["c"], measured=["a", "b", "c"]) == []
+    assert counted(2, skipped=["c"], measured=["a", "b"]) == ["1 of 3 routers"]
+
+
+def test_a_tensor_that_is_skipped_for_two_reasons_counts_once():
+    assert counted(2, skipped=["c", "c"], measured=["a", "b"]) == ["1 of 3 routers"]
+
+
+def test_routers_that_were_not_asked_for_and_skipped_ones_are_counted_together():
+    assert counted(3, skipped=["d"], measured=["a"]) == ["3 of 4 routers"]

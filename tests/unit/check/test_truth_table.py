@@ -13,12 +13,13 @@ from moegeom.studies.check.study import GateRequest, gate
 from tests.unit.check.conftest import BIAS, Case, keep, write_model
 from tests.unit.check.defects import COMPARED, DEFECTS, MEASURED, WEIGHTS, tensor
 
-#: Judged on thresholds of a profile: see test_thresholds.py.
-OF_THE_PROFILE = "MGP901"
+#: Judged on thresholds of a profile, and under one profile alone: see test_thresholds.py and
+#: test_built_in_profiles.py.
+OF_THE_PROFILE = ("MGP901", "MGI115")
 
 
 def test_every_check_is_in_the_table_of_defects() -> None:
-    assert sorted(check.code for check in CHECKS.all()) == sorted([*DEFECTS, OF_THE_PROFILE])
+    assert sorted(check.code for check in CHECKS.all()) == sorted([*DEFECTS, *OF_THE_PROFILE])
 
 
 def test_codes_are_unique() -> None:
@@ -72,7 +73,7 @@ def test_nothing_else_is_judged_when_routers_cannot_be_read(outcomes, refusal) -
 def test_checks_of_biases_do_not_apply_without_one(outcomes) -> None:
     found = outcomes(Case())
     of_biases = [code for code in sorted(WEIGHTS) if code.startswith("MGN11")]
-    without = [code for code in of_biases if code not in ("MGN117", "MGN118")]
+    without = [code for code in of_biases if code not in ("MGN117", "MGN118", "MGN119")]
     assert {found[code].reason for code in without} == {"no router has a selection bias"}
 
 

@@ -97,6 +97,7 @@ def test_without_a_profile_nothing_is_said_of_one(place, monkeypatch):
 
 
 SOFTENED = {
+    "base": ("training", "built-in profile training (less severe: MGB202, MGB203"),
     "select": (("MGI",), "not judged: MGB"),
     "family_wise_error": (1e-9, "probability of a false alarm 1e-09, not 0.005"),
     "severity": ({"MGI101": "note"}, "MGI101 is a note, not a error"),

@@ -73,14 +73,13 @@ def test_a_router_without_layer_number_is_listed_with_the_reason() -> None:
     assert skipped.reason == "its name has no layer number where the family has one"
 
 
-def test_a_router_stored_twice_is_refused() -> None:
+def test_of_a_router_stored_twice_one_counts_and_the_other_is_a_copy() -> None:
     names = _layer(0) | _layer(0, "language_model.model.")
-    with pytest.raises(RouterError) as caught:
-        match_routers(names, _OLMOE, Settings({}))
-    assert caught.value.message == (
-        "router text/0: is stored twice, as 'model.layers.0.mlp.gate.weight' and "
-        "'language_model.model.layers.0.mlp.gate.weight'."
-    )
+    found = match_routers(names, _OLMOE, Settings({}))
+    (match,), ((kept, other),) = found.routers, found.copies
+    assert match == kept
+    assert kept.tensors == ("model.layers.0.mlp.gate.weight",)
+    assert other.tensors == ("language_model.model.layers.0.mlp.gate.weight",)
 
 
 @pytest.mark.parametrize("leaf", ["qweight", "weight_packed", "weight.absmax"])

@@ -1,0 +1,92 @@
+"""Files of several ranks, each of which holds a copy of the tensors that are not cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Shaped
+
+from moegeom.checkpoint.folder import Folder
+from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
+from moegeom.core.errors import RouterError
+from moegeom.core.text import number_of
+
+#: The integrity check that such copies break (moegeom/checks/catalogue).
+COPIES_DIFFER = "MGI114"
+
+#: The number of a rank in the name of a file: ``model-rank-0``, ``mp_rank_01_model``, ``tp1``.
+_RANK = re.compile(r"(?<![a-z])((?:[a-z]{2}_)?rank|tp|ep|mp)([._-]?)[0-9]+", re.IGNORECASE)
+
+
+def are_ranks(files: Collection[str]) -> bool:
+    """True for two files or more whose names differ in the number of a rank alone."""
+    plain = {_RANK.sub(r"\1\2#", name) for name in files}
+    return len(files) > 1 and len(plain) == 1 and "#" in next(iter(plain))
+
+
+def open_files(folder: Folder, shards: Mapping[str, CheckpointShard]) -> ShardedStore:
+    """The checkpoint of files without an index; those of ranks may hold copies of one tensor."""
+    if not are_ranks(shards):
+        return ShardedStore(folder, shards, join_shards(shards, folder.num_parallel))
+    copies: dict[str, list[str]] = {}
+    shard_of = join_shards(shards, folder.num_parallel, copies)
+    return RankedStore(folder, shards, shard_of, copies)
+
+
+class RankedStore(ShardedStore):
+    """A ``TensorStore`` over files of ranks: what is read is the same in every file that holds it.
+
+    ``copies`` names the further files of a tensor. ``read_bytes`` looks at the first one alone.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        shards: Mapping[str, CheckpointShard],
+        shard_of: Mapping[str, str],
+        copies: Mapping[str, Sequence[str]],
+    ) -> None:
+        super().__init__(folder, shards, shard_of)
+        self._copies = copies
+
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
+        """The tensor, where all its copies are equal bit for bit.
+
+        Raises
+        ------
+        RouterError
+            Where they are not: no rule says which copy an engine takes.
+        """
+        values = super().read(name)
+        for file in self._copies.get(name, ()):
+            other = self._shards[file].read(name)
+            if difference := difference_of(values, other):
+                raise copies_differ(
+                    f"tensor {name!r} is in {self._shard_of[name]} and in {file}", difference
+                )
+        return values
+
+
+def difference_of(values: Shaped[np.ndarray, "*shape"], other: Shaped[np.ndarray, "*other"]) -> str:
+    """How two copies of a tensor differ; empty when they are equal bit for bit."""
+    if (values.dtype, values.shape) != (other.dtype, other.shape):
+        return "with other shapes or dtypes"
+    one, two = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (values, other))
+    if np.array_equal(one, two):
+        return ""
+    if values.ndim < 2:
+        return "with other numbers"
+    size = len(one) // len(values)
+    rows = (one != two).reshape(len(values), size).any(axis=1).sum()
+    return f"with other numbers in {number_of(rows, 'row')} of {len(values):,}"
+
+
+def copies_differ(where: str, difference: str) -> RouterError:
+    """The refusal of a router whose copies are not one."""
+    return RouterError(
+        f"{where}, {difference}.",
+        "Replicas that drifted apart, or slices: join them with the tool that wrote them.",
+        code=COPIES_DIFFER,
+    )

@@ -1,0 +1,53 @@
+"""Incidents of rows that were never trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from tests.museum.checkpoint import Checkpoint
+from tests.museum.gallery import Case, Incident
+from tests.museum.healthy import softmax_model
+
+#: What the config draws with: four fifths of the spread of the trained rows.
+_RANGE = 0.8 / np.sqrt(512)
+
+
+def model() -> Checkpoint:
+    """Trained rows share a direction, and are longer than drawn ones."""
+
+    def shared(weight: np.ndarray, layer: int) -> np.ndarray:
+        direction = np.random.default_rng([2995, layer]).standard_normal(weight.shape[1])
+        return weight + 0.3 * direction / np.sqrt(direction.size)
+
+    trained = softmax_model(hidden=512).changed(config={"initializer_range": float(_RANGE)})
+    return trained.edited("weight", shared)
+
+
+def _drawn(rows: slice, layers: Iterable[int]) -> Callable[[], Checkpoint]:
+    def drawn(weight: np.ndarray, layer: int) -> np.ndarray:
+        fresh = _RANGE * np.random.default_rng([858, layer]).standard_normal(weight.shape)
+        weight[rows] = fresh[rows]
+        return weight
+
+    return lambda: model().edited("weight", drawn, layers)
+
+
+ROWS_NEVER_TRAINED = Incident(
+    "rows_never_trained",
+    ("NVIDIA-NeMo/Automodel#2995", "jingyaogong/minimind#858"),
+    "No gradient reached the router, or a part of its rows: it is as it was drawn, and routes no "
+    "better than a random one.",
+    "MGG207",
+    (
+        Case("half of the rows of one layer", _drawn(slice(16, 32), (1,)),
+             ("MGG207",), ("text/1",)),
+        Case("one layer of four", _drawn(slice(None), (1,)), ("MGG207",), ("text/1",)),
+        Case("all layers", _drawn(slice(None), range(4)), ("MGG207",),
+             ("text/0", "text/1", "text/2", "text/3")),
+    ),
+    (Case("as trained", model),),
+)  # fmt: skip
+
+INCIDENTS = (ROWS_NEVER_TRAINED,)

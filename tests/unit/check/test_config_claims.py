@@ -1,0 +1,200 @@
+"""What a config leaves open, forbids or asks of quantisers is said, and read without harm."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegeom.core.errors import RouterError
+from moegeom.router.family import Choice
+from moegeom.router.integrity import GATING_UNSAID
+from moegeom.router.quantised_modules import Quantisation
+from moegeom.router.settings import Settings
+from moegeom.studies.check.study import GateRequest, gate
+from tests.unit.check.conftest import BIAS, Case, keep, with_token_table, write_model
+from tests.unit.check.defects import SAID, setting, tensor, together
+
+GATE = "model.layers.3.mlp.gate"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def found(tmp_path, code, spoil, family="deepseek_v3", **options):
+    target = str(write_model(tmp_path, Case(family=family, made=setting(**SAID)), spoil))
+    verdict = gate(GateRequest(target, **options)).verdict
+    (outcome,) = [o for o in verdict.outcomes if o.code == code]
+    return outcome
+
+
+# --------------------------------------------------------------------------------- gating function
+
+
+def test_every_key_that_an_engine_needs_is_named_with_what_it_takes(tmp_path):
+    outcome = found(tmp_path, "MGI113", lambda tensors, config: [config.pop(k) for k in SAID])
+    titles = [finding.title for finding in outcome.findings]
+    assert titles == [
+        "the config does not say 'scoring_func': vLLM takes softmax.",
+        "the config does not say 'topk_method': vLLM leaves the selection bias out.",
+    ]
+    assert {finding.severity for finding in outcome.findings} == {"warning"}
+
+
+def test_the_same_is_an_error_in_a_release(tmp_path):
+    outcome = found(
+        tmp_path, "MGI113", lambda t, config: config.pop("scoring_func"), profile=Path("release")
+    )
+    assert [finding.severity for finding in outcome.findings] == ["error"]
+
+
+def test_a_default_of_the_family_is_told_as_assumed(tmp_path):
+    def unsaid(tensors, config):
+        with_token_table(tensors, config)
+        del config["scoring_func"]
+
+    (finding,) = found(tmp_path, "MGI113", unsaid).findings
+    assert "Assumed is sqrt-softplus, the default of transformers" in finding.detail
+
+
+def test_a_gating_function_without_a_default_is_a_refusal_of_its_own_code():
+    choice = Choice(keys=("expert_gating_func",), values={"1": "softmax", "2": "sigmoid"})
+    with pytest.raises(RouterError, match="'expert_gating_func' is not given") as caught:
+        Settings({}).choose(choice)
+    assert caught.value.code == GATING_UNSAID
+    assert "1 is softmax, 2 is sigmoid" in caught.value.hint
+
+
+# ------------------------------------------------------------------------------------------- groups
+
+IMPOSSIBLE = {
+    "more kept than there are": {"n_group": 4, "topk_group": 5},
+    "of one expert": {"n_group": 16, "topk_group": 8},
+    "too few experts kept": {"n_group": 8, "topk_group": 1},
+    "that do not divide": {"n_group": 3, "topk_group": 1},
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_impossible_groups_are_a_finding(tmp_path, what):
+    outcome = found(tmp_path, "MGI105", setting(**IMPOSSIBLE[what]))
+    assert (outcome.state, outcome.severity) == ("failed", "error")
+
+
+def test_a_refusal_is_a_finding_with_tokens_too(tmp_path):
+    model = write_model(tmp_path, Case(family="deepseek_v3"), setting(n_group=4, topk_group=5))
+    np.savez(tmp_path / "rec.npz", x=np.zeros((4, 64), np.float32))
+    found = gate(GateRequest(str(model), tokens=str(tmp_path / "rec.npz")))
+    assert found.exit_code == 1
+    assert [finding.code for finding in found.verdict.findings] == ["MGI105"]
+
+
+# ----------------------------------------------------------------------------------- dropped groups
+
+
+def signs(positive_of_each: int, offset: float = 0.0):
+    """Four groups of four biases of 0.1, so many of each above 0."""
+    signed = np.where(np.arange(16) % 4 < positive_of_each, 0.1, -0.1) + offset
+    same = (tensor(BIAS, lambda bias: signed.astype(np.float32), layer) for layer in range(3))
+    return together(setting(n_group=4, topk_group=2), *same)
+
+
+@pytest.mark.parametrize(("positive", "state"), [(0, "failed"), (1, "failed"), (2, "passed")])
+def test_a_dropped_expert_may_win_where_kept_groups_hold_fewer_than_k_biases_above_0(
+    tmp_path, positive, state
+):
+    assert found(tmp_path, "MGN120", signs(positive)).state == state
+
+
+def test_a_common_offset_takes_the_exposure_away(tmp_path):
+    assert found(tmp_path, "MGN120", signs(0, offset=0.2)).state == "passed"
+
+
+def test_the_statement_holds_for_drawn_scores():
+    """Fill with 0.0: with k biases above 0 in any kept groups no dropped expert is chosen."""
+    random = np.random.default_rng(4)
+    for positive in (0, 2):
+        bias = np.where(np.arange(16) % 4 < positive, 0.1, -0.1)
+        scores = 10.0 ** random.uniform(-6.0, 0.0, (4000, 16)) + bias
+        sums = np.sort(scores.reshape(-1, 4, 4), axis=2)[:, :, 2:].sum(axis=2)
+        kept = np.zeros(sums.shape, bool)
+        np.put_along_axis(kept, np.argsort(-sums, axis=1)[:, :2], True, axis=1)
+        filled = np.where(np.repeat(kept, 4, axis=1), scores, 0.0)
+        chosen = np.argsort(-filled, axis=1, kind="stable")[:, :4]
+        stray = ~np.take_along_axis(np.repeat(kept, 4, axis=1), chosen, axis=1)
+        assert stray.any() == (positive == 0)
+
+
+# ------------------------------------------------------------------------------------- quantisation
+
+COVERS = {
+    "no list": ({}, True),
+    "other modules": ({"ignore": ["lm_head", "model.layers.3.mlp.gate_proj"]}, True),
+    "the gate of another layer": ({"ignore": ["model.layers.13.mlp.gate"]}, True),
+    "by name": ({"ignore": [GATE]}, False),
+    "by the end": ({"modules_to_not_convert": ["mlp.gate"]}, False),
+    "by a part": ({"modules_to_not_convert": ["gate"]}, False),
+    "by a module above": ({"ignored_layers": ["model.layers.3"]}, False),
+    "with a prefix": ({"ignore": [f"language_model.{GATE}"]}, False),
+    "by a glob": ({"exclude_modules": ["*.mlp.gate"]}, False),
+    "by an expression": ({"ignore": ["re:.*mlp.gate$"]}, False),
+    "by another expression": ({"ignore": ["re:.*self_attn.*"]}, True),
+    "by AutoRound": ({"extra_config": {GATE: {"bits": 16}}}, False),
+    "by AutoRound, with 4 bits": ({"extra_config": {GATE: {"bits": 4}}}, True),
+    "by GPTQModel": ({"dynamic": {r"-:.*\.gate$": {}}}, False),
+    "experts alone": ({"config_groups": {"a": {"targets": ["re:.*experts.*"]}}}, False),
+    "all linear": ({"config_groups": {"a": {"targets": ["Linear"]}}}, True),
+    "an expression that may not end": ({"ignore": ["re:(.*)*x"]}, False),
+    "a broken expression": ({"ignore": ["re:("]}, False),
+    "no texts": ({"ignore": [3, None, {"a": 1}], "config_groups": {"a": 1, "b": {}}}, True),
+}
+
+
+@pytest.mark.parametrize("what", COVERS)
+def test_which_modules_a_config_quantises(what):
+    said, covers = COVERS[what]
+    asked = Quantisation.of({"quantization_config": {"quant_method": "fp8", **said}})
+    assert asked is not None
+    assert asked.covers(GATE) == covers
+
+
+@pytest.mark.parametrize("config", [{}, {"quantization_config": None}, {"quantization_config": 4}])
+def test_without_a_table_nothing_is_quantised(config):
+    assert Quantisation.of(config) is None
+
+
+def test_a_nested_config_is_found():
+    assert Quantisation.of({"text_config": {"quantization_config": {"quant_method": "fp8"}}})
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(.*.*.*.*.*.*)x", ".*" * 90 + "x", "(a|a)*b"])
+def test_a_hostile_expression_costs_no_time(pattern):
+    asked = Quantisation.of({"quantization_config": {"ignore": [f"re:{pattern}"]}})
+    started = time.perf_counter()
+    asked.covers("model.layers.3." + "a" * 60)
+    assert time.perf_counter() - started < 1.0
+
+
+def test_the_finding_names_key_routers_and_module(tmp_path):
+    spoil = setting(quantization_config={"quant_method": "awq", "modules_to_not_convert": ["x"]})
+    (finding,) = found(tmp_path, "MGN119", spoil).findings
+    assert finding.routers == ("text/0", "text/1", "text/2")
+    assert "3 of 3 routers" in finding.title
+    assert "'quantization_config.modules_to_not_convert'" in finding.title
+    assert "'model.layers.0.mlp.gate'" in finding.detail
+
+
+def test_results_of_a_scan_say_that_they_do_not_hold_the_config(tmp_path):
+    model = write_model(tmp_path, Case(family="deepseek_v3"), keep)
+    gate(GateRequest(str(model), out=tmp_path / "kept.moegeom"))
+    outcomes = {
+        o.code: o for o in gate(GateRequest(str(tmp_path / "kept.moegeom"))).verdict.outcomes
+    }
+    assert outcomes["MGI113"].state == "does not apply"
+    assert outcomes["MGI113"].reason == "results of a scan do not hold what the config says"
+    assert json.dumps(outcomes["MGN119"].reason)

@@ -1,0 +1,145 @@
+"""Copies of a router are found whatever was done to them, and equal copies are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from moegeom.checkpoint.ranks import are_ranks
+from moegeom.studies.check.study import GateRequest, gate
+from tests.unit.check.conftest import GATE, Case, keep, write_model
+
+LAYERS = Case(layers=4, hidden=128)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def outcome(code: str, target: str = "model"):
+    (found,) = [o for o in gate(GateRequest(target)).verdict.outcomes if o.code == code]
+    return found
+
+
+def spoilt(tmp_path, change):
+    """The model with layer 3 made of layer 0 and of itself."""
+
+    def spoil(tensors, config):
+        first, last = (tensors[GATE.format(n)].astype(np.float32) for n in (0, 3))
+        tensors[GATE.format(3)] = change(first, last)
+
+    write_model(tmp_path, LAYERS, spoil)
+    return outcome("MGI112")
+
+
+COPIES = {
+    "equal": (lambda a, b: a, "hold the same router"),
+    "twice as long": (lambda a, b: 2 * a, "layer 3 is 2 times that of layer 0"),
+    "a third": (lambda a, b: a / 3, "0.3333 times"),
+    "less one": (lambda a, b: np.vstack([a[:15], b[15:]]), "share 15 rows"),
+    "two rows": (lambda a, b: np.vstack([b[:5], a[5:7], b[7:]]), "share 2 rows"),
+    "moved": (lambda a, b: np.vstack([b[:4], a[:8], b[12:]]), "share 8 rows"),
+}
+
+
+@pytest.mark.parametrize("what", COPIES)
+def test_a_copied_router_or_block_is_an_error(tmp_path, what):
+    change, said = COPIES[what]
+    (finding,) = spoilt(tmp_path, change).findings
+    assert finding.severity == "error"
+    assert finding.routers == ("text/0", "text/3")
+    assert said in finding.title
+
+
+def test_a_block_names_where_its_rows_came_from_and_went(tmp_path):
+    (finding,) = spoilt(tmp_path, COPIES["moved"][0]).findings
+    assert "Experts 0-7 of the one are experts 4-11 of the other, 4 further on" in finding.detail
+
+
+def test_a_copy_through_bfloat16_is_found_in_float32(tmp_path):
+    def spoil(tensors, config):
+        for layer in range(4):
+            exact = tensors[GATE.format(layer)].astype(np.float32)
+            noise = np.random.default_rng(layer).standard_normal(exact.shape)
+            tensors[GATE.format(layer)] = (exact * (1 + 1e-3 * noise)).astype(np.float32)
+        tensors[GATE.format(2)] = tensors[GATE.format(0)].astype("bfloat16")
+
+    write_model(tmp_path, LAYERS, spoil)
+    (finding,) = outcome("MGI112").findings
+    assert finding.title == "the router of layer 2 is a cast of that of layer 0."
+
+
+HEALTHY = {
+    "its own": lambda a, b: b,
+    "one row alone": lambda a, b: np.vstack([a[:1], b[1:]]),
+    "rows of one length": lambda a, b: b / np.linalg.norm(b, axis=1, keepdims=True),
+    "the lengths of another": lambda a, b: (
+        b
+        * np.random.default_rng(3).permutation(np.linalg.norm(a, axis=1))[:, None]
+        / np.linalg.norm(b, axis=1, keepdims=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HEALTHY)
+def test_what_only_resembles_a_copy_is_none(tmp_path, what):
+    assert spoilt(tmp_path, HEALTHY[what]).state == "passed"
+
+
+# ------------------------------------------------------------------------------------ files of ranks
+
+
+def ranked(tmp_path, change, names=("model-rank-0", "model-rank-1")):
+    """The model in a file for each of two ranks; ``change`` what the second one has of a gate."""
+    model = write_model(tmp_path, Case(), keep)
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    other = {n: change(t) if n == GATE.format(1) else t for n, t in tensors.items()}
+    for file, held in zip(names, (tensors, other), strict=True):
+        save_file({n: np.ascontiguousarray(t) for n, t in held.items()},
+                  model / f"{file}.safetensors")  # fmt: skip
+    return model
+
+
+def test_ranks_that_hold_one_router_are_one_checkpoint(tmp_path):
+    ranked(tmp_path, lambda gate: gate)
+    assert (gate(GateRequest("model")).exit_code, outcome("MGI114").state) == (0, "passed")
+
+
+def test_a_router_that_differs_between_ranks_is_an_error_with_the_rows_counted(tmp_path):
+    def drifted(gate):
+        moved = gate.copy()
+        moved[[2, 7]] *= gate.dtype.type(1.01)
+        return moved
+
+    ranked(tmp_path, drifted)
+    (finding,) = outcome("MGI114").findings
+    assert gate(GateRequest("model")).exit_code == 1
+    assert "model-rank-0.safetensors and in model-rank-1.safetensors" in finding.title
+    assert "with other numbers in 2 rows of 16" in finding.title
+
+
+def test_a_slice_in_another_rank_is_no_copy_that_is_equal(tmp_path):
+    ranked(tmp_path, lambda gate: gate[:8])
+    (finding,) = outcome("MGI114").findings
+    assert "with other shapes or dtypes" in finding.title
+
+
+RANKS = {
+    ("model-rank-0", "model-rank-1"): True,
+    ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"): True,
+    ("tp0.safetensors", "tp1.safetensors"): True,
+    ("model_rank_0_of_2", "model_rank_1_of_2"): True,
+    ("model-00001-of-00002", "model-00002-of-00002"): False,
+    ("consolidated.00.pth", "consolidated.01.pth"): False,
+    ("step1.pt", "step2.pt"): False,
+    ("model-rank-0",): False,
+    ("model-rank-0", "other-rank-1"): False,
+}
+
+
+@pytest.mark.parametrize("names", RANKS)
+def test_only_files_that_differ_in_the_number_of_a_rank_are_ranks(names):
+    assert are_ranks(names) == RANKS[names]
