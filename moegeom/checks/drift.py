@@ -18,6 +18,13 @@ _NEARER = 0.25
 _AWAY = 0.05
 
 
+def spread_of(bias: Float[np.ndarray, "experts"]) -> float:
+    """Standard deviation of biases; inf where their squares leave the range of numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = float(bias.std())
+    return found if np.isfinite(found) else np.inf
+
+
 @dataclass(frozen=True, eq=False)
 class Drift:
     """One router beside its baseline.

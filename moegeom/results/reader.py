@@ -138,6 +138,9 @@ class Results:
         Columns that do not hold what this version writes there are left out. To ask a row for a
         column that it has not is a ResultsError.
         """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         from moegeom.results.schema import KEYS, fits
 
         table = self.table(name)
@@ -146,6 +149,13 @@ class Results:
         for key in {column.name for column in KEYS} & {*table.column_names}:
             if table.column(key).null_count:
                 raise ResultsError(f"{where}: column '{key}' has rows without a value.")
+        for column in table.schema:  # what is not known is written as null
+            values = table[column.name]
+            if (
+                pa.types.is_floating(column.type)
+                and pc.call_function("any", [pc.call_function("is_nan", [values])]).as_py()
+            ):
+                raise ResultsError(f"{where}: column '{column.name}' holds nan.")
         try:
             rows: list[dict[str, Any]] = [_Row(where, row) for row in table.to_pylist()]
         except ValueError as error:  # a text that is no text

@@ -98,13 +98,18 @@ def is_text(column: str) -> bool:
     return column in TEXTS or column.endswith(BOUND)
 
 
+def is_truth(column: str) -> bool:
+    """Whether a column of the tables of metrics holds truth values."""
+    return column.startswith(("is_", "has_"))
+
+
 def fits(table: str, field: pa.Field) -> bool:
     """True when a column of a file holds what is written under its name."""
     if table in OTHER_TABLES:
         known = {column.name: column.kind for column in OTHER_TABLES[table]}
         kind = known.get(field.name, "none")
     else:
-        kind = "str" if is_text(field.name) else "number"
+        kind = "str" if is_text(field.name) else "bool" if is_truth(field.name) else "number"
     if field.name in _LIST_TYPES:
         item = getattr(field.type, "value_type", pa.null())
         return _is_of(item, "str" if _LIST_TYPES[field.name] == pa.string() else "number")
@@ -116,8 +121,9 @@ def _is_of(found: pa.DataType, kind: str) -> bool:
         return pa.types.is_string(found)
     if kind == "none":
         return False
-    is_number = pa.types.is_integer(found) or pa.types.is_floating(found)
-    return is_number or pa.types.is_boolean(found)
+    if kind == "bool":
+        return pa.types.is_boolean(found)
+    return pa.types.is_integer(found) or pa.types.is_floating(found)
 
 
 def metric_tables(metrics: Iterable[Metric]) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.checks.check import Check, Limit, Limits, Unknown
-from moegeom.checks.drift import drift_of
+from moegeom.checks.drift import drift_of, spread_of
 from moegeom.checks.measured import Measured, percent
 from moegeom.core.finding import Finding
 
@@ -43,7 +43,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
                 continue  # MGI121 asks whether the biases moved along
             change = np.array(now, dtype=np.float64) - old
             change -= np.median(change)  # a common offset changes no choice
-            largest, spread = float(np.abs(change).max()), float(old.std())
+            largest, spread = float(np.abs(change).max()), spread_of(old)
             share = largest / spread if spread else math.inf if largest else 0.0
             if share > limits("moved", router):
                 limit = percent(limits("moved", router))

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from moegeom.checks.check import Check, Limits, Unknown
-from moegeom.checks.drift import Drift, drifts
+from moegeom.checks.drift import Drift, drifts, spread_of
 from moegeom.checks.measured import Measured, listed
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
@@ -124,7 +124,7 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
         bias = np.array([e["selection_bias"] for e in rows], dtype=np.float64)
         difference = bias - before.selection_bias[drift.place]
         left = np.abs(difference - np.median(difference)).max()
-        if left > _BIAS_MOVED * max(float(before.selection_bias.std()), 1e-12):
+        if left > _BIAS_MOVED * max(spread_of(before.selection_bias), 1e-12):
             return False, "The selection bias did not move along."
     if before is None or before.samples is None or None in samples:
         return False, (
