@@ -106,8 +106,7 @@ def set_distances(
     tokens, experts = selection.shape
     k = chosen.shape[1]
     outright = log2_sets(experts, k)
-    sign = np.ones((tokens, experts), np.float32)
-    np.put_along_axis(sign, chosen.astype(np.int64), np.float32(-1.0), axis=1)
+    sign = np.where(chosen_mask(chosen, experts), np.float32(-1.0), np.float32(1.0))
     if k == experts:
         return SetDistances(np.full((tokens, experts), -np.inf, np.float32), None, 1.0, 0.0)
     own = selection.astype(np.float64)
@@ -129,6 +128,32 @@ def set_distances(
         wrong = (sign * apart).astype(np.float32)
     wrong[np.isnan(wrong)] = np.inf
     return SetDistances(wrong, is_tied, spacing, outright)
+
+
+def chosen_mask(
+    chosen: Integer[np.ndarray, "tokens k"], experts: int
+) -> Bool[np.ndarray, "tokens experts"]:
+    """Which experts each token chose."""
+    found = np.zeros((len(chosen), experts), bool)
+    np.put_along_axis(found, chosen.astype(np.int64), True, axis=1)
+    return found
+
+
+def boundary(
+    selection: Float[np.ndarray, "tokens experts"], k: int
+) -> Float32[np.ndarray, "tokens"]:
+    r""":math:`\mu = (s_{(k)} + s_{(k+1)}) / 2`; the k-th score where no other is finite.
+
+    :math:`-\infty` for k = E. nan counts as :math:`-\infty`.
+    """
+    experts = selection.shape[1]
+    if k == experts:
+        return np.full(len(selection), -np.inf, np.float32)
+    known = np.where(np.isnan(selection), -np.inf, selection)
+    parted = np.partition(known, (experts - k - 1, experts - k), axis=1)
+    last, following = parted[:, experts - k], parted[:, experts - k - 1]
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(following), 0.5 * (last + following), last).astype(np.float32)
 
 
 def log2_sets(experts: int, k: int) -> float:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int32, Int64
 
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
-from moegeom.engine.choice import chosen_by
+from moegeom.engine.choice import chosen_by, group_masked
 from moegeom.engine.flipping import engine_logits
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.geometry.noise import boundary_sigmas
@@ -26,7 +26,6 @@ from moegeom.studies.faults.operator import (
     Candidate,
     Site,
     Values,
-    compared,
     of_sets,
     plain,
 )
@@ -99,16 +98,18 @@ def look(
             if values is not None and len(rows) * len(choices) * values.shape[1] * 4 <= _KEPT:
                 kept.append(np.asarray(values, np.float32))
         found = np.concatenate(logits)
-        selection = compared(as_stored, found, sides.kernels)
+        scores = as_stored.compared(found)
+        selection, _ = group_masked(router.rule, scores, sides.kernels)
     else:
         found = of_sets(mine, len(own.matching), np.ones(len(rows), bool))
-        selection = found
+        scores = selection = found
     site = Site(
         router=router,
         number=number,
         routers=[choice.prepared.router for choice in choices],
         other=other,
         logits=found,
+        scores=scores,
         selection=selection,
         mine=mine,
         theirs=theirs,
@@ -272,8 +273,17 @@ def weight_rule(
     if router.selection_bias is not None and router.selection_bias.any():
         with_bias = _error(theirs, _weights(router, logits, chosen, leaks=True))
     nearest = min(found, key=lambda name: found[name])
-    zeros = float(((theirs == 0.0) & (plain > 0.0)).mean())
-    return WeightRule(len(rows), _error(theirs, plain), with_bias, nearest, found[nearest], zeros)
+    is_zero = (theirs == 0.0) & (plain > 0.0)
+    last = plain == plain.min(axis=1, keepdims=True)
+    return WeightRule(
+        len(rows),
+        _error(theirs, plain),
+        with_bias,
+        nearest,
+        found[nearest],
+        zeros=float(is_zero.mean()),
+        zeros_last=float(last[is_zero].mean()) if is_zero.any() else 0.0,
+    )
 
 
 def _weights(

@@ -216,7 +216,8 @@ class WeightRule:
 
     Root mean square of the difference over that of the weights: by the rule of the checkpoint, with
     the bias in them, and by whichever other rule is nearest. ``zeros`` is the share of chosen
-    experts that B gives no weight at all, and the rule does.
+    experts that B gives no weight at all, and the rule does; ``zeros_last`` the share of these that
+    have the smallest weight of their token.
     """
 
     num_tokens: int
@@ -225,6 +226,7 @@ class WeightRule:
     nearest: str
     nearest_error: float
     zeros: float = 0.0
+    zeros_last: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from moegeom.studies.explain.record import ExplainRequest, Explanation, Found, L
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.verdict import Evidence, verdict
 from moegeom.studies.faults.exchangeable import Flips, Spread, spread
+from moegeom.studies.faults.scope import Where
 from moegeom.studies.faults.score import Fault, believed, faults, score_site
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB, match_run_b
@@ -150,7 +151,7 @@ def _layers(
         scores.append(score_site(one.site, one.values))
         if watch:
             watch.advance(len(rows))
-    found = faults(scores, sides.columns.at(rows))
+    found = faults(scores, Where.of(sides.columns.at(rows), sides.token[rows]))
     best = believed(found)
     layers, flips = [], []
     for choice, one, score in zip(choices, looked, scores, strict=True):

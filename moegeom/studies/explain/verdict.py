@@ -12,6 +12,9 @@ from moegeom.studies.explain.record import CauseVerdict, LayerEvidence, LogProbs
 from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS, Spread
 from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
 
+#: Share of the weights of 0 that are the smallest of their token where fewer experts are used.
+_FEWER = 0.95
+
 #: Left-over sets of which a fault removes this share may be spread in any way.
 _MOST_REPAIRED = 0.8
 
@@ -108,9 +111,12 @@ def _wrong_weights(
         if rule.zeros > 0.0:
             detail = (
                 f"from {found.names(layer.router)} on {_percent(rule.zeros)} of the chosen experts "
-                "have weight 0, which the rule never gives."
+                "have weight 0, which the rule never gives"
             )
-            return CauseVerdict("capacity", detail, layer.router)
+            if rule.zeros_last >= _FEWER:
+                detail += ", always those with the smallest: fewer experts are used than chosen."
+                return CauseVerdict("routing weights differ", detail, layer.router)
+            return CauseVerdict("capacity", f"{detail}.", layer.router)
         where = f"from {found.names(layer.router)} on weights differ by {rule.error:.2g}, relative"
         if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
             detail = f"{where}; with the selection bias in the scores by {rule.with_bias:.1g}."

@@ -15,6 +15,7 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
+from moegeom.geometry.set_code import TIE_WAYS
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.faults.causes import Cause
 from moegeom.variants.arithmetic import Arithmetic
@@ -32,7 +33,8 @@ Values = Callable[[np.ndarray], Float[np.ndarray, "rows hidden"] | None]
 class Site:
     """One router, and what both sides chose there for the same tokens.
 
-    ``logits`` are those of the inputs at hand, ``selection`` the scores that top-k compares.
+    ``logits`` are those of the inputs at hand, ``scores`` what is selected by, and ``selection``
+    the same with dropped groups at their fill, which top-k compares.
     ``previous`` is for each token the row of the one before it in its document, -1 for none.
     ``routers`` are all that are looked at, this one at ``number``; ``other`` is that of the
     checkpoint that B may have loaded. ``has_inputs`` where the rows can be routed again, and
@@ -45,6 +47,7 @@ class Site:
     routers: Sequence[Router]
     other: Router | None
     logits: Float[np.ndarray, "tokens experts"]
+    scores: Float[np.ndarray, "tokens experts"]
     selection: Float[np.ndarray, "tokens experts"]
     mine: Int32[np.ndarray, "tokens k"]
     theirs: Int32[np.ndarray, "tokens k"]
@@ -91,6 +94,7 @@ class Candidate:
     experts; ``of_other`` where the other checkpoint is needed to say it. It counts only where it
     reproduces ``least_met`` of the sets in its scope and, if it is one of all routers
     (``everywhere``), at each of them; with ``of_some_only`` never for all experts together.
+    ``ties`` are the ways in which equal scores may be told apart.
     ``bits`` say which parameters these are, ``own_bits`` those of this router alone.
     """
 
@@ -108,6 +112,7 @@ class Candidate:
     least_met: float = 0.0
     everywhere: bool = False
     of_some_only: bool = False
+    ties: tuple[str, ...] = TIE_WAYS
 
     @property
     def needs_inputs(self) -> bool:
@@ -119,12 +124,9 @@ class Candidate:
     ) -> Float[np.ndarray, "rows experts"]:
         """Scores that top-k would compare, for some tokens with these inputs."""
         if self.routed is not None:
-            if values is None:  # recorded logits stand for those of the inputs
-                logits = site.logits[rows]
-            else:
-                seen = values if self.inputs is None else self.inputs(site, rows, values)
-                logits = engine_logits(self.routed, self.routed.inputs(seen))
-            return compared(self.routed, logits, site.kernels)
+            # recorded logits stand for those of the inputs where there are none
+            scores = self.unmasked(site, rows, values)
+            return group_masked(self.routed.router.rule, scores, site.kernels)[0]
         if self.rows is not None:
             there = self.rows[rows]
             found = site.selection[np.maximum(there, 0)].copy()
@@ -134,18 +136,21 @@ class Candidate:
             return self.scores(site)[rows]
         return site.selection[rows]
 
+    def unmasked(
+        self, site: Site, rows: np.ndarray, values: Float[np.ndarray, "rows hidden"] | None
+    ) -> Float[np.ndarray, "rows experts"]:
+        """Scores of a ``routed`` router before its groups are chosen."""
+        assert self.routed is not None
+        logits = site.logits[rows]
+        if values is not None:
+            seen = values if self.inputs is None else self.inputs(site, rows, values)
+            logits = engine_logits(self.routed, self.routed.inputs(seen))
+        return self.routed.compared(logits)
+
     def theirs(self, site: Site, rows: np.ndarray) -> Int32[np.ndarray, "rows k"]:
         """What B chose, in A's numbers."""
         found = site.theirs[rows]
         return found if self.numbers is None else self.numbers[found]
-
-
-def compared(
-    emulated: Emulated, logits: Float[np.ndarray, "tokens experts"], kernels: Kernels
-) -> Float[np.ndarray, "tokens experts"]:
-    """Scores that the top-k of an engine compares, group mask included."""
-    found, _ = group_masked(emulated.router.rule, emulated.compared(logits), kernels)
-    return found
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Integer
+from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.registry import Rooms
 from moegeom.core.tokens import TokenColumns
@@ -22,12 +22,27 @@ class Region:
     bits: float
 
 
+@dataclass(frozen=True, eq=False)
+class Where:
+    """Document and position of each token, and its number in A's recording."""
+
+    document: Int64[np.ndarray, "tokens"]
+    position: Int64[np.ndarray, "tokens"]
+    number: Int64[np.ndarray, "tokens"]
+
+    @staticmethod
+    def of(columns: TokenColumns, number: Int64[np.ndarray, "tokens"]) -> Where:
+        """From the columns of these tokens."""
+        document, position = (x.astype(np.int64) for x in (columns.document, columns.position))
+        return Where(document, position, number)
+
+
 @dataclass(frozen=True)
 class Scope:
     """A kind of region. ``find`` proposes the best ones for bits that each token would save."""
 
     name: str
-    find: Callable[[Float64[np.ndarray, "tokens"], TokenColumns], Iterator[Region]]
+    find: Callable[[Float64[np.ndarray, "tokens"], Where], Iterator[Region]]
 
 
 SCOPES: Rooms[Scope] = Rooms("scope", "moegeom.studies.faults.scopes", Scope)
@@ -37,7 +52,7 @@ SCOPES: Rooms[Scope] = Rooms("scope", "moegeom.studies.faults.scopes", Scope)
 _WORTH, _SHARE = 12.0, 0.03
 
 
-def best_region(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Region:
+def best_region(saved: Float64[np.ndarray, "tokens"], where: Where) -> Region:
     """The region that saves most beside what it costs; two kinds may meet (documents, positions).
 
     ``text`` is empty for all tokens.
@@ -48,14 +63,14 @@ def best_region(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> 
     least = most + max(_WORTH, _SHARE * abs(most))
     kind = math.log2(len(SCOPES.all()) + 1)
     for scope in SCOPES.all():
-        for region in scope.find(saved, columns):
+        for region in scope.find(saved, where):
             gained = float(saved[region.is_inside].sum()) - region.bits - kind
             if gained > max(most, least):
                 best, most = Region(region.is_inside, region.text, region.bits + kind), gained
     if best.text:
         inside = np.where(best.is_inside, saved, 0.0)
         for scope in SCOPES.all():
-            for region in scope.find(inside, columns):
+            for region in scope.find(inside, where):
                 both = best.is_inside & region.is_inside
                 bits = best.bits + region.bits + kind
                 gained = float(saved[both].sum()) - bits

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from moegeom.core.tokens import TokenColumns
-from moegeom.geometry.set_code import TIE_WAYS, SetDistances, log2_sets, set_distances
+from moegeom.engine.choice import group_masked
+from moegeom.geometry.set_code import (
+    TIE_WAYS,
+    SetDistances,
+    boundary,
+    chosen_mask,
+    log2_sets,
+    set_distances,
+)
 from moegeom.studies.faults.causes import Cause
 from moegeom.studies.faults.operator import OPERATORS, Candidate, Site, Values
-from moegeom.studies.faults.scope import Region, best_region, listed
+from moegeom.studies.faults.scope import Region, Where, best_region, listed
 from moegeom.variants.emulated import Emulated, emulate
 
 #: Noise scales that are tried, in median gaps between the last chosen score and the first other.
@@ -26,7 +33,7 @@ _SCALES = 2.0 ** np.arange(-12.0, 4.0, 1.5)
 
 #: Tokens of each kind, with equal and with different sets, on which candidates are tried first,
 #: and how many go on to all tokens.
-_TRIED, _KEPT = 1024, 8
+_TRIED, _KEPT = 768, 10
 
 #: Bits that a candidate has to save there to go on.
 _WORTH = 4.0
@@ -109,20 +116,38 @@ class Fault:
 
 def score_site(site: Site, values: Values) -> SiteScores:
     """The base, and every candidate that saves bits on a sample of tokens."""
-    everything = np.arange(len(site.theirs))
     own = set_distances(site.selection, site.theirs)
-    noise = _fitted(own)
+    share = share_of_equals(site)
+    ties = _fitted(set_distances(site.selection, site.mine), share).ties  # as A breaks them
+    noise = _fitted(own, share, (ties, "chance"))
     base = noise.bits(own)
     differs = site.differs
     if not differs.any():
-        return SiteScores(site.router.name, base, own.is_met, {}, 0)
+        return SiteScores(site.router.name, share * base, own.is_met, {}, 0)
     rows, weight = _sample(differs)
+    weight = weight * share[rows]
     sample = values(rows) if site.has_inputs else None
-    tried = _tried(site, rows, weight, own.at(rows), sample)
+    tried = _tried(site, rows, weight, own.at(rows), (ties, "chance"), sample)
     worth = sorted((one for one in tried if one.saved > _WORTH), key=lambda one: -one.saved)
     kept = worth[:_KEPT]
-    scored = _on_all(site, kept, (own, base), everything, values)
-    return SiteScores(site.router.name, base, own.is_met, scored, len(tried))
+    scored = _on_all(site, kept, (own, base), share, values)
+    return SiteScores(site.router.name, share * base, own.is_met, scored, len(tried))
+
+
+def share_of_equals(site: Site) -> Float64[np.ndarray, "tokens"]:
+    """One over the number of tokens with the same logits, to a tenth of their spread.
+
+    First tokens are the same in many documents: what happens to one happens to all of them, and
+    is told once.
+    """
+    logits = site.logits.astype(np.float64)
+    spread = float(np.nanstd(logits[np.isfinite(logits)])) if np.isfinite(logits).any() else 0.0
+    if spread == 0.0 or not site.has_logits:
+        return np.ones(len(logits))
+    with np.errstate(invalid="ignore"):
+        near = np.round(np.nan_to_num(logits) / (0.1 * spread)).astype(np.int32)
+    _, place, count = np.unique(near, axis=0, return_inverse=True, return_counts=True)
+    return 1.0 / count[place.ravel()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +164,11 @@ def _tried(
     rows: Int64[np.ndarray, "rows"],
     weight: Float64[np.ndarray, "rows"],
     own: SetDistances,
+    ties: Sequence[str],
     sample: Float[np.ndarray, "rows hidden"] | None,
 ) -> list[_Tried]:
     """All candidates of all operators, and those whose rows concern some of the experts only."""
-    noise = _fitted(own, weight)
+    noise = _fitted(own, weight, ties)
     base = noise.bits(own)
     found = []
     for operator in OPERATORS.all():
@@ -151,7 +177,7 @@ def _tried(
             one = _compared(candidate, distances, own, base, weight)
             if not candidate.of_some_only:
                 found.append(one)
-            some = _of_some_experts(site, candidate, own, noise, distances, one.noise, weight)
+            some = _of_some_experts(site, candidate, rows, sample, weight)
             if some is not None:
                 of_some = _distances(site, some, rows, sample)
                 found.append(_compared(some, of_some, own, base, weight))
@@ -178,7 +204,7 @@ def _compared(
 ) -> _Tried:
     """The noise under which base and candidate together take the fewest bits."""
     noise = min(
-        _noises(distances),
+        _noises(distances, candidate.ties),
         key=lambda one: float((weight * np.minimum(base, one.bits(distances))).sum()),
     )
     saved = np.maximum(_as_is(own, base, noise) - noise.bits(distances), 0.0)
@@ -195,34 +221,56 @@ def _as_is(
 def _of_some_experts(
     site: Site,
     candidate: Candidate,
-    own: SetDistances,
-    noise: Noise,
-    distances: SetDistances,
-    other: Noise,
+    rows: Int64[np.ndarray, "rows"],
+    values: Float[np.ndarray, "rows hidden"] | None,
     weight: Float64[np.ndarray, "rows"],
 ) -> Candidate | None:
-    """The same edit of the rows of some experts, where it is wrong for the others."""
+    """The same edit of the rows of some experts, where it is wrong for the others.
+
+    Each expert takes the score, edited or not, under which its own choices take fewer bits beside
+    the boundary of the token; the boundary follows, and so again.
+    """
     edited = candidate.routed
     if edited is None or _is_same_for_each(site, edited):
         return None
-    saved = weight @ (
-        np.minimum(own.by_expert(noise.scale * own.spacing, noise.ties), own.outright)
-        - np.minimum(distances.by_expert(other.scale * distances.spacing, other.ties), own.outright)
-    ).astype(np.float64)
-    is_some = saved > 0.0
+    own, rule = site.scores[rows], site.router.rule
+    with np.errstate(over="ignore", invalid="ignore"):
+        other = candidate.unmasked(site, rows, values).astype(own.dtype)
+    theirs, experts = site.theirs[rows], own.shape[1]
+    is_some, is_chosen = np.zeros(experts, bool), chosen_mask(theirs, experts)
+    for _ in range(_ROUNDS):
+        mixed, _ = group_masked(rule, np.where(is_some, other, own), site.kernels)
+        found = set_distances(mixed, theirs)
+        # an expert of a dropped group is not chosen, whatever its score
+        sign = np.where(is_chosen, -1.0, 1.0) * np.isfinite(mixed)
+        middle = boundary(mixed, theirs.shape[1])[:, None]
+        cost = []
+        for scores in (own, other):
+            with np.errstate(invalid="ignore"):
+                wrong = sign * (scores - middle) / (_SOFT * found.spacing)
+            bits = np.log1p(np.exp(np.clip(np.nan_to_num(wrong, nan=_FAR), -_FAR, _FAR)))
+            cost.append(weight @ bits)
+        better = cost[1] < cost[0] - _LEAST_BETTER
+        if (better == is_some).all():
+            break
+        is_some = better
     number = int(is_some.sum())
-    if not 0 < number < len(saved):
+    if not 0 < number < experts:
         return None
-    bits = log2_sets(len(saved), number)
-    if float(saved[is_some].sum()) - bits < max(float(saved.sum()), 0.0) + _WORTH:
-        return None
-    mixed = _mixed(site, edited, is_some)
     chosen = np.flatnonzero(is_some)
-    text = f"{candidate.text}, {number} of {len(saved)} experts ({listed(chosen)})"
+    text = f"{candidate.text}, {number} of {experts} experts ({listed(chosen)})"
     return dataclasses.replace(
-        candidate, name=f"{candidate.name}_some", text=text, own_bits=candidate.own_bits + bits,
-        routed=mixed,
-    )  # fmt: skip
+        candidate,
+        name=f"{candidate.name}_some",
+        text=text,
+        own_bits=candidate.own_bits + log2_sets(experts, number),
+        routed=_mixed(site, edited, is_some),
+    )
+
+
+#: Rounds in which experts take one of two scores; noise scale in gaps between scores, where a
+#: distance in such scales no longer matters, and by how many nats the edited one has to be better.
+_ROUNDS, _SOFT, _FAR, _LEAST_BETTER = 4, 1.0, 12.0, 3.0
 
 
 def _is_same_for_each(site: Site, edited: Emulated) -> bool:
@@ -246,12 +294,13 @@ def _on_all(
     site: Site,
     kept: Sequence[_Tried],
     own: tuple[SetDistances, Float64[np.ndarray, "tokens"]],
-    everything: Int64[np.ndarray, "tokens"],
+    share: Float64[np.ndarray, "tokens"],
     values: Values,
 ) -> dict[str, Scored]:
+    everything = np.arange(len(share))
     saved = {one.candidate.name: _as_is(*own, one.noise) for one in kept}
     is_met = {one.candidate.name: np.zeros(len(everything), bool) for one in kept}
-    as_is = {name: float(bits.sum()) for name, bits in saved.items()}
+    as_is = {name: float((share * bits).sum()) for name, bits in saved.items()}
     needs = any(one.candidate.needs_inputs for one in kept) and site.has_inputs
     for start in range(0, len(everything), _AT_ONCE):
         rows = everything[start : start + _AT_ONCE]
@@ -264,7 +313,7 @@ def _on_all(
         one.candidate.name: Scored(
             one.candidate,
             as_is[one.candidate.name],
-            saved[one.candidate.name],
+            share * saved[one.candidate.name],
             is_met[one.candidate.name],
         )
         for one in kept
@@ -278,16 +327,23 @@ _INHERITED = 0.25
 _AT_ONCE = 2048
 
 
-def _noises(distances: SetDistances) -> Iterator[Noise]:
-    ways = ("chance",) if distances.is_tied is None else TIE_WAYS
+def _noises(distances: SetDistances, ties: Sequence[str] = TIE_WAYS) -> Iterator[Noise]:
+    ways = ("chance",) if distances.is_tied is None else ties
     for scale in _SCALES:
         for ties in ways:
             yield Noise(float(scale), ties)
 
 
-def _fitted(distances: SetDistances, weight: np.ndarray | float = 1.0) -> Noise:
-    """The noise under which the sets take the fewest bits."""
-    return min(_noises(distances), key=lambda noise: float((weight * noise.bits(distances)).sum()))
+def _fitted(
+    distances: SetDistances,
+    weight: np.ndarray | float = 1.0,
+    ties: Sequence[str] = TIE_WAYS,
+) -> Noise:
+    """The noise under which the sets take the fewest bits, ties broken in one of these ways."""
+    return min(
+        _noises(distances, ties),
+        key=lambda noise: float((weight * noise.bits(distances)).sum()),
+    )
 
 
 def _sample(
@@ -303,17 +359,17 @@ def _sample(
     return np.concatenate(rows)[order], np.concatenate(weight)[order]
 
 
-def faults(sites: Sequence[SiteScores], columns: TokenColumns) -> list[Fault]:
+def faults(sites: Sequence[SiteScores], where: Where) -> list[Fault]:
     """Every operator on the scope where it saves most, the one that saves most in all first."""
     names = dict.fromkeys(name for site in sites for name in site.scored)
-    found = [fault for name in names if (fault := _on_its_scope(name, sites, columns)) is not None]
+    found = [fault for name in names if (fault := _on_its_scope(name, sites, where)) is not None]
     return sorted(found, key=lambda fault: -fault.bits)
 
 
-def _on_its_scope(name: str, sites: Sequence[SiteScores], columns: TokenColumns) -> Fault | None:
+def _on_its_scope(name: str, sites: Sequence[SiteScores], where: Where) -> Fault | None:
     having = [site for site in sites if name in site.scored]
     first = max(having, key=lambda site: float(np.maximum(site.scored[name].saved, 0.0).sum()))
-    region = best_region(first.scored[name].saved, columns)
+    region = best_region(first.scored[name].saved, where)
     for _ in range(2):  # the routers for the scope, the scope for the routers
         inside = region.is_inside
         having = [
@@ -323,7 +379,7 @@ def _on_its_scope(name: str, sites: Sequence[SiteScores], columns: TokenColumns)
         ]
         if not having:
             return None
-        region = best_region(np.sum([site.scored[name].saved for site in having], axis=0), columns)
+        region = best_region(np.sum([site.scored[name].saved for site in having], axis=0), where)
     inside, candidate = region.is_inside, having[0].scored[name].candidate
     saved = sum(float(site.scored[name].saved[inside].sum()) for site in having)
     cost = _OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)

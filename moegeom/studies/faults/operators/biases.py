@@ -193,6 +193,18 @@ def _rounded_sum(site: Site) -> Iterator[Candidate]:
 LEANING = Operator("leaning", _rounded_sum)
 
 
+def _tied(site: Site) -> Iterator[Candidate]:
+    """Equal scores, told apart in another way than A does."""
+    if not site.has_logits:
+        return
+    for way in ("lowest", "highest"):
+        text = f"equal scores go to the {way} numbers"
+        yield Candidate(f"ties_{way}", text, "ties broken by number", 1.0, ties=(way,))
+
+
+TIES = Operator("ties", _tied)
+
+
 def _inherited(site: Site) -> Iterator[Candidate]:
     own, other = site.router.selection_bias, site.other
     if own is None or other is None or other.selection_bias is None:

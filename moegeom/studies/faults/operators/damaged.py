@@ -7,17 +7,17 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from moegeom.geometry.selection import SCORES, mapped_logits
-from moegeom.geometry.set_code import set_distances
+from moegeom.geometry.set_code import boundary, chosen_mask, set_distances
 from moegeom.studies.faults.operator import Candidate, Operator, Site, routed
 
 #: Tokens to which rows are fitted, at least and at most, and entries that are looked at.
 _LEAST, _FITTED, _CELLS = 64, 1024, 2**24
 
 #: Noise scale in gaps between scores; where a distance in such scales no longer matters.
-_SOFT, _FAR = 0.5, 12.0
+_SOFT, _FAR = 3.0, 6.0
 
 #: Factors of a single row that are tried; 0 is a row of zeros.
 _FACTORS = (0.0, -1.0, 0.25, 0.5, 2.0 / 3.0, 0.8, 1.25, 1.5, 2.0, 4.0, 8.0)
@@ -75,8 +75,8 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
     most = max(_LEAST, min(_FITTED, _CELLS // experts**2))
     rows = rows[:: max(1, math.ceil(len(rows) / most))]
     found = set_distances(site.selection[rows], site.theirs[rows])
-    middle = _boundary(site.selection[rows], site.theirs.shape[1])
-    is_chosen = np.signbit(found.wrong)
+    middle = boundary(site.selection[rows], site.theirs.shape[1])
+    is_chosen = chosen_mask(site.theirs[rows], experts)
     rule, bias = site.router.rule, site.router.selection_bias
     mapped = mapped_logits(site.logits[rows], rule.logit_map)
     if not rule.is_affine:
@@ -93,15 +93,6 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
         signed = np.where(is_chosen[:, expert, None], -apart, apart)
         cost[expert] = np.log1p(np.exp(np.clip(signed, -_FAR, _FAR))).sum(axis=0)
     return cost / math.log(2.0)
-
-
-def _boundary(selection: Float[np.ndarray, "rows experts"], k: int) -> Float32[np.ndarray, "rows"]:
-    experts = selection.shape[1]
-    if k == experts:
-        return np.full(len(selection), -np.inf, np.float32)
-    parted = np.partition(selection, (experts - k - 1, experts - k), axis=1)
-    last, following = parted[:, experts - k], parted[:, experts - k - 1]
-    return np.where(np.isfinite(following), 0.5 * (last + following), last).astype(np.float32)
 
 
 def _scaled(site: Site) -> Iterator[Candidate]:

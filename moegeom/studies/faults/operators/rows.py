@@ -19,6 +19,15 @@ def _of_other(site: Site) -> Iterator[Candidate]:
         rows = dataclasses.replace(router, weight=other.weight)
         text = "rows of the other checkpoint"
         yield from routed(site, "rows_of_other", text, "router stale", rows, bits=12.0)
+    if router.gain is not None and other.gain is not None and other.gain.all():
+        # what was made to read A's inputs behind its own gain, as it is stored
+        raw = other.weight * (router.gain / other.gain)
+        if not np.array_equal(raw, other.weight):
+            stored = dataclasses.replace(router, weight=raw.astype(router.weight.dtype))
+            text = "rows of the other checkpoint behind the gain of this one"
+            yield from routed(
+                site, "rows_behind_own_gain_of_other", text, "router stale", stored, bits=14.0
+            )
     whole = dataclasses.replace(
         router,
         weight=other.weight,

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.set_code import log2_sets
-from moegeom.studies.faults.scope import Region, Scope, listed, sums
+from moegeom.studies.faults.scope import Region, Scope, Where, listed, sums
 
 #: Documents that are named.
 _NAMED = 8
 
 
-def _documents(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
-    names, group = np.unique(columns.document, return_inverse=True)
+def _documents(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+    names, group = np.unique(where.document, return_inverse=True)
     if len(names) < 2 or names[0] < 0:
         return
     of_each = sums(saved, group)

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.core.tokens import TokenColumns
-from moegeom.studies.faults.scope import Region, Scope, sums
+from moegeom.studies.faults.scope import Region, Scope, Where, sums
 
 #: Chunks of a prefill, in tokens: powers of two from the first to the last.
 _CHUNKS = range(4, 15)
 
 
-def _interval(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
-    position = columns.position.astype(np.int64)
+def _interval(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+    position = where.position
     of_each = sums(saved, position)
     length = len(of_each)
     if length < 2 or (position < 0).all():
@@ -39,8 +38,8 @@ def _interval(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> It
 INTERVAL = Scope("positions", _interval)
 
 
-def _chunks(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
-    position = columns.position.astype(np.int64)
+def _chunks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+    position = where.position
     known = position >= 0
     if not known.any():
         return

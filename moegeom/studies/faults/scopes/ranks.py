@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.core.tokens import TokenColumns
-from moegeom.studies.faults.scope import Region, Scope, listed, sums
+from moegeom.studies.faults.scope import Region, Scope, Where, listed, sums
 
 #: Numbers of ranks that are tried.
 _MOST = 16
@@ -28,22 +27,22 @@ def _in_turn(
             yield Region(inside, text, math.log2(_MOST) + count)
 
 
-def _ranks(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
-    yield from _in_turn(saved, np.arange(len(saved)), "tokens")
+def _ranks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+    yield from _in_turn(saved, where.number, "tokens")
 
 
 RANKS = Scope("ranks", _ranks)
 
 
-def _turns(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
-    yield from _in_turn(saved, columns.position.astype(np.int64), "positions")
+def _turns(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+    yield from _in_turn(saved, where.position, "positions")
 
 
 TURNS = Scope("turns", _turns)
 
 
-def _requests(saved: Float64[np.ndarray, "tokens"], columns: TokenColumns) -> Iterator[Region]:
-    yield from _in_turn(saved, columns.document.astype(np.int64), "documents")
+def _requests(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+    yield from _in_turn(saved, where.document, "documents")
 
 
 REQUESTS = Scope("requests", _requests)
