@@ -30,12 +30,14 @@ _FAR = 60.0
 class SetDistances:
     """How far each expert is on the wrong side of its token's boundary, in units of the scores.
 
-    ``wrong`` is positive where B's choice contradicts the score, negative where it agrees, and
-    ``is_tied`` marks experts that stand exactly on the boundary; ``spacing`` is the median gap
-    between the last chosen and the first other score. ``outright`` are the bits of any one set.
+    ``wrong`` is positive where B's choice contradicts the score and negative where it agrees,
+    ``is_chosen`` marks B's experts and ``is_tied`` those exactly on the boundary; ``spacing`` is
+    the median gap between the last chosen and the first other score. ``outright`` are the bits of
+    any one set.
     """
 
     wrong: Float32[np.ndarray, "tokens experts"]
+    is_chosen: Bool[np.ndarray, "tokens experts"]
     is_tied: Bool[np.ndarray, "tokens experts"] | None
     spacing: float
     outright: float
@@ -48,7 +50,9 @@ class SetDistances:
     def at(self, rows: np.ndarray) -> SetDistances:
         """Those of some tokens."""
         tied = None if self.is_tied is None else self.is_tied[rows]
-        return SetDistances(self.wrong[rows], tied, self.spacing, self.outright)
+        return SetDistances(
+            self.wrong[rows], self.is_chosen[rows], tied, self.spacing, self.outright
+        )
 
     def bits(self, temperature: float, ties: str = "chance") -> Float64[np.ndarray, "tokens"]:
         r"""Bits of each set: :math:`L = \sum_e \log_2(1 + e^{d_e/T})`, never far above outright.
@@ -85,8 +89,7 @@ class SetDistances:
         if not len(rows):
             return scaled
         tied, out = self.is_tied[rows], scaled.copy()
-        # of those that tie, as many are taken as B took: chosen ones carry a minus sign in front
-        is_chosen = tied & np.signbit(self.wrong[rows])
+        is_chosen = tied & self.is_chosen[rows]  # of those that tie, as many are taken
         taken = is_chosen.sum(axis=1, keepdims=True)
         number = tied.cumsum(axis=1)
         count = number[:, -1:]
@@ -106,9 +109,11 @@ def set_distances(
     tokens, experts = selection.shape
     k = chosen.shape[1]
     outright = log2_sets(experts, k)
-    sign = np.where(chosen_mask(chosen, experts), np.float32(-1.0), np.float32(1.0))
+    is_chosen = chosen_mask(chosen, experts)
+    sign = np.where(is_chosen, np.float32(-1.0), np.float32(1.0))
     if k == experts:
-        return SetDistances(np.full((tokens, experts), -np.inf, np.float32), None, 1.0, 0.0)
+        surely = np.full((tokens, experts), -np.inf, np.float32)
+        return SetDistances(surely, is_chosen, None, 1.0, 0.0)
     own = selection.astype(np.float64)
     parted = np.partition(np.where(np.isnan(own), -np.inf, own), (experts - k - 1, experts - k), 1)
     last, following = parted[:, experts - k], parted[:, experts - k - 1]
@@ -127,7 +132,7 @@ def set_distances(
     with np.errstate(invalid="ignore", over="ignore"):
         wrong = (sign * apart).astype(np.float32)
     wrong[np.isnan(wrong)] = np.inf
-    return SetDistances(wrong, is_tied, spacing, outright)
+    return SetDistances(wrong, is_chosen, is_tied, spacing, outright)
 
 
 def chosen_mask(

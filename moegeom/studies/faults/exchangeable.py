@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.tokens import TokenColumns
 from moegeom.studies.faults.operator import Site
@@ -151,7 +151,7 @@ class _Part:
         )
 
 
-def _gap(selection: Float64[np.ndarray, "tokens experts"], k: int) -> Float64[np.ndarray, "tokens"]:
+def _gap(selection: Float[np.ndarray, "tokens experts"], k: int) -> Float64[np.ndarray, "tokens"]:
     """Distance between the last chosen score and the next."""
     experts = selection.shape[1]
     if k == experts:

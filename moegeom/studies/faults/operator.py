@@ -93,8 +93,10 @@ class Candidate:
     (-1: nothing is predicted), or ``scores`` as they stand. ``numbers`` are A's numbers of B's
     experts; ``of_other`` where the other checkpoint is needed to say it. It counts only where it
     reproduces ``least_met`` of the sets in its scope and, if it is one of all routers
-    (``everywhere``), at each of them; with ``of_some_only`` never for all experts together.
-    ``ties`` are the ways in which equal scores may be told apart.
+    (``everywhere``), at each of them; with ``of_some_only`` never for all experts together, with
+    ``of_all_only`` never for some.
+    ``ties`` are the ways in which equal scores may be told apart; ``stands_for`` counts those that
+    were tried before it and went no further.
     ``bits`` say which parameters these are, ``own_bits`` those of this router alone.
     """
 
@@ -112,7 +114,9 @@ class Candidate:
     least_met: float = 0.0
     everywhere: bool = False
     of_some_only: bool = False
+    of_all_only: bool = False
     ties: tuple[str, ...] = TIE_WAYS
+    stands_for: int = 1
 
     @property
     def needs_inputs(self) -> bool:

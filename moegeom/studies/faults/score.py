@@ -42,7 +42,7 @@ _WORTH = 4.0
 _OPERATOR_BITS = 6.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Noise:
     """Noise of a router: its scale in gaps between scores, and the way in which ties are broken."""
 
@@ -56,11 +56,14 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A candidate on all tokens of a router: bits that it saves of ``as_is``, and sets it meets."""
+    """A candidate on all tokens of a router: sets that it meets, and what it saves of ``as_is``.
+
+    Bits, with the noise that fits if it is all tokens, and if it may be some of them.
+    """
 
     candidate: Candidate
-    as_is: float
-    saved: Float64[np.ndarray, "tokens"]
+    as_is: tuple[float, float]
+    saved: tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]
     is_met: Bool[np.ndarray, "tokens"]
 
 
@@ -128,10 +131,11 @@ def score_site(site: Site, values: Values) -> SiteScores:
     weight = weight * share[rows]
     sample = values(rows) if site.has_inputs else None
     tried = _tried(site, rows, weight, own.at(rows), (ties, "chance"), sample)
+    number = sum(one.candidate.stands_for for one in tried)
     worth = sorted((one for one in tried if one.saved > _WORTH), key=lambda one: -one.saved)
     kept = worth[:_KEPT]
     scored = _on_all(site, kept, (own, base), share, values)
-    return SiteScores(site.router.name, share * base, own.is_met, scored, len(tried))
+    return SiteScores(site.router.name, share * base, own.is_met, scored, number)
 
 
 def share_of_equals(site: Site) -> Float64[np.ndarray, "tokens"]:
@@ -152,11 +156,14 @@ def share_of_equals(site: Site) -> Float64[np.ndarray, "tokens"]:
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A candidate on the sample: bits saved where it is better than the base, and its noise."""
+    """A candidate on the sample: bits saved where it is better than the base, and its noise.
+
+    The noise fits if it is all tokens, and if it may be some of them.
+    """
 
     candidate: Candidate
     saved: float
-    noise: Noise
+    noise: tuple[Noise, Noise]
 
 
 def _tried(
@@ -202,13 +209,12 @@ def _compared(
     base: Float64[np.ndarray, "rows"],
     weight: Float64[np.ndarray, "rows"],
 ) -> _Tried:
-    """The noise under which base and candidate together take the fewest bits."""
-    noise = min(
-        _noises(distances, candidate.ties),
-        key=lambda one: float((weight * np.minimum(base, one.bits(distances))).sum()),
-    )
-    saved = np.maximum(_as_is(own, base, noise) - noise.bits(distances), 0.0)
-    return _Tried(candidate, float((weight * saved).sum()), noise)
+    """The noise under which the candidate takes the fewest bits, alone and with the base."""
+    bits = {noise: noise.bits(distances) for noise in _noises(distances, candidate.ties)}
+    alone = min(bits, key=lambda one: float((weight * bits[one]).sum()))
+    together = min(bits, key=lambda one: float((weight * np.minimum(base, bits[one])).sum()))
+    saved = np.maximum(_as_is(own, base, together) - bits[together], 0.0)
+    return _Tried(candidate, float((weight * saved).sum()), (alone, together))
 
 
 def _as_is(
@@ -231,7 +237,9 @@ def _of_some_experts(
     the boundary of the token; the boundary follows, and so again.
     """
     edited = candidate.routed
-    if edited is None or _is_same_for_each(site, edited):
+    if edited is None or candidate.of_all_only or candidate.inputs is not None:
+        return None
+    if _is_same_for_each(site, edited):
         return None
     own, rule = site.scores[rows], site.router.rule
     with np.errstate(over="ignore", invalid="ignore"):
@@ -297,26 +305,26 @@ def _on_all(
     share: Float64[np.ndarray, "tokens"],
     values: Values,
 ) -> dict[str, Scored]:
-    everything = np.arange(len(share))
-    saved = {one.candidate.name: _as_is(*own, one.noise) for one in kept}
-    is_met = {one.candidate.name: np.zeros(len(everything), bool) for one in kept}
-    as_is = {name: float((share * bits).sum()) for name, bits in saved.items()}
+    saved = [tuple(_as_is(*own, noise) for noise in one.noise) for one in kept]
+    as_is = [tuple(float((share * bits).sum()) for bits in ways) for ways in saved]
+    is_met = [np.zeros(len(share), bool) for _ in kept]
     needs = any(one.candidate.needs_inputs for one in kept) and site.has_inputs
-    for start in range(0, len(everything), _AT_ONCE):
-        rows = everything[start : start + _AT_ONCE]
+    for start in range(0, len(share), _AT_ONCE):
+        rows = np.arange(start, min(start + _AT_ONCE, len(share)))
         inputs = values(rows) if needs else None
-        for one in kept:
+        for number, one in enumerate(kept):
             distances = _distances(site, one.candidate, rows, inputs)
-            saved[one.candidate.name][rows] -= one.noise.bits(distances)
-            is_met[one.candidate.name][rows] = distances.is_met
+            is_met[number][rows] = distances.is_met
+            for bits, noise in zip(saved[number], one.noise, strict=True):
+                bits[rows] -= noise.bits(distances)
     return {
         one.candidate.name: Scored(
             one.candidate,
-            as_is[one.candidate.name],
-            share * saved[one.candidate.name],
-            is_met[one.candidate.name],
+            (before[0], before[1]),
+            (share * ways[0], share * ways[1]),
+            met,
         )
-        for one in kept
+        for one, before, ways, met in zip(kept, as_is, saved, is_met, strict=True)
     }
 
 
@@ -367,30 +375,39 @@ def faults(sites: Sequence[SiteScores], where: Where) -> list[Fault]:
 
 
 def _on_its_scope(name: str, sites: Sequence[SiteScores], where: Where) -> Fault | None:
-    having = [site for site in sites if name in site.scored]
-    first = max(having, key=lambda site: float(np.maximum(site.scored[name].saved, 0.0).sum()))
-    region = best_region(first.scored[name].saved, where)
+    """The better of both: with noise as for all tokens, and as for some of them."""
+    found = [fault for way in (0, 1) if (fault := _fault(name, way, sites, where)) is not None]
+    return max(found, key=lambda fault: fault.bits, default=None)
+
+
+def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fault | None:
+    scored = {id(site): site.scored[name] for site in sites if name in site.scored}
+    saved = {key: one.saved[way] for key, one in scored.items()}
+    having = [site for site in sites if id(site) in scored]
+    first = max(having, key=lambda site: float(np.maximum(saved[id(site)], 0.0).sum()))
+    region = best_region(saved[id(first)], where)
     for _ in range(2):  # the routers for the scope, the scope for the routers
         inside = region.is_inside
         having = [
             site
             for site in having
-            if site.scored[name].saved[inside].sum() - site.scored[name].candidate.own_bits > 0.0
+            if saved[id(site)][inside].sum() > scored[id(site)].candidate.own_bits
         ]
         if not having:
             return None
-        region = best_region(np.sum([site.scored[name].saved for site in having], axis=0), where)
-    inside, candidate = region.is_inside, having[0].scored[name].candidate
-    saved = sum(float(site.scored[name].saved[inside].sum()) for site in having)
+        region = best_region(np.sum([saved[id(site)] for site in having], axis=0), where)
+    inside, lead = region.is_inside, scored[id(having[0])]
+    candidate = lead.candidate
+    gained = sum(float(saved[id(site)][inside].sum()) for site in having)
     cost = _OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
-    cost += sum(site.scored[name].candidate.own_bits for site in having)
-    base = having[0].scored[name].as_is
-    own = float(having[0].scored[name].saved[inside].sum())
-    met = {site.router: float(site.scored[name].is_met[inside].mean()) for site in having}
+    cost += sum(scored[id(site)].candidate.own_bits for site in having)
+    met = {site.router: float(scored[id(site)].is_met[inside].mean()) for site in having}
     if met[having[0].router] < candidate.least_met or (
         candidate.everywhere and len(having) < len(sites)
     ):
         return None
+    base = lead.as_is[way]
+    own = float(lead.saved[way][inside].sum())
     earlier = sites[: sites.index(having[0])]
     return Fault(
         name=name,
@@ -398,7 +415,7 @@ def _on_its_scope(name: str, sites: Sequence[SiteScores], where: Where) -> Fault
         cause=candidate.cause,
         region=region,
         routers=tuple(site.router for site in having),
-        bits=saved - cost,
+        bits=gained - cost,
         explained=own / base if base > 0.0 else 0.0,
         reproduced=met,
         before={site.router: float(site.is_met[inside].mean()) for site in having},
@@ -421,7 +438,16 @@ def _router_bits(having: Sequence[SiteScores], sites: Sequence[SiteScores]) -> f
 #: Bits that a fault has to save in all, the share of all bits at its first router that it has to
 #: explain, that of the sets in its scope which differ that it has to remove, and the bits by which
 #: it has to lead everything of another cause.
-_LEAST_BITS, _EXPLAINS, _REPAIRS, _LEADS = 30.0, 0.4, 0.4, 10.0
+_LEAST_BITS, _EXPLAINS, _REPAIRS, _LEADS = 50.0, 0.4, 0.4, 10.0
+
+#: Rounding that changes fewer sets than noise does: bits and share of all that it has to save.
+_ROUNDING: tuple[Cause, ...] = (
+    "weights rounded",
+    "inputs rounded",
+    "logits rounded",
+    "bias rounded",
+)
+_PARTLY_BITS, _PARTLY = 50.0, 0.1
 
 #: What can be said without the other checkpoint goes first where it saves this share of the bits.
 _NEARLY = 0.85
@@ -429,20 +455,22 @@ _NEARLY = 0.85
 
 def explaining(found: Sequence[Fault]) -> list[Fault]:
     """Those that save enough bits, and most of those in their scope; what is believed first."""
-    enough = [
-        one
-        for one in found
-        if one.bits >= _LEAST_BITS
-        and one.explained >= _EXPLAINS
-        and one.repaired >= _REPAIRS
-        and not one.inherits
-    ]
+    enough = [one for one in found if not one.inherits and _explains(one)]
     if not enough or not enough[0].of_other:
         return enough
     most = enough[0].bits
     return sorted(
         enough, key=lambda one: one.of_other or one.is_fitted or one.bits < _NEARLY * most
     )
+
+
+def _explains(one: Fault) -> bool:
+    """Whether it saves enough; rounding need not, where noise hides it and it is everywhere."""
+    if one.bits < _LEAST_BITS:
+        return False
+    if one.cause in _ROUNDING and not one.region.text and not one.is_fitted:
+        return one.bits >= _PARTLY_BITS and one.explained >= _PARTLY
+    return one.explained >= _EXPLAINS and one.repaired >= _REPAIRS
 
 
 def rival(best: Fault, found: Sequence[Fault]) -> Fault | None:

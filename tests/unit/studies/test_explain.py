@@ -19,46 +19,57 @@ from moegeom.studies.explain.record import (
     CauseVerdict,
     Explanation,
     FlipNoise,
+    Found,
     LayerEvidence,
-    Tried,
+    WeightRule,
 )
 from moegeom.studies.explain.verdict import Evidence, verdict
+from moegeom.studies.faults.exchangeable import Spread, Uneven
+from moegeom.studies.faults.scope import Region
+from moegeom.studies.faults.score import Fault
 from tests.unit.document.records import sample_run
 
+EVEN = Spread(("text/0",), 40, ())
 
-def tried(name: str, share: float, credit: float | None = None, **facts) -> Tried:
-    text = name.replace("_", " ")
+
+def fault(name: str, bits: float, **facts: Any) -> Fault:
+    """A fault of all tokens at the first router, that explains all of it."""
+    inside = np.ones(10, bool)
     known: dict[str, Any] = {
         "cause": "logits rounded",
-        "ties": "any",
-        "repaired": 0.0,
-        "standing": 0.0,
-    } | facts
-    return Tried(name, text, share=share, credit=share if credit is None else credit, **known)
-
-
-def layer(number: int, *found: Tried, agreement: float = 0.9, **facts) -> LayerEvidence:
-    known: dict[str, Any] = {
-        "num_tokens": 1000,
-        "num_clean": 900,
-        "num_tried": 1000 if found else 0,
+        "region": Region(inside, "", 0.0),
+        "routers": ("text/0",),
+        "explained": 1.0,
+        "reproduced": {"text/0": 1.0},
+        "before": {"text/0": 0.9},
     }
-    known |= {"tried": found, "num_renamed": 0, "noise": None, "weights": None} | facts
-    return LayerEvidence(router=f"text/{number}", agreement=agreement, **known)
+    return Fault(name=name, text=name.replace("_", " "), bits=bits, **(known | facts))
 
 
-def evidence(*layers: LayerEvidence, **facts) -> Evidence:
-    known: dict[str, Any] = {
-        "placing": None,
-        "num_padding": 0,
-        "num_matched": 1000,
-        "any_share": 0.1,
-    }
+def told(name: str, bits: float, scope: str = "") -> Found:
+    text = name.replace("_", " ")
+    shares = {"text/0": 1.0}, {"text/0": 0.9}
+    return Found(name, text, "logits rounded", bits, scope, 1.0, ("text/0",), *shares, 1.0)
+
+
+def layer(number: int, agreement: float = 0.9, **facts: Any) -> LayerEvidence:
+    known: dict[str, Any] = {"num_tokens": 1000, "num_clean": 900, "num_routed": 1000}
+    known |= {"num_tried": 9, "num_differ": round(1000 * (1.0 - agreement))}
+    known |= {"reproduced": agreement, "bits": 500.0, "num_renamed": 0, "noise": None}
+    return LayerEvidence(
+        f"text/{number}", agreement=agreement, **(known | {"weights": None} | facts)
+    )
+
+
+def evidence(*layers: LayerEvidence, **facts: Any) -> Evidence:
+    known: dict[str, Any] = {"faults": (), "spread": EVEN, "num_matched": 1000, "any_share": 0.1}
     known |= {"log_probs": None, "has_other_inputs": False, "is_of_another": False}
     return Evidence(layers=layers, names=str, **(known | facts))
 
 
-def explanation(*layers: LayerEvidence, said: CauseVerdict | None = None) -> Explanation:
+def explanation(
+    *layers: LayerEvidence, faults: tuple[Found, ...] = (), said: CauseVerdict | None = None
+) -> Explanation:
     run = sample_run()
     other = {"name": "o", "engine": "", "stage": "ids", "num_tokens": 1000, "notes": []}
     return Explanation(
@@ -69,8 +80,9 @@ def explanation(*layers: LayerEvidence, said: CauseVerdict | None = None) -> Exp
         num_matched=1000,
         num_examined=1000,
         any_share=0.1,
-        num_padding=0,
         layers=layers,
+        faults=faults,
+        spread=EVEN,
         log_probs=None,
         verdict=said or CauseVerdict("inconclusive", ""),
         not_looked_at=("one thing", "another thing"),
@@ -81,56 +93,32 @@ def shown(found: Explanation, form: str, view: View) -> str:
     return render(document(found, view), form, view)
 
 
-NAMES = [f"change_{letter}" for letter in "abcdefgh"]
-
-
-def many(seed: int) -> list[LayerEvidence]:
-    random = np.random.default_rng(seed)
-    rows = []
-    for number in range(3):
-        found = [tried("nothing", 0.9)]
-        # a hypothesis that does not apply at a router was not tried there
-        kept = [name for name in NAMES if number == 0 or random.random() < 0.8]
-        found += [tried(n, s := random.uniform(0.5, 1.0), s * random.uniform(0.9, 1)) for n in kept]
-        rows.append(layer(number, *found))
-    return rows
+def many(seed: int) -> tuple[Found, ...]:
+    """In the order of what they save, as the study returns them."""
+    bits = np.sort(np.random.default_rng(seed).uniform(1.0, 900.0, 8))[::-1]
+    return tuple(told(f"change_{letter}", b) for letter, b in zip("abcdefgh", bits, strict=True))
 
 
 @pytest.mark.parametrize("form", ["table", "md"])
 @pytest.mark.parametrize("all_layers", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_hypotheses_stand_in_the_order_of_the_figures_that_are_printed(form, all_layers, seed):
-    found = explanation(*many(seed))
+def test_faults_stand_in_the_order_of_the_bits_that_are_printed(form, all_layers, seed):
+    found = explanation(layer(0), faults=many(seed))
     text = shown(found, form, View(200, all_layers=all_layers))
-    shares = [
-        100.0 if last == "100" else float(last)
+    bits = [
+        int(re.findall(r"(\d+)[ |]*$", line)[0])
         for line in text.splitlines()
-        if re.search(r"change [a-h]", line) and "leaves equal" not in line
-        for last in re.findall(r"([\d.]+) %", line)[-1:]
+        if re.search(r"change [a-h]", line)
     ]
-    assert len(shares) == (len(NAMES) if all_layers or form == "md" else 5)
-    assert shares == sorted(shares, reverse=True)
+    assert len(bits) == (8 if all_layers or form == "md" else 5)
+    assert bits == sorted(bits, reverse=True)
 
 
-def test_the_short_table_is_the_beginning_of_the_long_one():
-    found = explanation(*many(1))
-    short, long = (
-        re.findall(r"change [a-h]", shown(found, "table", View(200, all_layers=every)))
-        for every in (False, True)
-    )
-    assert long[: len(short) - 1] == short[:-1]
-
-
-@pytest.mark.parametrize("form", ["table", "md"])
-def test_a_share_that_only_ties_allow_is_marked(form):
-    held, plain = tried("rounded", 1.0, 0.8), tried("other", 0.7)
-    found = explanation(layer(0, tried("nothing", 0.95), held, plain))
-    text = shown(found, form, View(200)).replace("\\*", "*")
-    assert re.search(r"rounded \*", text)
-    assert not re.search(r"other \*", text)
-    assert "leaves equal scores" in text
-    without = explanation(layer(0, tried("nothing", 0.95), plain))
-    assert "leaves equal" not in shown(without, form, View(200))
+def test_a_screen_leaves_out_what_saves_nothing():
+    found = explanation(layer(0), faults=(told("good", 50.0), told("bad", -3.0)))
+    screen, page = (shown(found, form, View(200)) for form in ("table", "md"))
+    assert "bad" not in screen
+    assert "bad" in page
 
 
 @pytest.mark.parametrize("form", ["table", "md", "json"])
@@ -140,8 +128,8 @@ def test_what_was_not_looked_at_is_counted_in_the_verdict(form):
     assert "2 things" in said if form != "json" else '"not_looked_at"' in said
 
 
-def test_a_page_holds_every_layer_and_hypothesis_of_which_a_screen_shows_some():
-    found = explanation(*(layer(n, tried("nothing", 0.9), tried("x", 0.8)) for n in range(30)))
+def test_a_page_holds_every_layer_of_which_a_screen_shows_some():
+    found = explanation(*(layer(n) for n in range(30)))
     screen, page = (shown(found, form, View(100)) for form in ("table", "md"))
     assert len(re.findall(r"^\W+\d+ .* 900 ", page, re.MULTILINE)) == 30
     assert len(re.findall(r"^\W+\d+ .* 900 ", screen, re.MULTILINE)) == 8
@@ -150,8 +138,7 @@ def test_a_page_holds_every_layer_and_hypothesis_of_which_a_screen_shows_some():
 
 
 def test_where_nothing_disagrees_a_screen_asks_nothing_and_a_page_shows_what_was_tried():
-    same = layer(0, tried("nothing", 1.0), tried("change_a", 0.9))
-    found = explanation(same, said=CauseVerdict("no disagreement", ""))
+    found = explanation(layer(0, 1.0), faults=many(0), said=CauseVerdict("no disagreement", ""))
     screen, page = (shown(found, form, View(100, all_layers=True)) for form in ("table", "md"))
     assert [word for word in ("causes", "change a", "sets") if word in screen] == []
     assert [word for word in ("causes", "change a", "sets") if word not in page] == []
@@ -161,33 +148,81 @@ def test_no_verdict_says_that_no_bug_is_needed():
     assert not any("no bug" in text for pair in VERDICTS.values() for text in pair)
 
 
-def noisy_layer(missing: float, *more: Tried) -> LayerEvidence:
+def noisy(missing: float = 0.02, **facts: Any) -> LayerEvidence:
     noise = FlipNoise(0.002, 0.1, 1.0, missing, missing, 0.001, 0, ())
-    nothing = tried("nothing", 1.0 - missing)
-    return layer(0, nothing, *more, agreement=1.0 - missing, noise=noise)
+    return layer(0, 1.0 - missing, noise=noise, **facts)
 
 
-def test_noise_is_the_verdict_only_where_a_hypothesis_could_have_won():
-    enough = verdict(evidence(noisy_layer(0.02, tried("rounded", 0.97))))
-    assert enough.cause == "arithmetic noise only"
-    assert "Nothing in the list explains it (tried: 1 hypotheses)." in enough.detail
-    few = verdict(evidence(noisy_layer(0.009, tried("rounded", 0.97))))
+def test_noise_is_the_verdict_only_where_it_was_tested_how_it_is_spread():
+    found = verdict(evidence(noisy()))
+    assert found.cause == "arithmetic noise only"
+    assert "None of the 9 operators" in found.detail
+    assert "spread as noise is (level 0.001 over 5 tests)" in found.detail
+    few = verdict(evidence(noisy(), spread=Spread(("text/0",), 19, ())))
     assert few.cause == "inconclusive"
-    assert "too few" in few.detail
-    untried = dataclasses.replace(noisy_layer(0.02), tried=(), num_tried=0)
-    assert verdict(evidence(untried)).cause == "inconclusive"
+    assert "19 flips are too few" in few.detail
+    untried = verdict(evidence(noisy(num_routed=0)))
+    assert untried.cause == "inconclusive"
+    odd = Spread(("text/0",), 40, (Uneven("documents", "documents 3 hold all", 1e-9),))
+    uneven = verdict(evidence(noisy(), spread=odd))
+    assert uneven.cause == "inconclusive"
+    assert "documents 3 hold all" in uneven.detail
+
+
+def test_a_fault_is_believed_where_it_leads_every_other_cause():
+    alone = verdict(evidence(noisy(), faults=(fault("x", 100.0),)))
+    assert alone.cause == "logits rounded"
+    close = fault("y", 95.0, cause="bias missing")
+    two = verdict(evidence(noisy(), faults=(fault("x", 100.0), close)))
+    assert two.cause == "inconclusive"
+    assert "x" in two.detail
+    assert "y" in two.detail
+    far = fault("y", 60.0, cause="bias missing")
+    assert verdict(evidence(noisy(), faults=(fault("x", 100.0), far))).cause == "logits rounded"
+    same = fault("y", 99.0)
+    assert verdict(evidence(noisy(), faults=(fault("x", 100.0), same))).cause == "logits rounded"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"explained": 0.05}, {"inherits": True}, {"bits": 20.0}],
+    ids=["explains little", "inherits", "saves little"],
+)
+def test_a_fault_that_explains_little_is_not_believed(facts):
+    weak = fault("x", **({"bits": 100.0} | facts))
+    assert verdict(evidence(noisy(), faults=(weak,))).cause == "arithmetic noise only"
+
+
+def test_a_fault_that_leaves_what_is_not_noise_is_not_believed_alone():
+    odd = Spread(("text/0",), 40, (Uneven("documents", "documents 3 hold all", 1e-9),))
+    half = {"text/0": 0.96}
+    part = fault("x", 100.0, cause="bias missing", reproduced=half)
+    found = verdict(evidence(noisy(), faults=(part,), spread=odd))
+    assert found.cause == "inconclusive"
+    assert "would explain 60 %" in found.detail
+    whole = fault("x", 100.0, cause="bias missing")
+    assert verdict(evidence(noisy(), faults=(whole,), spread=odd)).cause == "bias missing"
+
+
+def test_weights_are_judged_first_where_sets_still_agree():
+    rule = WeightRule(500, 0.4, None, "without the scaling factor", 0.0)
+    first = layer(0, 1.0, weights=rule)
+    behind = dataclasses.replace(noisy(0.3), router="text/1")
+    found = verdict(evidence(first, behind))
+    assert (found.cause, found.router) == ("routing weights differ", "text/0")
+    dropped = dataclasses.replace(rule, zeros=0.1, zeros_last=0.3)
+    found = verdict(evidence(layer(0, 1.0, weights=dropped), behind))
+    assert found.cause == "capacity"
 
 
 def test_another_fingerprint_is_said_before_noise_and_a_found_cause_before_it():
-    noise = noisy_layer(0.02, tried("rounded", 0.97))
-    assert verdict(evidence(noise, is_of_another=True)).cause == "another checkpoint"
-    explains = tried("rounded", 1.0, repaired=1.0, standing=5.0)
-    found = verdict(evidence(noisy_layer(0.02, explains), is_of_another=True))
+    assert verdict(evidence(noisy(), is_of_another=True)).cause == "another checkpoint"
+    found = verdict(evidence(noisy(), faults=(fault("x", 100.0),), is_of_another=True))
     assert found.cause == "logits rounded"
 
 
 def test_dice_are_unrelated_and_experts_of_other_numbers_are_not():
-    random = layer(0, tried("nothing", 0.1), agreement=0.1, beyond_chance=0.01)
+    random = layer(0, 0.1, beyond_chance=0.01)
     dice = dataclasses.replace(random, beyond_chance_renamed=0.04)
     assert verdict(evidence(dice)).cause == "unrelated"
     renamed = dataclasses.replace(random, beyond_chance_renamed=0.9)

@@ -22,6 +22,9 @@ _SOFT, _FAR = 3.0, 6.0
 #: Factors of a single row that are tried; 0 is a row of zeros.
 _FACTORS = (0.0, -1.0, 0.25, 0.5, 2.0 / 3.0, 0.8, 1.25, 1.5, 2.0, 4.0, 8.0)
 
+#: Bits for having searched all places.
+_SEARCHED = 20.0
+
 #: Bits by which another row has to fit better, beside naming it.
 _BETTER = 20.0
 
@@ -55,7 +58,7 @@ def _placed(
 ) -> Iterator[Candidate]:
     moved = int((place != np.arange(len(place))).sum())
     edited = dataclasses.replace(site.router, weight=site.router.weight[place])
-    bits = moved * 2.0 * math.log2(len(place))
+    bits = _SEARCHED + moved * 2.0 * math.log2(len(place))
     yield from routed(site, name, text, "rows damaged", edited, own_bits=bits)
 
 

@@ -42,7 +42,9 @@ def _gains(site: Site) -> Iterator[Candidate]:
             text = f"norm gain of layer {other.layer} for {router.layer}"
             edits.append((f"gain_of_layer{number - site.number:+d}", text, ratio, bits))
     for name, text, factor, cost in edits:
-        yield from routed(site, name, text, "gain not folded", _times(router, factor), bits=cost)
+        edited = _times(router, factor)
+        for one in routed(site, name, text, "gain not folded", edited, bits=cost):
+            yield dataclasses.replace(one, of_all_only=True)  # a gain is that of all experts
 
 
 def _ratio(gain: np.ndarray, own: np.ndarray) -> np.ndarray | None:

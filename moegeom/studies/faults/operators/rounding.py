@@ -3,57 +3,95 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
 
+from moegeom.geometry.codes import FLOATS, Code, decoded
+from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.operator import AS_STORED, Candidate, Inputs, Operator, Site, routed
 
-#: Formats of rows, in words, simplest first: as many bits for each as for naming one of them.
-_ROWS = {
-    "bfloat16": "router weights rounded to bf16",
-    "float16": "router weights rounded to fp16",
-    "int8_rows": "router weights int8 by row",
-    "fp8_tensor": "router weights fp8, one scale",
-    "fp8_blocks_of_128": "router weights fp8 by blocks",
-    "int4_groups_of_128": "router weights int4, groups of 128",
+#: Entries that share a scale, rows and columns, in words; 0 for all there are.
+_GROUPS = {
+    (0, 0): "one scale",
+    (1, 0): "by row",
+    (0, 1): "by column",
+    (1, 16): "groups of 16",
+    (1, 32): "groups of 32",
+    (1, 64): "groups of 64",
+    (1, 128): "groups of 128",
+    (128, 128): "blocks of 128",
 }
 
-#: Integers are also made with another scale, unsigned, and stored in bfloat16 afterwards.
-_LARGEST = {"int8_rows": 127, "int4_groups_of_128": 7}
+#: Scales of integers: the largest value is this code.
+_LARGEST = {"int8": (127.5, 127.0, 128.0), "int4": (7.5, 7.0, 8.0)}
 
-_ROWS_BITS = 5.0
+#: Groups of codes that are kept in bfloat16 afterwards, too.
+_STORED = ((0, 0), (1, 0), (1, 128))
 
+#: Tokens with other sets on which codes are tried first, and how many go on.
+_FIRST, _GO_ON = 256, 6
 
-def _formats() -> Iterator[tuple[str, str]]:
-    yield from _ROWS.items()
-    for name, largest in _LARGEST.items():
-        text, other, unsigned = _ROWS[name], f"{name}_by_{largest}", f"u{name}"
-        yield other, f"{text}, scale amax/{largest}"
-        yield unsigned, f"{text}, unsigned"
-        yield f"{name}_in_bfloat16", f"{text}, then bf16"
-        yield f"{other}_in_bfloat16", f"{text}, amax/{largest}, then bf16"
-        yield f"{unsigned}_in_bfloat16", f"{text}, unsigned, then bf16"
+_PLAIN_BITS, _CODE_BITS = 3.0, 7.0
 
 
-def _rows(site: Site) -> Iterator[Candidate]:
-    for parameter, text in _formats():
-        how = dataclasses.replace(AS_STORED, parameter=parameter)
-        name = f"weights_{parameter}"
+def _plainly(site: Site) -> Iterator[Candidate]:
+    for form, word in (("bfloat16", "bf16"), ("float16", "fp16")):
+        how = dataclasses.replace(AS_STORED, parameter=form)
+        name, text = f"weights_{word}", f"router weights rounded to {word}"
         yield from routed(
-            site,
-            name,
-            text,
-            "weights rounded",
-            site.router,
-            how,
-            only_stores=True,
-            bits=_ROWS_BITS,
-        )
+            site, name, text, "weights rounded", site.router, how,
+            only_stores=True, bits=_PLAIN_BITS,
+        )  # fmt: skip
 
 
-ROWS_ROUNDED = Operator("rows_rounded", _rows)
+ROWS_ROUNDED = Operator("rows_rounded", _plainly)
+
+
+def _codes() -> Iterator[tuple[str, Code]]:
+    """Every code in words."""
+    for (rows, columns), group in _GROUPS.items():
+        ways: list[tuple[str, str, float | None]] = []
+        for form, largest in _LARGEST.items():
+            ways += [(f"{form} {group}, scale amax/{most:g}", form, most) for most in largest]
+            ways.append((f"{form} {group}, unsigned", f"u{form}", None))
+        for form, kind in FLOATS.items():
+            most = float(ml_dtypes.finfo(kind).max)
+            ways.append((f"fp8 {form} {group}", form, most))
+        for text, form, most in ways:
+            yield text, Code(form, rows, columns, most)
+            if (rows, columns) in _STORED:
+                yield f"{text}, then bf16", Code(form, rows, columns, most, True)
+    for form in FLOATS:
+        yield f"fp8 {form} without a scale", Code(form, 0, 0, None)
+
+
+def _coded(site: Site) -> Iterator[Candidate]:
+    """The codes that reproduce most of the sets that differ, of all that there are."""
+    rows = np.flatnonzero(site.differs)
+    if not site.has_inputs or not len(rows):
+        return
+    rows = rows[:: max(1, math.ceil(len(rows) / _FIRST))]
+    values = site.values_at(site.number)(rows)
+    found = []
+    weight = np.ascontiguousarray(site.router.weight, np.float32)
+    for text, code in _codes():
+        edited = dataclasses.replace(site.router, weight=decoded(weight, code))
+        name = f"weights {text}".replace(" ", "_").replace(",", "")
+        for one in routed(
+            site, name, f"router weights {text}", "weights rounded", edited, bits=_CODE_BITS
+        ):
+            met = set_distances(one.selection(site, rows, values), site.theirs[rows]).is_met
+            found.append((float(met.mean()), one))
+    found.sort(key=lambda pair: -pair[0])
+    stands = len(found) - min(len(found), _GO_ON) + 1
+    for number, (_, one) in enumerate(found[:_GO_ON]):
+        yield dataclasses.replace(one, stands_for=1 if number else stands)
+
+
+ROWS_CODED = Operator("rows_coded", _coded)
 
 _BF16 = "bfloat16"
 

@@ -1,0 +1,69 @@
+r"""Rows as codes of few bits with a scale for each group of them, and read again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32
+
+#: Formats of eight bits with an exponent, by name.
+FLOATS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+
+
+@dataclass(frozen=True)
+class Code:
+    """How rows are coded.
+
+    ``form`` is ``int8``, ``int4``, ``uint8``, ``uint4``, ``e4m3`` or ``e5m2``. One scale for
+    ``rows`` x ``columns`` entries, 0 for all there are; it is the largest absolute value over
+    ``largest`` (None: the range of an unsigned code, or no scale). ``is_stored`` where the result
+    is kept in bfloat16.
+    """
+
+    form: str
+    rows: int
+    columns: int
+    largest: float | None
+    is_stored: bool = False
+
+
+def decoded(
+    weight: Float32[np.ndarray, "experts hidden"], code: Code
+) -> Float32[np.ndarray, "experts hidden"]:
+    r"""What is left of rows: :math:`s \cdot \mathrm{round}(w / s)` within the range of the code.
+
+    Signed integers of b bits run from :math:`-2^{b-1}` to :math:`2^{b-1} - 1`, unsigned ones have a
+    code for zero beside the scale. A group of zeros stays zero; a group cut by the border of the
+    matrix has a scale of its own. Ties go to even. Oracle in tests: each group by itself.
+    """
+    experts, hidden = weight.shape
+    height, width = code.rows or experts, code.columns or hidden
+    padded = np.zeros((-(-experts // height) * height, -(-hidden // width) * width), np.float32)
+    padded[:experts, :hidden] = weight
+    # [groups down, height, groups across, width]
+    groups = padded.reshape(len(padded) // height, height, -1, width)
+    if code.form.startswith("u"):
+        found = _unsigned(groups, 2 ** int(code.form[4:]) - 1)
+    else:
+        most = np.abs(groups).max(axis=(1, 3), keepdims=True)
+        scale = np.ones_like(most) if code.largest is None else most / np.float32(code.largest)
+        scale = np.where(scale > 0.0, scale, np.float32(1.0))
+        if code.form in FLOATS:
+            found = (groups / scale).astype(FLOATS[code.form]).astype(np.float32) * scale
+        else:
+            half = 2 ** (int(code.form[3:]) - 1)
+            found = np.clip(np.round(groups / scale), -half, half - 1) * scale
+    whole = found.reshape(padded.shape)[:experts, :hidden]
+    if code.is_stored:
+        whole = whole.astype(ml_dtypes.bfloat16)
+    return np.ascontiguousarray(whole, np.float32)
+
+
+def _unsigned(groups: np.ndarray, last: int) -> np.ndarray:
+    low = groups.min(axis=(1, 3), keepdims=True)
+    scale = (groups.max(axis=(1, 3), keepdims=True) - low) / np.float32(last)
+    scale = np.where(scale > 0.0, scale, np.float32(1.0))
+    zero = np.round(-low / scale)
+    return (np.clip(np.round(groups / scale) + zero, 0, last) - zero) * scale

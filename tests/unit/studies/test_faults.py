@@ -1,0 +1,193 @@
+"""Operators find what was done, scopes where, and noise is spread as noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moegeom.checkpoint.open import open_checkpoint
+from moegeom.core.tokens import TokenColumns
+from moegeom.kernels.table import load_kernels
+from moegeom.router.load import load_routers
+from moegeom.studies.faults.exchangeable import LEAST, Flips, spread
+from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
+from moegeom.studies.faults.operators.biases import fitted_bias
+from moegeom.studies.faults.operators.damaged import row_costs
+from moegeom.studies.faults.scope import SCOPES, Where, best_region
+from moegeom.studies.faults.score import believed, faults, score_site
+from moegeom.variants.emulated import emulate
+from tests.museum.checkpoint import Checkpoint
+from tests.museum.healthy import softmax_model
+
+TOKENS, LENGTH, EXPERTS, K = 2048, 64, 32, 4
+
+
+def columns(tokens: int = TOKENS) -> TokenColumns:
+    number = np.arange(tokens)
+    return TokenColumns(
+        document=number // LENGTH,
+        position=(number % LENGTH).astype(np.int32),
+        token_id=np.full(tokens, -1, np.int32),
+        domain=np.zeros(tokens, np.int16),
+    )
+
+
+def where() -> Where:
+    return Where.of(columns(), np.arange(TOKENS))
+
+
+NUMBER = np.arange(TOKENS)
+DOCUMENT, POSITION = NUMBER // LENGTH, NUMBER % LENGTH
+
+REGIONS = {
+    "documents": np.isin(DOCUMENT, [3, 7, 8]),
+    "positions from": POSITION >= 40,
+    "positions before": POSITION < 12,
+    "interval": (POSITION >= 20) & (POSITION < 31),
+    "ranks": NUMBER % 5 == 2,
+    "chunks": (POSITION % 16 == 0) & (POSITION > 0),
+    "documents and positions": np.isin(DOCUMENT, [1, 9]) & (POSITION >= 32),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_a_region_is_found_from_what_each_token_would_save(name):
+    random = np.random.default_rng(1)
+    planted = REGIONS[name]
+    saved = np.where(planted, random.exponential(4.0, TOKENS), -random.exponential(0.5, TOKENS))
+    region = best_region(saved, where())
+    np.testing.assert_array_equal(region.is_inside, planted)
+    assert region.text
+    assert region.bits > 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_all_tokens_save_is_of_all_tokens(seed):
+    random = np.random.default_rng(seed)
+    saved = random.exponential(1.0, TOKENS) * (random.random(TOKENS) < 0.1)
+    assert best_region(saved, where()).text == ""
+
+
+def test_no_region_costs_less_than_naming_one_of_its_kind():
+    saved = np.where(REGIONS["documents"], 5.0, -1.0)
+    for scope in SCOPES.all():
+        assert all(region.bits >= 1.0 for region in scope.find(saved, where()))
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    model: Checkpoint = softmax_model(layers=1)
+    path = model.write(tmp_path_factory.mktemp("faults") / "model")
+    return load_routers(open_checkpoint(path)).routers[0]
+
+
+def site(router, rows=None, tokens: int = TOKENS, noise: float = 0.0, theirs=None) -> Site:
+    """B routes with other ``rows``, on inputs with noise."""
+    random = np.random.default_rng(3)
+    inputs = random.standard_normal((tokens, router.hidden_size)).astype(np.float32)
+    moved = inputs + np.float32(noise) * random.standard_normal(inputs.shape, np.float32)
+    k = router.rule.top_k
+    logits = inputs @ router.weight.T
+    other = moved @ (router.weight if rows is None else rows).T
+    chosen = [
+        np.argsort(-z, axis=1, kind="stable")[:, :k].astype(np.int32) for z in (logits, other)
+    ]
+    return Site(
+        router=router,
+        number=0,
+        routers=[router],
+        other=None,
+        logits=logits,
+        scores=logits,
+        selection=logits,
+        mine=chosen[0],
+        theirs=chosen[1] if theirs is None else theirs,
+        columns=columns(tokens),
+        matching=np.arange(router.num_experts),
+        kernels=load_kernels("cpu"),
+        has_inputs=True,
+        has_logits=True,
+        chosen_at=lambda number: chosen[0],
+        values_at=lambda number: lambda some: inputs[some],
+    )
+
+
+def found(one: Site):
+    scores = score_site(one, one.values_at(0))
+    return faults([scores], Where.of(one.columns, np.arange(len(one.theirs))))
+
+
+def test_operators_have_names_of_their_own_and_offer_what_fits_the_site(router):
+    one = site(router, noise=0.02)
+    names = [c.name for operator in OPERATORS.all() for c in operator.candidates(one)]
+    assert len(names) == len(set(names))
+    assert emulate(router, AS_STORED).router.weight.shape == router.weight.shape
+
+
+def test_rows_of_some_experts_are_found_with_their_experts(router):
+    rows = router.weight.copy()
+    rows[[2, 9, 17]] = 0.0
+    best = believed(found(site(router, rows, noise=0.005)))
+    assert best is not None
+    assert best.cause == "rows damaged"
+    assert "3 of 32 experts (2, 9, 17)" in best.text
+
+
+def test_rows_that_are_copies_are_found(router):
+    rows = router.weight.copy()
+    rows[[4, 21]] = rows[[11, 30]]
+    one = site(router, rows, noise=0.002)
+    cost = row_costs(one)
+    assert cost[4].argmin() in (4, 11)
+    best = believed(found(one))
+    assert best is not None
+    assert (best.cause, best.name) == ("rows damaged", "rows_copied")
+
+
+def test_small_noise_is_no_fault(router):
+    assert believed(found(site(router, noise=0.01))) is None
+
+
+def test_a_bias_is_fitted_up_to_a_common_number(router):
+    one = site(router)
+    bias = 0.3 * one.logits.std() * np.random.default_rng(0).standard_normal(router.num_experts)
+    moved = np.argsort(-(one.logits + bias), axis=1)[:, : router.rule.top_k]
+    fit = fitted_bias(one.logits, moved)
+    apart = (fit - bias) - np.median(fit - bias)
+    assert np.abs(apart).max() < 0.2 * bias.std()
+
+
+def flipped(router, chance: np.ndarray, seed: int = 0):
+    """Flips with a chance of each token, to a neighbour of the boundary."""
+    one, random = site(router, tokens=len(chance)), np.random.default_rng(seed)
+    flips = random.random(len(chance)) < chance
+    order = np.argsort(-one.logits, axis=1)
+    k = router.rule.top_k
+    theirs = one.mine.copy()
+    theirs[flips, -1] = order[flips, k]
+    mine = order[:, :k].astype(np.int32)
+    theirs = np.where(flips[:, None], theirs, mine)
+    return Flips(site(router, tokens=len(chance), theirs=theirs), flips, np.ones(len(chance), bool))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_even_flips_are_spread_as_noise_is(router, seed):
+    how = spread([flipped(router, np.full(TOKENS, 0.04), seed)])
+    assert how.is_tested
+    assert how.uneven == ()
+
+
+@pytest.mark.parametrize("name", ["documents", "positions before", "ranks"])
+def test_flips_of_some_tokens_are_not(router, name):
+    chance = np.where(REGIONS[name], 0.3, 0.005)
+    how = spread([flipped(router, chance)])
+    assert name.split()[0] in [one.test for one in how.uneven]
+
+
+def test_too_few_flips_tell_nothing(router):
+    one = flipped(router, np.where(NUMBER < LEAST - 5, 1.0, 0.0))
+    how = spread([one])
+    assert not how.is_tested
+    assert how.num_flips == LEAST - 5
+    both = spread([one, one])
+    assert both.is_tested
