@@ -23,7 +23,7 @@ _SOFT, _FAR = 3.0, 6.0
 _FACTORS = (0.0, -1.0, 0.25, 0.5, 2.0 / 3.0, 0.8, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 #: Bits for having searched all places.
-_SEARCHED = 20.0
+_SEARCHED = 36.0
 
 #: Bits by which another row has to fit better, beside naming it.
 _BETTER = 20.0
