@@ -23,7 +23,7 @@ from moegeom.studies.explain.record import FlipNoise, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
 from moegeom.studies.faults.operator import (
     AS_STORED,
-    Candidate,
+    Proposal,
     Site,
     Values,
     of_sets,
@@ -58,7 +58,7 @@ class MatchedChoices:
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class ReadySite:
     """A router made ready: its site, the inputs of its tokens, and how near boundaries are."""
 
     site: Site
@@ -74,7 +74,7 @@ def look(
     other: Router | None,
     rows: Int64[np.ndarray, "rows"],
     values_at: Callable[[int], Values],
-) -> Looked:
+) -> ReadySite:
     """Logits of the inputs at hand (B's where it recorded them) for these tokens, read once."""
     own = choices[number]
     prepared, reason = own.prepared, _untold(own.prepared, sides)
@@ -121,7 +121,7 @@ def look(
         chosen_at=lambda place: choices[place].mine[rows],
         values_at=values_at,
     )
-    return Looked(site, _values(sides, own, rows, kept), nearest, reason)
+    return ReadySite(site, _values(sides, own, rows, kept), nearest, reason)
 
 
 def _values(
@@ -143,8 +143,8 @@ def _values(
 
 
 def nearest_under(
-    looked: Looked, candidate: Candidate, is_inside: Bool[np.ndarray, "rows"], sides: Sides
-) -> Looked:
+    looked: ReadySite, candidate: Proposal, is_inside: Bool[np.ndarray, "rows"], sides: Sides
+) -> ReadySite:
     """The same with the boundaries of a believed operator, inside its scope."""
     own, routed = looked.nearest, candidate.routed
     if own is None or routed is None or not looked.site.has_inputs:
@@ -172,7 +172,7 @@ def nearest_under(
 def layer_evidence(
     choices: MatchedChoices,
     sides: Sides,
-    looked: Looked,
+    looked: ReadySite,
     scores: SiteScores,
     rows: Int64[np.ndarray, "rows"],
     is_met: Bool[np.ndarray, "rows"],
@@ -262,7 +262,7 @@ def weight_rule(
         return None
     logits = np.concatenate([batch.logits for batch in sides.batches(prepared, rows)])
     theirs = sides.other_output(router.name, "routing_weights", rows)
-    chosen = other[rows].astype(np.int64)
+    chosen = other[rows]
     plain = _weights(router, logits, chosen)
     found = {
         name: _error(theirs, _weights(changed, logits, chosen))
@@ -289,7 +289,7 @@ def weight_rule(
 def _weights(
     router: Router,
     logits: Float[np.ndarray, "tokens experts"],
-    chosen: Float[np.ndarray, "tokens k"],
+    chosen: Int32[np.ndarray, "tokens k"],
     leaks: bool = False,
 ) -> Float64[np.ndarray, "tokens k"]:
     """Weights of the chosen experts; with the selection bias in their scores if it leaks."""

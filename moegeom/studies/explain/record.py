@@ -166,7 +166,7 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class NamedFault:
     """An operator on its scope.
 
     ``bits`` are those that it saves beside A's router as it is, less its own. ``scope`` names the
@@ -315,7 +315,7 @@ class Explanation:
     num_examined: int
     any_share: float
     layers: tuple[LayerEvidence, ...]
-    faults: tuple[Found, ...]
+    faults: tuple[NamedFault, ...]
     spread: Spread
     log_probs: LogProbs | None
     verdict: CauseVerdict

@@ -23,17 +23,17 @@ from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.load import load_routers
 from moegeom.studies.explain.layer import (
-    Looked,
     MatchedChoices,
+    ReadySite,
     layer_evidence,
     look,
     nearest_under,
 )
 from moegeom.studies.explain.log_probs import log_probs
-from moegeom.studies.explain.record import ExplainRequest, Explanation, Found, LayerEvidence
+from moegeom.studies.explain.record import ExplainRequest, Explanation, LayerEvidence, NamedFault
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.verdict import Evidence, verdict
-from moegeom.studies.faults.exchangeable import Flips, Spread, spread
+from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
 from moegeom.studies.faults.scope import Where
 from moegeom.studies.faults.score import Fault, believed, faults, score_site
 from moegeom.tokens.traces.counted import CountedSource
@@ -140,7 +140,7 @@ def _layers(
     """Every router by itself, then the operators on their scopes, then what they leave over."""
     if watch:
         watch.start(len(rows) * len(choices))
-    looked: list[Looked] = []
+    looked: list[ReadySite] = []
     for number, choice in enumerate(choices):
         of_b = elsewhere.get(choice.prepared.router.name)
         looked.append(look(choices, number, sides, of_b, rows, lambda place: looked[place].values))
@@ -162,12 +162,12 @@ def _layers(
             one = nearest_under(one, of_best.candidate, inside, sides)
         layers.append(layer_evidence(choice, sides, one, score, rows, is_met))
         if one.site.has_logits:
-            flips.append(Flips(one.site, ~is_met, choice.is_clean[rows]))
+            flips.append(FlippedRouter(one.site, ~is_met, choice.is_clean[rows]))
     return layers, found, spread(flips)
 
 
-def _told(fault: Fault) -> Found:
-    return Found(
+def _told(fault: Fault) -> NamedFault:
+    return NamedFault(
         name=fault.name,
         text=fault.text,
         cause=fault.cause,

@@ -24,7 +24,7 @@ _REPAIRS = 0.5
 #: Sets that agree where routing weights are judged before anything else. Heuristic.
 _AGREES = 0.99
 
-#: Flips that noise could not have made, before they are called a bug: one may be chance.
+#: FlippedRouter that noise could not have made, before they are called a bug: one may be chance.
 _BEYOND = 3
 
 #: Noise on the inputs of a router beyond which it is not rounding: 5 % of their rms, 30 roundings

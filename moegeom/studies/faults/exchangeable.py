@@ -29,7 +29,7 @@ _LEANING = 0.75
 #: Classes of distance from the boundary, and of positions; groups of ranks.
 _CLASSES, _POSITIONS, _RANKS = 24, 16, 16
 
-#: Flips from which it can be told how they are spread.
+#: FlippedRouter from which it can be told how they are spread.
 LEAST = 20
 
 
@@ -65,7 +65,7 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class Flips:
+class FlippedRouter:
     """A router, which of its tokens flip, and which agreed at all earlier ones."""
 
     site: Site
@@ -73,12 +73,12 @@ class Flips:
     is_clean: Bool[np.ndarray, "tokens"]
 
 
-def spread(routers: Sequence[Flips]) -> Spread:
+def spread(routers: Sequence[FlippedRouter]) -> Spread:
     """The tests on clean tokens of as few routers, from the first on, as hold enough flips.
 
     Later routers inherit how earlier ones flipped; each adds tokens that had agreed until then.
     """
-    looked: list[Flips] = []
+    looked: list[FlippedRouter] = []
     total = 0
     for one in routers:
         number = int((one.is_flipped & one.is_clean).sum())
@@ -129,7 +129,7 @@ class _Part:
     repeats: Bool[np.ndarray, "tokens"]
 
     @staticmethod
-    def of(one: Flips) -> _Part:
+    def of(one: FlippedRouter) -> _Part:
         site, rows = one.site, np.flatnonzero(one.is_clean)
         flipped = one.is_flipped[rows]
         mine, theirs = site.mine[rows][flipped], site.theirs[rows][flipped]

@@ -85,7 +85,7 @@ Inputs = Callable[[Site, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class Proposal:
     """An operator with its parameters at one router; ``name`` says which on all routers.
 
     One of three tells what would be chosen: a ``routed`` router (with the rows, biases and rule
@@ -162,7 +162,7 @@ class Operator:
     """A kind of fault: from a router, the candidates that apply there, simplest first."""
 
     name: str
-    candidates: Callable[[Site], Iterator[Candidate]]
+    candidates: Callable[[Site], Iterator[Proposal]]
 
 
 OPERATORS: Rooms[Operator] = Rooms("operator", "moegeom.studies.faults.operators", Operator)
@@ -181,7 +181,7 @@ def routed(
     bits: float = 0.0,
     own_bits: float = 0.0,
     inputs: Inputs | None = None,
-) -> Iterator[Candidate]:
+) -> Iterator[Proposal]:
     """The candidate of an edited router; none where the edit does not apply, or nothing changes.
 
     ``needs_inputs`` where logits alone cannot tell, ``only_stores`` where numbers are stored
@@ -192,7 +192,7 @@ def routed(
     emulated = emulate(router, dataclasses.replace(how, name=name))
     if only_stores and _is_stored_so(emulated, site.router):
         return
-    yield Candidate(
+    yield Proposal(
         name, text, cause, bits, own_bits, emulated, inputs, of_other=name.endswith("_of_other")
     )
 

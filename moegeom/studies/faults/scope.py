@@ -14,7 +14,7 @@ from moegeom.core.tokens import TokenColumns
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class TokenRegion:
     """Some of the tokens: ``text`` names them, ``bits`` say which they are."""
 
     is_inside: Bool[np.ndarray, "tokens"]
@@ -42,7 +42,7 @@ class Scope:
     """A kind of region. ``find`` proposes the best ones for bits that each token would save."""
 
     name: str
-    find: Callable[[Float64[np.ndarray, "tokens"], Where], Iterator[Region]]
+    find: Callable[[Float64[np.ndarray, "tokens"], Where], Iterator[TokenRegion]]
 
 
 SCOPES: Rooms[Scope] = Rooms("scope", "moegeom.studies.faults.scopes", Scope)
@@ -52,12 +52,12 @@ SCOPES: Rooms[Scope] = Rooms("scope", "moegeom.studies.faults.scopes", Scope)
 _WORTH, _SHARE = 12.0, 0.03
 
 
-def best_region(saved: Float64[np.ndarray, "tokens"], where: Where) -> Region:
+def best_region(saved: Float64[np.ndarray, "tokens"], where: Where) -> TokenRegion:
     """The region that saves most beside what it costs; two kinds may meet (documents, positions).
 
     ``text`` is empty for all tokens.
     """
-    whole = Region(np.ones(len(saved), bool), "", 0.0)
+    whole = TokenRegion(np.ones(len(saved), bool), "", 0.0)
     best, most = whole, float(saved.sum())
     # a region has to be worth telling, not only to leave out what fits a little worse
     least = most + max(_WORTH, _SHARE * abs(most))
@@ -66,7 +66,7 @@ def best_region(saved: Float64[np.ndarray, "tokens"], where: Where) -> Region:
         for region in scope.find(saved, where):
             gained = float(saved[region.is_inside].sum()) - region.bits - kind
             if gained > max(most, least):
-                best, most = Region(region.is_inside, region.text, region.bits + kind), gained
+                best, most = TokenRegion(region.is_inside, region.text, region.bits + kind), gained
     if best.text:
         inside = np.where(best.is_inside, saved, 0.0)
         for scope in SCOPES.all():
@@ -79,7 +79,7 @@ def best_region(saved: Float64[np.ndarray, "tokens"], where: Where) -> Region:
                     and not (both == best.is_inside).all()
                 ):
                     most = gained
-                    best = Region(both, f"{best.text}, {region.text}", bits)
+                    best = TokenRegion(both, f"{best.text}, {region.text}", bits)
                     break
             else:
                 continue

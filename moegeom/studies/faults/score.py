@@ -24,8 +24,8 @@ from moegeom.geometry.set_code import (
     set_distances,
 )
 from moegeom.studies.faults.causes import Cause
-from moegeom.studies.faults.operator import OPERATORS, Candidate, Site, Values
-from moegeom.studies.faults.scope import Region, Where, best_region, listed
+from moegeom.studies.faults.operator import OPERATORS, Proposal, Site, Values
+from moegeom.studies.faults.scope import TokenRegion, Where, best_region, listed
 from moegeom.variants.emulated import Emulated, emulate
 
 #: Noise scales that are tried, in median gaps between the last chosen score and the first other.
@@ -33,10 +33,10 @@ _SCALES = 2.0 ** np.arange(-12.0, 4.0, 1.5)
 
 #: Tokens of each kind, with equal and with different sets, on which candidates are tried first,
 #: and how many go on to all tokens.
-_TRIED, _KEPT = 768, 10
+_TRIED, _KEPT = 768, 8
 
-#: Bits that a candidate has to save there to go on.
-_WORTH = 4.0
+#: Bits that a candidate has to save there to go on, and the share of what the best one saves.
+_WORTH, _SHARE = 20.0, 0.02
 
 #: Bits that say which operator it is.
 _OPERATOR_BITS = 6.0
@@ -61,7 +61,7 @@ class Scored:
     Bits, with the noise that fits if it is all tokens, and if it may be some of them.
     """
 
-    candidate: Candidate
+    candidate: Proposal
     as_is: tuple[float, float]
     saved: tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]
     is_met: Bool[np.ndarray, "tokens"]
@@ -90,7 +90,7 @@ class Fault:
     name: str
     text: str
     cause: Cause
-    region: Region
+    region: TokenRegion
     routers: tuple[str, ...]
     bits: float
     explained: float
@@ -132,8 +132,8 @@ def score_site(site: Site, values: Values) -> SiteScores:
     sample = values(rows) if site.has_inputs else None
     tried = _tried(site, rows, weight, own.at(rows), (ties, "chance"), sample)
     number = sum(one.candidate.stands_for for one in tried)
-    worth = sorted((one for one in tried if one.saved > _WORTH), key=lambda one: -one.saved)
-    kept = worth[:_KEPT]
+    worth = sorted(tried, key=lambda one: -one.saved)[:_KEPT]
+    kept = [one for one in worth if one.saved > max(_WORTH, _SHARE * worth[0].saved)]
     scored = _on_all(site, kept, (own, base), share, values)
     return SiteScores(site.router.name, share * base, own.is_met, scored, number)
 
@@ -156,12 +156,12 @@ def share_of_equals(site: Site) -> Float64[np.ndarray, "tokens"]:
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A candidate on the sample: bits saved where it is better than the base, and its noise.
+    """A candidate on the sample: bits saved in whole parts of it, and its noise.
 
     The noise fits if it is all tokens, and if it may be some of them.
     """
 
-    candidate: Candidate
+    candidate: Proposal
     saved: float
     noise: tuple[Noise, Noise]
 
@@ -176,24 +176,24 @@ def _tried(
 ) -> list[_Tried]:
     """All candidates of all operators, and those whose rows concern some of the experts only."""
     noise = _fitted(own, weight, ties)
-    base = noise.bits(own)
+    base, groups = noise.bits(own), _groups(site, rows)
     found = []
     for operator in OPERATORS.all():
         for candidate in operator.candidates(site):
             distances = _distances(site, candidate, rows, sample)
-            one = _compared(candidate, distances, own, base, weight)
+            one = _compared(candidate, distances, own, base, weight, groups)
             if not candidate.of_some_only:
                 found.append(one)
             some = _of_some_experts(site, candidate, rows, sample, weight)
             if some is not None:
                 of_some = _distances(site, some, rows, sample)
-                found.append(_compared(some, of_some, own, base, weight))
+                found.append(_compared(some, of_some, own, base, weight, groups))
     return found
 
 
 def _distances(
     site: Site,
-    candidate: Candidate,
+    candidate: Proposal,
     rows: Int64[np.ndarray, "rows"],
     values: Float[np.ndarray, "rows hidden"] | None,
 ) -> SetDistances:
@@ -203,18 +203,40 @@ def _distances(
 
 
 def _compared(
-    candidate: Candidate,
+    candidate: Proposal,
     distances: SetDistances,
     own: SetDistances,
     base: Float64[np.ndarray, "rows"],
     weight: Float64[np.ndarray, "rows"],
+    groups: Sequence[Int64[np.ndarray, "rows"]],
 ) -> _Tried:
     """The noise under which the candidate takes the fewest bits, alone and with the base."""
     bits = {noise: noise.bits(distances) for noise in _noises(distances, candidate.ties)}
     alone = min(bits, key=lambda one: float((weight * bits[one]).sum()))
     together = min(bits, key=lambda one: float((weight * np.minimum(base, bits[one])).sum()))
-    saved = np.maximum(_as_is(own, base, together) - bits[together], 0.0)
-    return _Tried(candidate, float((weight * saved).sum()), (alone, together))
+    saved = [weight * (_as_is(own, base, one) - bits[one]) for one in (alone, together)]
+    worth = max(
+        float(np.maximum(np.bincount(group, weights=one), 0.0).sum())
+        for one in saved
+        # what is routed again costs time, and a few positions of everything are found by chance
+        for group in groups[: -1 if candidate.needs_inputs else None]
+    )
+    return _Tried(candidate, worth, (alone, together))
+
+
+def _groups(site: Site, rows: Int64[np.ndarray, "rows"]) -> list[Int64[np.ndarray, "rows"]]:
+    """Ways to part tokens: a fault on some scope saves bits in whole parts of one of them."""
+    columns = site.columns.at(rows)
+    document = np.unique(columns.document, return_inverse=True)[1].ravel()
+    position = np.maximum(columns.position.astype(np.int64), 0)
+    length = int(position.max()) + 1
+    blocks = position * _BLOCKS // length
+    turns = [rows % ranks for ranks in _TURNS]
+    return [np.zeros(len(rows), np.int64), document, blocks, *turns, position]
+
+
+#: Blocks of positions, and numbers of ranks, by which a sample is parted.
+_BLOCKS, _TURNS = 16, (2, 3, 4, 5, 7, 8)
 
 
 def _as_is(
@@ -226,11 +248,11 @@ def _as_is(
 
 def _of_some_experts(
     site: Site,
-    candidate: Candidate,
+    candidate: Proposal,
     rows: Int64[np.ndarray, "rows"],
     values: Float[np.ndarray, "rows hidden"] | None,
     weight: Float64[np.ndarray, "rows"],
-) -> Candidate | None:
+) -> Proposal | None:
     """The same edit of the rows of some experts, where it is wrong for the others.
 
     Each expert takes the score, edited or not, under which its own choices take fewer bits beside

@@ -19,13 +19,13 @@ from moegeom.studies.explain.record import (
     CauseVerdict,
     Explanation,
     FlipNoise,
-    Found,
     LayerEvidence,
+    NamedFault,
     WeightRule,
 )
 from moegeom.studies.explain.verdict import Evidence, verdict
 from moegeom.studies.faults.exchangeable import Spread, Uneven
-from moegeom.studies.faults.scope import Region
+from moegeom.studies.faults.scope import TokenRegion
 from moegeom.studies.faults.score import Fault
 from tests.unit.document.records import sample_run
 
@@ -37,7 +37,7 @@ def fault(name: str, bits: float, **facts: Any) -> Fault:
     inside = np.ones(10, bool)
     known: dict[str, Any] = {
         "cause": "logits rounded",
-        "region": Region(inside, "", 0.0),
+        "region": TokenRegion(inside, "", 0.0),
         "routers": ("text/0",),
         "explained": 1.0,
         "reproduced": {"text/0": 1.0},
@@ -46,10 +46,10 @@ def fault(name: str, bits: float, **facts: Any) -> Fault:
     return Fault(name=name, text=name.replace("_", " "), bits=bits, **(known | facts))
 
 
-def told(name: str, bits: float, scope: str = "") -> Found:
+def told(name: str, bits: float, scope: str = "") -> NamedFault:
     text = name.replace("_", " ")
     shares = {"text/0": 1.0}, {"text/0": 0.9}
-    return Found(name, text, "logits rounded", bits, scope, 1.0, ("text/0",), *shares, 1.0)
+    return NamedFault(name, text, "logits rounded", bits, scope, 1.0, ("text/0",), *shares, 1.0)
 
 
 def layer(number: int, agreement: float = 0.9, **facts: Any) -> LayerEvidence:
@@ -68,7 +68,7 @@ def evidence(*layers: LayerEvidence, **facts: Any) -> Evidence:
 
 
 def explanation(
-    *layers: LayerEvidence, faults: tuple[Found, ...] = (), said: CauseVerdict | None = None
+    *layers: LayerEvidence, faults: tuple[NamedFault, ...] = (), said: CauseVerdict | None = None
 ) -> Explanation:
     run = sample_run()
     other = {"name": "o", "engine": "", "stage": "ids", "num_tokens": 1000, "notes": []}
@@ -93,7 +93,7 @@ def shown(found: Explanation, form: str, view: View) -> str:
     return render(document(found, view), form, view)
 
 
-def many(seed: int) -> tuple[Found, ...]:
+def many(seed: int) -> tuple[NamedFault, ...]:
     """In the order of what they save, as the study returns them."""
     bits = np.sort(np.random.default_rng(seed).uniform(1.0, 900.0, 8))[::-1]
     return tuple(told(f"change_{letter}", b) for letter, b in zip("abcdefgh", bits, strict=True))

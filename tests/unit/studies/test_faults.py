@@ -9,7 +9,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
-from moegeom.studies.faults.exchangeable import LEAST, Flips, spread
+from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
 from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
 from moegeom.studies.faults.operators.biases import fitted_bias
 from moegeom.studies.faults.operators.damaged import row_costs
@@ -158,7 +158,7 @@ def test_a_bias_is_fitted_up_to_a_common_number(router):
 
 
 def flipped(router, chance: np.ndarray, seed: int = 0):
-    """Flips with a chance of each token, to a neighbour of the boundary."""
+    """FlippedRouter with a chance of each token, to a neighbour of the boundary."""
     one, random = site(router, tokens=len(chance)), np.random.default_rng(seed)
     flips = random.random(len(chance)) < chance
     order = np.argsort(-one.logits, axis=1)
@@ -167,7 +167,9 @@ def flipped(router, chance: np.ndarray, seed: int = 0):
     theirs[flips, -1] = order[flips, k]
     mine = order[:, :k].astype(np.int32)
     theirs = np.where(flips[:, None], theirs, mine)
-    return Flips(site(router, tokens=len(chance), theirs=theirs), flips, np.ones(len(chance), bool))
+    return FlippedRouter(
+        site(router, tokens=len(chance), theirs=theirs), flips, np.ones(len(chance), bool)
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64
 
 from moegeom.core.router import Router
 from moegeom.geometry.set_code import set_distances
-from moegeom.studies.faults.operator import AS_STORED, Candidate, Operator, Site, routed
+from moegeom.studies.faults.operator import AS_STORED, Operator, Proposal, Site, routed
 
 #: Bits that say one fitted bias.
 _BITS_PER_BIAS = 6.0
@@ -20,7 +20,7 @@ _BITS_PER_BIAS = 6.0
 _FITTED, _STEPS, _SOFT = 4096, 30, 0.5
 
 
-def _cast(site: Site) -> Iterator[Candidate]:
+def _cast(site: Site) -> Iterator[Proposal]:
     if site.router.selection_bias is None:
         return
     for name, how, text in (
@@ -56,7 +56,7 @@ def _with_bias(router: Router, bias: np.ndarray) -> Router | None:
     return dataclasses.replace(router, selection_bias=bias)
 
 
-def _edited(site: Site) -> Iterator[Candidate]:
+def _edited(site: Site) -> Iterator[Proposal]:
     own = site.router.selection_bias
     if own is not None and own.any():
         without = _with_bias(site.router, np.zeros_like(own))
@@ -76,7 +76,7 @@ def _edited(site: Site) -> Iterator[Candidate]:
         )
         for by in (-2, -1, 1, 2):
             rolled = _with_bias(site.router, np.roll(own, by))
-            text = f"selection bias moved by {by:+d} experts"
+            text = f"selection bias moved along by {by:+d}"
             yield from routed(
                 site, f"bias_rolled{by:+d}", text, "bias differs", rolled,
                 needs_inputs=False, bits=2.0,
@@ -94,7 +94,7 @@ def _edited(site: Site) -> Iterator[Candidate]:
 BIAS_EDITED = Operator("bias_edited", _edited)
 
 
-def _of_other_layers(site: Site) -> Iterator[Iterator[Candidate]]:
+def _of_other_layers(site: Site) -> Iterator[Iterator[Proposal]]:
     own = site.router.selection_bias
     bits = math.log2(max(len(site.routers), 2))
     for number, other in enumerate(site.routers):
@@ -120,7 +120,7 @@ def _read_as_bfloat16(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "
     return np.where(np.isfinite(found), found, np.float32(0.0))
 
 
-def _fitted(site: Site) -> Iterator[Candidate]:
+def _fitted(site: Site) -> Iterator[Proposal]:
     """Any bias at all, fitted to all tokens or to those that differ: each number is paid for."""
     if not site.has_logits or site.router.rule.groups is not None:
         return
@@ -136,7 +136,7 @@ def _fitted(site: Site) -> Iterator[Candidate]:
 
         bits = _BITS_PER_BIAS * len(change)
         text = "another bias for each expert, fitted to B's choices"
-        yield Candidate(name, text, "bias differs", own_bits=bits, scores=scores)
+        yield Proposal(name, text, "bias differs", own_bits=bits, scores=scores)
 
 
 BIAS_FITTED = Operator("bias_fitted", _fitted)
@@ -171,7 +171,7 @@ def fitted_bias(
     return bias
 
 
-def _rounded_sum(site: Site) -> Iterator[Candidate]:
+def _rounded_sum(site: Site) -> Iterator[Proposal]:
     """Scores that lean to low or high numbers: a tie-break by number that outgrew the ties."""
     if not site.has_logits:
         return
@@ -187,25 +187,25 @@ def _rounded_sum(site: Site) -> Iterator[Candidate]:
 
             name = f"leaning_{word}_{power}"
             text = f"scores that lean to {word} numbers, by {abs(lean[1]):.1g} each"
-            yield Candidate(name, text, "ties broken by number", 4.0, scores=scores)
+            yield Proposal(name, text, "ties broken by number", 4.0, scores=scores)
 
 
 LEANING = Operator("leaning", _rounded_sum)
 
 
-def _tied(site: Site) -> Iterator[Candidate]:
+def _tied(site: Site) -> Iterator[Proposal]:
     """Equal scores, told apart in another way than A does."""
     if not site.has_logits:
         return
     for way in ("lowest", "highest"):
         text = f"equal scores go to the {way} numbers"
-        yield Candidate(f"ties_{way}", text, "ties broken by number", 1.0, ties=(way,))
+        yield Proposal(f"ties_{way}", text, "ties broken by number", 1.0, ties=(way,))
 
 
 TIES = Operator("ties", _tied)
 
 
-def _inherited(site: Site) -> Iterator[Candidate]:
+def _inherited(site: Site) -> Iterator[Proposal]:
     own, other = site.router.selection_bias, site.other
     if own is None or other is None or other.selection_bias is None:
         return

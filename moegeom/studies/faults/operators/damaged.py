@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 
 from moegeom.geometry.selection import SCORES, mapped_logits
 from moegeom.geometry.set_code import boundary, chosen_mask, set_distances
-from moegeom.studies.faults.operator import Candidate, Operator, Site, routed
+from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
 
 #: Tokens to which rows are fitted, at least and at most, and entries that are looked at.
 _LEAST, _FITTED, _CELLS = 64, 1024, 2**24
@@ -29,7 +29,7 @@ _SEARCHED = 36.0
 _BETTER = 20.0
 
 
-def _exchanged(site: Site) -> Iterator[Candidate]:
+def _exchanged(site: Site) -> Iterator[Proposal]:
     """Each expert behind the row that fits its choices best, biases where they were."""
     from scipy.optimize import linear_sum_assignment
 
@@ -55,7 +55,7 @@ def _exchanged(site: Site) -> Iterator[Candidate]:
 
 def _placed(
     site: Site, name: str, text: str, place: Int64[np.ndarray, "experts"]
-) -> Iterator[Candidate]:
+) -> Iterator[Proposal]:
     moved = int((place != np.arange(len(place))).sum())
     edited = dataclasses.replace(site.router, weight=site.router.weight[place])
     bits = _SEARCHED + moved * 2.0 * math.log2(len(place))
@@ -98,7 +98,7 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
     return cost / math.log(2.0)
 
 
-def _scaled(site: Site) -> Iterator[Candidate]:
+def _scaled(site: Site) -> Iterator[Proposal]:
     """All rows times one factor: of some experts only, where the choices of the others say so."""
     for factor in _FACTORS:
         rows = site.router.weight * site.router.weight.dtype.type(factor)
@@ -114,7 +114,7 @@ def _scaled(site: Site) -> Iterator[Candidate]:
 SCALED = Operator("rows_scaled", _scaled)
 
 
-def _transposed(site: Site) -> Iterator[Candidate]:
+def _transposed(site: Site) -> Iterator[Proposal]:
     experts, hidden = site.router.weight.shape
     if experts != hidden:
         flat = np.ascontiguousarray(site.router.weight).reshape(hidden, experts).T

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.core.router import Router
-from moegeom.studies.faults.operator import Candidate, Operator, Site, routed
+from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
 
 
 def _times(router: Router, factor: np.ndarray | None) -> Router | None:
@@ -20,7 +20,7 @@ def _times(router: Router, factor: np.ndarray | None) -> Router | None:
     return dataclasses.replace(router, weight=rows)
 
 
-def _gains(site: Site) -> Iterator[Candidate]:
+def _gains(site: Site) -> Iterator[Proposal]:
     router, gain = site.router, site.router.gain
     if gain is None:
         return

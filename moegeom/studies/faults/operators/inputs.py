@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.studies.faults.operator import Candidate, Inputs, Operator, Site, routed
+from moegeom.studies.faults.operator import Inputs, Operator, Proposal, Site, routed
 
 #: Layers up and down whose inputs are tried.
 _NEAR = 2
 
 
-def _of_layers(site: Site) -> Iterator[Candidate]:
+def _of_layers(site: Site) -> Iterator[Proposal]:
     if not site.has_inputs:
         return
     for apart in (*range(-_NEAR, 0), *range(1, _NEAR + 1)):
@@ -46,7 +46,7 @@ def _from(number: int, factor: np.ndarray | None) -> Inputs:
 OF_LAYERS = Operator("input_of_layers", _of_layers)
 
 
-def _normed(site: Site) -> Iterator[Candidate]:
+def _normed(site: Site) -> Iterator[Proposal]:
     """The norm in front taken twice, gain and all."""
     gain = site.router.gain
     if not site.has_inputs or gain is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from moegeom.geometry.codes import FLOATS, Code, decoded
 from moegeom.geometry.set_code import set_distances
-from moegeom.studies.faults.operator import AS_STORED, Candidate, Inputs, Operator, Site, routed
+from moegeom.studies.faults.operator import AS_STORED, Inputs, Operator, Proposal, Site, routed
 
 #: Entries that share a scale, rows and columns, in words; 0 for all there are.
 _GROUPS = {
@@ -37,7 +37,7 @@ _FIRST, _GO_ON = 256, 6
 _PLAIN_BITS, _CODE_BITS = 3.0, 7.0
 
 
-def _plainly(site: Site) -> Iterator[Candidate]:
+def _plainly(site: Site) -> Iterator[Proposal]:
     for form, word in (("bfloat16", "bf16"), ("float16", "fp16")):
         how = dataclasses.replace(AS_STORED, parameter=form)
         name, text = f"weights_{word}", f"router weights rounded to {word}"
@@ -68,7 +68,7 @@ def _codes() -> Iterator[tuple[str, Code]]:
         yield f"fp8 {form} without a scale", Code(form, 0, 0, None)
 
 
-def _coded(site: Site) -> Iterator[Candidate]:
+def _coded(site: Site) -> Iterator[Proposal]:
     """The codes that reproduce most of the sets that differ, of all that there are."""
     rows = np.flatnonzero(site.differs)
     if not site.has_inputs or not len(rows):
@@ -96,7 +96,7 @@ ROWS_CODED = Operator("rows_coded", _coded)
 _BF16 = "bfloat16"
 
 
-def _values(site: Site) -> Iterator[Candidate]:
+def _values(site: Site) -> Iterator[Proposal]:
     how = dataclasses.replace(AS_STORED, input=_BF16)
     inputs = "router inputs rounded to bf16"
     yield from routed(site, "inputs_bf16", inputs, "inputs rounded", site.router, how, bits=1.0)
@@ -108,7 +108,7 @@ def _values(site: Site) -> Iterator[Candidate]:
     yield from routed(site, "bf16_throughout", text, "logits rounded", site.router, how, bits=2)
 
 
-def _in_eight_bits(site: Site) -> Iterator[Candidate]:
+def _in_eight_bits(site: Site) -> Iterator[Proposal]:
     """Inputs in eight bits: as they are, and with a scale for each token."""
     for form, name in ((ml_dtypes.float8_e4m3fn, "e4m3"), (ml_dtypes.float8_e5m2, "e5m2")):
         for way in ("plain", "by token"):
@@ -137,7 +137,7 @@ INPUTS_IN_EIGHT_BITS = Operator("inputs_in_eight_bits", _in_eight_bits)
 INPUTS_ROUNDED = Operator("inputs_rounded", _values)
 
 
-def _logits(site: Site) -> Iterator[Candidate]:
+def _logits(site: Site) -> Iterator[Proposal]:
     cause = "logits rounded"
     for name, form, text in (
         ("logits_bf16", _BF16, "logits rounded to bf16"),

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.studies.faults.operator import Candidate, Operator, Site, routed
+from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
 
 
-def _of_other(site: Site) -> Iterator[Candidate]:
+def _of_other(site: Site) -> Iterator[Proposal]:
     other, router = site.other, site.router
     if other is None:
         return
@@ -41,7 +41,7 @@ def _of_other(site: Site) -> Iterator[Candidate]:
 OF_OTHER = Operator("rows_of_other", _of_other)
 
 
-def _of_layers(site: Site) -> Iterator[Candidate]:
+def _of_layers(site: Site) -> Iterator[Proposal]:
     """The router of another layer, whole or rows alone, behind this layer's gain."""
     bits = math.log2(max(len(site.routers), 2))
     for number, other in enumerate(site.routers):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.core.router import Router, Rule
-from moegeom.studies.faults.operator import Candidate, Operator, Site, routed
+from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
 
 
 def _rules(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
@@ -45,7 +45,7 @@ def _with_groups(rule: Rule, groups: object) -> Rule:
     return dataclasses.replace(rule, groups=groups)
 
 
-def _other_rule(site: Site) -> Iterator[Candidate]:
+def _other_rule(site: Site) -> Iterator[Proposal]:
     router: Router = site.router
     for name, text, rule in _rules(router.rule):
         groups = rule.groups
@@ -63,7 +63,7 @@ def _other_rule(site: Site) -> Iterator[Candidate]:
 RULE = Operator("rule", _other_rule)
 
 
-def _clamped(site: Site) -> Iterator[Candidate]:
+def _clamped(site: Site) -> Iterator[Proposal]:
     """Negative logits that lose against padding: they become 0 and tie."""
     logits = site.logits
     few = (logits > 0.0).sum(axis=1) < site.theirs.shape[1]
@@ -74,13 +74,13 @@ def _clamped(site: Site) -> Iterator[Candidate]:
         return np.maximum(there.logits, 0.0)
 
     text = "negative logits lost (taken as 0)"
-    yield Candidate("negative_lost", text, "rule differs", 2.0, scores=scores)
+    yield Proposal("negative_lost", text, "rule differs", 2.0, scores=scores)
 
 
 NEGATIVE_LOST = Operator("negative_lost", _clamped)
 
 
-def _misread(site: Site) -> Iterator[Candidate]:
+def _misread(site: Site) -> Iterator[Proposal]:
     """A buffer of bfloat16 logits read as float32: each value is two of theirs."""
     logits = site.logits
     if not site.has_logits or len(logits) < 2:
@@ -95,7 +95,7 @@ def _misread(site: Site) -> Iterator[Candidate]:
         return grid
 
     text = "bf16 logits, their bytes read as float32"
-    yield Candidate("logits_misread", text, "rule differs", 2.0, scores=scores)
+    yield Proposal("logits_misread", text, "rule differs", 2.0, scores=scores)
 
 
 LOGITS_MISREAD = Operator("logits_misread", _misread)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.geometry.rows import common_choices, expert_matching
-from moegeom.studies.faults.operator import Candidate, Operator, Site, of_sets
+from moegeom.studies.faults.operator import Operator, Proposal, Site, of_sets
 
 #: Tokens by which rows may stand too far, and layers.
 _MOST_SHIFT = 8
@@ -21,7 +21,7 @@ _ONE_SET, _LEAST = 0.02, 5
 _EXACT = 0.9
 
 
-def _renamed(site: Site) -> Iterator[Candidate]:
+def _renamed(site: Site) -> Iterator[Proposal]:
     """Numbers that fit all tokens best, and those that fit the tokens with other sets best."""
     experts = len(site.matching)
     differs = site.differs
@@ -35,26 +35,26 @@ def _renamed(site: Site) -> Iterator[Candidate]:
             numbers = np.argsort(matching).astype(np.int32)
             bits = moved * math.log2(experts)
             text = f"experts renamed ({words})"
-            yield Candidate(name, text, "experts renamed", own_bits=bits, numbers=numbers)
+            yield Proposal(name, text, "experts renamed", own_bits=bits, numbers=numbers)
 
 
 RENAMED = Operator("renamed", _renamed)
 
 
-def _shifted(site: Site) -> Iterator[Candidate]:
+def _shifted(site: Site) -> Iterator[Proposal]:
     for by in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
         rows = site.shifted(by) if by else None
         if rows is None or not (rows >= 0).any():
             continue
         way = "after" if by > 0 else "before"
         text = f"rows of the token {abs(by)} {way}"
-        yield Candidate(f"tokens{by:+d}", text, "tokens shifted", 4.0, rows=rows)
+        yield Proposal(f"tokens{by:+d}", text, "tokens shifted", 4.0, rows=rows)
 
 
 TOKENS_SHIFTED = Operator("tokens_shifted", _shifted)
 
 
-def _layers(site: Site) -> Iterator[Candidate]:
+def _layers(site: Site) -> Iterator[Proposal]:
     for number, other in enumerate(site.routers):
         apart = number - site.number
         if not apart or abs(apart) > _MOST_SHIFT:
@@ -68,13 +68,13 @@ def _layers(site: Site) -> Iterator[Candidate]:
             return of_sets(chosen, len(there.matching), known)
 
         text = f"choices of the layer {abs(apart)} {'further on' if apart > 0 else 'before'}"
-        yield Candidate(f"layers{apart:+d}", text, "layers shifted", 4.0, scores=scores)
+        yield Proposal(f"layers{apart:+d}", text, "layers shifted", 4.0, scores=scores)
 
 
 LAYERS_SHIFTED = Operator("layers_shifted", _layers)
 
 
-def _repeated(site: Site) -> Iterator[Candidate]:
+def _repeated(site: Site) -> Iterator[Proposal]:
     """A row that stays: B holds for this token what it held for the one before."""
     before = site.shifted(-1)
     known = before >= 0
@@ -86,13 +86,13 @@ def _repeated(site: Site) -> Iterator[Candidate]:
         return of_sets(sets, len(there.matching), known)
 
     text = "a row of B again (that of the token before)"
-    yield Candidate("repeated", text, "rows repeated", 1.0, scores=scores, least_met=_EXACT)
+    yield Proposal("repeated", text, "rows repeated", 1.0, scores=scores, least_met=_EXACT)
 
 
 REPEATED = Operator("repeated", _repeated)
 
 
-def _one_set(site: Site) -> Iterator[Candidate]:
+def _one_set(site: Site) -> Iterator[Proposal]:
     differs = site.differs
     rows = np.sort(site.theirs[differs], axis=1)
     if len(rows) < _LEAST:
@@ -110,7 +110,7 @@ def _one_set(site: Site) -> Iterator[Candidate]:
     bits = sets.shape[1] * math.log2(len(site.matching))
     named = ", ".join(map(str, sets[most].tolist()[:8]))
     text = f"one and the same set ({named})"
-    yield Candidate(
+    yield Proposal(
         "one_set", text, "padding counted", own_bits=bits, scores=scores,
         least_met=_EXACT, everywhere=True,
     )  # fmt: skip

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.geometry.set_code import log2_sets
-from moegeom.studies.faults.scope import Region, Scope, Where, listed, sums
+from moegeom.studies.faults.scope import Scope, TokenRegion, Where, listed, sums
 
 #: Documents that are named.
 _NAMED = 8
 
 
-def _documents(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+def _documents(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
     names, group = np.unique(where.document, return_inverse=True)
     if len(names) < 2 or names[0] < 0:
         return
@@ -27,7 +27,7 @@ def _documents(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[R
     chosen = np.sort(order[: best + 1])
     named = f" ({listed(names[chosen])})" if len(chosen) <= _NAMED else ""
     text = f"{len(chosen)} of {len(names)} documents{named}"
-    yield Region(np.isin(group, chosen), text, float(cost[best]))
+    yield TokenRegion(np.isin(group, chosen), text, float(cost[best]))
 
 
 DOCUMENTS = Scope("documents", _documents)

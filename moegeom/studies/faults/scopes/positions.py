@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.studies.faults.scope import Region, Scope, Where, sums
+from moegeom.studies.faults.scope import Scope, TokenRegion, Where, sums
 
 #: Chunks of a prefill, in tokens: powers of two from the first to the last.
 _CHUNKS = range(4, 15)
 
 
-def _interval(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+def _interval(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
     position = where.position
     of_each = sums(saved, position)
     length = len(of_each)
@@ -23,22 +23,22 @@ def _interval(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Re
     bits = math.log2(length)
     total = np.concatenate([[0.0], np.cumsum(of_each)])
     first = int((total[-1] - total).argmax())
-    yield Region(position >= first, f"positions from {first} on", bits)
+    yield TokenRegion(position >= first, f"positions from {first} on", bits)
     last = int(total.argmax())
     inside = (position >= 0) & (position < last)
-    yield Region(inside, f"positions before {last}", bits)
+    yield TokenRegion(inside, f"positions before {last}", bits)
     lowest = np.minimum.accumulate(total)
     stop = int((total - lowest).argmax())
     start = int(total[: stop + 1].argmin())
     if stop > start:
         inside = (position >= start) & (position < stop)
-        yield Region(inside, f"positions {start}-{stop - 1}", 2.0 * bits)
+        yield TokenRegion(inside, f"positions {start}-{stop - 1}", 2.0 * bits)
 
 
 INTERVAL = Scope("positions", _interval)
 
 
-def _chunks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+def _chunks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
     position = where.position
     known = position >= 0
     if not known.any():
@@ -50,10 +50,10 @@ def _chunks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Regi
         # of chunks after the first one
         inside = known & (position % size == 0) & (position > 0)
         text = f"the first token of chunks of {size}"
-        yield Region(inside, text, math.log2(len(_CHUNKS)) + 1.0)
+        yield TokenRegion(inside, text, math.log2(len(_CHUNKS)) + 1.0)
         inside = known & (position % size == size - 1)
         text = f"the last token of chunks of {size}"
-        yield Region(inside, text, math.log2(len(_CHUNKS)) + 1.0)
+        yield TokenRegion(inside, text, math.log2(len(_CHUNKS)) + 1.0)
 
 
 CHUNKS = Scope("chunks", _chunks)

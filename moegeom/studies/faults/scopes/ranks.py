@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.studies.faults.scope import Region, Scope, Where, listed, sums
+from moegeom.studies.faults.scope import Scope, TokenRegion, Where, listed, sums
 
 #: Numbers of ranks that are tried.
 _MOST = 16
@@ -16,7 +16,7 @@ _MOST = 16
 
 def _in_turn(
     saved: Float64[np.ndarray, "tokens"], number: np.ndarray, what: str
-) -> Iterator[Region]:
+) -> Iterator[TokenRegion]:
     for count in range(2, _MOST + 1):
         group = np.where(number >= 0, number % count, -1)
         of_each = np.append(sums(saved, group), np.zeros(count))[:count]
@@ -24,24 +24,24 @@ def _in_turn(
         if 0 < len(chosen) < count:
             inside = np.isin(group, chosen)
             text = f"{what} {listed(chosen)} modulo {count}"
-            yield Region(inside, text, math.log2(_MOST) + count)
+            yield TokenRegion(inside, text, math.log2(_MOST) + count)
 
 
-def _ranks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+def _ranks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
     yield from _in_turn(saved, where.number, "tokens")
 
 
 RANKS = Scope("ranks", _ranks)
 
 
-def _turns(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+def _turns(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
     yield from _in_turn(saved, where.position, "positions")
 
 
 TURNS = Scope("turns", _turns)
 
 
-def _requests(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Region]:
+def _requests(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
     yield from _in_turn(saved, where.document, "documents")
 
 
