@@ -123,9 +123,10 @@ def set_distances(
         apart = own - middle[:, None]
     positive = gap[np.isfinite(gap) & (gap > 0.0)]
     spacing = float(np.median(positive)) if len(positive) else 1.0
-    middle_is_edge = ~np.isfinite(following)
-    if middle_is_edge.any():  # nothing else could be chosen: the chosen ones stand clear
-        apart[middle_is_edge] += spacing
+    is_edge = ~np.isfinite(following)
+    if is_edge.any():  # nothing else could be chosen: the chosen ones stand clear
+        few = np.isneginf(last)[:, None]  # too few are left: those that are dropped tie
+        apart[is_edge] = np.where(few & np.isneginf(own), 0.0, apart + spacing)[is_edge]
     is_tied = None
     if (gap == 0.0).any():
         is_tied = (apart == 0.0) & (gap == 0.0)[:, None]

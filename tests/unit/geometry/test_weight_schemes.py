@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -11,6 +10,7 @@ from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from torch.ao.quantization import PerChannelMinMaxObserver
 
+from moegeom.geometry.codes import Code, decoded
 from moegeom.geometry.number_formats import WEIGHT_STORAGE, stored_as
 
 SHAPES = ((64, 256), (130, 384))
@@ -39,24 +39,28 @@ def theirs(weight: np.ndarray, kind: str, **options: object) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    ("storage", "kind", "options"),
+    ("code", "kind", "options"),
     [
-        ("int8_rows", "int", {"num_bits": 8, "strategy": "channel"}),
-        ("int4_groups_of_128", "int", {"num_bits": 4, "strategy": "group", "group_size": 128}),
-        ("uint8_rows", "int", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
+        (Code("int8", 1, 0, 127.5), "int", {"num_bits": 8, "strategy": "channel"}),
+        (Code("int4", 1, 128, 7.5), "int", {"num_bits": 4, "strategy": "group", "group_size": 128}),
         (
-            "uint4_groups_of_128",
+            Code("uint8", 1, 0, None),
+            "int",
+            {"num_bits": 8, "strategy": "channel", "symmetric": False},
+        ),
+        (
+            Code("uint4", 1, 128, None),
             "int",
             {"num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": False},
         ),
-        ("fp8_tensor", "float", {"num_bits": 8, "strategy": "tensor"}),
+        (Code("e4m3", 0, 0, 448.0), "float", {"num_bits": 8, "strategy": "tensor"}),
     ],
 )
 def test_what_is_left_is_what_compressed_tensors_leaves(
-    shape: tuple[int, int], storage: str, kind: str, options: dict[str, object]
+    shape: tuple[int, int], code: Code, kind: str, options: dict[str, object]
 ) -> None:
     weight = weights(shape)
-    np.testing.assert_array_equal(stored_as(weight, storage), theirs(weight, kind, **options))
+    np.testing.assert_array_equal(decoded(weight, code), theirs(weight, kind, **options))
 
 
 def test_each_block_is_a_tensor_of_its_own() -> None:
@@ -70,11 +74,9 @@ def test_each_block_is_a_tensor_of_its_own() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("storage", "bits"), [("int8_rows_by_127", 8), ("int4_groups_of_128_by_7", 4)]
-)
+@pytest.mark.parametrize(("width", "bits"), [(0, 8), (128, 4)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_scale_by_the_largest_code_is_that_of_torch(shape, storage, bits):
+def test_the_scale_by_the_largest_code_is_that_of_torch(shape, width, bits):
     weight, largest = weights(shape), 2 ** (bits - 1) - 1
     groups = weight.reshape(-1, weight.shape[1] if bits == 8 else 128)
     observer = PerChannelMinMaxObserver(
@@ -90,18 +92,10 @@ def test_the_scale_by_the_largest_code_is_that_of_torch(shape, storage, bits):
     )
     expected = found.numpy().reshape(weight.shape)
     # torch multiplies by the reciprocal of the scale: a value at half a step may fall otherwise
-    steps = np.abs(stored_as(weight, storage) - expected).reshape(groups.shape)
+    code = Code(f"int{bits}", 1, width, float(largest))
+    steps = np.abs(decoded(weight, code) - expected).reshape(groups.shape)
     is_other = steps > 1e-6 * np.abs(groups).max(axis=1, keepdims=True)
     assert is_other.mean() < 1e-4
-
-
-@pytest.mark.parametrize("storage", [name for name in WEIGHT_STORAGE if "_in_" in name])
-def test_codes_in_bfloat16_are_codes_rounded_to_bfloat16(storage):
-    weight = weights(SHAPES[0])
-    plain = stored_as(weight, storage.removesuffix("_in_bfloat16"))
-    np.testing.assert_array_equal(
-        stored_as(weight, storage), plain.astype(ml_dtypes.bfloat16).astype(np.float32)
-    )
 
 
 @pytest.mark.parametrize("storage", sorted(WEIGHT_STORAGE))
