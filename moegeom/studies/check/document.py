@@ -141,7 +141,7 @@ def _of_release(release: Verdict | None) -> Iterator[Block]:
 def _would(release: Verdict) -> str:
     stopping = _stopping(release)
     if not stopping:
-        return "would pass"
+        return "would pass on what was checked"
     shown = ", ".join(outcome.code for outcome in stopping[:_MOST_CODES])
     rest = len(stopping) - _MOST_CODES
     codes = shown + (f" and {rest} more" if rest > 0 else "")

@@ -111,28 +111,20 @@ def _faults(found: Explanation, all_of_them: bool) -> list[Block]:
     worth = [fault for fault in found.faults if fault.bits > 0.0 or fault.name in named]
     shown = found.faults if all_of_them else worth[:_SHOWN]
     first = next((layer for layer in found.layers if layer.agreement < 1.0), found.layers[0])
-    rows = [
-        (
-            "   nothing changed",
-            "all",
-            summary.place(first.router),
-            _equal(first.reproduced),
-            "",
-            "0",
-        )
-    ]
+    place, equal = summary.place(first.router), _equal(first.reproduced)
+    rows = [("   nothing changed", "all", place, equal, "", "0")]
+    paragraphs = [("      0", f"nothing changed: {equal} equal in layer {place}")]
     for fault in shown:
         arrow = "->" if fault.name in named else "  "
-        rows.append(
-            (
-                f"{arrow} {fault.text}",
-                fault.scope or "all",
-                summary.places(fault.routers).removeprefix("layers ").removeprefix("layer "),
-                _equal(fault.reproduced[fault.routers[0]]),
-                f"from {_equal(fault.before[fault.routers[0]])}",
-                f"{fault.bits:,.0f}",
-            )
-        )
+        where = summary.places(fault.routers)
+        gained = _equal(fault.reproduced[fault.routers[0]])
+        before = f"from {_equal(fault.before[fault.routers[0]])}"
+        bits = f"{fault.bits:,.0f}"
+        layers = where.removeprefix("layers ").removeprefix("layer ")
+        rows.append((f"{arrow} {fault.text}", fault.scope or "all", layers, gained, before, bits))
+        tokens = f"in {fault.scope}; " if fault.scope else ""
+        told = f"{fault.text}; {tokens}{where}: {gained} equal, {before}"
+        paragraphs.append((f"   {arrow} {bits}", told))
     looks: list[Look] = ["plain", *("strong" if f.name in named else "plain" for f in shown)]
     blocks: list[Block] = [
         Fact("causes", _whose_inputs(found)),
@@ -142,6 +134,7 @@ def _faults(found: Explanation, all_of_them: bool) -> list[Block]:
             looks=looks,
             left=(0, 1, 2),
             indent=6,
+            paragraphs=paragraphs,
         ),
     ]
     rest = found.num_tried - len(shown)
