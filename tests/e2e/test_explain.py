@@ -68,7 +68,7 @@ def test_the_screen_fits_and_names_the_cause(moegeom, place, columns):
     assert max(map(len, ran.out.splitlines())) <= int(columns)
     text = " ".join(ran.out.split())
     assert "VERDICT weights rounded: B's router weights are rounded." in text
-    assert "-> router weights int4, groups of 128 100 % 100 %" in text
+    assert re.search(r"-> (10,055 )?router weights int4 by row, scale amax/7.5[; ]", text)
     assert "explains 3 of 3 layers" in text
 
 
@@ -91,7 +91,7 @@ def test_every_format_says_the_same(moegeom, place):
     assert all(0.001 < size < 0.004 for size in sizes)
     page = moegeom(*asked, "--format", "md").out
     assert "**VERDICT** arithmetic noise only" in page
-    assert page.count("\n| ") > len(found["layers"][0]["tried"])
+    assert page.count("\n| ") > len(found["layers"]) + len(found["faults"])
 
 
 def test_a_run_agrees_with_itself(moegeom, place):
@@ -120,9 +120,11 @@ def test_ids_on_both_sides_are_compared_and_leave_it_open(moegeom, place):
 def test_logits_are_enough_for_what_needs_no_inputs(moegeom, place):
     asked = (place, "explain", CKPT, "--tokens", "logits", "--run-b", "noisy", "--quiet")
     ran = moegeom(*asked, "--format", "json")
-    names = {tried["name"] for tried in json.loads(ran.out)["layers"][0]["tried"]}
-    assert {"nothing", "renamed", "logits_bf16"} <= names
-    assert "weights_int4" not in names
+    causes = {fault["cause"] for fault in json.loads(ran.out)["faults"]}
+    assert "logits rounded" in causes
+    assert not {"weights rounded", "inputs rounded", "rows damaged"} & causes
+    assert ran.code == 4
+    assert "Not checked: rows and inputs (A holds logits only)" in moegeom(*asked).out
 
 
 def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(
@@ -164,7 +166,7 @@ def test_rows_of_other_tokens_are_told_without_recorded_choices(moegeom, place, 
     assert ran.code == 0, ran.err
     text = " ".join(ran.out.split())
     assert "VERDICT tokens shifted" in text
-    assert re.search(r"(98|99)\.\d% shifted by -1 token|100\.0% shifted by -1 token", text)
+    assert re.search(r"rows of the token 1 before; all layers: 9[89]\.\d % equal", text)
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             "equal to the last digit.",
         )
     for first, second in combinations(different, 2):
-        error = _cast_error(measured, different[first], different[second])
-        factor = _proportion(lengths[first], lengths[second], error)
+        bound = _cast_bound(measured, different[first], different[second])
+        factor = _proportion(lengths[first], lengths[second], bound)
         if factor is None or (first, second) in blocks:
             continue
         scaled = f"{factor:.4g} times" if abs(factor - 1.0) > 1e-3 else "a cast of"
@@ -122,7 +122,7 @@ def _blocks(
     return {pair: sorted(rows) for pair, rows in longest.items() if len(rows) >= _LEAST_ROWS}
 
 
-def _cast_error(measured: Measured, *rows: Row) -> float | None:
+def _cast_bound(measured: Measured, *rows: Row) -> float | None:
     """Six standard errors of what casts to the stored dtypes change of a length, relatively.
 
     A number with b bits is off by a uniform error of at most 2^-(b+1), one row of D numbers by
@@ -136,21 +136,21 @@ def _cast_error(measured: Measured, *rows: Row) -> float | None:
 
 
 def _proportion(
-    first: Sequence[float], second: Sequence[float], error: float | None
+    first: Sequence[float], second: Sequence[float], bound: float | None
 ) -> float | None:
     """The factor between two lists of lengths, when all have the same; None when they have not."""
-    if error is None or len(first) != len(second) or len(first) < _LEAST_IN_PROPORTION:
+    if bound is None or len(first) != len(second) or len(first) < _LEAST_IN_PROPORTION:
         return None
     if any(length != length for length in (*first, *second)):
         return None
-    if abs(math.log(first[1] * second[0] / (first[0] * second[1]))) > 2.0 * error:
+    if abs(math.log(first[1] * second[0] / (first[0] * second[1]))) > 2.0 * bound:
         return None  # most pairs end here
     logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
     middle = statistics.median(logs)
-    if max(abs(step - middle) for step in logs) > error:
+    if max(abs(step - middle) for step in logs) > bound:
         return None
     spread = statistics.pstdev(map(math.log, first))
-    return math.exp(middle) if spread > _TIMES * error else None
+    return math.exp(middle) if spread > _TIMES * bound else None
 
 
 def _ranges(experts: Sequence[int]) -> str:

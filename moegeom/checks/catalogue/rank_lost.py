@@ -64,7 +64,7 @@ def _raised(measured: Measured, router: str) -> float:
     g is the smaller of rows and columns over the larger; at least 1, and infinite for a square.
     """
     facts = measured.facts(router)
-    sides = sorted((facts.get("num_experts", 1) - 1, facts.get("hidden_size", 0)))
+    sides = sorted((max(facts.get("num_experts", 1) - 1, 0), facts.get("hidden_size", 0)))
     root = math.sqrt(sides[0] / sides[1]) if sides[1] else 0.0
     return max(1.0, 0.1 * (1.0 + root) / (1.0 - root)) if root < 1.0 else math.inf
 

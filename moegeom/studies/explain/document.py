@@ -242,8 +242,10 @@ def _details(found: Explanation) -> Iterator[str]:
                 f"reach of noise, such as {named}."
             )
             break
-    renamed = [layer for layer in found.layers if layer.num_renamed]
-    if found.layers and not renamed:
+    # a fault that explains B is not doubted by a numbering that chance makes a little better
+    is_open = not found.verdict.faults
+    renamed = [layer for layer in found.layers if layer.num_renamed and is_open]
+    if found.layers and is_open and not renamed:
         yield "numbers of experts: each fits itself best, in all layers."
     elif renamed:
         most = max(renamed, key=lambda layer: layer.num_renamed)
