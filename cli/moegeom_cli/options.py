@@ -38,6 +38,13 @@ DialectB = Annotated[
     str | None,
     typer.Option("--dialect-b", help="Whose trace B is, where the file does not show it."),
 ]
+LogProbsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--logprobs",
+        help="Log-probs of both: document, position, logprob, other_logprob; parquet, csv, jsonl.",
+    ),
+]
 ExcludeFirst = Annotated[
     int,
     typer.Option(

@@ -90,7 +90,7 @@ def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder, columns):
     )
     assert (ran.code, ran.err) == (0, "")
     said = words(ran.out)
-    assert "VERDICT signed off: all 4 lines passed; 3 things not checked." in said
+    assert "VERDICT signed off: all 4 lines passed; 4 things not checked." in said
     assert "of 4,096 tokens differ at one layer or more" in said
     assert "Within the limit of 5 % (--max-flipped)." in said
     assert "times as often" in said
@@ -112,7 +112,7 @@ def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
     recorded = ("--tokens", REC_A, "--tokens", "copy", "--rerun", "rec_a2")
     ran = moegeom(folder, "signoff", A, A, *recorded)
     said = words(ran.out)
-    assert "4 things not checked" in said
+    assert "5 things not checked" in said
     assert "whether the recordings of A and of B are of two runs (their files are equal" in said
     assert "of A and --rerun" not in said
 
@@ -179,3 +179,26 @@ def test_what_cannot_be_meant_or_read_is_told(moegeom, folder, arguments, code, 
     ran = moegeom(folder, "signoff", *arguments)
     assert (ran.code, ran.out) == (code, "")
     assert said in ran.err
+
+
+def test_log_probs_say_what_goes_with_a_flip(moegeom, folder):
+    source = open_tokens(str(folder / "rec_b"), None, None, ())
+    columns = source.read_columns(0, source.facts.num_tokens)
+    change = 0.25 + 0.5 * (columns.document % 2)
+    rows = zip(columns.document.tolist(), columns.position.tolist(), change, strict=True)
+    lines = [f"{document},{position},-1.0,{-1.0 - by}" for document, position, by in rows]
+    head = "document,position,logprob,other_logprob"
+    (folder / "scored.csv").write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
+    asked = (folder, "signoff", A, "folded", *BOTH, "--max-flipped", "0.05")
+    without, found = moegeom(*asked), moegeom(*asked, "--logprobs", "scored.csv")
+    assert (found.code, found.err) == (0, "")
+    assert "a flip goes with" in words(found.out)
+    assert "3 things not checked" in words(found.out)
+    assert "4 things not checked" in words(without.out)
+    told = json.loads(moegeom(*asked, "--logprobs", "scored.csv", "--format", "json").out)
+    scored = told["lines"][3]["evidence"]["between"]["log_probs"]
+    assert 0.25 < scored["mean"] < 0.75
+    assert abs(scored["cost"]["nats"]) < 4.0 * scored["cost"]["error"]
+    refused = moegeom(folder, "signoff", A, "folded", "--logprobs", "scored.csv")
+    assert refused.code == 2
+    assert "--logprobs is about recordings" in refused.err

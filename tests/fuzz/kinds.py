@@ -41,7 +41,7 @@ from moegeom.results.writer import ResultsWriter
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import read_family_file
 from moegeom.studies.check.study import GateRequest, gate
-from moegeom.studies.explain.log_probs import log_probs
+from moegeom.studies.log_probs import log_probs
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.journal import recorded_tokens

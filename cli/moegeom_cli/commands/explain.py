@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import CHECKPOINT, DialectB, RunB, StageB, Tokens
+from moegeom_cli.options import CHECKPOINT, DialectB, LogProbsFile, RunB, StageB, Tokens
 
 COMMAND = Command(Group.compare, 2, "moegeom explain CKPT --tokens REC_A --run-b REC_B")
 
@@ -28,13 +27,7 @@ def run(
         str | None,
         typer.Option("--checkpoint-b", help="Checkpoint that B may have loaded instead."),
     ] = None,
-    log_probs: Annotated[
-        Path | None,
-        typer.Option(
-            "--logprobs",
-            help="document, position, logprob, other_logprob: parquet, csv or jsonl.",
-        ),
-    ] = None,
+    log_probs: LogProbsFile = None,
 ) -> None:
     """Say why B chose other experts than A for the same tokens: one verdict, with its evidence."""
     from moegeom.core.finding import EXIT_INCONCLUSIVE

@@ -8,7 +8,7 @@ import typer
 
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import CHECKPOINT
+from moegeom_cli.options import CHECKPOINT, LogProbsFile
 
 COMMAND = Command(Group.judge, 2, "moegeom signoff A B --tokens REC_A --tokens REC_B")
 
@@ -34,6 +34,7 @@ def run(
             "--max-flipped", help="Share of (token, layer) pairs above which routing fails."
         ),
     ] = None,
+    log_probs: LogProbsFile = None,
 ) -> int:
     """Sign off an export B of A: exit code 0 passed, 1 failed, 4 inconclusive."""
     from moegeom.engine.parameters import request_of
@@ -47,6 +48,7 @@ def run(
         tokens=tokens,
         rerun=rerun,
         max_flipped=max_flipped,
+        log_probs=log_probs,
         **token_options.terms,
         **model.terms,
     )

@@ -203,7 +203,8 @@ def _figures(layer: LayerEvidence) -> Sequence[str]:
 
 
 def _ending(found: Explanation) -> list[Block]:
-    told = (*_growth(found), *_details(found), *_log_probs(found))
+    scored = () if found.log_probs is None else (found.log_probs.sentence,)
+    told = (*_growth(found), *_details(found), *scored)
     untold = sorted({layer.reason for layer in found.layers if layer.reason})
     return [
         *(Note(text, "plain") for text in told),
@@ -263,24 +264,6 @@ def _details(found: Explanation) -> Iterator[str]:
             f"routing weights where both chose alike: differ by {error:.1g} at most "
             f"({summary.places([router])}), relative rms."
         )
-
-
-def _log_probs(found: Explanation) -> Iterator[str]:
-    joined = found.log_probs
-    if joined is None:
-        return
-    tokens = number_of(joined.num_tokens, "token differs", "tokens differ")
-    said = f"log-probs: {tokens} by {joined.mean:.2g} nats in the mean"
-    if joined.unflipped is not None:
-        said += (
-            f"; {joined.unflipped:.2g} where no expert flipped "
-            f"({number_of(joined.num_unflipped, 'token')})"
-        )
-    if joined.flipped is not None:
-        said += f", {joined.flipped:.2g} where one did"
-    if joined.correlation is not None:
-        said += f"; rank correlation with the number of layers that flip {joined.correlation:.2f}"
-    yield f"{said}."
 
 
 def _limits(found: Explanation) -> Sequence[str]:

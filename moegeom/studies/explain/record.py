@@ -10,6 +10,7 @@ from typing import Any, Literal
 from moegeom.engine.request import TokensRequest
 from moegeom.studies.faults.causes import Cause as FaultCause
 from moegeom.studies.faults.exchangeable import Spread
+from moegeom.studies.log_probs import LogProbs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,23 +258,6 @@ class LayerEvidence:
     reason: str = ""
     beyond_chance: float = 1.0
     beyond_chance_renamed: float = 1.0
-
-
-@dataclass(frozen=True)
-class LogProbs:
-    """Log-probabilities of both runs, joined by token.
-
-    ``mean`` is the mean absolute difference in nats; ``unflipped`` and ``flipped`` are those of
-    tokens that agreed at every router and of the others, None where there are none. ``correlation``
-    is Spearman's, between the difference and the number of routers that flipped.
-    """
-
-    num_tokens: int
-    mean: float
-    num_unflipped: int
-    unflipped: float | None
-    flipped: float | None
-    correlation: float | None
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from moegeom.studies.explain.layer import (
     look,
     nearest_under,
 )
-from moegeom.studies.explain.log_probs import log_probs
 from moegeom.studies.explain.record import ExplainRequest, Explanation, LayerEvidence, NamedFault
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.verdict import Evidence, verdict
 from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
 from moegeom.studies.faults.scope import Where
 from moegeom.studies.faults.score import Fault, believed, faults, score_site
+from moegeom.studies.log_probs import log_probs
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB, match_run_b
 from moegeom.tokens.validity import fingerprint_test

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.core.text import number_of
-from moegeom.studies.explain.record import CauseVerdict, LayerEvidence, LogProbs
+from moegeom.studies.explain.record import CauseVerdict, LayerEvidence
 from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS, Spread
 from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
+from moegeom.studies.log_probs import LogProbs
 
 #: Share of the weights of 0 that are the smallest of their token where fewer experts are used.
 _FEWER = 0.95

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from moegeom.core.finding import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
 from moegeom.engine.request import Terms
 from moegeom.studies.diff.record import Side
+from moegeom.studies.log_probs import LogProbs
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class SignOffRequest(Terms):
 
     ``tokens`` holds nothing, or a recording of each; ``rerun`` is a recording of A run again on the
     same text. ``max_flipped`` is the share of (token, layer) pairs above which routing on text
-    fails.
+    fails. ``log_probs`` is a file of log-probabilities of both.
     """
 
     a: str
@@ -25,6 +27,7 @@ class SignOffRequest(Terms):
     tokens: Sequence[str] = ()
     rerun: str | None = None
     max_flipped: float | None = None
+    log_probs: Path | None = None
 
 
 LineName = Literal["storage", "effective router", "up to rotation", "routing on text"]
@@ -44,7 +47,8 @@ class Flips:
     ``num_recorded`` tokens are in the first recording, ``num_tokens`` of them in the second too.
     ``error`` is the standard error of ``share`` over documents, None with a single one.
     ``tokens_share`` is the share of tokens that differ at one router or more, ``by_router`` the
-    share of tokens that differ at each. ``notes`` say how tokens were matched.
+    share of tokens that differ at each. ``notes`` say how tokens were matched, ``log_probs`` what
+    flips have to do with log-probabilities, where a file holds them.
     """
 
     num_recorded: int
@@ -55,6 +59,7 @@ class Flips:
     tokens_share: float
     by_router: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    log_probs: LogProbs | None = None
 
     @property
     def worst(self) -> str:

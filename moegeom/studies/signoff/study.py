@@ -33,6 +33,7 @@ from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.rule import rule_differences
 from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
+from moegeom.studies.log_probs import log_probs
 from moegeom.studies.signoff.function import rotation_line, router_line
 from moegeom.studies.signoff.judgement import JudgedRouter, judge
 from moegeom.studies.signoff.record import (
@@ -184,7 +185,7 @@ def _text_line(
         return incomparable_line()
     first, second = (one.source for one in recorded)
     moved = {one.name: one.place for one in judged if one.is_permuted}
-    between = flips(first, second, known, moved)
+    between = flips(first, second, known, moved, request.log_probs)
     rerun = None
     if request.rerun is not None:
         rerun = flips(first, _recorded(request, a, request.rerun).source, known, {})
@@ -221,6 +222,7 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
     about_tokens = {
         "--rerun": request.rerun is not None,
         "--max-flipped": request.max_flipped is not None,
+        "--logprobs": request.log_probs is not None,
         "--stale-inputs": request.stale_inputs,
         "--unverified": request.unverified,
     }
@@ -262,6 +264,8 @@ def _unseen(
                 f"tensor of {letter} that looks like a router",
                 f"tensors of {letter} that look like routers",
             )
+    if recorded and request.log_probs is None:
+        yield "what a flip costs in log-probabilities (--logprobs FILE)"
     only_b = len({r.name for r in b.routers} - {r.name for r in a.routers})
     if only_b:
         yield f"{number_of(only_b, 'router')} that only B has"
@@ -412,10 +416,12 @@ def flips(
     other: TokenSource,
     routers: Sequence[KnownRouter],
     places: Places,
+    scored: Path | None = None,
 ) -> Flips:
     """Sets of experts that differ, token by token, at every router that both record.
 
-    Experts of ``other`` are called what ``reference`` calls them, by ``places``.
+    Experts of ``other`` are called what ``reference`` calls them, by ``places``; ``scored`` holds
+    log-probabilities of both.
 
     Raises
     ------
@@ -449,7 +455,8 @@ def flips(
             differs[token] = ~same_set(mine[token - start], side.read_chosen(router.name, token))
         by_router[router.name] = float(differs[matched].mean())
         flipped += differs
-    document = reference.read_columns(0, num_tokens).document[matched]
+    columns = reference.read_columns(0, num_tokens).at(np.flatnonzero(matched))
+    document = columns.document
     return Flips(
         num_recorded=num_tokens,
         num_tokens=num_matched,
@@ -459,6 +466,7 @@ def flips(
         tokens_share=float((flipped[matched] > 0).mean()),
         by_router=by_router,
         notes=side.notes,
+        log_probs=None if scored is None else log_probs(scored, columns, flipped[matched]),
     )
 
 

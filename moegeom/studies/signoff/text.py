@@ -74,6 +74,8 @@ def measured_line(
     elif between.share > judged_by[0]:
         state = "failed"
     details = [_rerun_sentence(between, rerun), *map(_sentence, between.notes)]
+    if between.log_probs is not None:
+        details.append(_sentence(between.log_probs.sentence.removesuffix(".")))
     if absent:
         details.insert(0, f"{_where(absent, names)} not recorded on both sides.")
     evidence = {

@@ -1,23 +1,23 @@
-"""Log-probabilities of both runs, joined to the tokens by document and position."""
+"""Log-probabilities of both runs, joined by document and position: what flips go with."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular
 from moegeom.core.parquet import parquet_facts, read_columns
-from moegeom.core.text import number_of, quoted
+from moegeom.core.text import half_width, number_of, quoted
 from moegeom.core.tokens import TokenColumns
-from moegeom.studies.explain.record import LogProbs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +36,61 @@ _COLUMNS = ("document", "position", "logprob", "other_logprob")
 
 #: Tokens without and with a flip that are enough to compare the two.
 _ENOUGH = 30
+
+
+@dataclass(frozen=True)
+class FlipCost:
+    """By how much tokens that flipped differ more: ``nats`` beside the others.
+
+    ``nats`` is the difference of two means of |change of the log-probability|, ``error`` its
+    standard error over ``num_documents``, whose tokens are not independent.
+    """
+
+    nats: float
+    error: float
+    num_documents: int
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Both ends of the 95 % interval."""
+        half = half_width(self.error, self.num_documents)
+        return self.nats - half, self.nats + half
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Log-probabilities of both runs, joined by token.
+
+    ``mean`` is the mean absolute difference in nats; ``unflipped`` and ``flipped`` are those of
+    tokens that agreed at every router and of the others, None where there are none. ``cost`` is
+    what a flip adds, None with too few of either or a single document. ``correlation`` is
+    Spearman's, between the difference and the number of routers that flipped.
+    """
+
+    num_tokens: int
+    mean: float
+    num_unflipped: int
+    unflipped: float | None
+    flipped: float | None
+    cost: FlipCost | None
+    correlation: float | None
+
+    @property
+    def sentence(self) -> str:
+        """All of it, in words."""
+        tokens = number_of(self.num_tokens, "token differs", "tokens differ")
+        said = f"log-probs: {tokens} by {self.mean:.2g} nats in the mean"
+        if self.unflipped is not None:
+            where = f"where no expert flipped ({number_of(self.num_unflipped, 'token')})"
+            said += f"; {self.unflipped:.2g} {where}"
+        if self.flipped is not None:
+            said += f", {self.flipped:.2g} where one did"
+        if self.cost is not None:
+            low, high = self.cost.range
+            said += f": a flip goes with {self.cost.nats:.2g} nats more ({low:.2g} to {high:.2g})"
+        if self.correlation is not None:
+            said += f"; rank correlation with the number of layers that flip {self.correlation:.2f}"
+        return f"{said}."
 
 
 def log_probs(
@@ -76,6 +131,7 @@ def log_probs(
         num_unflipped=len(never),
         unflipped=float(never.mean()) if len(never) >= _ENOUGH else None,
         flipped=float(some.mean()) if len(some) >= _ENOUGH else None,
+        cost=_cost(change, flipped > 0, columns.document[row[is_known]]),
         correlation=_correlation(change, flipped),
     )
 
@@ -93,6 +149,29 @@ def _rows(
     found = order[at]
     is_there = (known[rank] == document) & (keys[found] == wanted) & (position >= 0)
     return np.where(is_there, found, -1)
+
+
+def _cost(
+    change: Float64[np.ndarray, "tokens"],
+    is_flipped: Bool[np.ndarray, "tokens"],
+    document: Integer[np.ndarray, "tokens"],
+) -> FlipCost | None:
+    """Difference of the means of two kinds of tokens; its error from what each document adds.
+
+    The linearised variance G/(G-1) sum_g u_g^2, where u_g adds up (x - mean) / n of the tokens of
+    document g, with the sign of their kind.
+    """
+    kinds = (is_flipped, ~is_flipped)
+    _, of_token = np.unique(document, return_inverse=True)
+    num_documents = int(of_token.max()) + 1
+    if num_documents < 2 or min(kind.sum() for kind in kinds) < _ENOUGH:
+        return None
+    means = [float(change[kind].mean()) for kind in kinds]
+    part = np.where(is_flipped, change - means[0], means[1] - change)
+    part /= np.where(is_flipped, is_flipped.sum(), (~is_flipped).sum())
+    added = np.bincount(of_token.ravel(), weights=part)
+    error = float(np.sqrt(num_documents / (num_documents - 1) * (added**2).sum()))
+    return FlipCost(means[0] - means[1], error, num_documents)
 
 
 def _correlation(
