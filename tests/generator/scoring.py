@@ -94,7 +94,7 @@ NAMES: dict[Op, tuple[Cause, ...]] = {
     Op.IDS_INT8: ("experts renamed",),
     Op.IDS_UINT8: ("experts renamed",),
     Op.IDS_SORTED: ("no disagreement", "routing weights differ", "arithmetic noise only"),
-    Op.PADDING_ROWS: ("padding counted",),
+    Op.PADDING_ROWS: ("padding counted", "tokens shifted"),
     Op.WRITTEN_ROWS_SHIFTED: ("tokens shifted",),
     Op.WRITTEN_ROWS_STALE: ("rows repeated",),
     Op.WRITTEN_LAYERS_SHIFTED: ("layers shifted",),

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32, Int64
 
-from moegeom.core.router import Router
+from moegeom.core.router import Router, Weights
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by, group_masked
 from moegeom.engine.flipping import engine_logits
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.geometry.noise import boundary_sigmas
-from moegeom.geometry.noise_size import noise_between, upstream_noise
-from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
+from moegeom.geometry.noise_size import upstream_noise
+from moegeom.geometry.number_formats import rounded_to
+from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
-from moegeom.studies.explain.record import FlipNoise, LayerEvidence, WeightRule
+from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
 from moegeom.studies.faults.operator import (
     AS_STORED,
@@ -29,6 +30,7 @@ from moegeom.studies.faults.operator import (
     of_sets,
     plain,
 )
+from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores
 from moegeom.tokens.stages import INPUT_STAGES, VALUE_STAGES
 from moegeom.variants.emulated import emulate
@@ -196,6 +198,7 @@ def layer_evidence(
         num_renamed=int((choices.matching != own).sum()),
         noise=noise,
         weights=weight_rule(prepared, sides, agrees, choices.other),
+        inputs=input_change(sides, prepared, rows, clean[rows]),
         reason=looked.reason,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
@@ -217,32 +220,19 @@ def _untold(prepared: PreparedRouter, sides: Sides) -> str:
 #: Tokens whose weights are compared.
 _COMPARED = 4096
 
-#: Another rule for the weights, from the router; None where it is the same rule.
-_Other = Callable[[Router], Router | None]
 
-
-def _renormalised(router: Router) -> Router:
+def _other_rules(router: Router) -> Iterator[tuple[str, Router]]:
+    """What an engine may make of scores instead, in words."""
     weights = router.rule.weights
-    changed = dataclasses.replace(weights, renormalise=not weights.renormalise)
-    return _with(router, weights=changed)
+    said = "not renormalised" if weights.renormalise else "renormalised"
+    yield said, _with(router, dataclasses.replace(weights, renormalise=not weights.renormalise))
+    if weights.scale != 1.0:
+        said = f"without the scaling factor {weights.scale:g}"
+        yield said, _with(router, dataclasses.replace(weights, scale=1.0))
 
 
-def _unscaled(router: Router) -> Router | None:
-    weights = router.rule.weights
-    if weights.scale == 1.0:
-        return None
-    return _with(router, weights=dataclasses.replace(weights, scale=1.0))
-
-
-def _with(router: Router, **changes: object) -> Router:
-    return dataclasses.replace(router, rule=dataclasses.replace(router.rule, **changes))
-
-
-#: Rules that an engine may have instead, in words.
-_RULES: Mapping[str, _Other] = {
-    "not renormalised as the rule says": _renormalised,
-    "without the scaling factor": _unscaled,
-}
+def _with(router: Router, weights: Weights) -> Router:
+    return dataclasses.replace(router, rule=dataclasses.replace(router.rule, weights=weights))
 
 
 def weight_rule(
@@ -266,9 +256,11 @@ def weight_rule(
     plain = _weights(router, logits, chosen)
     found = {
         name: _error(theirs, _weights(changed, logits, chosen))
-        for name, change in _RULES.items()
-        if (changed := change(router)) is not None
+        for name, changed in _other_rules(router)
     }
+    found["in another order than their experts"] = _error(*(np.sort(x) for x in (theirs, plain)))
+    times = float(np.median(np.divide(theirs, plain, out=np.ones_like(plain), where=plain > 0.0)))
+    found[f"{times:.3g} times as large"] = _error(theirs, times * plain)
     with_bias = None
     if router.selection_bias is not None and router.selection_bias.any():
         with_bias = _error(theirs, _weights(router, logits, chosen, leaks=True))
@@ -313,9 +305,6 @@ _BOUNDARIES = 4
 
 #: Probability below which noise has not flipped a token, and examples that are named.
 _IMPOSSIBLE, _EXAMPLES = 1e-6, 3
-
-#: Tokens whose inputs are compared, where both sides recorded them.
-_MEASURED = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -396,17 +385,50 @@ def flip_noise(
         expected_error=found.expected_error,
         num_beyond=len(beyond) if found.excess else 0,
         examples=examples if found.excess else (),
-        measured=_measured(sides, prepared, rows),
     )
 
 
-def _measured(sides: Sides, prepared: PreparedRouter, rows: np.ndarray) -> float | None:
-    """Rms difference of the inputs over their rms, where both sides recorded them."""
-    if not sides.has_other_inputs:
+def input_change(
+    sides: Sides,
+    prepared: PreparedRouter,
+    rows: Int64[np.ndarray, "rows"],
+    is_clean: Bool[np.ndarray, "rows"],
+) -> InputChange | None:
+    """How what both routers read differs; None where one side did not record it."""
+    if not sides.has_other_inputs or sides.source.facts.stage not in INPUT_STAGES:
         return None
-    rows = rows[:_MEASURED]
-    mine = [batch.values for batch in sides.batches(prepared, rows)]
-    a = np.concatenate([values for values in mine if values is not None])
-    found = noise_between(a, sides.other_values(prepared.router, rows))
-    size = float(np.sqrt((a.astype(np.float64) ** 2).mean()))
-    return np.sqrt(2.0) * found.scale / size if size else None
+    apart, length = np.zeros(len(rows)), np.zeros(len(rows))
+    formats = dict.fromkeys(_FORMATS, True)
+    is_plain = False
+    stop = 0
+    for batch in sides.batches(prepared, rows):
+        there = slice(stop, stop := stop + len(batch.row))
+        mine, theirs = batch.values, sides.other_values(prepared.router, batch.row)
+        if mine is None:
+            return None
+        apart[there] = np.linalg.norm((theirs - mine).astype(np.float64), axis=1)
+        length[there] = np.linalg.norm(mine.astype(np.float64), axis=1)
+        for name, whole in formats.items():
+            formats[name] = whole and np.array_equal(rounded_to(theirs, name), theirs)
+        is_plain = is_plain or not np.array_equal(rounded_to(mine, _FORMATS[-1]), mine)
+    size = float(np.sqrt((length**2).sum()))
+    change = float(np.sqrt((apart**2).sum())) / size if size else 0.0
+    rounded = next((name for name, whole in formats.items() if whole), "") if is_plain else ""
+    relative = np.divide(apart, length, out=np.zeros_like(apart), where=length > 0.0)
+    middle = float(np.median(relative[is_clean])) if is_clean.any() else 0.0
+    far = is_clean & (relative > _FAR * max(middle, UNIT_FLOAT32))
+    if not _FEW <= far.sum() <= 0.5 * is_clean.sum():
+        return InputChange(change, rounded)
+    # a token that is far is worth what naming one of a few thousand costs
+    saved = np.where(is_clean, np.where(far, _WORTH, -1.0), 0.0)
+    where = best_region(saved, Where.of(sides.columns.at(rows), sides.token[rows])).text
+    times = float(np.median(relative[far])) / middle if middle > 0.0 else np.inf
+    return InputChange(change, rounded, float(far.sum() / is_clean.sum()), times, where)
+
+
+#: Formats that inputs may be rounded to, the coarsest first; the last one is the finest.
+_FORMATS = ("bfloat16", "float16", "tf32")
+
+#: A token is far where its inputs differ so many times as much as those of the median token, and
+#: so many have to be; bits that each is worth. Heuristic: rounding spreads by a factor of 2 or so.
+_FAR, _FEW, _WORTH = 8.0, 10, 12.0

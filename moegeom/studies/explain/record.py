@@ -39,7 +39,6 @@ Cause = (
         "capacity",
         "not the router",
         "another checkpoint",
-        "unrelated",
         "beyond noise",
         "inconclusive",
     ]
@@ -197,7 +196,7 @@ class FlipNoise:
     rounding the input to bfloat16 does. Of tokens that agreed at all earlier routers the share
     ``observed`` flipped, and ``expected`` is what the noise flips. ``num_beyond`` are flips
     that it could not have made (probability below 1e-6), if more than its share; examples
-    are (document, position). ``measured`` is the noise between the inputs, where both are recorded.
+    are (document, position).
     """
 
     scale: float
@@ -208,7 +207,23 @@ class FlipNoise:
     expected_error: float
     num_beyond: int
     examples: tuple[tuple[int, int], ...]
-    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class InputChange:
+    """How the recorded inputs of A and B differ at one router.
+
+    ``size`` is the rms of the difference over that of the inputs. ``rounded_to`` is a format whose
+    numbers all of B's inputs are and A's are not. Of tokens that agreed at all earlier routers the
+    share ``far_share`` differs more than 8 times as much as the median one, in the median
+    ``far_times`` as much; ``far_where`` says which they are.
+    """
+
+    size: float
+    rounded_to: str = ""
+    far_share: float = 0.0
+    far_times: float = 0.0
+    far_where: str = ""
 
 
 @dataclass(frozen=True)
@@ -239,8 +254,8 @@ class LayerEvidence:
     ones and 0 for those of two dice with the same loads; ``beyond_chance_renamed`` with B's experts
     numbered as fits best. ``reproduced`` is the share of ``num_routed`` tokens whose set is one
     that A's router admits for the inputs at hand, all but ``num_differ``; ``num_tried`` operators
-    were tried. ``bits`` are those of B's sets for A's router with noise that fits. ``reason`` says
-    why rows and inputs were not looked at.
+    were tried. ``bits`` are those of B's sets for A's router with noise that fits. ``inputs`` is
+    None unless both sides recorded them. ``reason`` says why rows and inputs were not looked at.
     """
 
     router: str
@@ -255,6 +270,7 @@ class LayerEvidence:
     num_renamed: int
     noise: FlipNoise | None
     weights: WeightRule | None
+    inputs: InputChange | None = None
     reason: str = ""
     beyond_chance: float = 1.0
     beyond_chance_renamed: float = 1.0

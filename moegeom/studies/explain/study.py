@@ -32,6 +32,7 @@ from moegeom.studies.explain.layer import (
 from moegeom.studies.explain.record import ExplainRequest, Explanation, LayerEvidence, NamedFault
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.verdict import Evidence, verdict
+from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
 from moegeom.studies.faults.scope import Where
 from moegeom.studies.faults.score import Fault, believed, faults, score_site
@@ -151,15 +152,17 @@ def _layers(
         scores.append(score_site(one.site, one.values))
         if watch:
             watch.advance(len(rows))
-    found = faults(scores, Where.of(sides.columns.at(rows), sides.token[rows]))
+    where = Where.of(sides.columns.at(rows), sides.token[rows])
+    found = with_composed(faults(scores, where), scores, where)
     best = believed(found)
+    parts = () if best is None else best.parts or (best,)
     layers, flips = [], []
     for choice, one, score in zip(choices, looked, scores, strict=True):
-        is_met = score.is_met
-        if best is not None and score.router in best.routers:
-            of_best, inside = score.scored[best.name], best.region.is_inside
-            is_met = np.where(inside, of_best.is_met, is_met)
-            one = nearest_under(one, of_best.candidate, inside, sides)
+        is_met = met_under(parts, score)
+        for part in parts:
+            if score.router in part.routers:
+                candidate = score.scored[part.name].candidate
+                one = nearest_under(one, candidate, part.region.is_inside, sides)
         layers.append(layer_evidence(choice, sides, one, score, rows, is_met))
         if one.site.has_logits:
             flips.append(FlippedRouter(one.site, ~is_met, choice.is_clean[rows]))

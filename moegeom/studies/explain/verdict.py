@@ -32,9 +32,16 @@ _BEYOND = 3
 #: to bfloat16. Heuristic.
 _MOST_NOISE = 0.05
 
+#: Roundings to bfloat16 that other kernels leave on the inputs of the first router that differs:
+#: nothing has flipped before it that could add to them. Heuristic.
+_EARLY_ROUNDINGS = 8.0
+
 #: Roundings to bfloat16 that a router's own arithmetic may be worth: of its input, of its rows, of
 #: its logits. Inputs that are alike by this factor do not carry more. Heuristic.
 _OWN_ROUNDINGS, _MUCH_LESS = 3.0, 4.0
+
+#: Flips below which B's inputs are not called rounded: fewer may follow by chance. Heuristic.
+_SOME_FLIPS = 2
 
 #: Mean difference of log-probabilities, in nats, that arithmetic leaves. Heuristic.
 _LOG_PROB_NOISE = 0.05
@@ -124,7 +131,9 @@ def _wrong_weights(
             return CauseVerdict("bias in routing weights", detail, layer.router)
         if rule.error <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
             continue
-        near = f"nearest is {rule.nearest} ({rule.nearest_error:.2g})"
+        near = f"B's are {rule.nearest}, up to {rule.nearest_error:.1g}"
+        if rule.nearest_error > _NOISY_WEIGHTS:
+            near = f"no rule that was tried explains it (nearest: {rule.nearest})"
         return CauseVerdict("routing weights differ", f"{where}; {near}.", layer.router)
     return None
 
@@ -195,17 +204,23 @@ def _another_checkpoint(found: Evidence) -> CauseVerdict | None:
 
 
 def _unrelated(found: Evidence) -> CauseVerdict | None:
-    if found.num_matched < _ENOUGH or not found.layers:
+    """The first router whose sets overlap as those of two dice, if all before it agree."""
+    if found.num_matched < _ENOUGH:
         return None
-    most = max(layer.beyond_chance for layer in found.layers)
-    renamed = max(layer.beyond_chance_renamed for layer in found.layers)
-    if most > _CHANCE or renamed > _CHANCE_RENAMED:
-        return None
-    overlap = (
-        f"Sets overlap no more than those of two dice: by {_percent(max(most, 0.0))} of what equal "
-        "sets would, in any layer."
-    )
-    return CauseVerdict("unrelated", f"{_share(found)} {overlap}")
+    for number, layer in enumerate(found.layers):
+        if layer.beyond_chance > _CHANCE or layer.beyond_chance_renamed > _CHANCE_RENAMED:
+            if layer.agreement < _AGREES:
+                return None
+            continue
+        rest = found.layers[number:]
+        others = [one for one in rest if one.beyond_chance > _CHANCE]
+        where = "in any layer" if not number and not others else f"in {found.names(layer.router)}"
+        overlap = (
+            "Sets overlap no more than those of two dice: by "
+            f"{_percent(max(layer.beyond_chance, 0.0))} of what equal sets would, {where}."
+        )
+        return CauseVerdict("unrelated", f"{_share(found)} {overlap}", layer.router)
+    return None
 
 
 def _innocent(found: Evidence) -> CauseVerdict | None:
@@ -218,8 +233,7 @@ def _innocent(found: Evidence) -> CauseVerdict | None:
     differ = sum(1.0 - layer.agreement for layer in found.layers)
     if left > (1.0 - _REPAIRS) * differ:
         return None
-    measured = [layer.noise.measured for layer in found.layers if layer.noise is not None]
-    sizes = [size for size in measured if size is not None]
+    sizes = [layer.inputs.size for layer in found.layers if layer.inputs is not None]
     given = _percent(1.0 - left / len(found.layers))
     own = f"the router of A gives {given} of B's choices on B's inputs"
     if not sizes:
@@ -228,7 +242,34 @@ def _innocent(found: Evidence) -> CauseVerdict | None:
     differs = f"{own}; those inputs differ from A's by up to {_percent(most)} of their rms"
     if most > _MOST_NOISE:
         return CauseVerdict("not the router", f"{differs}, more than rounding does.")
+    if (told := _changed_inputs(found, own)) is not None:
+        return told
     return _elsewhere(found, differs) or CauseVerdict("arithmetic noise only", f"{differs}.")
+
+
+def _changed_inputs(found: Evidence, own: str) -> CauseVerdict | None:
+    """Inputs that were rounded, or that differ by much more for some tokens than for the others."""
+    flips = sum((1.0 - layer.agreement) * layer.num_tokens for layer in found.layers)
+    for layer in found.layers:
+        inputs, where = layer.inputs, found.names(layer.router)
+        if inputs is None:
+            continue
+        # numbers that the recording alone rounded would not give every one of B's choices
+        if inputs.rounded_to and layer.reproduced == 1.0 and flips >= _SOME_FLIPS:
+            detail = (
+                f"{own}; in {where} they hold numbers of {inputs.rounded_to} alone, A's do not."
+            )
+            return CauseVerdict("inputs rounded", detail, layer.router)
+        # behind a flip inputs differ by much anyway, and attention carries it to other tokens
+        if inputs.far_share > 0.0 and layer.num_clean == layer.num_tokens:
+            scope = f", in {inputs.far_where}" if inputs.far_where else ""
+            detail = (
+                f"{own}; in {where} the inputs of {_percent(inputs.far_share)} of the tokens that "
+                f"agreed before differ {inputs.far_times:.2g} times as much as those of the median "
+                f"one{scope}: rounding does not choose its tokens."
+            )
+            return CauseVerdict("not the router", detail, layer.router)
+    return None
 
 
 def _beyond_noise(found: Evidence) -> CauseVerdict | None:
@@ -248,15 +289,15 @@ def _beyond_noise(found: Evidence) -> CauseVerdict | None:
 def _at_the_router(found: Evidence) -> CauseVerdict | None:
     """Inputs that are recorded on both sides and too much alike for what B chooses otherwise."""
     for layer in found.layers:
-        noise = layer.noise
-        if noise is None or noise.measured is None or noise.roundings <= _OWN_ROUNDINGS:
+        noise, inputs = layer.noise, layer.inputs
+        if noise is None or inputs is None or noise.roundings <= _OWN_ROUNDINGS:
             continue
-        if noise.measured < noise.scale / _MUCH_LESS:
+        if inputs.size < noise.scale / _MUCH_LESS:
             detail = (
                 f"{_share(found)} In {found.names(layer.router)} it takes noise of "
                 f"{_percent(noise.scale)} of the input ({noise.roundings:.2g} roundings to "
                 f"bfloat16) to make as many, and the recorded inputs of A and B differ by "
-                f"{_percent(noise.measured)}: what differs is B's router. {_unexplained(found)}"
+                f"{_percent(inputs.size)}: what differs is B's router. {_unexplained(found)}"
             )
             return CauseVerdict("beyond noise", detail, layer.router)
     return None
@@ -276,6 +317,16 @@ def _noise(found: Evidence) -> CauseVerdict | None:
             f"{_unexplained(found)}"
         )
         return _elsewhere(found, said) or CauseVerdict("inconclusive", detail)
+    begins = next(layer for layer in found.layers if layer.agreement < 1.0)
+    early = begins.noise
+    if early is not None and early.roundings > _EARLY_ROUNDINGS and not found.has_other_inputs:
+        detail = (
+            f"{_share(found)} In {found.names(begins.router)}, before which nothing differs, it "
+            f"takes noise of {_percent(early.scale)} of the input ({early.roundings:.2g} roundings "
+            "to bfloat16) to make as many: more than kernels leave there. "
+            f"{_unexplained(found)} What the router reads may have been changed before it."
+        )
+        return _elsewhere(found, said) or CauseVerdict("inconclusive", detail, begins.router)
     return _wrong_weights(found) or _elsewhere(found, said) or _only_noise(found, f"{said}.")
 
 

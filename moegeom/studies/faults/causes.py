@@ -24,4 +24,5 @@ Cause = Literal[
     "layers shifted",
     "padding counted",
     "rows repeated",
+    "unrelated",
 ]

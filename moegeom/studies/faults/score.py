@@ -39,7 +39,7 @@ _TRIED, _KEPT = 768, 8
 _WORTH, _SHARE = 20.0, 0.02
 
 #: Bits that say which operator it is.
-_OPERATOR_BITS = 6.0
+OPERATOR_BITS = 6.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class Fault:
     ``explained`` is the share of the base's bits at ``router``, the first of ``routers``, that it
     saves there; ``reproduced`` the share of equal sets in its scope, by router, and ``before`` the
     same as the router is. ``inherits`` where an earlier router differs as much for another reason.
+    ``way`` is the noise that fits best: 0 as for all tokens, 1 as for some. ``parts`` are the
+    faults that it is composed of, each on tokens of its own; none for a single one.
     """
 
     name: str
@@ -99,6 +101,8 @@ class Fault:
     of_other: bool = False
     is_fitted: bool = False
     inherits: bool = False
+    way: int = 0
+    parts: tuple[Fault, ...] = ()
 
     @property
     def repaired(self) -> float:
@@ -421,7 +425,7 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
     inside, lead = region.is_inside, scored[id(having[0])]
     candidate = lead.candidate
     gained = sum(float(saved[id(site)][inside].sum()) for site in having)
-    cost = _OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
+    cost = OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
     cost += sum(scored[id(site)].candidate.own_bits for site in having)
     met = {site.router: float(scored[id(site)].is_met[inside].mean()) for site in having}
     if met[having[0].router] < candidate.least_met or (
@@ -444,6 +448,7 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
         of_other=candidate.of_other,
         is_fitted=candidate.own_bits > 0.0,
         inherits=any(float(site.base.sum()) > _INHERITED * base for site in earlier),
+        way=way,
     )
 
 
@@ -460,7 +465,7 @@ def _router_bits(having: Sequence[SiteScores], sites: Sequence[SiteScores]) -> f
 #: Bits that a fault has to save in all, the share of all bits at its first router that it has to
 #: explain, that of the sets in its scope which differ that it has to remove, and the bits by which
 #: it has to lead everything of another cause.
-_LEAST_BITS, _EXPLAINS, _REPAIRS, _LEADS = 50.0, 0.4, 0.4, 10.0
+LEAST_BITS, _EXPLAINS, REPAIRS, _LEADS = 50.0, 0.4, 0.4, 10.0
 
 #: Rounding that changes fewer sets than noise does: bits and share of all that it has to save.
 _ROUNDING: tuple[Cause, ...] = (
@@ -488,11 +493,11 @@ def explaining(found: Sequence[Fault]) -> list[Fault]:
 
 def _explains(one: Fault) -> bool:
     """Whether it saves enough; rounding need not, where noise hides it and it is everywhere."""
-    if one.bits < _LEAST_BITS:
+    if one.bits < LEAST_BITS:
         return False
     if one.cause in _ROUNDING and not one.region.text and not one.is_fitted:
         return one.bits >= _PARTLY_BITS and one.explained >= _PARTLY
-    return one.explained >= _EXPLAINS and one.repaired >= _REPAIRS
+    return one.explained >= _EXPLAINS and one.repaired >= REPAIRS
 
 
 def rival(best: Fault, found: Sequence[Fault]) -> Fault | None:

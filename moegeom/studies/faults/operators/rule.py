@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.core.router import Router, Rule
+from moegeom.core.router import LogitMap, Router, Rule
 from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
+
+#: Soft caps c of logits, c tanh(x / c), that models have.
+_CAPS = (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
 
 
 def _rules(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
@@ -33,6 +36,10 @@ def _rules(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
     if swapped is not None and not rule.is_affine:
         text = "sigmoid for softmax, or the reverse"
         yield "other_score", text, dataclasses.replace(rule, score=swapped)
+    if rule.logit_map is None and not rule.is_affine:
+        for cap in _CAPS:
+            capped = dataclasses.replace(rule, logit_map=LogitMap(soft_cap=cap))
+            yield f"cap_{cap:g}", f"logits capped softly at {cap:g}", capped
     if rule.logit_map is not None:
         yield (
             "no_logit_map",

@@ -6,12 +6,16 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Int32, Int64, Integer, UInt64
 
 from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.studies.faults.operator import Operator, Proposal, Site, of_sets
 
-#: Tokens by which rows may stand too far, and layers.
-_MOST_SHIFT = 8
+#: Tokens by which rows may stand too far, how many of these shifts are tried in full, and layers.
+_FAR, _TRIED, _MOST_SHIFT = 512, 4, 8
+
+#: Shifts by document are fitted: they have to meet this share of the sets. Heuristic.
+_SOME = 0.3
 
 #: B's most frequent set is no choice where it makes up this share of what differs, at least so
 #: many tokens, and A hardly ever chose it.
@@ -42,13 +46,58 @@ RENAMED = Operator("renamed", _renamed)
 
 
 def _shifted(site: Site) -> Iterator[Proposal]:
-    for by in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
-        rows = site.shifted(by) if by else None
-        if rows is None or not (rows >= 0).any():
-            continue
+    """Rows of the tokens that stand as far off as B's sets and A's are most often equal."""
+    lags, agree = _agreements(site)
+    best = np.argsort(-agree.sum(axis=1), kind="stable")[:_TRIED]
+    for by in lags[best[agree.sum(axis=1)[best] > 0]].tolist():
         way = "after" if by > 0 else "before"
         text = f"rows of the token {abs(by)} {way}"
-        yield Proposal(f"tokens{by:+d}", text, "tokens shifted", 4.0, rows=rows)
+        yield Proposal(
+            f"tokens{by:+d}", text, "tokens shifted", math.log2(len(lags)),
+            rows=site.shifted(by), stands_for=len(lags) // _TRIED,
+        )  # fmt: skip
+    documents = agree.shape[1]
+    own = lags[agree.argmax(axis=0)]
+    if len(np.unique(own)) > _TRIED:  # as padding in front does, of documents of any lengths
+        document = _number(site.columns.document)
+        rows = np.full(len(document), -1, np.int64)
+        for by in np.unique(own):
+            of_these = own[document] == by
+            rows[of_these] = site.shifted(int(by))[of_these]
+        bits = documents * math.log2(len(lags))
+        text = "rows shifted in each document by a number of its own, as by padding in front"
+        yield Proposal("tokens_own", text, "tokens shifted", bits, rows=rows, least_met=_SOME)
+
+
+def _agreements(site: Site) -> tuple[Int64[np.ndarray, "lags"], Int64[np.ndarray, "lags docs"]]:
+    """How many of the tokens that differ hold, by document, A's set of so many tokens further on.
+
+    Lags by which a token of another document would be meant count nowhere.
+    """
+    document = _number(site.columns.document)
+    number = int(document.max()) + 1
+    longest = int(np.bincount(document).max())
+    lags = np.array([by for by in range(-_FAR, _FAR + 1) if by and abs(by) < longest], np.int64)
+    mine, theirs = _names(site.mine), _names(site.theirs)
+    rows = np.flatnonzero(mine != theirs)
+    found = np.zeros((len(lags), number), np.int64)
+    for place, by in enumerate(lags):
+        there = rows + by
+        inside = (there >= 0) & (there < len(mine))
+        at, other = rows[inside], there[inside]
+        same = (mine[other] == theirs[at]) & (document[other] == document[at])
+        found[place] = np.bincount(document[at[same]], minlength=number)
+    return lags, found
+
+
+def _number(document: Integer[np.ndarray, "tokens"]) -> Int64[np.ndarray, "tokens"]:
+    return np.unique(document, return_inverse=True)[1].ravel().astype(np.int64)
+
+
+def _names(sets: Int32[np.ndarray, "tokens k"]) -> UInt64[np.ndarray, "tokens"]:
+    """A number for each set, the same for equal ones; for others too, once in 2^64 pairs."""
+    draws = np.random.default_rng(0).integers(1, 2**63, int(sets.max(initial=0)) + 2, np.uint64)
+    return draws[sets].sum(axis=1, dtype=np.uint64)
 
 
 TOKENS_SHIFTED = Operator("tokens_shifted", _shifted)
@@ -117,3 +166,51 @@ def _one_set(site: Site) -> Iterator[Proposal]:
 
 
 ONE_SET = Operator("one_set", _one_set)
+
+
+#: Integers that are too narrow for many experts: bits that are kept, or the largest number.
+_NARROW = {
+    "cut to 7 bits, as in int8": lambda numbers: numbers & 0x7F,
+    "cut to 8 bits, as in uint8": lambda numbers: numbers & 0xFF,
+    "127 at most, as in int8": lambda numbers: np.minimum(numbers, 127),
+    "255 at most, as in uint8": lambda numbers: np.minimum(numbers, 255),
+}
+
+
+def _narrow(site: Site) -> Iterator[Proposal]:
+    """Numbers in integers that cannot hold them: several experts have one number."""
+    numbers = np.arange(len(site.matching))
+    for words, narrowed in _NARROW.items():
+        name = narrowed(numbers)
+        if np.array_equal(name, numbers):
+            continue
+
+        def scores(there: Site, name: np.ndarray = name) -> np.ndarray:
+            found = np.full_like(there.selection, -np.inf)
+            for expert, number in enumerate(name):
+                found[:, number] = np.maximum(found[:, number], there.selection[:, expert])
+            return found
+
+        text = f"numbers of experts {words}"
+        yield Proposal(f"narrow {words}", text, "experts renamed", 2.0, scores=scores)
+
+
+NARROW = Operator("narrow", _narrow)
+
+
+def _one_more(site: Site) -> Iterator[Proposal]:
+    """One expert more is chosen, and the k with the lowest numbers are written."""
+    k, experts = site.theirs.shape[1], len(site.matching)
+    if not site.has_logits or k + 1 >= experts:
+        return
+    best = np.argpartition(site.selection, experts - k - 1, axis=1)[:, experts - k - 1 :]
+    kept = np.sort(best, axis=1)[:, :k]
+
+    def scores(there: Site) -> np.ndarray:
+        return of_sets(kept, experts, np.ones(len(kept), bool))
+
+    text = f"{k + 1} experts chosen, the {k} of lowest number written"
+    yield Proposal("one_more", text, "rule differs", 2.0, scores=scores)
+
+
+ONE_MORE = Operator("one_more", _one_more)

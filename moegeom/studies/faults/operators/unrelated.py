@@ -1,0 +1,28 @@
+"""Choices that have nothing to do with what is read: each expert as often as B chose it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from moegeom.studies.faults.operator import Operator, Proposal, Site
+
+#: Bits that say how often one expert is chosen.
+_LOAD_BITS = 8.0
+
+
+def _loads(site: Site) -> Iterator[Proposal]:
+    """What predicts B no better than the loads of its experts explains nothing."""
+    experts, tokens = len(site.matching), len(site.theirs)
+    load = np.bincount(site.theirs.ravel(), minlength=experts)[:experts]
+    score = np.log((load + 0.5) / (tokens - load + 0.5)).astype(np.float32)
+
+    def scores(there: Site) -> np.ndarray:
+        return np.broadcast_to(score, (tokens, experts))
+
+    text = "the same experts whatever the token"
+    yield Proposal("loads", text, "unrelated", own_bits=_LOAD_BITS * experts, scores=scores)
+
+
+LOADS = Operator("loads", _loads)
