@@ -9,7 +9,14 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from moegeom.studies.faults.scope import TokenRegion, Where, best_region
-from moegeom.studies.faults.score import LEAST_BITS, OPERATOR_BITS, REPAIRS, Fault, SiteScores
+from moegeom.studies.faults.score import (
+    LEAST_BITS,
+    OPERATOR_BITS,
+    REPAIRS,
+    Fault,
+    SiteScores,
+    mended,
+)
 
 #: Faults in one composition, and those that save most alone, of which the others are taken.
 _MOST, _TRIED = 3, 12
@@ -60,6 +67,7 @@ def _rest(
             site.router: float(site.scored[fault.name].is_met[inside].mean()) for site in having
         },
         before={site.router: float(site.is_met[inside].mean()) for site in having},
+        mended=0.0,
     )
     return part if part.repaired >= REPAIRS else None
 
@@ -74,12 +82,9 @@ def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:
     having = [site for site in sites if any(site.router in part.routers for part in parts)]
     met = {site.router: met_under(parts, site) for site in having}
     first = having[0]
-    base = float(first.base.sum())
-    own = [
-        float(first.scored[part.name].saved[part.way][part.region.is_inside].sum())
-        for part in parts
-        if first.router in part.routers
-    ]
+    there = [(first.scored[p.name], p) for p in parts if first.router in p.routers]
+    base = min(scored.as_is[part.way] for scored, part in there)
+    own = [float(scored.saved[part.way][part.region.is_inside].sum()) for scored, part in there]
     most = max(parts, key=lambda part: part.bits)
     scopes = " and ".join(part.region.text or "all" for part in parts)
     return dataclasses.replace(
@@ -92,6 +97,7 @@ def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:
         explained=sum(own) / base if base > 0.0 else 0.0,
         reproduced={site.router: float(met[site.router][inside].mean()) for site in having},
         before={site.router: float(site.is_met[inside].mean()) for site in having},
+        mended=mended(first.is_met, met[first.router]),
         of_other=any(part.of_other for part in parts),
         is_fitted=any(part.is_fitted for part in parts),
         inherits=any(part.inherits for part in parts),
