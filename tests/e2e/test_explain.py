@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -220,3 +221,47 @@ def test_a_file_of_log_probs_is_refused_with_the_reason(moegeom, place, tmp_path
     )
     assert ran.code == 3, ran.err
     assert said in ran.err
+
+
+def _with_inputs(folder: Path, name: str, change) -> str:
+    """What B reads, changed, and what its routers choose then; the name of the recording."""
+    source, columns = open_tokens(REC), None
+    count = source.facts.num_tokens
+    columns = source.read_columns(0, count)
+    inputs, chosen = {}, {}
+    for router in load_routers(open_checkpoint(CKPT)).routers:
+        x = change(source.read_values(router.name, 0, count), columns.document)
+        inputs[router.name] = x
+        chosen[router.name] = route(x @ router.weight.T, router.rule).chosen.astype(np.int32)
+    with RecordingWriter(
+        folder / name, "router_input", tuple(inputs), dtype="float32", domains=source.facts.domains
+    ) as writer:
+        writer.append(columns, inputs, chosen)
+    return str(folder / name)
+
+
+def test_inputs_of_both_sides_tell_rounding_from_what_befell_some_tokens(moegeom, tmp_path):
+    random = np.random.default_rng(8)
+
+    def noisy(x, document):
+        size = np.where(document == 5, 0.02, 0.0004)[:, None]
+        return x + (size * random.standard_normal(x.shape)).astype(np.float32)
+
+    def even(x, document):
+        return x + (0.001 * random.standard_normal(x.shape)).astype(np.float32)
+
+    said = {}
+    for name, change in {
+        "bf16": lambda x, document: (x * 0.999).astype(ml_dtypes.bfloat16).astype(np.float32),
+        "some": noisy,
+        "even": even,
+    }.items():
+        b = _with_inputs(tmp_path, name, change)
+        ran = moegeom(tmp_path, "explain", CKPT, "--tokens", REC, "--run-b", b, "--quiet")
+        assert ran.code == 0, ran.err
+        said[name] = " ".join(ran.out.split())
+    assert "VERDICT inputs rounded" in said["bf16"]
+    assert "they hold numbers of bfloat16 alone, A's do not" in said["bf16"]
+    assert "VERDICT not the router" in said["some"]
+    assert "times as much as those of the median one, in 1 of 64 documents (5)" in said["some"]
+    assert "VERDICT arithmetic noise only" in said["even"]

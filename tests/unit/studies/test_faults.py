@@ -9,6 +9,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
+from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
 from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
 from moegeom.studies.faults.operators.biases import fitted_bias
@@ -155,6 +156,63 @@ def test_a_bias_is_fitted_up_to_a_common_number(router):
     fit = fitted_bias(one.logits, moved)
     apart = (fit - bias) - np.median(fit - bias)
     assert np.abs(apart).max() < 0.2 * bias.std()
+
+
+def rows_of(by: np.ndarray, sets: np.ndarray) -> np.ndarray:
+    """Sets of the tokens that stand ``by`` further on in the same document, else their own."""
+    there = NUMBER + by
+    inside = (there >= 0) & (there < TOKENS)
+    inside &= DOCUMENT[np.clip(there, 0, TOKENS - 1)] == DOCUMENT
+    return np.where(inside[:, None], sets[np.clip(there, 0, TOKENS - 1)], sets)
+
+
+@pytest.mark.parametrize("by", [-45, -1, 7])
+def test_a_shift_of_any_length_is_found(router, by):
+    one = site(router)
+    theirs = rows_of(np.full(TOKENS, by), one.mine)
+    best = believed(found(site(router, theirs=theirs)))
+    assert best is not None
+    assert (best.cause, best.name) == ("tokens shifted", f"tokens{by:+d}")
+
+
+def test_shifts_of_each_document_are_one_fault(router):
+    one = site(router)
+    own = np.random.default_rng(4).permutation(TOKENS // LENGTH) - 40
+    best = believed(found(site(router, theirs=rows_of(own[DOCUMENT], one.mine))))
+    assert best is not None
+    assert (best.cause, best.name) == ("tokens shifted", "tokens_own")
+
+
+def test_faults_of_different_tokens_compose(router):
+    one = site(router)
+    by = np.where(REGIONS["interval"], -10, np.where(REGIONS["positions from"], -3, 0))
+    theirs = rows_of(by, one.mine)
+    scores = score_site(site(router, theirs=theirs), one.values_at(0))
+    alone = faults([scores], where())
+    assert {"tokens-10", "tokens-3"} <= {fault.name for fault in alone}
+    best = believed(with_composed(alone, [scores], where()))
+    assert best is not None
+    assert sorted(part.name for part in best.parts) == ["tokens-10", "tokens-3"]
+    assert best.bits == pytest.approx(sum(part.bits for part in best.parts))
+    assert best.bits > max(fault.bits for fault in alone)
+    np.testing.assert_array_equal(
+        best.region.is_inside, REGIONS["interval"] | REGIONS["positions from"]
+    )
+    assert met_under(best.parts, scores).mean() > 0.95
+    single = faults(
+        [score_site(site(router, theirs=rows_of(by * 0, one.mine)), one.values_at(0))], where()
+    )
+    assert with_composed(single, [scores], where()) == single
+
+
+def test_sets_that_do_not_depend_on_the_token_are_unrelated(router):
+    load = np.random.default_rng(2).dirichlet(np.full(EXPERTS, 0.1))
+    random = np.random.default_rng(5)
+    k = router.rule.top_k
+    drawn = np.log(load + 1e-9) + random.gumbel(size=(TOKENS, EXPERTS))
+    theirs = np.argsort(-drawn, axis=1)[:, :k].astype(np.int32)
+    best = found(site(router, theirs=theirs))[0]
+    assert (best.cause, best.name) == ("unrelated", "loads")
 
 
 def flipped(router, chance: np.ndarray, seed: int = 0):

@@ -209,7 +209,7 @@ def _one_more(site: Site) -> Iterator[Proposal]:
     def scores(there: Site) -> np.ndarray:
         return of_sets(kept, experts, np.ones(len(kept), bool))
 
-    text = f"{k + 1} experts chosen, the {k} of lowest number written"
+    text = f"top {k + 1} chosen, the {k} of lowest number written"
     yield Proposal("one_more", text, "rule differs", 2.0, scores=scores)
 
 
