@@ -134,7 +134,7 @@ def _moved_inputs(noise: float) -> Callable[[], TwoRuns]:
 
 NOT_THE_ROUTER = Disagreement(
     "not_the_router",
-    ("NVIDIA-NeMo/RL#4243",),
+    ("NVIDIA-NeMo/RL#4243", "sgl-project/sglang#18213", "PrimeIntellect-ai/prime-rl#3583"),
     "Log-probabilities of trainer and engine drifted apart; routers in float64 did not help, "
     "because the router was not the cause.",
     (
