@@ -1,9 +1,15 @@
-"""What a recipe is: an incident to be planted, and the right answer to it."""
+"""What a recipe is: an incident to be planted, the right answer to it, and the half it is in.
+
+Recipes are scored, not asserted: `python -m tests.museum.score tuned|untouched`. Their incidents
+are split by a thread, so that nobody chooses which of them moegeom is improved on. Who improves
+it looks at the tuned half; the other tells whether what was learned there holds elsewhere.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -19,6 +25,8 @@ Needs = Literal[
     "choices and routing weights of both runs",
     "choices and log-probabilities of both runs",
 ]
+
+Half = Literal["tuned", "untouched"]
 
 #: How an answer to damage is graded, the best first, and one to a twin.
 Grade = Literal["named", "wrong cause", "only something is off", "missed"]
@@ -95,7 +103,7 @@ _GRADES: Mapping[str, Grade] = {
 class Recipe:
     """An incident as data: what broke, how it is planted, and what should be said of it.
 
-    ``is_shown`` where tests assert what is said of it.
+    ``is_shown`` where tests assert what is said of it, so that it can be untouched no more.
     """
 
     name: str
@@ -108,3 +116,14 @@ class Recipe:
     sizes: tuple[Planted, ...]
     twins: tuple[Planted, ...]
     is_shown: bool = False
+
+    @property
+    def half(self) -> Half:
+        """The half that its threads put it in."""
+        return "tuned" if self.is_shown else half_of(self.threads)
+
+
+def half_of(threads: Sequence[str]) -> Half:
+    """``tuned`` where the first byte of the SHA-256 of the first thread in text order is even."""
+    first = min(threads)
+    return "untouched" if hashlib.sha256(first.encode()).digest()[0] % 2 else "tuned"

@@ -15,8 +15,8 @@ from tests.museum.checkpoint import Checkpoint, name_of, rounded
 from tests.museum.disagreements_of_weights import model
 from tests.museum.healthy import sigmoid_model
 from tests.museum.questions import Compared, Explained, SignedOff
-from tests.museum.recipe import Planted, Recipe, Said
-from tests.museum.recipes import RECIPES
+from tests.museum.recipe import Planted, Recipe, Said, half_of
+from tests.museum.recipes import RECIPES, SHOWN
 from tests.museum.two_runs import PLAIN, Engine, Routed, columns_of
 
 SCORED = [recipe for recipe in RECIPES if not recipe.is_shown]
@@ -49,7 +49,7 @@ def sets(chosen: np.ndarray) -> list[frozenset[int]]:
     return [frozenset(row) for row in chosen.tolist()]
 
 
-# -------------------------------------------------------------------------------- records
+# -------------------------------------------------------------------------------- records and halves
 def test_names_are_unique_and_every_record_is_complete():
     names = [recipe.name for recipe in RECIPES]
     assert len(set(names)) == len(names)
@@ -64,6 +64,19 @@ def test_names_are_unique_and_every_record_is_complete():
 def test_no_incident_is_planted_twice():
     threads = [thread for recipe in SCORED for thread in recipe.threads]
     assert len(set(threads)) == len(threads)
+
+
+def test_the_half_follows_from_the_first_thread_in_text_order_alone():
+    # sha256 of "radixark/miles#3277" begins with 0x22, that of "radixark/miles#1724" with 0x7f
+    assert half_of(("radixark/miles#3277",)) == "tuned"
+    assert half_of(("radixark/miles#1724",)) == "untouched"
+    both = ("radixark/miles#3277", "radixark/miles#1724")
+    assert half_of(both) == half_of(both[::-1]) == "untouched"
+
+
+def test_what_tests_assert_is_not_called_untouched():
+    assert {recipe.half for recipe in SHOWN} == {"tuned"}
+    assert {recipe.half for recipe in SCORED} == {"tuned", "untouched"}
 
 
 @pytest.mark.parametrize(
