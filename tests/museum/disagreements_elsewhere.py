@@ -146,6 +146,7 @@ NOT_THE_ROUTER = Disagreement(
         Pair("0.01 nats", _scored(0.01, 0.002), "arithmetic noise only"),
         Pair("inputs that moved by 0.3 %, recorded", _moved_inputs(0.003), "arithmetic noise only"),
     ),
+    "choices and log-probabilities of both runs",
 )
 
 

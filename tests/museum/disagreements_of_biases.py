@@ -137,11 +137,12 @@ BIAS_LEAKS = Disagreement(
         ),
     ),
     (Pair("weights of the scores alone", _weighed(Engine(), 0.5), "no disagreement"),),
+    "choices and routing weights of both runs",
 )
 
 
 def _groups(engine: Engine, noise: float) -> Callable[[], TwoRuns]:
-    return lambda: TwoRuns(sigmoid_model(layers=2), engine=engine, noise=noise)
+    return lambda: TwoRuns(sigmoid_model(layers=2), engine=engine, noise=noise, tokens=1024)
 
 
 GROUPS_IGNORED = Disagreement(

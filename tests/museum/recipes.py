@@ -17,7 +17,7 @@ from tests.museum.exhibit_tables import TABLE_CAST
 from tests.museum.exhibit_untrained import ROWS_NEVER_TRAINED
 from tests.museum.gallery import Case, Incident
 from tests.museum.questions import SILENT, Checked, Explained
-from tests.museum.recipe import Needs, Planted, Recipe
+from tests.museum.recipe import Planted, Recipe
 
 
 def _of_incident(incident: Incident, planting: str, answer: str) -> Recipe:
@@ -41,9 +41,7 @@ def _of_incident(incident: Incident, planting: str, answer: str) -> Recipe:
     )
 
 
-def _of_disagreement(
-    disagreement: Disagreement, planting: str, answer: str, needs: Needs
-) -> Recipe:
+def _of_disagreement(disagreement: Disagreement, planting: str, answer: str) -> Recipe:
     """Two runs that are shown already as a recipe."""
 
     def planted(pair: Pair, right: tuple[str, ...]) -> Planted:
@@ -56,7 +54,7 @@ def _of_disagreement(
         planting,
         answer,
         "explain",
-        needs,
+        disagreement.needs,
         tuple(planted(pair, (pair.cause,)) for pair in disagreement.pairs),
         tuple(planted(pair, tuple(sorted(HEALTHY))) for pair in disagreement.twins),
         is_shown=True,
@@ -104,7 +102,6 @@ SHOWN = (
         NOT_THE_ROUTER,
         "Log-probabilities of B differ from A's by noise that has nothing to do with its choices.",
         "The router is not the cause.",
-        "choices and log-probabilities of both runs",
     ),
 )
 
