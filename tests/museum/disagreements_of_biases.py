@@ -141,8 +141,8 @@ BIAS_LEAKS = Disagreement(
 )
 
 
-def _groups(engine: Engine, noise: float) -> Callable[[], TwoRuns]:
-    return lambda: TwoRuns(sigmoid_model(layers=2), engine=engine, noise=noise, tokens=1024)
+def _groups(engine: Engine, noise: float, tokens: int) -> Callable[[], TwoRuns]:
+    return lambda: TwoRuns(sigmoid_model(layers=2), engine=engine, noise=noise, tokens=tokens)
 
 
 GROUPS_IGNORED = Disagreement(
@@ -151,10 +151,13 @@ GROUPS_IGNORED = Disagreement(
     "The engine chooses from all groups of experts.",
     (
         Pair(
-            "1 of 2 groups", _groups(Engine(ignores_groups=True), 0.0005), "rule differs", "text/0"
+            "1 of 2 groups",
+            _groups(Engine(ignores_groups=True), 0.0005, 1024),
+            "rule differs",
+            "text/0",
         ),
     ),
-    (Pair("groups kept", _groups(Engine(), 0.002), "arithmetic noise only"),),
+    (Pair("groups kept", _groups(Engine(), 0.002, 2048), "arithmetic noise only"),),
 )
 
 DISAGREEMENTS = (BIAS_CAST, SUM_ROUNDED, BIAS_FROZEN, BIAS_LEFT_OUT, BIAS_LEAKS, GROUPS_IGNORED)
