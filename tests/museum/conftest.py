@@ -27,8 +27,3 @@ def _pace(request: pytest.FixtureRequest) -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The page comes last: it asks for what every other test has shown to the gate."""
-    items.sort(key=lambda item: item.name == "test_the_page_is_up_to_date")

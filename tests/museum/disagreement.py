@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moegeom.studies.explain.record import Cause, Explanation
+from tests.museum.recipe import Needs
 from tests.museum.two_runs import TwoRuns
 
 
@@ -30,6 +31,7 @@ class Disagreement:
     story: str
     pairs: tuple[Pair, ...]
     twins: tuple[Pair, ...]
+    needs: Needs = "choices of both runs"
 
 
 class Hall:

@@ -134,7 +134,7 @@ def _moved_inputs(noise: float) -> Callable[[], TwoRuns]:
 
 NOT_THE_ROUTER = Disagreement(
     "not_the_router",
-    ("NVIDIA-NeMo/RL#4243",),
+    ("NVIDIA-NeMo/RL#4243", "sgl-project/sglang#18213", "PrimeIntellect-ai/prime-rl#3583"),
     "Log-probabilities of trainer and engine drifted apart; routers in float64 did not help, "
     "because the router was not the cause.",
     (
@@ -146,6 +146,7 @@ NOT_THE_ROUTER = Disagreement(
         Pair("0.01 nats", _scored(0.01, 0.002), "arithmetic noise only"),
         Pair("inputs that moved by 0.3 %, recorded", _moved_inputs(0.003), "arithmetic noise only"),
     ),
+    "choices and log-probabilities of both runs",
 )
 
 

@@ -13,7 +13,7 @@ from tests.museum.healthy import glm_model, sigmoid_model
 from tests.museum.two_runs import Engine, TwoRuns
 
 
-def _model() -> Checkpoint:
+def plain_model() -> Checkpoint:
     """Two layers, 64 experts, no groups: 4 chosen by sigmoid score and bias."""
     return sigmoid_model(layers=2).changed(config={"n_group": 1, "topk_group": 1})
 
@@ -56,16 +56,18 @@ SUM_ROUNDED = Disagreement(
 )
 
 
-def _biases(scale: float, seed: int) -> Checkpoint:
+def biases(scale: float, seed: int) -> Checkpoint:
+    """The model with biases that were drawn anew around where they were."""
+
     def drawn(bias: np.ndarray, layer: int) -> np.ndarray:
         return bias + scale * np.random.default_rng([seed, layer]).standard_normal(bias.size)
 
-    return _model().edited("bias", drawn)
+    return plain_model().edited("bias", drawn)
 
 
 def _frozen(scale: float) -> Callable[[], TwoRuns]:
     """A's biases moved on, B's did not."""
-    return lambda: TwoRuns(_biases(scale, 1), _model(), against=_old_rows(), noise=0.0005)
+    return lambda: TwoRuns(biases(scale, 1), plain_model(), against=_old_rows(), noise=0.0005)
 
 
 def _old_rows() -> Checkpoint:
@@ -75,7 +77,7 @@ def _old_rows() -> Checkpoint:
         noise = np.random.default_rng([8, layer]).standard_normal(weight.shape)
         return weight + 0.1 * noise / np.sqrt(weight.shape[1])
 
-    return _model().edited("weight", rows)
+    return plain_model().edited("weight", rows)
 
 
 BIAS_FROZEN = Disagreement(
@@ -90,7 +92,7 @@ BIAS_FROZEN = Disagreement(
     (
         Pair(
             "both sent",
-            lambda: TwoRuns(_biases(0.1, 1), against=_old_rows(), noise=0.001, tokens=4096),
+            lambda: TwoRuns(biases(0.1, 1), against=_old_rows(), noise=0.001, tokens=4096),
             "arithmetic noise only",
         ),
     ),
@@ -98,7 +100,7 @@ BIAS_FROZEN = Disagreement(
 
 
 def _zeros() -> TwoRuns:
-    return TwoRuns(_biases(0.05, 2), engine=Engine(bias=np.zeros_like), noise=0.0005)
+    return TwoRuns(biases(0.05, 2), engine=Engine(bias=np.zeros_like), noise=0.0005)
 
 
 BIAS_LEFT_OUT = Disagreement(
@@ -107,12 +109,12 @@ BIAS_LEFT_OUT = Disagreement(
     "The bias that balances the load was zeros on one side: never updated, never converted, or not "
     "loaded.",
     (Pair("biases that spread 0.05", _zeros, "bias missing", "text/0"),),
-    (Pair("loaded", lambda: TwoRuns(_biases(0.05, 2)), "no disagreement"),),
+    (Pair("loaded", lambda: TwoRuns(biases(0.05, 2)), "no disagreement"),),
 )
 
 
 def _weighed(engine: Engine, scale: float) -> Callable[[], TwoRuns]:
-    return lambda: TwoRuns(_biases(scale, 3), engine=engine, keeps="weights")
+    return lambda: TwoRuns(biases(scale, 3), engine=engine, keeps="weights")
 
 
 BIAS_LEAKS = Disagreement(
@@ -135,11 +137,12 @@ BIAS_LEAKS = Disagreement(
         ),
     ),
     (Pair("weights of the scores alone", _weighed(Engine(), 0.5), "no disagreement"),),
+    "choices and routing weights of both runs",
 )
 
 
-def _groups(engine: Engine, noise: float) -> Callable[[], TwoRuns]:
-    return lambda: TwoRuns(sigmoid_model(layers=2), engine=engine, noise=noise)
+def _groups(engine: Engine, noise: float, tokens: int) -> Callable[[], TwoRuns]:
+    return lambda: TwoRuns(sigmoid_model(layers=2), engine=engine, noise=noise, tokens=tokens)
 
 
 GROUPS_IGNORED = Disagreement(
@@ -148,10 +151,13 @@ GROUPS_IGNORED = Disagreement(
     "The engine chooses from all groups of experts.",
     (
         Pair(
-            "1 of 2 groups", _groups(Engine(ignores_groups=True), 0.0005), "rule differs", "text/0"
+            "1 of 2 groups",
+            _groups(Engine(ignores_groups=True), 0.0005, 1024),
+            "rule differs",
+            "text/0",
         ),
     ),
-    (Pair("groups kept", _groups(Engine(), 0.002), "arithmetic noise only"),),
+    (Pair("groups kept", _groups(Engine(), 0.002, 2048), "arithmetic noise only"),),
 )
 
 DISAGREEMENTS = (BIAS_CAST, SUM_ROUNDED, BIAS_FROZEN, BIAS_LEFT_OUT, BIAS_LEAKS, GROUPS_IGNORED)

@@ -161,7 +161,9 @@ GAIN_LEFT_OUT = Disagreement(
 )
 
 
-def _moved(share: float) -> Checkpoint:
+def moved(share: float) -> Checkpoint:
+    """The model with rows that moved by a share of their length."""
+
     def rows(weight: np.ndarray, layer: int) -> np.ndarray:
         noise = np.random.default_rng([9, layer]).standard_normal(weight.shape)
         return weight + share * noise / np.sqrt(weight.shape[1])
@@ -170,7 +172,7 @@ def _moved(share: float) -> Checkpoint:
 
 
 def _stale(share: float, noise: float = 0.001) -> Callable[[], TwoRuns]:
-    return lambda: TwoRuns(model(), _moved(share), against=_moved(share), noise=noise)
+    return lambda: TwoRuns(model(), moved(share), against=moved(share), noise=noise)
 
 
 def _merged() -> Checkpoint:
@@ -198,7 +200,7 @@ ANOTHER_REVISION = Disagreement(
     (
         Pair(
             "the earlier step named, the right one loaded",
-            lambda: TwoRuns(model(), against=_moved(0.2), noise=0.002),
+            lambda: TwoRuns(model(), against=moved(0.2), noise=0.002),
             "arithmetic noise only",
         ),
     ),

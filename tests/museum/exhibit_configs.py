@@ -21,6 +21,9 @@ def _without(*keys: str) -> Callable[[], Checkpoint]:
     return without
 
 
+#: Where the config leaves the rule to a default, a warning; under the profile release an error.
+_WARNED = (0, 1)
+
 GATING_UNSAID = Incident(
     "gating_function_unsaid",
     ("ikawrakow/ik_llama.cpp#1174", "ggml-org/llama.cpp#18980"),
@@ -28,9 +31,9 @@ GATING_UNSAID = Incident(
     "softmax for sigmoid, and importance matrices were measured of that model.",
     "MGI113",
     (
-        Case("no topk_method", _without("topk_method"), ("MGI113",)),
-        Case("no scoring_func", _without("scoring_func"), ("MGI113",)),
-        Case("neither", _without("topk_method", "scoring_func"), ("MGI113",)),
+        Case("no topk_method", _without("topk_method"), ("MGI113",), exits=_WARNED),
+        Case("no scoring_func", _without("scoring_func"), ("MGI113",), exits=_WARNED),
+        Case("neither", _without("topk_method", "scoring_func"), ("MGI113",), exits=_WARNED),
     ),
     (Case("both keys there", sigmoid_model),),
 )

@@ -44,6 +44,9 @@ def _repeated() -> Checkpoint:
     return hashed_model(384).changed({_TABLE: table})
 
 
+#: A layer that looks its experts up is not measured, which the profile release asks for.
+_LEFT_OUT = (0, 4)
+
 TABLE_CAST = Incident(
     "token_table_cast",
     ("ISEEKYAN/mbridge#159", "verl-project/verl-ascend-recipe#126"),
@@ -56,8 +59,8 @@ TABLE_CAST = Incident(
         Case("384 experts, through bfloat16", _cast(384), ("MGI111",), ("text/1",)),
     ),
     (
-        Case("the table as it was", lambda: hashed_model(384)),
-        Case("256 experts, through bfloat16, which holds every id", _cast(256)),
+        Case("the table as it was", lambda: hashed_model(384), exits=_LEFT_OUT),
+        Case("256 experts, through bfloat16, which holds every id", _cast(256), exits=_LEFT_OUT),
     ),
 )
 

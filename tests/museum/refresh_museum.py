@@ -1,16 +1,12 @@
-"""Writes docs/museum.md anew; review it as a difference.
+"""Writes docs/museum.md anew, asking the recipes of the tuned half; review it as a difference.
 
 python -m tests.museum.refresh_museum
 """
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-from tests.museum.gallery import Museum
 from tests.museum.page import PAGE, render
+from tests.museum.score import answered
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        PAGE.write_text(render(Museum(Path(folder))), encoding="utf-8")
+    PAGE.write_text(render(lambda recipe: list(answered(recipe))), encoding="utf-8")

@@ -7,12 +7,9 @@ import re
 import pytest
 
 from moegeom.studies.explain.record import VERDICTS
-from tests.generator.scoring import NAMES
+from tests.generator.scoring import HEALTHY, NAMES
 from tests.museum.disagreement import Hall, all_pairs, labels
 from tests.museum.disagreements import DISAGREEMENTS
-from tests.museum.disagreements_page import PAGE
-
-HEALTHY = {"no disagreement", "arithmetic noise only"}
 
 
 @pytest.fixture(scope="session")
@@ -53,13 +50,3 @@ def test_threads_can_be_followed_and_names_are_unique():
     for disagreement in DISAGREEMENTS:
         assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#[0-9]+", t) for t in disagreement.threads)
         assert disagreement.story.endswith(".")
-
-
-def test_the_page_tells_of_every_pair_and_its_verdict():
-    page = PAGE.read_text("utf-8")
-    for pair in all_pairs(DISAGREEMENTS):
-        rows = [line for line in page.splitlines() if f"| {pair.text} |" in line]
-        assert any(f"**{pair.cause}**" in row for row in rows), pair.text
-    assert "(WRONG)" not in page
-    for disagreement in DISAGREEMENTS:
-        assert disagreement.story in page

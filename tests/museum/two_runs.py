@@ -31,7 +31,8 @@ def _as_is(values: Array) -> Array:
 class Engine:
     """The steps of a router as an engine takes them, written here once more and with torch.
 
-    Each step may round what it is given, or replace it; ``ignores_groups`` and ``leaks_bias`` are
+    Each step may round what it is given, or replace it; ``score`` replaces the sigmoid of families
+    that have one, and a group is worth the sum of its ``group_best`` best experts. The others are
     faults that people have shipped.
     """
 
@@ -40,8 +41,12 @@ class Engine:
     logits: Step = _as_is
     bias: Step = _as_is
     selection: Step = _as_is
+    score: Callable[[torch.Tensor], torch.Tensor] = torch.sigmoid
+    group_best: int = 2
     ignores_groups: bool = False
     leaks_bias: bool = False
+    renormalises: bool = True
+    scales: bool = True
 
     def route(self, model: Checkpoint, layer: int, inputs: Array) -> tuple[Array, Array]:
         """Experts, in descending order, and their routing weights."""
@@ -55,25 +60,27 @@ class Engine:
             scores = selection = torch.softmax(z, dim=-1)
             compared = z
         else:
-            scores = torch.sigmoid(z)
+            scores = self.score(z)
             bias = self.bias(model.tensors[name_of("bias", layer)].astype(np.float32))
             selection = torch.from_numpy(self.selection((scores + torch.from_numpy(bias)).numpy()))
             compared = selection
             if not self.ignores_groups:
-                compared = _of_best_groups(selection, config["n_group"], config["topk_group"])
+                compared = self._of_best_groups(selection, config["n_group"], config["topk_group"])
         order = torch.sort(compared, dim=-1, descending=True, stable=True).indices
         chosen = order[:, : config["num_experts_per_tok"]]
         weights = (selection if self.leaks_bias else scores).gather(1, chosen)
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-        weights = weights * config.get("routed_scaling_factor", 1.0)
+        if self.renormalises:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        if self.scales:
+            weights = weights * config.get("routed_scaling_factor", 1.0)
         return chosen.numpy().astype(np.int32), weights.numpy().astype(np.float32)
 
-
-def _of_best_groups(selection: torch.Tensor, groups: int, kept: int) -> torch.Tensor:
-    grouped = selection.view(len(selection), groups, -1)
-    best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(kept, dim=-1).indices
-    mask = torch.zeros(len(selection), groups, dtype=torch.bool).scatter_(1, best, True)
-    return grouped.masked_fill(~mask[:, :, None], -torch.inf).view(selection.shape)
+    def _of_best_groups(self, selection: torch.Tensor, groups: int, kept: int) -> torch.Tensor:
+        grouped = selection.view(len(selection), groups, -1)
+        worth = grouped.topk(self.group_best, dim=-1).values.sum(dim=-1)
+        best = worth.topk(kept, dim=-1).indices
+        mask = torch.zeros(len(selection), groups, dtype=torch.bool).scatter_(1, best, True)
+        return grouped.masked_fill(~mask[:, :, None], -torch.inf).view(selection.shape)
 
 
 PLAIN = Engine()
@@ -81,8 +88,35 @@ PLAIN = Engine()
 #: What is done to the choices of B [layers, tokens, k] behind the router.
 After = Callable[[Array, TokenColumns], Array]
 
+#: What is done to the normed inputs of both sides [tokens, hidden] before a layer reads them.
+Before = Callable[[Array, TokenColumns], Array]
+
+#: Tokens that a fault reaches, one truth value for each.
+Where = Callable[[TokenColumns], Array]
+
 #: Differences of log-probabilities, from random numbers and the number of tokens.
 LogProbs = Callable[[np.random.Generator, int], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """What each side read and chose, by router: experts [tokens, k] in descending order.
+
+    ``log_probs`` are differences of log-probabilities, in nats.
+    """
+
+    columns: TokenColumns
+    a_inputs: Mapping[str, Array]
+    a_chosen: Mapping[str, Array]
+    b_inputs: Mapping[str, Array]
+    b_chosen: Mapping[str, Array]
+    b_weights: Mapping[str, Array]
+    log_probs: Array | None
+
+    def differs(self) -> Array:
+        """True for each layer and token whose sets of experts are not equal."""
+        pairs = [(self.a_chosen[name], self.b_chosen[name]) for name in self.a_chosen]
+        return np.stack([(np.sort(a, 1) != np.sort(b, 1)).any(axis=1) for a, b in pairs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +124,9 @@ class TwoRuns:
     """What each side ran; B is A where nothing else is said.
 
     ``noise`` is that of B's inputs over their rms, ``growth`` by how much it grows from layer to
-    layer; B keeps ids, its routing weights, or its inputs. ``against`` is named to the command.
-    With ``names_fingerprints`` B's recording says which checkpoint it is of.
+    layer; B keeps ids, its routing weights, or its inputs. ``before`` changes what both read, and
+    where ``where`` says no, B is a plain engine with A's checkpoint. ``against`` is named to the
+    command. With ``names_fingerprints`` B's recording says which checkpoint it is of.
     """
 
     a: Checkpoint
@@ -99,7 +134,9 @@ class TwoRuns:
     engine: Engine = PLAIN
     noise: float = 0.0
     growth: float = 1.0
+    before: Before | None = None
     after: After | None = None
+    where: Where | None = None
     against: Checkpoint | None = None
     log_probs: LogProbs | None = None
     keeps: str = "ids"
@@ -107,46 +144,71 @@ class TwoRuns:
     seed: int = 0
     names_fingerprints: bool = False
 
-    def explained(self, folder: Path) -> Explanation:
-        """What the command says of them."""
-        folder.mkdir(parents=True)
+    def routed(self) -> Routed:
+        """What each side read and chose."""
         a, b = self.a, self.b or self.a
         generator = np.random.default_rng([4243, self.seed])
-        columns, names = _columns(self.tokens), [f"text/{layer}" for layer in a.layers]
+        columns = columns_of(self.tokens)
+        reached = np.ones(self.tokens, bool) if self.where is None else self.where(columns)
         mine, inputs, ids, theirs, weights = {}, {}, [], {}, {}
         for number, layer in enumerate(a.layers):
-            name = names[number]
+            name = f"text/{layer}"
             unit = _units(generator, self.tokens, int(a.config["hidden_size"]))
+            if self.before is not None:
+                unit = self.before(unit, columns)
             inputs[name] = unit * _gain(a, layer)
             mine[name], _ = PLAIN.route(a, layer, inputs[name])
             scale = np.float32(self.noise * self.growth**number)
             moved = unit + scale * generator.standard_normal(unit.shape, dtype=np.float32)
             theirs[name] = moved * _gain(b, layer)
             chosen, weights[name] = self.engine.route(b, layer, theirs[name])
+            if not reached.all():
+                kept = PLAIN.route(a, layer, moved * _gain(a, layer))
+                chosen = np.where(reached[:, None], chosen, kept[0])
+                weights[name] = np.where(reached[:, None], weights[name], kept[1])
             ids.append(chosen)
         stacked = np.stack(ids)
         if self.after is not None:
             stacked = self.after(stacked, columns)
-        other = dict(zip(names, stacked, strict=True))
-        _record(folder / "a_rec", "router_input", names, columns, inputs, mine)
+        other = dict(zip(mine, stacked, strict=True))
+        nats = None
+        if self.log_probs is not None:
+            nats = self.log_probs(generator, self.tokens)
+        return Routed(columns, inputs, mine, theirs, other, weights, nats)
+
+    def explained(self, folder: Path) -> Explanation:
+        """What the command says of them."""
+        folder.mkdir(parents=True)
+        b, found = self.b or self.a, self.routed()
+        names = list(found.a_chosen)
+        _record(
+            folder / "a_rec", "router_input", names, found.columns, found.a_inputs, found.a_chosen
+        )
         of_b = ""
         if self.names_fingerprints:
             of_b = load_routers(open_checkpoint(b.write(folder / "b"))).fingerprint
         if self.keeps == "inputs":
-            _record(folder / "b_rec", "router_input", names, columns, theirs, other)
+            _record(
+                folder / "b_rec",
+                "router_input",
+                names,
+                found.columns,
+                found.b_inputs,
+                found.b_chosen,
+            )
         else:
-            kept = {"routing_weights": weights} if self.keeps == "weights" else None
-            _record(folder / "b_rec", "ids", names, columns, other, None, kept, of_b)
+            kept = {"routing_weights": found.b_weights} if self.keeps == "weights" else None
+            _record(folder / "b_rec", "ids", names, found.columns, found.b_chosen, None, kept, of_b)
         log_probs = None
-        if self.log_probs is not None:
+        if found.log_probs is not None:
             log_probs = folder / "log_probs.parquet"
-            _write_log_probs(log_probs, columns, self.log_probs(generator, self.tokens))
+            _write_log_probs(log_probs, found.columns, found.log_probs)
         against = None
         if self.against is not None:
             against = str(self.against.write(folder / "c"))
         return explain(
             ExplainRequest(
-                checkpoint=str(a.write(folder / "a")),
+                checkpoint=str(self.a.write(folder / "a")),
                 tokens=str(folder / "a_rec"),
                 run_b=str(folder / "b_rec"),
                 checkpoint_b=against,
@@ -164,7 +226,8 @@ def _gain(model: Checkpoint, layer: int) -> Array:
     return model.tensors[name_of("gain", layer)].astype(np.float32)
 
 
-def _columns(tokens: int, documents: int = 16) -> TokenColumns:
+def columns_of(tokens: int, documents: int = 16) -> TokenColumns:
+    """Documents of equal length, one after the other."""
     position = np.arange(tokens) % (tokens // documents)
     return TokenColumns(
         document=np.arange(tokens) // (tokens // documents),

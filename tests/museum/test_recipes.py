@@ -1,0 +1,317 @@
+"""What a recipe says that it plants is planted, whatever is said of it afterwards."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pytest
+
+from tests.museum import recipes_of_rules as rules
+from tests.museum import recipes_of_tokens as rows
+from tests.museum import recipes_of_weights as weights
+from tests.museum.checkpoint import Checkpoint, name_of, rounded
+from tests.museum.disagreements_of_weights import model
+from tests.museum.healthy import sigmoid_model
+from tests.museum.questions import Compared, Explained, SignedOff
+from tests.museum.recipe import Planted, Recipe, Said, half_of
+from tests.museum.recipes import RECIPES, SHOWN
+from tests.museum.two_runs import PLAIN, Engine, Routed, columns_of
+
+SCORED = [recipe for recipe in RECIPES if not recipe.is_shown]
+
+#: All of them at night; by day the theorems below look at what one size of each plants.
+SIZES = [
+    pytest.param(planted, id=f"{recipe.name}-{number}", marks=[pytest.mark.nightly])
+    for recipe in SCORED
+    for number, planted in enumerate(recipe.sizes)
+]
+TWINS = [
+    pytest.param(recipe, planted, id=f"{recipe.name}-twin{number}", marks=[pytest.mark.nightly])
+    for recipe in SCORED
+    for number, planted in enumerate(recipe.twins)
+]
+
+
+@functools.cache
+def routed(planted: Planted) -> Routed:
+    question = planted.build()
+    assert isinstance(question, Explained)
+    return question.runs.routed()
+
+
+def smallest(recipe: Recipe) -> Routed:
+    return routed(recipe.sizes[0])
+
+
+def sets(chosen: np.ndarray) -> list[frozenset[int]]:
+    return [frozenset(row) for row in chosen.tolist()]
+
+
+# -------------------------------------------------------------------------------- records and halves
+def test_names_are_unique_and_every_record_is_complete():
+    names = [recipe.name for recipe in RECIPES]
+    assert len(set(names)) == len(names)
+    for recipe in RECIPES:
+        assert recipe.threads
+        assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#[0-9]+", thread) for thread in recipe.threads)
+        assert all(text.endswith(".") for text in (recipe.story, recipe.planting, recipe.answer))
+        assert 2 <= len(recipe.sizes) <= 3
+        assert recipe.twins
+
+
+def test_no_incident_is_planted_twice():
+    threads = [thread for recipe in SCORED for thread in recipe.threads]
+    assert len(set(threads)) == len(threads)
+
+
+def test_the_half_follows_from_the_first_thread_in_text_order_alone():
+    # sha256 of "radixark/miles#3277" begins with 0x22, that of "radixark/miles#1724" with 0x7f
+    assert half_of(("radixark/miles#3277",)) == "tuned"
+    assert half_of(("radixark/miles#1724",)) == "untouched"
+    both = ("radixark/miles#3277", "radixark/miles#1724")
+    assert half_of(both) == half_of(both[::-1]) == "untouched"
+
+
+def test_what_tests_assert_is_not_called_untouched():
+    assert {recipe.half for recipe in SHOWN} == {"tuned"}
+    assert {recipe.half for recipe in SCORED} == {"tuned", "untouched"}
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "claims", "grade", "twin_grade"),
+    [
+        (("rows repeated",), "positions 40 to 106", "cause", "named", "right"),
+        (("rows repeated",), "some rows", "cause", "only something is off", "error"),
+        (("router stale",), "positions 40 to 106", "cause", "wrong cause", "error"),
+        (("inconclusive",), "", "open", "only something is off", "warned"),
+        (("arithmetic noise only",), "", "health", "missed", "warned"),
+        (("silent",), "positions 40 to 106", "health", "missed", "warned"),
+    ],
+)
+def test_a_grade_asks_for_the_word_and_for_what_must_be_told(
+    words, text, claims, grade, twin_grade
+):
+    planted = Planted("", lambda: pytest.fail("not asked"), ("rows repeated",), r"\b40\b")
+    said = Said(words, text, claims, claims == "cause", 0)
+    assert planted.grade(said) == grade
+    assert planted.twin_grade(said) == twin_grade
+
+
+# --------------------------------------------------------------------------- what every planting does
+def b_differs(planted: Planted) -> bool:
+    """Does B differ from A, in what the command reads, by more than its noise would make it?"""
+    question = planted.build()
+    if isinstance(question, Explained):
+        found = routed(planted)
+        healthy = PLAIN.route(question.runs.a, 0, found.a_inputs["text/0"])[1]
+        by_weights = np.abs(found.b_weights["text/0"] - healthy).mean() > 0.05
+        return bool(found.differs().mean() > 0.0015 or by_weights)
+    assert isinstance(question, SignedOff | Compared)
+    pairs = [(question.a.tensors[name], question.b.tensors[name]) for name in question.a.tensors]
+    return any(a.shape != b.shape or (a != b).any() for a, b in pairs)
+
+
+@pytest.mark.parametrize("planted", SIZES)
+def test_damage_is_there(planted):
+    assert b_differs(planted)
+
+
+@pytest.mark.parametrize(("recipe", "planted"), TWINS)
+def test_a_twin_routes_as_noise_of_less_than_a_hundredth_would(recipe, planted):
+    if recipe.command == "explain":
+        assert routed(planted).differs().mean() < 0.06
+
+
+# ---------------------------------------------------------------------------------- numbers and rules
+def test_half_of_a_misread_bias_is_the_other_half_truncated():
+    bias = np.array([1.0, -2.5, 0.3, 7.0], np.float32)
+    taken = rules.misread_bias(bias)
+    truncated = (bias.view(np.uint32) >> 16 << 16).astype(np.uint32).view(np.float32)
+    np.testing.assert_array_equal(taken[1::2], truncated[:2])
+    assert np.isfinite(taken).all()
+
+
+def test_a_misread_logit_is_the_second_of_two_and_half_of_a_batch_is_zeros():
+    logits = np.array([[1.0, -2.0], [0.5, 4.0], [3.0, -8.0], [2.0, 16.0]], np.float32)
+    whole = rules.misread_logits(4)(logits)
+    np.testing.assert_allclose(whole.ravel()[:4], [-2.0, 4.0, -8.0, 16.0], rtol=2.0**-7)
+    np.testing.assert_array_equal(whole.ravel()[4:], 0.0)
+    batches = rules.misread_logits(2)(logits)
+    np.testing.assert_allclose(batches[:, 0], [-2.0, 0.0, -8.0, 0.0], rtol=2.0**-7)
+
+
+def test_lowered_logits_change_no_choice_and_what_is_lost_concerns_tokens_with_few_positive():
+    found = smallest(rules.NEGATIVE_LOST)
+    inputs, healthy = found.a_inputs["text/1"], model()
+    column = healthy.tensors[name_of("weight", 1)].astype(np.float32)[:, :1]
+    chosen, _ = PLAIN.route(
+        healthy.edited("weight", lambda w, _: np.where(np.arange(256) == 0, 0.0, w)), 1, inputs
+    )
+    assert column.std() > 0.0
+    assert sets(chosen) == sets(found.a_chosen["text/1"])
+    logits = inputs @ rules.lowered(0.75).tensors[name_of("weight", 1)].astype(np.float32).T
+    is_exposed = (logits > 0.0).sum(axis=1) < 4
+    assert is_exposed[found.differs()[1]].all()
+    assert 0.03 < is_exposed.mean() < 0.1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_leaning_tie_break_only_switches_down_and_its_twin_does_both(number):
+    found = routed((rules.LEANING.sizes[1], rules.LEANING.twins[0])[number])
+    differs = found.differs()[0]
+    a, b = (chosen["text/0"][differs].sum(axis=1) for chosen in (found.a_chosen, found.b_chosen))
+    downward = (b < a).mean()
+    assert downward == 1.0 if number == 0 else 0.3 < downward < 0.7
+
+
+def test_groups_by_their_best_always_keep_the_best_expert_of_all():
+    found = smallest(rules.GROUP_BY_BEST)
+    question = rules.GROUP_BY_BEST.sizes[0].build()
+    checkpoint = question.runs.a
+    first = PLAIN.route(checkpoint.changed(config={"n_group": 1, "topk_group": 1}), 0,
+                        found.a_inputs["text/0"])[0][:, :1]  # fmt: skip
+    assert (found.b_chosen["text/0"] == first).any(axis=1).all()
+    assert not (found.a_chosen["text/0"] == first).any(axis=1).all()
+
+
+def test_another_gating_function_matters_beside_a_bias_alone():
+    engine = Engine(score=rules._softmax)
+    found = smallest(rules.GATING_GUESSED)
+    inputs, unbiased = found.a_inputs["text/0"], rules.live_biases(0.0)
+    chosen = [sets(one.route(unbiased, 0, inputs)[0]) for one in (engine, PLAIN)]
+    assert chosen[0] == chosen[1]
+    assert found.differs().mean() > 0.1
+
+
+def test_weights_sum_up_to_the_factor_unless_a_step_is_left_out():
+    of_b = [
+        routed(planted).b_weights["text/0"].sum(axis=1)
+        for planted in (
+            rules.NOT_SCALED.sizes[0],
+            rules.NOT_SCALED.twins[0],
+            rules.NOT_RENORMALISED.sizes[0],
+        )
+    ]
+    np.testing.assert_allclose(of_b[0], 1.0, rtol=1e-5)
+    np.testing.assert_allclose(of_b[1], 2.5, rtol=1e-5)
+    assert (np.abs(of_b[2] - 2.5) > 0.1).all()
+
+
+def test_the_rule_of_another_family_leaks_the_bias_and_does_not_scale():
+    found = smallest(rules.RULE_OF_ANOTHER_FAMILY)
+    np.testing.assert_allclose(found.b_weights["text/0"].sum(axis=1), 1.0, rtol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------- weights
+def test_a_bias_that_was_not_saved_is_zero_in_the_checkpoint_and_not_in_the_engine():
+    runs = weights.BIAS_NOT_SAVED.sizes[0].build().runs
+    assert not any(runs.a.tensors[name_of("bias", layer)].any() for layer in runs.a.layers)
+    np.testing.assert_allclose(runs.b.tensors[name_of("bias", 0)].std(), 0.01, rtol=0.3)
+
+
+def test_bytes_before_loading_are_zeros_and_numbers_of_any_size():
+    runs = weights.BIAS_BEFORE_LOADING.sizes[0].build().runs
+    bias = np.abs(runs.b.tensors[name_of("bias", 1)])
+    assert 0.3 < (bias == 0.0).mean() < 0.7
+    assert bias.max() > 1e6 * bias[bias > 0.0].min()
+    name = name_of("bias", 0)
+    np.testing.assert_array_equal(runs.a.tensors[name], runs.b.tensors[name])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reached"),
+    [
+        (weights.PREFIX_REROUTED, lambda columns: columns.position < 16),
+        (weights.REQUESTS_STALE, lambda columns: columns.document == 5),
+    ],
+)
+def test_tokens_that_the_other_rows_do_not_reach_differ_by_noise_alone(recipe, reached):
+    found = smallest(recipe)
+    inside = reached(found.columns)
+    differs = found.differs()
+    assert differs[:, inside].mean() > 0.1
+    assert differs[:, ~inside].mean() < 0.01
+
+
+def test_rows_of_the_rollout_are_numbers_of_float8_times_one_scale():
+    runs = weights.ROLLOUT_IN_FP8.sizes[0].build().runs
+    rows_of = runs.b.tensors[name_of("weight", 1)].astype(np.float64)
+    scale = np.abs(rows_of).max() / 448.0
+    np.testing.assert_allclose(rounded(rows_of / scale, weights.F8) * scale, rows_of, rtol=1e-6)
+    assert len(np.unique(rows_of)) < 256
+
+
+def pruned_tensors(planted: Planted) -> tuple[np.ndarray, np.ndarray, Checkpoint]:
+    b = planted.build().b
+    return b.tensors[name_of("weight", 0)], b.tensors[name_of("bias", 0)], b
+
+
+def test_pruned_rows_are_rows_of_before_and_only_the_twin_has_their_biases():
+    before = sigmoid_model()
+    old_rows, old_bias = (before.tensors[name_of(part, 0)] for part in ("weight", "bias"))
+    for planted in (*weights.PRUNED.sizes, *weights.PRUNED.twins):
+        new_rows, new_bias, b = pruned_tensors(planted)
+        place = [int(np.flatnonzero((old_rows == row).all(axis=1))[0]) for row in new_rows]
+        assert place == sorted(set(place))
+        assert len(place) == b.config["n_routed_experts"] == 48
+        per_group = np.bincount(np.array(place) // 32).tolist()
+        is_even, has_biases = per_group == [24, 24], (new_bias == old_bias[place]).all()
+        expected = {"18 of": (False, True), "rows ": (True, True)}
+        assert (is_even, has_biases) == expected.get(planted.text[:5], (True, False))
+
+
+@pytest.mark.parametrize(("planted", "rank", "size"), [(0, 1, 0.02), (1, 4, 0.05), (2, 8, 0.2)])
+def test_an_update_has_the_rank_and_the_size_that_it_says(planted, rank, size):
+    question = weights.LOW_RANK_UPDATE.sizes[planted].build()
+    a, b = (side.tensors[name_of("weight", 2)].astype(float) for side in (question.a, question.b))
+    values = np.linalg.svd(b - a, compute_uv=False)
+    assert (values > 1e-4 * values[0]).sum() == rank
+    np.testing.assert_allclose(np.linalg.norm(b - a) / np.linalg.norm(a), size, rtol=1e-3)
+
+
+def test_the_twin_of_a_low_rank_update_moves_in_every_direction():
+    question = weights.LOW_RANK_UPDATE.twins[0].build()
+    a, b = (side.tensors[name_of("weight", 0)].astype(float) for side in (question.a, question.b))
+    assert np.linalg.matrix_rank(b - a) == len(a)
+
+
+# --------------------------------------------------------------------------------------------- tokens
+def numbered(after, documents: int = 16, length: int = 128) -> np.ndarray:
+    """What ``after`` does to rows that are numbered, [documents, length]."""
+    count = documents * length
+    ids = np.broadcast_to(np.arange(count)[None, :, None], (2, count, 3))
+    out = after(ids, columns_of(count, documents))
+    assert (out == out[:1, :, :1]).all()
+    return out[0, :, 0].reshape(documents, length)
+
+
+def own(documents: int = 16, length: int = 128) -> np.ndarray:
+    return np.arange(documents * length).reshape(documents, length)
+
+
+def test_stale_rows_are_row_five_of_their_document():
+    expected = own()
+    expected[[3, 9], 40:107] = expected[[3, 9], 5:6]
+    np.testing.assert_array_equal(numbered(rows._stale([3, 9], 67)), expected)
+
+
+def test_turns_are_those_of_tokens_further_on():
+    expected = own()
+    expected[:, 64:125] += 3
+    np.testing.assert_array_equal(numbered(rows._ahead(3, 64, range(16))), expected)
+
+
+def test_a_slot_holds_what_the_document_before_chose():
+    expected = own()
+    expected[4, 32:64] -= 128
+    np.testing.assert_array_equal(numbered(rows._slots([4], 32, 64)), expected)
+
+
+def test_a_document_that_repeats_a_token_chooses_alike_on_both_sides():
+    found = routed(rows.STALE_ROWS.twins[0])
+    inside = np.flatnonzero(found.columns.document == 3)
+    for chosen in (found.a_chosen["text/0"], found.b_chosen["text/0"]):
+        repeated = sets(chosen[inside[40:107]])
+        assert repeated.count(sets(chosen[inside[5:6]])[0]) > 60
