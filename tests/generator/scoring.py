@@ -39,7 +39,7 @@ NAMES: dict[Op, tuple[Cause, ...]] = {
     Op.WEIGHTS_OF_ANOTHER_LAYER: ("rows of another layer",),
     Op.WEIGHTS_OF_OLDER_CHECKPOINT: ("router stale",),
     Op.WEIGHTS_OF_ANOTHER_TRAINING: ("router stale", "unrelated"),
-    Op.WEIGHTS_AT_INITIALISATION: ("unrelated",),
+    Op.WEIGHTS_AT_INITIALISATION: ("unrelated", "rows damaged"),
     Op.LOW_RANK_UPDATE: (),
     Op.WEIGHTS_BF16: ("weights rounded",),
     Op.WEIGHTS_FP8_E4M3: ("weights rounded",),
@@ -100,6 +100,8 @@ NAMES: dict[Op, tuple[Cause, ...]] = {
     Op.WRITTEN_LAYERS_SHIFTED: ("layers shifted",),
 }  # fmt: skip
 
+_OF_GAINS = (Op.GAIN_DROPPED, Op.GAIN_TWICE, Op.GAIN_PLUS_ONE, Op.GAIN_OF_ANOTHER_LAYER)
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -118,6 +120,8 @@ class Scored:
 def outcome(case: Case, verdict: CauseVerdict) -> str:
     """named, wrong, open (nothing is named), missed (nothing is wrong), refused."""
     right = [cause for truth in case.truths for cause in NAMES[truth.operator]]
+    if case.form == "router_input" and any(truth.operator in _OF_GAINS for truth in case.truths):
+        right += ["not the router", "inputs differ"]  # the norm has made what is recorded
     if verdict.cause in right:
         return "named"
     if verdict.detail.startswith("refused:"):

@@ -32,7 +32,7 @@ from moegeom.studies.faults.operator import (
 )
 from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores
-from moegeom.tokens.stages import INPUT_STAGES, VALUE_STAGES
+from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.emulated import emulate
 
 #: Bytes of inputs that are kept, so that they are read once.
@@ -197,7 +197,7 @@ def layer_evidence(
         bits=float(scores.base.sum()),
         num_renamed=int((choices.matching != own).sum()),
         noise=noise,
-        weights=weight_rule(prepared, sides, agrees, choices.other),
+        weights=weight_rule(looked, sides, rows, agrees[rows]),
         inputs=input_change(sides, prepared, rows, clean[rows]),
         reason=looked.reason,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
@@ -235,24 +235,31 @@ def _with(router: Router, weights: Weights) -> Router:
     return dataclasses.replace(router, rule=dataclasses.replace(router.rule, weights=weights))
 
 
+#: Relative error of weights that are stored in bfloat16: the unit.
+_FITS = 2.0**-8
+
+
 def weight_rule(
-    prepared: PreparedRouter,
+    looked: ReadySite,
     sides: Sides,
-    agrees: Bool[np.ndarray, "tokens"],
-    other: Int32[np.ndarray, "tokens k"],
+    rows: Int64[np.ndarray, "rows"],
+    agrees: Bool[np.ndarray, "rows"],
 ) -> WeightRule | None:
-    """B's recorded weights against those of rules; None where it recorded none, or A no logits."""
-    router, facts = prepared.router, sides.other.source.facts
-    if "routing_weights" not in facts.outputs or sides.source.facts.stage not in VALUE_STAGES:
+    """B's recorded weights against those of rules, on the inputs at hand.
+
+    None where B recorded none, or A no logits.
+    """
+    site, facts = looked.site, sides.other.source.facts
+    router = site.router
+    if "routing_weights" not in facts.outputs or not site.has_logits:
         return None
     if router.projection is not None or router.shared_rows is not None:
         return None
-    rows = np.flatnonzero(agrees)[:_COMPARED]
-    if not len(rows):
+    some = np.flatnonzero(agrees)[:_COMPARED]
+    if not len(some):
         return None
-    logits = np.concatenate([batch.logits for batch in sides.batches(prepared, rows)])
-    theirs = sides.other_output(router.name, "routing_weights", rows)
-    chosen = other[rows]
+    logits, chosen = site.logits[some], site.theirs[some]
+    theirs = sides.other_output(router.name, "routing_weights", rows[some])
     plain = _weights(router, logits, chosen)
     found = {
         name: _error(theirs, _weights(changed, logits, chosen))
@@ -264,7 +271,8 @@ def weight_rule(
     with_bias = None
     if router.selection_bias is not None and router.selection_bias.any():
         with_bias = _error(theirs, _weights(router, logits, chosen, leaks=True))
-    nearest = min(found, key=lambda name: found[name])
+    # of rules that fit as well as stored weights can tell, the first: what is fitted comes last
+    nearest = min(found, key=lambda name: max(found[name], _FITS))
     is_zero = (theirs == 0.0) & (plain > 0.0)
     last = plain == plain.min(axis=1, keepdims=True)
     return WeightRule(

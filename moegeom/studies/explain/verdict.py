@@ -241,7 +241,8 @@ def _innocent(found: Evidence) -> CauseVerdict | None:
     most = max(sizes)
     differs = f"{own}; those inputs differ from A's by up to {_percent(most)} of their rms"
     if most > _MOST_NOISE:
-        return CauseVerdict("not the router", f"{differs}, more than rounding does.")
+        begins = next(one for one in found.layers if one.inputs and one.inputs.size > _MOST_NOISE)
+        return _upstream(found, begins, f"{differs}, more than rounding does.")
     if (told := _changed_inputs(found, own)) is not None:
         return told
     return _elsewhere(found, differs) or CauseVerdict("arithmetic noise only", f"{differs}.")
@@ -268,8 +269,22 @@ def _changed_inputs(found: Evidence, own: str) -> CauseVerdict | None:
                 f"agreed before differ {inputs.far_times:.2g} times as much as those of the median "
                 f"one{scope}: rounding does not choose its tokens."
             )
-            return CauseVerdict("not the router", detail, layer.router)
+            return _upstream(found, layer, detail)
     return None
+
+
+def _upstream(found: Evidence, begins: LayerEvidence, said: str) -> CauseVerdict:
+    """Not the router, unless weights that nobody recorded may have changed what it reads."""
+    before = found.layers[: found.layers.index(begins)]
+    unknown = [one for one in before if one.weights is None]
+    if not unknown:
+        return CauseVerdict("not the router", said, begins.router)
+    where = found.names(begins.router)
+    weights = (
+        f"It begins in {where}, behind {number_of(len(unknown), 'router')} whose routing weights B "
+        "did not record: these, experts or attention changed what it reads."
+    )
+    return CauseVerdict("inconclusive", f"{said} {weights}", begins.router)
 
 
 def _beyond_noise(found: Evidence) -> CauseVerdict | None:

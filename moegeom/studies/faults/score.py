@@ -108,8 +108,13 @@ class Fault:
 
     @property
     def repaired(self) -> float:
-        """Share of the sets that differ in its scope that it removes, at its first router."""
+        """Share of the sets that differ in its scope that it removes, at its first router.
+
+        All where it is about ties and none differs: a set that ties admit is met in any case.
+        """
         missing = 1.0 - self.before[self.router]
+        if missing == 0.0 and self.cause == "ties broken by number":
+            return 1.0
         gained = self.reproduced[self.router] - self.before[self.router]
         return gained / missing if missing > 0.0 else 0.0
 
@@ -225,7 +230,7 @@ def _compared(
         float(np.maximum(np.bincount(group, weights=one), 0.0).sum())
         for one in saved
         # what is routed again costs time, and a few positions of everything are found by chance
-        for group in groups[: -1 if candidate.needs_inputs else None]
+        for group in groups[: -2 if candidate.needs_inputs else None]
     )
     return _Tried(candidate, worth, (alone, together))
 
@@ -238,11 +243,12 @@ def _groups(site: Site, rows: Int64[np.ndarray, "rows"]) -> list[Int64[np.ndarra
     length = int(position.max()) + 1
     blocks = position * _BLOCKS // length
     turns = [rows % ranks for ranks in _TURNS]
-    return [np.zeros(len(rows), np.int64), document, blocks, *turns, position]
+    parts = document * _PARTS + position * _PARTS // length
+    return [np.zeros(len(rows), np.int64), document, blocks, *turns, parts, position]
 
 
-#: Blocks of positions, and numbers of ranks, by which a sample is parted.
-_BLOCKS, _TURNS = 16, (2, 3, 4, 5, 7, 8)
+#: Blocks of positions, numbers of ranks, and parts of documents by which a sample is parted.
+_BLOCKS, _TURNS, _PARTS = 16, (2, 3, 4, 5, 7, 8), 4
 
 
 def _as_is(

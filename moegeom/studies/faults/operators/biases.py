@@ -17,7 +17,7 @@ from moegeom.studies.faults.operator import AS_STORED, Operator, Proposal, Site,
 _BITS_PER_BIAS = 6.0
 
 #: Tokens that biases are fitted to, steps, and the noise scale in gaps between scores.
-_FITTED, _STEPS, _SOFT = 4096, 30, 0.5
+_FITTED, _STEPS, _SOFT = 4096, 20, (0.5, 0.12, 0.03)
 
 
 def _cast(site: Site) -> Iterator[Proposal]:
@@ -155,19 +155,21 @@ def fitted_bias(
     finite = np.where(np.isfinite(scores), scores, np.nan)
     experts, k = scores.shape[1], chosen.shape[1]
     wanted = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
-    scale = _SOFT * set_distances(scores, chosen).spacing
+    spacing = set_distances(scores, chosen).spacing
     bias = np.zeros(experts)
-    for _ in range(_STEPS):
-        moved = finite + bias
-        parted = np.partition(moved, (experts - k - 1, experts - k), axis=1)
-        middle = 0.5 * (parted[:, experts - k] + parted[:, experts - k - 1])
-        with np.errstate(over="ignore"):
-            chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
-        expected = np.nansum(chance, axis=0)
-        slope = np.nansum(chance * (1.0 - chance), axis=0) / scale
-        change = (wanted - expected) / np.maximum(slope, 1e-3 * slope.max() + 1e-12)
-        bias += np.clip(change, -4.0 * scale, 4.0 * scale)
-        bias -= np.median(bias)
+    for soft in _SOFT:
+        scale = soft * spacing
+        for _ in range(_STEPS):
+            moved = finite + bias
+            parted = np.partition(moved, (experts - k - 1, experts - k), axis=1)
+            middle = 0.5 * (parted[:, experts - k] + parted[:, experts - k - 1])
+            with np.errstate(over="ignore"):
+                chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
+            expected = np.nansum(chance, axis=0)
+            slope = np.nansum(chance * (1.0 - chance), axis=0) / scale
+            change = (wanted - expected) / np.maximum(slope, 1e-3 * slope.max() + 1e-12)
+            bias += np.clip(change, -4.0 * scale, 4.0 * scale)
+            bias -= np.median(bias)
     return bias
 
 
