@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -13,7 +13,8 @@ from moegeom_cli.streams import Format
 
 if TYPE_CHECKING:
     from moegeom.document.model import Document, View
-    from moegeom.studies.check.record import Gate
+
+T = TypeVar("T")
 
 #: Columns of a table that goes to a file.
 _FILE_WIDTH = 100
@@ -50,8 +51,8 @@ def parse_reports(asked: Sequence[str], format: Format) -> list[tuple[str, Path 
 
 def write_reports(
     reports: Sequence[tuple[str, Path | None]],
-    document: Callable[[Gate, View], Document],
-    found: Gate,
+    document: Callable[[T, View], Document],
+    found: T,
 ) -> None:
     """Writes each report to its file, or to stdout."""
     from moegeom.core.files import write_whole, writing

@@ -51,6 +51,13 @@ ExcludeFirst = Annotated[
         "--exclude-first", min=0, help="Leave out the first N tokens of each document (sinks)."
     ),
 ]
+FailOn = Annotated[
+    str | None, typer.Option("--fail-on", help="Least severity that fails: error, warning.")
+]
+ReportFiles = Annotated[
+    list[str] | None,
+    typer.Option("--report", help="NAME=FILE, repeatable: junit, github, md, html, json, table."),
+]
 OutOfScan = Annotated[
     Path | None,
     typer.Option(

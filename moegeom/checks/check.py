@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from moegeom.checks.measured import Measured
 from moegeom.checks.profile import BuiltIn
@@ -69,20 +69,30 @@ Claim = Finding | Tested | Unknown
 #: Limits of one check: name and router to value, so that a layer may have a limit of its own.
 Limits = Callable[[str, str], float]
 
-Judge = Callable[[Measured, Limits], Iterable[Claim]]
+#: What a statement takes: of one checkpoint, or of a series of them.
+Inputs = Literal[
+    "weights",
+    "tokens",
+    "baseline",
+    "baseline and tokens",
+    "series",
+    "series and tokens",
+    "series and domains",
+]
+
+J = TypeVar("J")
 
 
 @dataclass(frozen=True)
-class Check:
-    """A statement to be judged. ``code`` is never reused.
+class Statement(Generic[J]):
+    """A statement to be judged by ``judge``. ``code`` is never reused.
 
     ``judge`` yields a finding for each router concerned, the worst first; statistical checks yield
     a ``Tested`` for every router that they test, so that errors of the whole run can be controlled.
     ``needs`` are columns of ``layers``: where all are missing the check does not apply, and
-    ``absent`` says why; so where ``facts``, a key of ``run.json``, holds nothing, and where
-    ``too_little`` says what there is less of than the statement needs. ``alike`` gives findings of
-    the same statement the same key: those are told as one. ``inputs`` says what it takes beyond the
-    weights. ``detects`` puts the least defect that could have been found, in units of the tested
+    ``absent`` says why; so where ``facts``, a key of ``run.json``, holds nothing. ``alike`` gives
+    findings of the same statement the same key: those are told as one. ``inputs`` says what it
+    takes. ``detects`` puts the least defect that could have been found, in units of the tested
     figure, into words. ``severities`` says what every finding weighs in another built-in profile
     than the default one, where that differs; ``only_in`` names the profiles that judge the check at
     all, every one when it is empty.
@@ -91,15 +101,14 @@ class Check:
     code: str
     title: str
     severity: Severity
-    judge: Judge
+    judge: J
     needs: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
-    inputs: Literal["weights", "tokens", "baseline", "baseline and tokens"] = "weights"
+    inputs: Inputs = "weights"
     facts: str = ""
     absent: str = "nothing of the kind is in this checkpoint"
     detects: Callable[[float], str] | None = None
     alike: Callable[[Finding], str] = lambda finding: ""
-    too_little: Callable[[Measured], str] = lambda measured: ""
     severities: Mapping[BuiltIn, Severity] = field(default_factory=dict)
     only_in: tuple[BuiltIn, ...] = ()
 
@@ -121,6 +130,16 @@ class Check:
         routers = (router,) if isinstance(router, str) else router
         next_command = next_command or f"moegeom check --explain {self.code}"
         return Finding(self.severity, self.code, routers, title, detail, next_command, fix)
+
+
+@dataclass(frozen=True)
+class Check(Statement[Callable[[Measured, Limits], Iterable[Claim]]]):
+    """A statement about one checkpoint.
+
+    It does not apply where ``too_little`` says what there is less of than the statement needs.
+    """
+
+    too_little: Callable[[Measured], str] = lambda measured: ""
 
     def refused(self, measured: Measured) -> Iterator[Finding]:
         """The refusal that stopped reading, when it breaks the statement of this check."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from moegeom.checks.check import CHECKS, Check
+from moegeom.checks.check import CHECKS, Statement
 from moegeom.core.errors import InternalError
 from moegeom.core.registry import unknown_name
 
@@ -19,12 +21,12 @@ SECTIONS = ("Looked for", "A finding means", "What to do")
 class Page:
     """A check in words. ``statement`` is what holds when it passes."""
 
-    check: Check
+    check: Statement[Any]
     statement: str
     sections: dict[str, str]
 
 
-def page_of(check: Check) -> Page:
+def page_of(check: Statement[Any]) -> Page:
     """The page of a check, from the docstring of its file."""
     module = sys.modules[check.judge.__module__]
     first, _, rest = (inspect.getdoc(module) or "").partition("\n\n")
@@ -38,14 +40,15 @@ def page_of(check: Check) -> Page:
     return Page(check, statement, sections)
 
 
-def find_check(code: str) -> Check:
-    """The check with this code; UsageError with the nearest one."""
-    by_code = {check.code: check for check in CHECKS.all()}
+def find_check(code: str, others: Iterable[Statement[Any]] = ()) -> Statement[Any]:
+    """The check with this code, of one checkpoint or among ``others``; else UsageError."""
+    by_code = {check.code: check for check in (*CHECKS.all(), *others)}
     if code.upper() not in by_code:
         raise unknown_name("code", code, by_code)
     return by_code[code.upper()]
 
 
-def all_pages() -> list[Page]:
-    """Every page, in the order of codes."""
-    return [page_of(check) for check in sorted(CHECKS.all(), key=lambda check: check.code)]
+def all_pages(others: Iterable[Statement[Any]] = ()) -> list[Page]:
+    """Every page, with those of ``others``, in the order of codes."""
+    checks = sorted((*CHECKS.all(), *others), key=lambda check: check.code)
+    return [page_of(check) for check in checks]

@@ -6,8 +6,18 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from moegeom.checks.check import CHECKS, NOTHING_FOUND, Check, Claim, Limits, Tested, Unknown
+from moegeom.checks.check import (
+    CHECKS,
+    NOTHING_FOUND,
+    Check,
+    Claim,
+    Limits,
+    Statement,
+    Tested,
+    Unknown,
+)
 from moegeom.checks.measured import Measured, MissingColumnError, layer_of, place_of
 from moegeom.checks.pages import page_of
 from moegeom.checks.profile import DEFAULT, Profile
@@ -29,29 +39,39 @@ NOT_LOOKED_AT = (TRAINED, "expert weights", "other engines", "quantised activati
 
 
 @dataclass(frozen=True)
-class _Judged:
+class JudgedCheck:
     """Claims of one check, or why there are none."""
 
-    check: Check
+    check: Statement[Any]
     claims: Sequence[Claim] = ()
     state: State | None = None
     reason: str = ""
 
 
 def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
-    """The verdict of the selected checks, in the order of their codes.
-
-    Statistical statements of all checks and layers form one family: Holm's procedure keeps the
-    probability that any of them fails by chance below ``profile.family_wise_error``.
-    """
+    """The verdict of the selected checks, in the order of their codes."""
     measured = dataclasses.replace(measured, thresholds=profile.thresholds)
     judged = [
         _judge(check, measured, profile)
         if profile.judges(check)
-        else _Judged(check, state="inconclusive", reason="required, and not selected")
+        else JudgedCheck(check, state="inconclusive", reason="required, and not selected")
         for check in sorted(CHECKS.all(), key=lambda check: check.code)
         if profile.judges(check) or profile.requires(check.code)
     ]
+    left_out = tuple(unseen(measured))
+    return dataclasses.replace(
+        verdict_of(judged, profile),
+        not_looked_at=(*left_out, *_not_looked_at(measured)),
+        unseen=(*left_out, TRAINED),
+    )
+
+
+def verdict_of(judged: Sequence[JudgedCheck], profile: Profile) -> Verdict:
+    """What claims of checks come to.
+
+    Statistical statements of all checks and layers form one family: Holm's procedure keeps the
+    probability that any of them fails by chance below ``profile.family_wise_error``.
+    """
     tested = [
         claim
         for entry in judged
@@ -69,17 +89,14 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
         and detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
         > claim.room
     }
-    left_out = tuple(unseen(measured))
     return Verdict(
         outcomes=tuple(_outcome(entry, false, blind, profile) for entry in judged),
         fail_on=profile.fail_on,
         detectable=tuple(_detectable(judged, tested, level)),
-        not_looked_at=(*left_out, *_not_looked_at(measured)),
-        unseen=(*left_out, TRAINED),
     )
 
 
-def _judge(check: Check, measured: Measured, profile: Profile) -> _Judged:
+def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
     refusal = measured.run.get("refused")
     if refusal and refusal["code"] != check.code:
         # unless the refusal itself fails the gate, nothing has been judged
@@ -90,17 +107,17 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> _Judged:
             and SEVERITY_ORDER[severity] <= SEVERITY_ORDER[profile.fail_on]
         )
         state: State = "does not apply" if told else "inconclusive"
-        return _Judged(check, state=state, reason="the routers cannot be read")
+        return JudgedCheck(check, state=state, reason="the routers cannot be read")
     lacking = _lacking(check, measured)
     if lacking is not None:
         state, reason = lacking
         if profile.requires(check.code):
             state, reason = "inconclusive", f"required, and {reason}"
-        return _Judged(check, state=state, reason=reason)
+        return JudgedCheck(check, state=state, reason=reason)
     try:
-        return _Judged(check, tuple(check.judge(measured, _limits(check, profile))))
+        return JudgedCheck(check, tuple(check.judge(measured, _limits(check, profile))))
     except MissingColumnError as missing:
-        return _Judged(check, state="inconclusive", reason=missing.message)
+        return JudgedCheck(check, state="inconclusive", reason=missing.message)
 
 
 def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
@@ -143,7 +160,7 @@ def _by_number(router: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in router.split("/")]
 
 
-def _outcome(entry: _Judged, false: set[int], blind: set[int], profile: Profile) -> Outcome:
+def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Profile) -> Outcome:
     check = entry.check
     override = profile.override(check)
     severity = override or check.severity
@@ -231,7 +248,7 @@ def _is_ignored(code: str, router: str, profile: Profile) -> str:
     return entry.reason if entry else ""
 
 
-def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
+def _gathered(check: Statement[Any], findings: list[Finding]) -> list[Finding]:
     """Findings as they are, or one for all layers with the evidence of the worst, the first."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -239,7 +256,7 @@ def _gathered(check: Check, findings: list[Finding]) -> list[Finding]:
     return [told for group in groups.values() for told in _as_one(check, group)]
 
 
-def _as_one(check: Check, findings: list[Finding]) -> list[Finding]:
+def _as_one(check: Statement[Any], findings: list[Finding]) -> list[Finding]:
     if len(findings) <= MOST_ALIKE:
         return findings
     worst = findings[0]
@@ -250,7 +267,9 @@ def _as_one(check: Check, findings: list[Finding]) -> list[Finding]:
     return [dataclasses.replace(worst, routers=routers, title=title)]
 
 
-def _detectable(judged: Sequence[_Judged], tested: Sequence[Tested], level: float) -> Iterable[str]:
+def _detectable(
+    judged: Sequence[JudgedCheck], tested: Sequence[Tested], level: float
+) -> Iterable[str]:
     """For each statistical check, what it would have found nine times in ten."""
     counted = {id(claim) for claim in tested}
     for entry in judged:

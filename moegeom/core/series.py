@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from moegeom.core.finding import EXIT_OK, Verdict
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Series:
     """Everything about a series; ``skipped`` and ``notes`` say what is missing and why.
 
     ``rule`` says what the rule is, and at which steps recorded choices have verified it.
+    ``verdict`` is that of the checks of a series, ``run`` the facts of the last step, under the
+    name of the series.
     """
 
     name: str
@@ -64,6 +70,13 @@ class Series:
     skipped: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
     rule: str = ""
+    verdict: Verdict | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the verdict; 0 where nobody judged."""
+        return EXIT_OK if self.verdict is None else self.verdict.exit_code
 
     def routers(self) -> tuple[str, ...]:
         """Names of the routers, in the order of the checkpoint."""

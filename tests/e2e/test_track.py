@@ -123,6 +123,65 @@ def test_an_unfinished_checkpoint_is_skipped_with_its_reason(moegeom, tmp_path):
     assert plain.out.isascii()
 
 
+def test_an_earlier_state_fails_the_gate_and_every_report_says_so(moegeom, tmp_path):
+    for name, step in (("step_100", 100), ("step_600", 600), ("step_700", 100)):
+        shutil.copytree(ROOT / SERIES / f"step_{step}", tmp_path / name)
+    reports = [f"--report={kind}=out.{kind}" for kind in ("junit", "github", "md", "html")]
+    for columns in (80, 140):
+        ran = moegeom(tmp_path, "track", "step_*", *reports, COLUMNS=str(columns))
+        assert ran.code == 1, ran.err
+        assert max(map(len, ran.out.splitlines())) <= columns
+        assert "step 700 holds the rows of step 100 again, bit for bit" in words(ran.out)
+        assert "VERDICT FAILED: 1 error" in words(ran.out)
+    junit = (tmp_path / "out.junit").read_text()
+    assert 'failures="1"' in junit
+    assert (tmp_path / "out.github").read_text().startswith("::error title=MGT101")
+    for kind in ("md", "html"):
+        assert "MGT101" in (tmp_path / f"out.{kind}").read_text()
+    told = json.loads(moegeom(tmp_path, "track", "step_*", "--format", "json").out)
+    assert (told["verdict"], told["exit_code"]) == ("FAILED", 1)
+
+
+def test_a_bias_that_is_reset_is_found_in_checkpoints_and_in_their_results(moegeom, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    for step in (1, 2):
+        shutil.copytree(ROOT / "sample_ckpts/deepseek-tiny/step_1500", tmp_path / f"step_{step}")
+    assert moegeom(tmp_path, "track", "step_*", "--out", "same").code == 0
+    file = tmp_path / "step_2/model.safetensors"
+    tensors = load_file(file)
+    biases = [name for name in tensors if name.endswith("e_score_correction_bias")]
+    for name in biases:
+        tensors[name] *= 0.0
+    save_file(tensors, file)
+    for pattern in ("step_*", "out/step_*.moegeom"):
+        ran = moegeom(tmp_path, "track", pattern, "--out", "out")
+        assert ran.code == 1, ran.err
+        assert "at step 2 every selection bias is 0 again" in words(ran.out)
+    assert biases
+
+
+@pytest.mark.parametrize("level", ["warning", "error"])
+def test_a_warning_fails_where_it_is_asked_to(moegeom, tmp_path, level):
+    from safetensors.torch import load_file, save_file
+
+    for step in (100, 600, 1500):
+        shutil.copytree(ROOT / SERIES / f"step_{step}", tmp_path / f"step_{step}")
+    first, last = (tmp_path / f"step_{s}/model.safetensors" for s in (600, 1500))
+    still = "model.layers.1.mlp.gate.weight"
+    save_file(load_file(last) | {still: load_file(first)[still]}, last)
+    ran = moegeom(tmp_path, "track", "step_*", "--fail-on", level)
+    assert "MGT104 layer 1: from step 600 on its rows stand still" in words(ran.out)
+    assert ran.code == (level == "warning")
+
+
+def test_a_single_checkpoint_is_inconclusive(moegeom, tmp_path):
+    shutil.copytree(ROOT / SERIES / "step_100", tmp_path / "step_100")
+    ran = moegeom(tmp_path, "track", "step_*")
+    assert ran.code == 4
+    assert "1 step, and it takes 2" in words(ran.out)
+
+
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [

@@ -16,7 +16,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import CheckpointOrResults, Tokens
+from moegeom_cli.options import CheckpointOrResults, FailOn, ReportFiles, Tokens
 
 COMMAND = Command(Group.judge, 1, "moegeom check CKPT --baseline moegeom-baseline.json")
 
@@ -48,15 +48,8 @@ def run(
     select: Annotated[
         str | None, typer.Option("--select", help="Codes or their beginnings: MGI,MGN112.")
     ] = None,
-    fail_on: Annotated[
-        str | None, typer.Option("--fail-on", help="Least severity that fails: error, warning.")
-    ] = None,
-    report: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--report", help="NAME=FILE, repeatable: junit, github, md, html, json, table."
-        ),
-    ] = None,
+    fail_on: FailOn = None,
+    report: ReportFiles = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Keep the results in this directory.")
     ] = None,
@@ -73,8 +66,9 @@ def run(
     if explain is not None:
         from moegeom.checks.pages import find_check, page_of
         from moegeom.studies.check.document import page_document
+        from moegeom.studies.track.series_check import SERIES_CHECKS
 
-        screen.show(page_document, page_of(find_check(explain)))
+        screen.show(page_document, page_of(find_check(explain, SERIES_CHECKS.all())))
         return 0
     if init:
         _init()

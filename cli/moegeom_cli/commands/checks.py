@@ -14,9 +14,13 @@ COMMAND = Command(Group.reference, 3, "moegeom checks", needs_arguments=False)
 def run(
     format: PrintFormat = Format.table,
 ) -> None:
-    """Every check with its severity in each built-in profile, what it needs, and its statement."""
+    """Every check with its severity in each built-in profile, what it needs, and its statement.
+
+    Those of a series are judged by `moegeom track`, which no profile changes.
+    """
     from moegeom.checks.pages import all_pages
     from moegeom.checks.profile import BUILT_IN
+    from moegeom.studies.track.series_check import SERIES_CHECKS
     from moegeom_cli.listing import render_listing
 
     rows = [
@@ -27,6 +31,6 @@ def run(
             "needs": page.check.inputs,
             "statement": page.statement,
         }
-        for page in all_pages()
+        for page in all_pages(SERIES_CHECKS.all())
     ]
     typer.echo(render_listing(rows, format, "checks"))

@@ -15,7 +15,7 @@ from moegeom_cli.groups import (
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import ExcludeFirst, Restart
+from moegeom_cli.options import ExcludeFirst, FailOn, ReportFiles, Restart
 
 COMMAND = Command(Group.compare, 3, "moegeom track CKPT_100 CKPT_200 --plot curves.svg")
 
@@ -45,6 +45,8 @@ def run(
         int | None, typer.Option("--expert", min=0, help="Also show the load of this expert.")
     ] = None,
     exclude_first: ExcludeFirst = 0,
+    fail_on: FailOn = None,
+    report: ReportFiles = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Picture: FILE.svg, FILE.png or FILE.pdf.")
     ] = None,
@@ -54,13 +56,15 @@ def run(
     ] = None,
     restart: Restart = False,
     is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
-) -> None:
-    """Follow a training run: load, entropy, margins, drift and overlap, step by step."""
+) -> int:
+    """Follow a training run, step by step: exit code 0 passed, 1 failed, 4 inconclusive."""
     from moegeom.engine.parameters import request_of
     from moegeom.studies.track.document import document
     from moegeom.studies.track.export import SERIES_EXPORTS
     from moegeom.studies.track.study import TrackRequest, track
+    from moegeom_cli.check_reports import parse_reports, write_reports
 
+    reports = parse_reports(report or (), screen.format)
     exports = [_export(entry) for entry in export or ()]
     if plot is not None:
         exports.append(_picture(plot))
@@ -71,6 +75,7 @@ def run(
         tokens=tokens,
         expert=expert,
         exclude_first=exclude_first,
+        fail_on=fail_on,
         **token_options.terms,
         **model.terms,
         **work.terms,
@@ -82,6 +87,8 @@ def run(
         SERIES_EXPORTS[name].write(series, path)
         screen.note(f"written: {path}")
     screen.show(document, series, is_ascii)
+    write_reports(reports, document, series)
+    return series.exit_code
 
 
 def _export(entry: str) -> tuple[str, Path]:

@@ -26,6 +26,7 @@ _AREAS = {
     "MGG": "geometry",
     "MGB": "balance",
     "MGP": "profile",
+    "MGT": "training",
 }
 
 #: What a test case holds when it did not simply pass. There is one at most: of several, Jenkins

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moegeom.checks.pages import Page
-from moegeom.core.finding import EXIT_FAILED, SEVERITY_ORDER, STATES, Outcome, Verdict
+from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
 from moegeom.core.text import number_of
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
 from moegeom.document.model import (
@@ -16,23 +16,16 @@ from moegeom.document.model import (
     Excerpt,
     Fact,
     Judged,
-    Look,
     Note,
     Problem,
-    Table,
     Title,
     View,
 )
 from moegeom.document.recording_hint import recording_hint
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary, summarise_verdict
-from moegeom.document.verdict_text import (
-    places,
-    profile_line,
-    verdict_sentence,
-    verdict_word,
-    why_not_judged,
-)
+from moegeom.document.verdict_blocks import checks_table, unjudged, verdict_fact, verdict_record
+from moegeom.document.verdict_text import places, profile_line, verdict_word
 from moegeom.studies.check.record import Gate
 
 #: Codes in the line of the built-in profile ``release``, before the rest is counted.
@@ -44,7 +37,7 @@ def document(found: Gate, view: View) -> Document:
     del view
     verdict, run = found.verdict, found.run
     summary = summarise_verdict(verdict, run)
-    said = Fact("VERDICT", verdict_sentence(verdict), _look(verdict), f"exit {verdict.exit_code}")
+    said = verdict_fact(verdict)
     return Document(
         "check",
         run["checkpoint"]["name"],
@@ -53,21 +46,13 @@ def document(found: Gate, view: View) -> Document:
             [*_header(verdict, summary)],
             [Excerpt([said], [])],
             [Problem(finding, places(finding.routers, run)) for finding in verdict.findings],
-            [*_unjudged(verdict, run)],
-            [Excerpt([], [_checks(verdict)], f"All checks ({len(verdict.outcomes)})")],
+            [*unjudged(verdict, run)],
+            [Excerpt([], [checks_table(verdict)], f"All checks ({len(verdict.outcomes)})")],
             [*_of_release(found.release), *_ending(verdict, summary)],
         ],
         lambda: {**_record(verdict, run), "release": _release_record(found.release)},
         Judged(verdict, run),
     )
-
-
-def _look(verdict: Verdict) -> Look:
-    """Only a gate that judged something and found nothing looks good."""
-    if verdict.exit_code == 1:
-        return "error"
-    is_clean = verdict.exit_code == 0 and not verdict.findings and verdict.in_state("passed")
-    return "good" if is_clean else "warning"
 
 
 def _header(verdict: Verdict, summary: Summary) -> Iterator[Block]:
@@ -91,32 +76,6 @@ def _refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:
     if any(finding.code == refused["code"] for finding in verdict.findings):
         return f"none could be read: {refused['code']} says why."
     return f"none could be read. {refused['message']} {refused['hint']}".rstrip()
-
-
-def _unjudged(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[Block]:
-    """Checks that could not be judged, and those whose findings are accepted; one line each."""
-
-    def line(label: str, text: str, look: Look) -> Fact:
-        return Fact(label, text, look, indent=len(label) + 2)
-
-    for outcome in verdict.open:
-        text = f"not known whether {outcome.statement.removesuffix('.')}: {outcome.reason}"
-        yield line(f"INCONCLUSIVE {outcome.code}", text, "warning")
-    for outcome in verdict.outcomes:
-        for finding, reason in outcome.accepted:
-            text = f"{places(finding.routers, run)}: {outcome.title}: {reason}"
-            yield line(f"ignored {outcome.code}", text, "dim")
-
-
-def _checks(verdict: Verdict) -> Table:
-    rows = [(o.code, o.statement or o.title, _state(o)) for o in verdict.outcomes]
-    return Table([("check", "statement", "state")], rows, left=(0, 1, 2))
-
-
-def _state(outcome: Outcome) -> str:
-    if outcome.state == "failed":
-        return f"failed ({outcome.severity})"
-    return why_not_judged(outcome)
 
 
 def _ending(verdict: Verdict, summary: Summary) -> Iterator[Block]:
@@ -166,21 +125,8 @@ def _release_record(release: Verdict | None) -> Mapping[str, Any] | None:
 
 def _record(verdict: Verdict, run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Exit code, every check with its findings, and the facts of the run."""
-    severities = [finding.severity for finding in verdict.findings]
     return {
-        "verdict": verdict_word(verdict),
-        "exit_code": verdict.exit_code,
-        "fail_on": verdict.fail_on,
-        "checks": {state: len(verdict.in_state(state)) for state in STATES},
-        "findings": {severity: severities.count(severity) for severity in SEVERITY_ORDER},
-        "outcomes": [
-            {**dataclasses.asdict(outcome), "is_failing": verdict.fails(outcome)}
-            for outcome in verdict.outcomes
-        ],
-        "profile": verdict.profile,
-        "detectable": verdict.detectable,
-        "not_looked_at": verdict.not_looked_at,
-        "unseen": verdict.unseen,
+        **verdict_record(verdict),
         **rule_facts(run),
         "run": run,
     }
@@ -192,6 +138,10 @@ _NEEDS = {
     "tokens": "tokens (--tokens)",
     "baseline": "a baseline (--baseline)",
     "baseline and tokens": "tokens, and a baseline that was made with tokens",
+    "series": "a series of checkpoints (moegeom track)",
+    "series and tokens": "a series of checkpoints, and tokens (moegeom track --tokens)",
+    "series and domains": "a series of checkpoints, and tokens of two domains at least (moegeom "
+    "track --tokens)",
 }
 
 

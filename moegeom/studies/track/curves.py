@@ -108,7 +108,7 @@ def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
     chosen = [step.chosen for step in measured]
     if len(measured) < 2 or not any(step.facts.num_tokens for step in measured):
         return []
-    reason = _not_comparable(measured)
+    reason = not_comparable(measured)
     if reason:
         notes.append(f"Overlap and churn are not known for every step: {reason}.")
     last = chosen[-1]
@@ -132,7 +132,7 @@ def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
     return curves
 
 
-def _not_comparable(measured: Steps) -> str:
+def not_comparable(measured: Steps) -> str:
     """Why some steps cannot be compared token by token; empty when all can."""
     if any(step.chosen is None for step in measured):
         lacking = next(step.facts.name for step in measured if step.chosen is None)

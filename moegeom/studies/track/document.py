@@ -10,9 +10,22 @@ import numpy as np
 
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
 from moegeom.core.text import number_of
-from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, Title, View
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Judged,
+    Note,
+    Problem,
+    Table,
+    Title,
+    View,
+)
 from moegeom.document.place import place
 from moegeom.document.sparkline import sparkline
+from moegeom.document.verdict_blocks import checks_table, unjudged, verdict_fact, verdict_record
+from moegeom.document.verdict_text import places
 
 #: Routers shown without --all-layers.
 MOST_ROUTERS = 12
@@ -40,19 +53,28 @@ def document(found: Series, view: View) -> Document:
     """What ``moegeom track`` says; a page holds every figure of every router, step by step."""
     size = _size(found, view.width)
     loads = found.expert_loads
+    verdict = found.verdict
+    said = [verdict_fact(verdict)] if verdict else []
+    findings = verdict.findings if verdict else ()
     shown = [_lines(loads[0].column, loads, found, size, view.all_layers)] if loads else []
     return Document(
         "track",
         found.name,
         [
+            [Excerpt([], said)],
             [*_header(found)],
+            [Excerpt(said, [])],
+            [Problem(finding, places(finding.routers, found.run)) for finding in findings],
+            [*(unjudged(verdict, found.run) if verdict else ())],
             [*_routers(found, size, view.all_layers)],
             shown,
             [_medians(found, size)],
             [Excerpt([], [_whole(found)])],
+            [Excerpt([], [checks_table(verdict)], "All checks")] if verdict else [],
             [*map(Note, (*found.notes, *_limits(found, size)))],
         ],
         lambda: _record(found),
+        Judged(verdict, found.run) if verdict else None,
     )
 
 
@@ -179,6 +201,8 @@ def _limits(series: Series, size: int) -> list[str]:
         said.append(
             f"{number_of(len(series.steps), 'step')}: each mark is the mean of several of them."
         )
+    if series.verdict is not None:
+        said.append(f"Not checked: {'; '.join(series.verdict.not_looked_at)}.")
     if any(step.num_tokens for step in series.steps):
         said.append("This does not say why: a load that drifts may follow the data or the router.")
     return said
@@ -249,4 +273,7 @@ def _record(series: Series) -> Mapping[str, Any]:
     """Every field of the series, and the words for its columns."""
     shown = {curve.column for curve in series.curves}
     columns = [dataclasses.asdict(column) for column in SERIES_COLUMNS if column.name in shown]
-    return dataclasses.asdict(series) | {"columns": columns}
+    told = {} if series.verdict is None else verdict_record(series.verdict)
+    kept = dataclasses.asdict(dataclasses.replace(series, verdict=None, run={}))
+    del kept["verdict"], kept["run"]
+    return {**told, **kept, "columns": columns}

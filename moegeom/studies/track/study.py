@@ -1,6 +1,7 @@
 """``moegeom track``: a training run checkpoint by checkpoint, each on its own recording.
 
-Read :func:`track`: find the checkpoints, measure what is new, compare neighbours, fit trends.
+Read :func:`track`: find the checkpoints, measure what is new, compare neighbours, fit trends, judge
+the series.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from moegeom.checks.profile_file import fail_on
 from moegeom.core.errors import UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.row_keys import ALL, is_domain
@@ -32,10 +34,12 @@ from moegeom.studies.track.curves import (
     agreement_curves,
     drift_curves,
     load_curves,
+    not_comparable,
     number,
     stored_curves,
 )
 from moegeom.studies.track.document import document
+from moegeom.studies.track.history import history
 from moegeom.studies.track.measure import (
     MeasuredStep,
     TrackRequest,
@@ -43,6 +47,7 @@ from moegeom.studies.track.measure import (
     refuse_missing_recordings,
 )
 from moegeom.studies.track.paths import Candidate, find_checkpoints
+from moegeom.studies.track.series_check import judge_series
 
 __all__ = ["TrackRequest", "track"]
 
@@ -55,6 +60,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
     MoeGeomError
         One of its subclasses, naming the step.
     """
+    least = fail_on(request.fail_on or "error", "--fail-on")
     candidates, skipped = find_checkpoints(request.patterns)
     if not candidates:
         raise _nothing_finished(request, skipped)
@@ -77,6 +83,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         *_waived(measured),
         *_absent_layers(request, measured[-1]),
     ]
+    run = measured[-1].results.run
     curves = [
         *stored_curves(measured, notes),
         *drift_curves(measured, notes),
@@ -93,6 +100,8 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         skipped=tuple(skipped),
         notes=tuple(notes),
         rule=_rule(measured),
+        verdict=judge_series(history(measured, not_comparable(measured)), least),
+        run={**run, "checkpoint": {**run["checkpoint"], "name": name}},
     )
     write_series(folder, series)
     return series

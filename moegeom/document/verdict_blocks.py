@@ -1,0 +1,72 @@
+"""What every document with a verdict tells alike: the sentence, the checks, what was left open."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moegeom.core.finding import SEVERITY_ORDER, STATES, Outcome, Verdict
+from moegeom.document.model import Fact, Look, Table
+from moegeom.document.verdict_text import places, verdict_sentence, verdict_word, why_not_judged
+
+
+def verdict_fact(verdict: Verdict) -> Fact:
+    """The verdict in a sentence, with the exit code at the right."""
+    sentence = verdict_sentence(verdict)
+    return Fact("VERDICT", sentence, _look(verdict), f"exit {verdict.exit_code}")
+
+
+def _look(verdict: Verdict) -> Look:
+    """Only a gate that judged something and found nothing looks good."""
+    if verdict.exit_code == 1:
+        return "error"
+    is_clean = verdict.exit_code == 0 and not verdict.findings and verdict.in_state("passed")
+    return "good" if is_clean else "warning"
+
+
+def unjudged(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[Fact]:
+    """Checks that could not be judged, and those whose findings are accepted; one line each."""
+
+    def line(label: str, text: str, look: Look) -> Fact:
+        return Fact(label, text, look, indent=len(label) + 2)
+
+    for outcome in verdict.open:
+        text = f"not known whether {outcome.statement.removesuffix('.')}: {outcome.reason}"
+        yield line(f"INCONCLUSIVE {outcome.code}", text, "warning")
+    for outcome in verdict.outcomes:
+        for finding, reason in outcome.accepted:
+            text = f"{places(finding.routers, run)}: {outcome.title}: {reason}"
+            yield line(f"ignored {outcome.code}", text, "dim")
+
+
+def checks_table(verdict: Verdict) -> Table:
+    """Every check by what holds when it passes, and its state."""
+    rows = [(o.code, o.statement or o.title, _state(o)) for o in verdict.outcomes]
+    return Table([("check", "statement", "state")], rows, left=(0, 1, 2))
+
+
+def _state(outcome: Outcome) -> str:
+    if outcome.state == "failed":
+        return f"failed ({outcome.severity})"
+    return why_not_judged(outcome)
+
+
+def verdict_record(verdict: Verdict) -> Mapping[str, Any]:
+    """Exit code, and every check with its findings."""
+    severities = [finding.severity for finding in verdict.findings]
+    return {
+        "verdict": verdict_word(verdict),
+        "exit_code": verdict.exit_code,
+        "fail_on": verdict.fail_on,
+        "checks": {state: len(verdict.in_state(state)) for state in STATES},
+        "findings": {severity: severities.count(severity) for severity in SEVERITY_ORDER},
+        "outcomes": [
+            {**dataclasses.asdict(outcome), "is_failing": verdict.fails(outcome)}
+            for outcome in verdict.outcomes
+        ],
+        "profile": verdict.profile,
+        "detectable": verdict.detectable,
+        "not_looked_at": verdict.not_looked_at,
+        "unseen": verdict.unseen,
+    }

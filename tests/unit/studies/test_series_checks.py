@@ -1,0 +1,365 @@
+"""Checks of a series: damaged runs and their healthy twins, made number by number."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from moegeom.core.finding import Verdict
+from moegeom.studies.track.history import Concentration, History, RouterHistory
+from moegeom.studies.track.series_check import SERIES_CHECKS, judge_series
+
+EXPERTS, WIDTH = 16, 24
+DOMAINS = ("domain=code", "domain=web", "domain=maths")
+
+
+@dataclasses.dataclass
+class Run:
+    """States of a run by step, router and expert, to be damaged in place."""
+
+    rows: np.ndarray
+    bias: np.ndarray
+    loads: np.ndarray
+    effective: dict[str, np.ndarray]
+    error: float = 0.1
+    has_tokens: bool = True
+    other_text: str = ""
+
+    def judged(self) -> Verdict:
+        routers = [self._router(place) for place in range(self.rows.shape[1])]
+        steps = 100.0 * np.arange(1, len(self.rows) + 1)
+        return judge_series(History(steps, tuple(routers), self.has_tokens, self.other_text))
+
+    def found(self) -> dict[str, list[str]]:
+        """Titles of findings by code."""
+        told: dict[str, list[str]] = {}
+        for finding in self.judged().findings:
+            told.setdefault(finding.code, []).append(finding.title)
+        return told
+
+    def _router(self, place: int) -> RouterHistory:
+        errors = np.full(len(self.rows), self.error)
+        found = {
+            name: Concentration(values[:, place], errors, 16)
+            for name, values in self.effective.items()
+        }
+        return RouterHistory(
+            f"text/{place}",
+            tuple(self.rows[:, place]),
+            tuple(str(hash(one.tobytes())) for one in self.rows[:, place]),
+            self.bias[:, place],
+            tuple(str(hash(one.tobytes())) for one in self.bias[:, place]),
+            self.loads[:, place] if self.has_tokens else None,
+            found if self.has_tokens else {},
+        )
+
+
+def healthy(kind: str, seed: int, steps: int = 24, routers: int = 3) -> Run:
+    """A run whose bias balances its loads, in one of several shapes."""
+    generator = np.random.default_rng(seed)
+
+    def noise(*shape: int) -> np.ndarray:
+        return generator.standard_normal(shape)
+
+    rate = {
+        "walk": np.ones(steps),
+        "warm-down": np.linspace(1.0, 0.0, steps) ** 2,
+        "stops": (np.arange(steps) < steps // 2).astype(float),
+        "scatter": np.ones(steps),
+        "settling": 0.6 ** np.arange(steps),
+        "cycles": 0.6 + 0.4 * np.cos(np.arange(steps)),
+    }[kind]
+    start = noise(1, routers, EXPERTS, WIDTH)
+    moves = noise(steps, routers, EXPERTS, WIDTH)
+    moves[0] = 0.0
+    if kind == "scatter":
+        rows = start + 0.1 * noise(*moves.shape)
+    else:
+        rows = start + np.cumsum(0.1 * rate[:, None, None, None] * moves, axis=0)
+    # loads that were uneven, and a bias that makes them even in steps that shrink
+    wanted = noise(1, routers, EXPERTS)
+    reached = 1.0 - 0.8 ** np.arange(steps)[:, None, None]
+    jitter = 0.03 * rate[:, None, None] * noise(steps, routers, EXPERTS)
+    bias = reached * wanted + jitter
+    if kind == "stops":
+        bias[steps // 2 :] = bias[steps // 2]
+    loads = 1.0 - 0.4 * (wanted - bias) + 0.05 * noise(steps, routers, EXPERTS)
+    effective = {"all": 14.0 + 0.1 * noise(steps, routers)}
+    for share, name in zip((0.9, 0.8, 0.7), DOMAINS, strict=True):
+        special = 14.0 - 14.0 * (1.0 - share) * reached[:, :, 0]
+        effective[name] = special + 0.1 * noise(steps, routers)
+    return Run(rows, bias, loads, effective)
+
+
+SHAPES = ("walk", "warm-down", "stops", "scatter", "settling", "cycles")
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_healthy_runs_raise_no_alarm(kind):
+    """Twenty of each shape, long and short, wide and narrow."""
+    alarms = [
+        (seed, found)
+        for seed in range(20)
+        if (found := healthy(kind, seed, (5, 12, 24, 40)[seed % 4], (2, 3, 8)[seed % 3]).found())
+    ]
+    assert alarms == []
+
+
+# --------------------------------------------------------------------------------------- one by one
+def test_a_state_that_is_there_again_is_told_with_the_step_it_is_of():
+    run = healthy("walk", 0)
+    run.rows[10:, 1] += run.rows[4, 1] - run.rows[10, 1]
+    run.rows[10, 1] = run.rows[4, 1]  # to the bit
+    found = run.found()
+    assert list(found) == ["MGT101"]
+    assert found["MGT101"] == ["step 1100 holds the rows of step 500 again, bit for bit."]
+    assert run.judged().exit_code == 1
+
+
+def test_a_bias_that_is_there_again_while_rows_go_on_is_told():
+    run = healthy("walk", 1)
+    run.rows, run.bias, run.loads = (
+        np.concatenate([one, one], axis=2) for one in (run.rows, run.bias, run.loads)
+    )
+    run.bias[12, 0] = run.bias[3, 0]
+    assert run.found()["MGT101"] == [
+        "step 1300 holds the selection bias of step 400 again, bit for bit."
+    ]
+
+
+def test_few_numbers_may_come_back_by_chance():
+    """Late in training a handful of numbers steps to and fro: 8 of them are no evidence."""
+    run = healthy("walk", 2)
+    run.rows[-3:] = run.rows[-3]
+    run.rows[-2, :, :8, 0] += 0.001
+    assert "MGT101" not in run.found()
+    run.rows[-2, :, :, :4] += 0.001
+    assert "MGT101" in run.found()
+
+
+def test_a_bias_that_begins_again_at_zero_is_told_and_one_that_never_began_is_not():
+    run = healthy("walk", 3)
+    assert (run.bias[0] != 0.0).any()
+    run.bias[:3] = 0.0
+    assert "MGT102" not in run.found()
+    run.bias[15] = 0.0
+    found = run.found()
+    assert len(found["MGT102"]) == 1  # three routers, told as one
+    assert "at step 1600 every selection bias is 0 again" in found["MGT102"][0]
+    assert run.judged().exit_code == 1
+
+
+def test_a_run_that_goes_on_from_an_earlier_step_is_told():
+    run = healthy("walk", 4)
+    run.rows[14:, 2] += run.rows[9, 2] - run.rows[13, 2]
+    found = run.found()
+    assert list(found) == ["MGT103"]
+    assert found["MGT103"][0].startswith("step 1500 takes back ")
+    assert found["MGT103"][0].endswith("of the way from step 1000 to step 1400.")
+    assert run.judged().exit_code == 0  # a warning
+
+
+def test_one_interval_that_is_lost_is_told_too():
+    run = healthy("walk", 5)
+    run.rows[14:, 0] += run.rows[12, 0] - run.rows[13, 0]
+    assert list(run.found()) == ["MGT103"]
+
+
+def test_rows_that_swing_are_no_return():
+    run = healthy("walk", 6)
+    run.rows[::2] += 3.0 * run.rows[0]
+    run.rows[::2] += 2.0 * np.random.default_rng(0).standard_normal(run.rows.shape[1:])
+    assert "MGT103" not in run.found()
+
+
+def test_a_common_factor_that_comes_and_goes_is_no_return():
+    run = healthy("walk", 7)
+    run.rows[11] *= 3.0
+    assert "MGT103" not in run.found()
+
+
+@pytest.mark.parametrize("onset", [0, 10, 22])
+def test_a_router_that_stands_still_is_told_with_its_step(onset):
+    run = healthy("walk", 8)
+    run.rows[onset:, 1] = run.rows[onset, 1]
+    found = run.found()
+    assert list(found) == ["MGT104"]
+    assert f"from step {100 * (onset + 1)} on its rows stand still" in found["MGT104"][0]
+    assert "2 other routers move on" in found["MGT104"][0]
+
+
+def test_routers_that_all_stop_and_one_that_lags_a_little_are_no_finding():
+    run = healthy("walk", 9)
+    run.rows[12:] = run.rows[12]
+    assert run.found() == {}
+    run = healthy("walk", 10)
+    run.rows[:, 1] = run.rows[0, 1] + 0.1 * (run.rows[:, 1] - run.rows[0, 1])
+    assert run.found() == {}
+
+
+def test_a_router_that_stopped_before_the_run_did_is_told():
+    run = healthy("walk", 11)
+    run.rows[8:, 0] = run.rows[8, 0]
+    run.rows[16:] = run.rows[16]
+    assert list(run.found()) == ["MGT104"]
+
+
+def test_a_bias_that_stands_still_alone_is_told_and_all_of_them_together_are_not():
+    run = healthy("walk", 12)
+    run.bias[10:, 2] = run.bias[10, 2]
+    found = run.found()
+    assert list(found) == ["MGT105"]
+    assert found["MGT105"][0].startswith("from step 1100 on its selection bias stands still")
+    run.bias[10:] = run.bias[10]
+    assert run.found() == {}
+
+
+def swings(steps: int, size: float, decay: float = 1.0) -> np.ndarray:
+    """(steps, experts) to and fro between two patterns."""
+    pattern = np.random.default_rng(99).standard_normal(EXPERTS)
+    return (size * (-decay) ** np.arange(steps))[:, None] * (pattern - pattern.mean())
+
+
+@pytest.mark.parametrize("onset", [0, 6])
+def test_biases_and_loads_that_swing_are_told(onset):
+    run = healthy("walk", 13, steps=32)
+    run.bias[onset:, 1] = run.bias[-1, 1] + swings(32 - onset, 0.5)
+    run.loads[onset:, 1] = 1.0 + swings(32 - onset, 0.3)
+    found = run.found()
+    assert set(found) == {"MGT201", "MGT202"}
+    told = int(found["MGT202"][0].split()[2])
+    assert abs(told - 100 * (onset + 1)) <= 200
+
+
+@pytest.mark.parametrize("code", ["MGT201", "MGT202"])
+def test_swings_that_die_down_or_are_small_are_no_finding(code):
+    run = healthy("walk", 14, steps=32)
+    run.bias[:, 1] = run.bias[-1, 1] + swings(32, 2.0, 0.9)
+    run.loads[:, 1] = 1.0 + swings(32, 1.0, 0.9)
+    assert code not in run.found()
+    run.bias[:, 1] = run.bias[-1, 1] + swings(32, 0.005)
+    run.loads[:, 1] = 1.0 + swings(32, 0.005)
+    assert code not in run.found()
+
+
+def runaway(run: Run, onset: int) -> Run:
+    """From a step on the bias of router 0 goes where the load is, and the load follows it."""
+    for step in range(onset, len(run.bias)):
+        error = run.loads[step - 1, 0] - 1.0
+        run.bias[step, 0] = run.bias[step - 1, 0] + 0.5 * error
+        run.loads[step, 0] = 1.0 + np.clip(1.4 * error, -1.0, 3.0)
+    return run
+
+
+def test_a_bias_that_runs_the_wrong_way_is_told_and_one_that_balances_is_not():
+    run = runaway(healthy("settling", 15), 12)
+    found = run.found()
+    assert list(found) == ["MGT203"]  # nor do the others, which have settled, look still
+    assert 1000 <= int(found["MGT203"][0].split()[2]) <= 1300
+    detail = run.judged().findings[0].detail
+    assert "Correlation of ranks +" in detail
+    assert "by chance within" in detail
+    mirrored = healthy("settling", 15)
+    assert mirrored.found() == {}
+
+
+def test_text_on_which_the_order_of_loads_is_fixed_is_no_wrong_way():
+    """Loads on strange text differ from those that the bias balances, at every step alike."""
+    for seed in range(12):
+        run = healthy("walk", seed)
+        strange = np.random.default_rng(1000 + seed).standard_normal(run.loads.shape[1:])
+        run.loads[:] = 1.0 + 0.3 * strange
+        assert "MGT203" not in run.found()
+
+
+def test_a_domain_that_concentrates_alone_is_told():
+    run = healthy("walk", 16)
+    run.effective["domain=maths"][9:, 1] = 4.2
+    found = run.found()
+    assert list(found) == ["MGT204"]
+    assert found["MGT204"][0] == "from step 1000 on the load of domain maths lies on few experts."
+
+
+def test_a_domain_that_concentrates_without_any_error_is_told_too():
+    run = healthy("walk", 17)
+    run.effective["domain=code"][9:, 0] = 4.0
+    run.error = 0.0
+    assert run.found() == {}  # no error anywhere: nothing is known of chance
+    verdict = dataclasses.replace(run, error=0.2).judged()
+    assert [finding.code for finding in verdict.findings] == ["MGT204"]
+
+
+def test_specialisation_of_all_domains_and_a_collapse_of_the_whole_are_told_elsewhere():
+    run = healthy("walk", 18)
+    for name in DOMAINS:
+        run.effective[name][9:] *= 0.45
+    assert run.found() == {}
+    run = healthy("walk", 18)
+    run.effective["domain=code"][9:] *= 0.4
+    run.effective["all"][9:] *= 0.7
+    assert run.found() == {}
+
+
+# ----------------------------------------------------------------------------------- what is unseen
+def states(run: Run) -> dict[str, str]:
+    return {outcome.code: outcome.state for outcome in run.judged().outcomes}
+
+
+def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
+    run = healthy("walk", 19, steps=5)
+    assert any("MGT201, MGT202 (5 steps, and it takes 19)" in one for one in run.judged().unseen)
+    run.has_tokens = False
+    said = states(run)
+    assert [code for code in said if said[code] == "needs tokens"] == ["MGT201", "MGT203", "MGT204"]
+    run = healthy("walk", 19)
+    run.other_text = "other tokens"
+    assert any("MGT201, MGT204 (other tokens)" in one for one in run.judged().unseen)
+    run = healthy("walk", 19)
+    del run.effective["domain=code"], run.effective["domain=web"]
+    assert any("do not name two domains" in one for one in run.judged().unseen)
+    assert all("each step by itself" in " ".join(r.judged().unseen) for r in (run,))
+
+
+def test_the_least_number_of_steps_is_enough_to_find_something():
+    """With as many steps as it takes, swings without an exception are told; one step less asks."""
+    for routers in (1, 3, 40):
+        for steps in range(8, 40):
+            run = healthy("walk", 20, steps=steps, routers=routers)
+            run.bias[:, 0] = swings(steps, 0.5)
+            if states(run)["MGT202"] != "does not apply":
+                assert "MGT202" in run.found(), (routers, steps)
+                break
+        else:
+            pytest.fail(f"{routers} routers: never judged")
+
+
+def test_a_single_step_is_inconclusive():
+    verdict = healthy("walk", 21, steps=1).judged()
+    assert {outcome.state for outcome in verdict.outcomes} <= {"does not apply"}
+    assert verdict.exit_code == 4
+
+
+def test_routers_without_a_bias_are_no_part_of_what_was_not_looked_at():
+    run = healthy("walk", 22)
+    routers = tuple(
+        dataclasses.replace(run._router(place), bias=None, bias_digests=("",) * 24)
+        for place in range(3)
+    )
+    verdict = judge_series(History(100.0 * np.arange(1, 25), routers, True))
+    assert not any("MGT202" in one for one in verdict.unseen)
+    assert verdict.exit_code == 0
+
+
+def test_every_check_of_a_series_has_a_page_and_says_what_to_do():
+    from moegeom.checks.pages import SECTIONS, page_of
+
+    codes = set()
+    for check in SERIES_CHECKS.all():
+        page = page_of(check)
+        assert page.statement.endswith(".")
+        assert tuple(page.sections) == SECTIONS
+        codes.add(check.code)
+        assert check.inputs.startswith("series")
+    assert len(codes) == len(SERIES_CHECKS.names())
