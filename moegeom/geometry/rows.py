@@ -129,6 +129,20 @@ def common_factor(
     return float(np.vdot(a, b)) / square if square > 0.0 else 1.0
 
 
+def usual_factor(
+    a: Float64[np.ndarray, "rows dimension"], b: Float64[np.ndarray, "rows dimension"]
+) -> float:
+    """The median over rows of the factor of each row, which a few rows do not drag.
+
+    0 where no row of a is longer than 0.
+    """
+    square = np.einsum("ij,ij->i", a, a)
+    known = square > 0.0
+    if not known.any():
+        return 0.0
+    return float(np.median(np.einsum("ij,ij->i", a, b)[known] / square[known]))
+
+
 def column_factors(
     a: Float64[np.ndarray, "rows dimension"], b: Float64[np.ndarray, "rows dimension"]
 ) -> Float64[np.ndarray, "dimension"]:

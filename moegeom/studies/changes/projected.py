@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.core.row_keys import is_whole
-from moegeom.geometry.rows import matched_places, row_changes, size
 from moegeom.results.reader import ResultsView
-from moegeom.studies.changes.bias import Biases, bias_changes
-from moegeom.studies.changes.effective import explained
-from moegeom.studies.changes.router import permuted
-from moegeom.studies.changes.row_pair import RowPair
-from moegeom.studies.changes.words import change
-from moegeom.studies.diff.record import Change, RouterChange, percent
+from moegeom.studies.changes.bias_pair import KINDS, Biases
+from moegeom.studies.changes.operators.gains import FOLDED, NOT_FOLLOWED
+from moegeom.studies.changes.operators.places import NOT_COMPARED
+from moegeom.studies.changes.record import Change, RouterChange, percent
+from moegeom.studies.changes.router import bias_changes
+from moegeom.studies.changes.row_pair import OtherRows, RowPair
+from moegeom.studies.changes.search import explained
 
 Row = Mapping[str, Any]
 
@@ -25,6 +25,45 @@ _UNKNOWN = "whether the experts moved along is not in results: compare the check
 
 #: Projected rows that differ by less than this are the same but for rounding to bfloat16.
 _FOLDED = 2.0**-8
+
+#: Relative rounding of projections as results keep them.
+RESULTS_STEP = 2.0**-24
+
+
+class KeptRouters(Protocol):
+    """Routers by name of which no weights are left: of results, or of a baseline."""
+
+    def names(self) -> list[str]:
+        """In the order of the checkpoint."""
+        ...
+
+    def rule(self, router: str) -> Rule:
+        """The rule, as far as the meaning of a change depends on it."""
+        ...
+
+    def digest(self, router: str, part: str) -> str | None:
+        """Hash of the weight, the gain or a bias; None where there is none."""
+        ...
+
+    def shape(self, router: str) -> tuple[int, int]:
+        """Experts and hidden size."""
+        ...
+
+    def projections(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
+        """Those of the effective rows, means included; None when they were not measured."""
+        ...
+
+    def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
+        """How far each projection may be from what it was before it was written."""
+        ...
+
+    def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
+        """True lengths of the centred rows."""
+        ...
+
+    def biases(self, router: str) -> Biases:
+        """Selection bias and logit bias."""
+        ...
 
 
 class ProjectedRouters:
@@ -37,6 +76,7 @@ class ProjectedRouters:
         for row in results.rows("experts"):
             if _is_whole(row):
                 self._experts.setdefault(row["router"], []).append(row)
+        self._rows: dict[str, np.ndarray | None] = {}
 
     def names(self) -> list[str]:
         """In the order of the checkpoint."""
@@ -44,19 +84,7 @@ class ProjectedRouters:
 
     def rule(self, router: str) -> Rule:
         """The rule, as far as the meaning of a change depends on it."""
-        facts = self.facts[router]
-        fill = facts.get("group_fill")
-        groups = None
-        if fill is not None:
-            groups = GroupMask(facts["num_groups"], facts["num_groups"], "max", float(fill))
-        return Rule(
-            top_k=facts["top_k"],
-            score=facts["score"],
-            weights=Weights("scores"),
-            has_selection_bias=facts["has_selection_bias"],
-            has_logit_bias=facts["has_logit_bias"],
-            groups=groups,
-        )
+        return rule_of(self.facts[router])
 
     def digest(self, router: str, part: str) -> str | None:
         """Hash of the weight, the gain or a bias; None where there is none."""
@@ -67,94 +95,124 @@ class ProjectedRouters:
         return self.facts[router]["num_experts"], self.facts[router]["hidden_size"]
 
     def projections(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """Those of the centred effective rows; None when they were not measured."""
-        return _array([row.get("row_projections") for row in self._experts.get(router, ())])
+        """Those of the effective rows, means included; None when they were not measured."""
+        if router not in self._rows:
+            rows = _array([row.get("row_projections") for row in self._experts.get(router, ())])
+            mean = _array([self._layers.get(router, {}).get("mean_row_projections")])
+            self._rows[router] = None if rows is None or mean is None else rows + mean[0]
+        return self._rows[router]
 
-    def all_projections(self) -> dict[str, Float64[np.ndarray, "experts count"]]:
-        """Those of every router that has them."""
-        found = {name: self.projections(name) for name in self.names()}
-        return {name: values for name, values in found.items() if values is not None}
+    def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
+        """Those of float32."""
+        rows = self.projections(router)
+        return None if rows is None else np.abs(rows) * RESULTS_STEP
 
-    def mean(self, router: str) -> Float64[np.ndarray, "count"] | None:
-        """Those of the mean effective row."""
-        found = _array([self._layers.get(router, {}).get("mean_row_projections")])
-        return None if found is None else found[0]
+    def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
+        """True lengths of the centred rows."""
+        return _array([row.get("centred_row_norm") for row in self._experts.get(router, ())])
 
     def biases(self, router: str) -> Biases:
         """Selection bias and logit bias as the table of experts holds them."""
         rows = self._experts.get(router, ())
-        values = {
-            name: _array([row.get(name.replace(" ", "_")) for row in rows])
-            for name in ("selection bias", "logit bias")
-        }
+        values = {kind: _array([row.get(kind.replace(" ", "_")) for row in rows]) for kind in KINDS}
         return Biases(values, self.facts[router]["bias_dtype"], self.rule(router))
 
 
+def rule_of(facts: Mapping[str, Any]) -> Rule:
+    """The rule of a router from the facts that results keep of it."""
+    fill = facts.get("group_fill")
+    groups = None
+    if fill is not None:
+        groups = GroupMask(facts["num_groups"], facts["num_groups"], "max", float(fill))
+    return Rule(
+        top_k=facts["top_k"],
+        score=facts["score"],
+        weights=Weights(facts.get("weights_from", "scores")),
+        has_selection_bias=facts["has_selection_bias"],
+        has_logit_bias=facts["has_logit_bias"],
+        groups=groups,
+    )
+
+
 def compare_projected(
-    a: ProjectedRouters, b: ProjectedRouters, router: str, source: str = ""
-) -> RouterChange:
-    """The change of one router of B, from ``source`` of A or the one of its name.
+    a: KeptRouters, b: KeptRouters, router: str
+) -> tuple[RouterChange, RowPair | None]:
+    """The change of one router, and its projected rows where there are any.
 
     Equal weights and gains are exact; all else is approximate. Distances from 32 projections are
-    true to 12 %. A fold of the gain shows as no change; a cast, a rotation and factors for columns
-    have no pattern.
+    true to 12 %. A fold of the gain shows as no change; a cast, a rotation, an update of low rank
+    and factors for columns have no pattern.
     """
-    rule, before = b.rule(router), source or router
+    rule = b.rule(router)
     own = np.arange(b.shape(router)[0])
-    if a.shape(before) != b.shape(router):
-        shapes = "{} x {} in A, {} x {} in B".format(*a.shape(before), *b.shape(router))
-        return RouterChange(router, (change("not compared", rule, kind=shapes),))
-    is_same = {part: _is_same(a, b, (before, router), part) for part in ("weight", "gain")}
+    if a.shape(router) != b.shape(router):
+        shapes = "{} x {} in A, {} x {} in B".format(*a.shape(router), *b.shape(router))
+        return RouterChange(router, (NOT_COMPARED.change(rule, kind=shapes),)), None
+    is_same = {part: _is_same(a, b, router, part) for part in ("weight", "gain")}
     beside = ("gain equal" if is_same["gain"] else "gain different",)
-    if a.digest(before, "gain") is None and b.digest(router, "gain") is None:
+    if a.digest(router, "gain") is None and b.digest(router, "gain") is None:
         beside = ()
     if all(is_same.values()):
-        return RouterChange(router, tuple(bias_changes(a.biases(before), b.biases(router), own)))
-    pair = _pair(a, b, (before, router))
+        return RouterChange(router, tuple(_biases(a, b, router, own)), (), own.tolist()), None
+    pair = _pair(a, b, router)
     if pair is None:
-        kind = "results hold no projections of its rows"
-        return RouterChange(router, (change("not compared", rule, kind=kind),), beside)
-    place, rows = _rows(pair, rule, **is_same)
-    found = (*rows, *bias_changes(a.biases(before), b.biases(router), place))
-    said = (_UNKNOWN,) if (place != own).any() else ()
-    return RouterChange(router, found, (*beside, *said))
+        kind = "no projections of its rows are known"
+        return RouterChange(router, (NOT_COMPARED.change(rule, kind=kind),), beside), None
+    rows, left = _rows(pair, **is_same)
+    found = (*rows, *_biases(a, b, router, left.place))
+    said = (_UNKNOWN,) if (left.place != own).any() else ()
+    return RouterChange(router, found, (*beside, *said), left.place.tolist()), left
 
 
-def _rows(
-    pair: RowPair, rule: Rule, *, weight: bool, gain: bool
-) -> tuple[Int64[np.ndarray, "experts"], list[Change]]:
-    """Which row is which, and changes; ``weight`` and ``gain`` say what is bit for bit the same."""
-    own = np.arange(len(pair.a))
-    moved = size(pair.b - pair.a) / max(size(pair.a), float(np.finfo(np.float64).tiny))
+def _biases(a: KeptRouters, b: KeptRouters, router: str, place: np.ndarray) -> Iterator[Change]:
+    for kind in KINDS:
+        others = {
+            name: values
+            for name in a.names()
+            if name != router and (values := a.biases(name).values.get(kind)) is not None
+        }
+        yield from bias_changes(kind, a.biases(router), b.biases(router), place, others)
+
+
+def _rows(pair: RowPair, *, weight: bool, gain: bool) -> tuple[list[Change], RowPair]:
+    """Changes; ``weight`` and ``gain`` say what is bit for bit the same."""
+    moved = pair.change_size
     if weight:
-        largest = percent(float(row_changes(pair.a, pair.b).max()))
-        detail = f"the weight is bit for bit the same; effective rows moved by up to {largest}"
-        return own, [change("gain not compensated", rule, size=moved, detail=detail)]
-    place = matched_places(pair.a, pair.b)
-    found = [] if (place == own).all() else [permuted(rule, place)]
-    pair = RowPair(pair.a[place], pair.b, pair.mean_a, pair.mean_b, pair.half_step)
-    named = explained(pair, rule, is_named=bool(found), is_projected=True)
+        kind = "weight the same, gain changed"
+        detail = f"rows W diag(g) moved by {percent(moved)}"
+        return [NOT_FOLLOWED.change(pair.rule, kind=kind, size=moved, detail=detail)], pair
     if not gain and moved < _FOLDED:
-        named = [change("gain folded", rule, detail=f"change {percent(moved)}, by projection")]
-    return place, [*found, *named]
+        detail = f"rows moved by {percent(moved)}, by projection"
+        return [FOLDED.change(pair.rule, detail=detail)], pair
+    return explained(pair)
 
 
-def _pair(a: ProjectedRouters, b: ProjectedRouters, routers: tuple[str, str]) -> RowPair | None:
-    rows, means = (
-        [view.projections(name) for view, name in zip((a, b), routers, strict=True)],
-        [view.mean(name) for view, name in zip((a, b), routers, strict=True)],
-    )
-    if rows[0] is None or rows[1] is None or means[0] is None or means[1] is None:
+def _pair(a: KeptRouters, b: KeptRouters, router: str) -> RowPair | None:
+    rows = a.projections(router), b.projections(router)
+    steps = a.half_step(router), b.half_step(router)
+    if rows[0] is None or rows[1] is None or steps[0] is None or steps[1] is None:
         return None
-    # float32 storage is all the rounding that is known of
-    half_step = np.abs(rows[0]) * 2.0**-24
-    return RowPair(rows[0], rows[1], means[0], means[1], half_step)
+
+    def known() -> Mapping[str, Float64[np.ndarray, "others count"]]:
+        return {name: found for name in a.names() if (found := a.projections(name)) is not None}
+
+    others = OtherRows(known, lambda values: values, lambda name: {"": known()[name]})
+    return RowPair(
+        rows[0],
+        rows[1],
+        steps[0] + steps[1],
+        b.rule(router),
+        np.arange(len(rows[0])),
+        name=router,
+        others=others,
+        lengths=a.lengths(router),
+    )
 
 
-def _is_same(a: ProjectedRouters, b: ProjectedRouters, routers: tuple[str, str], part: str) -> bool:
-    if a.digest(routers[0], "weight") is None or b.digest(routers[1], "weight") is None:
+def _is_same(a: KeptRouters, b: KeptRouters, router: str, part: str) -> bool:
+    if a.digest(router, "weight") is None or b.digest(router, "weight") is None:
         return False  # results from before digests
-    return a.digest(routers[0], part) == b.digest(routers[1], part)
+    return a.digest(router, part) == b.digest(router, part)
 
 
 def _is_whole(row: Row) -> bool:

@@ -2,139 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int64
 
-from moegeom.core.router import Router, Rule, mantissa_bits
-from moegeom.geometry.number_formats import cast_of, grid_of
-from moegeom.geometry.rows import cycles
-from moegeom.studies.changes.bias import Biases, bias_changes
-from moegeom.studies.changes.effective import UNRELATED, effective_changes, place_of
+from moegeom.core.router import Router
+from moegeom.studies.changes.bias_pair import KINDS, Biases, BiasPair
+from moegeom.studies.changes.edit import EDITS
+from moegeom.studies.changes.operators.places import LEFT_BEHIND, MOVED_ALONE, NOT_COMPARED
+from moegeom.studies.changes.operators.rounding import ROUNDED, rounding_of_broken
+from moegeom.studies.changes.others import RoutersOfA
+from moegeom.studies.changes.record import Change, RouterChange
 from moegeom.studies.changes.row_pair import row_pair
-from moegeom.studies.changes.words import change
-from moegeom.studies.diff.record import Change, RouterChange, percent
+from moegeom.studies.changes.search import explained, explained_biases
 
 #: Hashes of the experts of one router; None where they are not known.
 Samples = Sequence[str] | None
 
-#: Permuted rows that are listed as ``3 was 7``.
-_MOST_SWAPS = 4
+#: Biases of other routers by name.
+OtherBiases = Mapping[str, Float[np.ndarray, "experts"]]
 
 
 def compare_routers(
-    a: Router, b: Router, samples: tuple[Samples, Samples] | None = None
-) -> RouterChange:
-    """Everything that happened on the way from ``a`` to ``b``, in the words of the closed list.
-
-    ``samples`` are those of the experts of both, None when experts were not checked. Routers of
-    different shape, or with values that are not finite, are not compared unless they are equal.
-    """
-    beside = tuple(_beside(a, b))
-    if a.weight.shape != b.weight.shape:
-        shapes = f"{_shape(a)} in A, {_shape(b)} in B"
-        return RouterChange(a.name, (change("not compared", b.rule, kind=shapes),), beside)
-    place, rows = _rows(a, b)
-    experts, said = _experts(b, place, samples)
-    found = (*rows, *bias_changes(Biases.of(a), Biases.of(b), place), *experts)
-    return RouterChange(a.name, found, (*beside, *said))
-
-
-def _rows(a: Router, b: Router) -> tuple[Int64[np.ndarray, "experts"], list[Change]]:
-    own = np.arange(a.num_experts)
-    exact = _exact(a.weight, a.gain, b)
-    if exact is not None:
-        return own, exact
-    if not (_is_finite(a) and _is_finite(b)):
-        return own, [change("not compared", b.rule, kind="values that are not finite")]
-    rows = row_pair(a, b, own)
-    place = place_of(rows)
-    if (place == own).all():
-        return own, effective_changes(a, b, own, rows)
-    left = _exact(a.weight[place], a.gain, b)
-    if left is None:
-        left = effective_changes(a, b, place, row_pair(a, b, place))
-    if any(one.word == UNRELATED for one in left):
-        return own, effective_changes(a, b, own, rows)
-    return place, [permuted(b.rule, place), *left]
-
-
-def _exact(
-    weight: Float[np.ndarray, "experts hidden"],
-    gain: Float[np.ndarray, "hidden"] | None,
+    a: Router,
     b: Router,
-) -> list[Change] | None:
-    """What can be told bit by bit: nothing changed, or rounded. None when it is neither."""
-    same = np.array_equal(weight, b.weight, equal_nan=True)
-    same_gain = is_same(gain, b.gain)
-    if same and same_gain:
-        return []
-    parts = {"weight": (weight, b.weight)}
-    if gain is not None and b.gain is not None:
-        parts["gain"] = (gain[None], b.gain[None])
-    elif not same_gain:
-        return None
-    for later, names in ((1, "B is A"), (0, "A is B")):
-        casts = _casts(parts, later, b)
-        if casts is not None:
-            what = " and ".join(f"{part} to {cast}" for part, cast in casts.items())
-            kinds = sorted(set(casts.values()))
-            only = "" if "weight" in casts else "gain "
-            moved = _rms_change(weight, b.weight)
-            return [
-                change(
-                    "rounded",
-                    b.rule,
-                    kind=f"{names}, {only}rounded to {' and '.join(kinds)}",
-                    size=moved,
-                    detail=f"{what}, all values; rms change of the weight {percent(moved)}",
-                    dtypes=casts,
-                    rms_change=moved,
-                )
-            ]
-    return None
+    samples: tuple[Samples, Samples] | None = None,
+    others: RoutersOfA | None = None,
+) -> RouterChange:
+    """Everything that happened on the way from ``a`` to ``b``, in the words of the edits.
+
+    ``samples`` are those of the experts of both, None when experts were not checked; ``others`` are
+    all routers of A, which b may be another one of. Routers of different shape, unless rows were
+    left out or repeated, or with values that are not finite, are not compared unless they are
+    equal.
+    """
+    place, rows = _rows(a, b, others)
+    if place is None:
+        return RouterChange(a.name, tuple(rows), tuple(_beside(a, b)))
+    experts, said = _experts(b, place, samples)
+    biases = (
+        change
+        for kind in KINDS
+        for change in bias_changes(
+            kind, Biases.of(a), Biases.of(b), place, others.biases(kind, a.name) if others else {}
+        )
+    )
+    return RouterChange(a.name, (*rows, *biases, *experts), (*_beside(a, b), *said), place.tolist())
 
 
-def _casts(
-    parts: dict[str, tuple[np.ndarray, np.ndarray]], later: int, b: Router
-) -> dict[str, str] | None:
-    """The cast of each part that is not the same; None unless all are casts this way round."""
-    casts = {}
-    for part, pair in parts.items():
-        if np.array_equal(*pair):
-            continue
-        finer, coarser = pair[1 - later], pair[later]
-        name = cast_of(finer, coarser)
-        if name is None and part == "weight":
-            bits = mantissa_bits(b.provenance.stored_dtype) or 0
-            # scaled storage is multiplied out in float32, whatever it is stored as
-            precision = 2.0 ** -(bits + 1) if bits in (7, 10) else 1e-6
-            name = grid_of(finer, coarser, precision)
-        if name is None:
-            return None
-        casts[part] = name
-    return casts
+def _rows(
+    a: Router, b: Router, others: RoutersOfA | None
+) -> tuple[Int64[np.ndarray, "experts"] | None, list[Change]]:
+    """The row of A that each row of B is, and what happened; no place for other shapes."""
+    own = np.arange(b.num_experts)
+    if a.weight.shape == b.weight.shape and not _has_changed(a, b):
+        return own, []
+    if not (_is_finite(a) and _is_finite(b)):
+        if a.weight.shape == b.weight.shape:
+            for fit in rounding_of_broken(a, b):
+                if fit.evidence["dtypes"]:
+                    return own, [
+                        ROUNDED.change(b.rule, kind=fit.kind, detail=fit.detail, **fit.evidence)
+                    ]
+        return own, [NOT_COMPARED.change(b.rule, kind="values that are not finite")]
+    found: list[Change] = []
+    if a.weight.shape != b.weight.shape:
+        placed = [(edit, *one) for edit in EDITS.all() for one in edit.fit_places(a, b)]
+        if not placed:
+            kind = f"{_shape(a)} in A, {_shape(b)} in B"
+            return None, [NOT_COMPARED.change(b.rule, kind=kind)]
+        edit, own, fit = min(placed, key=lambda one: one[2].bits)
+        found.append(edit.change(b.rule, kind=fit.kind, detail=fit.detail, **fit.evidence))
+    pair = row_pair(a, b, own, None if others is None else others.beside(b))
+    told, pair = explained(pair)
+    return pair.place, [*found, *told]
 
 
-def permuted(rule: Rule, place: Int64[np.ndarray, "experts"]) -> Change:
-    """The change of a router whose row i was row ``place[i]``."""
-    moved = np.flatnonzero(place != np.arange(len(place))).tolist()
-    swaps = ", ".join(f"{expert} was {place[expert]}" for expert in moved[:_MOST_SWAPS])
-    more = " ..." if len(moved) > _MOST_SWAPS else ""
-    groups = rule.groups
-    mixed = ""
-    if groups is not None:
-        of_group = place.reshape(groups.num_groups, -1) // (len(place) // groups.num_groups)
-        if not (of_group == of_group[:, :1]).all():
-            mixed = "; the new order mixes groups of the rule, so choices change in any case"
-    return change(
-        "permuted",
-        rule,
-        kind=f"({len(moved)} of {len(place)} rows)",
-        detail=f"{swaps}{more}; cycles: {len(cycles(place))}{mixed}",
-        place=place.tolist(),
-        mixes_groups=bool(mixed),
+def bias_changes(
+    kind: str,
+    a: Biases,
+    b: Biases,
+    place: Int64[np.ndarray, "experts"],
+    others: OtherBiases,
+) -> Iterator[Change]:
+    """Changes of one kind of bias; none where one side has no such bias.
+
+    Bias ``place[i]`` of ``a`` is compared with bias i of ``b``: it belongs to the row.
+    """
+    before, after = a.values.get(kind), b.values.get(kind)
+    if before is None or after is None or len(after) != len(place):
+        return
+    if np.array_equal(before[place], after, equal_nan=True):
+        return
+    if not (np.isfinite(before).all() and np.isfinite(after).all()):
+        yield NOT_COMPARED.change(b.rule, kind=f"{kind} that is not finite", subject=kind)
+        return
+    stored = before.astype(np.float64)
+    yield from explained_biases(
+        BiasPair(
+            kind, stored[place], after.astype(np.float64), b.rule, stored, place, b.dtype, others
+        )
     )
 
 
@@ -142,29 +110,28 @@ def _experts(
     b: Router, place: Int64[np.ndarray, "experts"], samples: tuple[Samples, Samples] | None
 ) -> tuple[list[Change], list[str]]:
     """Whether experts moved along with the rows: changes, and what is told beside them."""
-    is_permuted = bool((place != np.arange(len(place))).any())
+    number = len(place)
+    is_permuted = bool((place != np.arange(number)).any())
     if samples is None:
         unknown = "whether the experts moved along is not known: --experts"
         return [], [unknown] if is_permuted else []
     before, after = samples
     if before is None or after is None:
         return [], ["experts not found, or not to be told apart"]
-    number = len(place)
-    stayed = sum(after[i] == before[i] for i in range(number))
+    stayed = sum(after[i] == before[i] for i in range(min(number, len(before))))
     followed = sum(after[i] == before[place[i]] for i in range(number))
     if is_permuted and followed == number:
         return [], [f"all {number} experts moved along"]
     told = f"samples of {stayed} of {number} experts are where they were"
     if is_permuted and stayed:
-        left = change("experts left behind", b.rule, detail=told, stayed=stayed, followed=followed)
+        left = LEFT_BEHIND.change(b.rule, detail=told, stayed=stayed, followed=followed)
         return [left], []
     if is_permuted:
         return [], ["the weights of the experts changed too: samples do not tell where they are"]
     if stayed == number:
         return [], [f"all {number} experts where they were"]
     if sorted(before) == sorted(after):
-        alone = change("experts moved alone", b.rule, detail=told, stayed=stayed)
-        return [alone], []
+        return [MOVED_ALONE.change(b.rule, detail=told, stayed=stayed)], []
     return [], [f"{number - stayed} of {number} experts have other weights"]
 
 
@@ -181,25 +148,22 @@ def _beside(a: Router, b: Router) -> Iterator[str]:
         yield f"stored {stored[0]} in A, {stored[1]} in B"
 
 
-def is_same(a: Float[np.ndarray, "size"] | None, b: Float[np.ndarray, "size"] | None) -> bool:
+def is_same(a: Float[np.ndarray, "size"] | None, b: Float[np.ndarray, "other"] | None) -> bool:
     """True for equal values, whatever they are stored as, or when neither is there."""
     if a is None or b is None:
         return a is b
     return np.array_equal(a, b, equal_nan=True)
 
 
+def _has_changed(a: Router, b: Router) -> bool:
+    same = np.array_equal(a.weight, b.weight, equal_nan=True)
+    return not (same and is_same(a.gain, b.gain))
+
+
 def _is_finite(router: Router) -> bool:
     gain = router.gain
     is_gain_finite = gain is None or bool(np.isfinite(gain).all())
     return is_gain_finite and bool(np.isfinite(router.weight).all())
-
-
-def _rms_change(
-    a: Float[np.ndarray, "experts hidden"], b: Float[np.ndarray, "experts hidden"]
-) -> float:
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        a64 = a.astype(np.float64)
-        return float(np.linalg.norm(b - a64) / np.linalg.norm(a64))
 
 
 def _shape(router: Router) -> str:

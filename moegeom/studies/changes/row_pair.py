@@ -2,39 +2,189 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 
-from moegeom.core.router import Router, mantissa_bits
+from moegeom.core.router import Router, Rule, mantissa_bits
+from moegeom.geometry.description import common_vector
 from moegeom.geometry.number_formats import CASTS
+from moegeom.geometry.rows import size
+
+#: What is left is rounding up to this share of the largest that rounding can leave, both rms.
+#: Rounding leaves .42 of it (docs/theory.md E4), at most .58.
+WITHIN = 0.6
+
+#: ... and no single value is further off than this many half steps.
+FARTHEST = 6.0
+
+#: Rows this close, beside their length, are equal: effective rows and projections carry float64.
+EQUAL = 1e-12
+
+
+#: Rows of one router, in full or projected.
+Rows = Float64[np.ndarray, "experts dimension"]
+
+
+@dataclass(frozen=True, eq=False)
+class OtherRows:
+    """Projected rows of all routers of A by name, and a router's rows in full behind B's gain."""
+
+    projections: Callable[[], Mapping[str, Rows]]
+    project: Callable[[Rows], Rows]
+    rows: Callable[[str], Mapping[str, Rows]]
 
 
 @dataclass(frozen=True, eq=False)
 class RowPair:
-    """Rows of both sides in the order of the second, centred, with their means.
+    """Rows of B, and those of A as far as what was found explains them; both with their means.
 
-    ``half_step`` bounds the rounding of each value of the two together; nothing is known of it
-    for projections.
+    Row i of ``a`` was row ``place[i]`` of A. ``half_step`` bounds the rounding of each value of the
+    two together. ``first`` and ``second`` are the routers, None where only projections are known.
+    ``lengths`` are the true ones of projected rows. ``named`` is what was found, ``is_stored``
+    while the rows are still those that A stores.
     """
 
     a: Float64[np.ndarray, "experts dimension"]
     b: Float64[np.ndarray, "experts dimension"]
-    mean_a: Float64[np.ndarray, "dimension"]
-    mean_b: Float64[np.ndarray, "dimension"]
     half_step: Float64[np.ndarray, "experts dimension"]
+    rule: Rule
+    place: Int64[np.ndarray, "experts"]
+    first: Router | None = None
+    second: Router | None = None
+    name: str = ""
+    others: OtherRows | None = None
+    lengths: Float64[np.ndarray, "experts"] | None = None
+    named: tuple[str, ...] = ()
+    is_stored: bool = True
+
+    @property
+    def is_projected(self) -> bool:
+        return self.first is None
+
+    @property
+    def routers(self) -> tuple[Router, Router]:
+        """Both; only where rows are known in full."""
+        assert self.first is not None
+        assert self.second is not None
+        return self.first, self.second
+
+    @cached_property
+    def finest(self) -> Float64[np.ndarray, "experts"]:
+        """Lengths that rounding leaves of each row."""
+        rounding = WITHIN * np.linalg.norm(self.half_step, axis=1)
+        return np.maximum(rounding, EQUAL * np.linalg.norm(self.b, axis=1))
+
+    @cached_property
+    def shift(self) -> Float64[np.ndarray, "dimension"]:
+        """The vector that was added to all rows of A, zeros where there is none."""
+        return common_vector(self.b - self.a, self.finest)
+
+    @cached_property
+    def left(self) -> Float64[np.ndarray, "experts dimension"]:
+        """What is not explained: ``b - a``, less a common vector."""
+        return self.b - self.a - self.shift
+
+    def left_of(
+        self, rows: Float64[np.ndarray, "experts dimension"]
+    ) -> Float64[np.ndarray, "experts dimension"]:
+        """The same if the rows of A were these."""
+        change = self.b - rows
+        return change - common_vector(change, self.finest)
+
+    @cached_property
+    def centred(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both less their means; as they are where there is a single row."""
+        if len(self.a) == 1:
+            return self.a, self.b
+        return self.a - self.a.mean(axis=0), self.b - self.b.mean(axis=0)
+
+    @property
+    def length(self) -> float:
+        """The length of the centred rows of A, which every size is a share of."""
+        return size(self.centred[0])
+
+    @property
+    def change_size(self) -> float:
+        r"""The size of a change: :math:`|B - A - s| / |A - \bar A|`, s the common vector."""
+        return share(size(self.left), self.length)
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether what is left is no more than rounding leaves."""
+        left = np.abs(self.left)
+        finest = max(WITHIN * size(self.half_step), EQUAL * size(self.b))
+        if size(left) > finest:
+            return False
+        # the fitted numbers carry rounding of whole rows and columns: no value is judged without it
+        usual = size(self.half_step) / np.sqrt(max(left.size, 1))
+        allowed = FARTHEST * (self.half_step + usual) + EQUAL * np.abs(self.b).max(initial=0.0)
+        return bool((left <= allowed).all())
+
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to tell: equality, or rounding beside what was found.
+
+        Of rows as A stores them, in whatever order, rounding is no part.
+        """
+        if not self.left.any():
+            return True
+        is_shifted = bool(self.shift.any())
+        is_exact = self.is_stored and not self.is_projected and not is_shifted
+        return (bool(self.named) or is_shifted) and not is_exact and self.is_rounding
+
+    @cached_property
+    def has_moved(self) -> Bool[np.ndarray, "experts"]:
+        """Rows that moved by more than rounding."""
+        return np.linalg.norm(self.left, axis=1) > self.finest
+
+    def row_sizes(self) -> Float64[np.ndarray, "experts"]:
+        r"""The change of each row over the length of the row, centred: :math:`|l_i| / |a_i|`.
+
+        Of projections only what lies across the old row is estimated: what lies along it is a
+        multiple of a row whose true length is known.
+        """
+        before, left = self.centred[0], self.left
+        lengths = np.linalg.norm(before, axis=1)
+        if self.lengths is None:
+            moved = np.linalg.norm(left, axis=1)
+        else:
+            squares = np.einsum("ij,ij->i", before, before)
+            products = np.einsum("ij,ij->i", left, before)
+            along = np.divide(products, squares, np.zeros(len(left)), where=squares > 0.0)
+            across = np.linalg.norm(left - along[:, None] * before, axis=1)
+            moved, lengths = np.hypot(along * self.lengths, across), self.lengths
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(moved > 0.0, moved / lengths, 0.0)
 
 
-def row_pair(a: Router, b: Router, place: Int64[np.ndarray, "experts"]) -> RowPair:
+def share(part: float, of: float) -> float:
+    """Infinite where there was nothing and is something; 0 where there still is nothing."""
+    return part / of if of > 0.0 else float("inf") if part > 0.0 else 0.0
+
+
+def row_pair(
+    a: Router,
+    b: Router,
+    place: Int64[np.ndarray, "experts"],
+    others: OtherRows | None = None,
+) -> RowPair:
     """Rows of both, row i of ``b`` beside row ``place[i]`` of ``a``; values must be finite."""
-    effective = [effective_rows_of(a)[place], effective_rows_of(b)]
     steps = _half_steps(a)[place] + _half_steps(b)
-    means = [rows.mean(axis=0) for rows in effective]
-    if len(effective[0]) == 1:  # a single row less its mean would be nothing
-        means = [np.zeros_like(mean) for mean in means]
-    centred = [rows - mean for rows, mean in zip(effective, means, strict=True)]
-    return RowPair(centred[0], centred[1], means[0], means[1], steps)
+    return RowPair(
+        effective_rows_of(a)[place],
+        effective_rows_of(b),
+        steps,
+        b.rule,
+        place,
+        a,
+        b,
+        b.name,
+        others,
+    )
 
 
 def effective_rows_of(router: Router) -> Float64[np.ndarray, "experts hidden"]:

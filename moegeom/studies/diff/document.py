@@ -20,14 +20,12 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.document.verdict_text import places
+from moegeom.studies.changes.record import Change, RouterChange, percent
 from moegeom.studies.diff.record import (
-    Change,
     Difference,
     FigureChange,
     Figures,
-    RouterChange,
     Side,
-    percent,
 )
 
 #: Routers, and figures, that a screen shows before the rest is counted.

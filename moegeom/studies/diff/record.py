@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from moegeom.engine.request import Terms
+from moegeom.studies.changes.record import RouterChange
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,6 @@ class DifferenceRequest(Terms):
     experts: bool = False
     tokens: Sequence[str] = ()
     out: Path | None = None
-
-
-def percent(share: float) -> str:
-    """A share as a percentage with two figures, more before the point; ``inf %`` as it is."""
-    value = 100.0 * share
-    return f"{value:.0f} %" if abs(value) >= 10.0 else f"{value:.2g} %"
 
 
 @dataclass(frozen=True)
@@ -47,45 +41,6 @@ class Side:
     bytes_total: int = 0
     tokens: str = ""
     rule_status: str = ""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing that happened to a router.
-
-    ``word`` is one of the closed list, ``phrase`` the word with its qualifier, in which ``{size}``
-    stands for the size as a percentage; phrases that are equal are told together. ``evidence``
-    holds the numbers, ``detail`` the most telling of them in words.
-    """
-
-    word: str
-    phrase: str
-    meaning: str
-    size: float | None = None
-    detail: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RouterChange:
-    """One router of both sides. No changes: bit for bit the same.
-
-    ``beside`` holds what is no change of the rows: whether the gain is equal, how numbers are
-    stored, whether experts moved along.
-    """
-
-    router: str
-    changes: tuple[Change, ...] = ()
-    beside: tuple[str, ...] = ()
-
-    @property
-    def is_identical(self) -> bool:
-        return not self.changes
-
-    @property
-    def phrases(self) -> tuple[str, ...]:
-        """What routers must share to be told together."""
-        return tuple(change.phrase for change in self.changes)
 
 
 @dataclass(frozen=True)

@@ -5,37 +5,31 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_existing
-from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router, RouterSet, Rule, parse_layers
 from moegeom.core.text import number_of
 from moegeom.document.requested_layers import layers_without_router
-from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
-from moegeom.geometry.rows import projected
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.router.expert_samples import read_expert_samples
-from moegeom.studies.changes.effective import UNRELATED
 from moegeom.studies.changes.figures import figure_changes
+from moegeom.studies.changes.others import RoutersOfA
 from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
+from moegeom.studies.changes.record import RouterChange
 from moegeom.studies.changes.router import Samples, compare_routers
-from moegeom.studies.changes.row_pair import effective_rows_of
 from moegeom.studies.changes.rule import rule_differences
-from moegeom.studies.changes.words import change
-from moegeom.studies.diff.record import Difference, DifferenceRequest, Figures, RouterChange, Side
+from moegeom.studies.diff.record import Difference, DifferenceRequest, Figures, Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 
 #: Names of the two sides in messages and of their results under ``--out``.
@@ -43,8 +37,8 @@ _LETTERS = ("A", "B")
 
 _APPROXIMATE = (
     "Results hold no weights: what is not identical is judged by 32 projections of each row, true "
-    "to 12 %; casts, rotations and factors for columns cannot be told from noise (compare the "
-    "checkpoints)."
+    "to 12 %; casts, rotations, updates of low rank and factors for columns show no pattern "
+    "(compare the checkpoints)."
 )
 
 
@@ -129,12 +123,7 @@ def _routers(
     common = [name for name in names[0] if name in names[1]]
     runs = [side.weights.run["checkpoint"] for side in sides]
     rules = [{name: view.rule(name) for name in common} for view in views]
-    compared = with_exchanged_layers(
-        [compare_projected(views[0], views[1], name) for name in common],
-        (views[0].all_projections(), views[1].all_projections()),
-        {name: views[1].rule(name) for name in common},
-        lambda source, name: compare_projected(views[0], views[1], name, source),
-    )
+    compared = [compare_projected(views[0], views[1], name)[0] for name in common]
     is_exact = all(router.is_identical for router in compared)
     return Difference(
         _no_sides(),
@@ -154,25 +143,14 @@ def _exactly(
     first, second = ({router.name: router for router in found.routers} for found in (a, b))
     common = [name for name in first if name in second]
 
+    others = RoutersOfA(a.routers)
+
     def compare(name: str) -> RouterChange:
         pair = None if samples is None else (samples[0].get(name), samples[1].get(name))
-        return compare_routers(first[name], second[name], pair)
+        return compare_routers(first[name], second[name], pair, others)
 
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
         compared = list(pool.map(compare, common))
-    if any(one.word == UNRELATED for router in compared for one in router.changes):
-        projected_rows = [
-            {name: projected(effective_rows_of(side[name]), NUM_PROJECTIONS) for name in side}
-            for side in (first, second)
-        ]
-        compared = with_exchanged_layers(
-            compared,
-            (projected_rows[0], projected_rows[1]),
-            {name: second[name].rule for name in common},
-            lambda source, name: dataclasses.replace(
-                compare_routers(first[source], second[name]), router=name
-            ),
-        )
     facts = [{"family": found.family, "rule": found.family_text} for found in (a, b)]
     rules = [{name: side[name].rule for name in common} for side in (first, second)]
     norms = [name for name in common if _other_norm(first[name], second[name])]
@@ -322,55 +300,3 @@ def _not_looked_at(
     if not request.experts:
         yield "expert weights" + (" (--experts)" if sides[0].store and sides[1].store else "")
     yield "what else changed in the model: routers with equal weights read other hidden states"
-
-
-#: A router is that of another layer when it is nearer to it than this share of its own length: rows
-#: that have nothing to do with each other are 1.4 lengths apart.
-_NEAR = 0.5
-
-#: Projections of the rows of a router, by its name.
-Projections = Mapping[str, Float64[np.ndarray, "experts count"]]
-
-
-def with_exchanged_layers(
-    compared: Sequence[RouterChange],
-    sides: tuple[Projections, Projections],
-    rules: Mapping[str, Rule],
-    compare: Callable[[str, str], RouterChange],
-) -> list[RouterChange]:
-    """The same changes; of an unrelated router that is another one of A, the change from that one.
-
-    ``sides`` hold the projected rows of A and of B, ``compare`` compares a router of A with
-    one of B.
-    """
-    a, b = sides
-    found = []
-    for router in compared:
-        is_unrelated = any(one.word == UNRELATED for one in router.changes)
-        source = _nearest(router.router, a, b) if is_unrelated else None
-        if source is None:
-            found.append(router)
-            continue
-        rest = compare(source, router.router)
-        moved = change(
-            "another layer",
-            rules[router.router],
-            kind=f"of B is {places([source], {'routers': [{'name': name} for name in a]})} of A",
-            source=source,
-        )
-        found.append(dataclasses.replace(rest, changes=(moved, *rest.changes)))
-    return found
-
-
-def _nearest(name: str, a: Projections, b: Projections) -> str | None:
-    """The router of A that is nearest, where it is near and another one."""
-    rows = b.get(name)
-    if rows is None:
-        return None
-    apart = {
-        other: float(np.linalg.norm(values - rows) / length)
-        for other, values in a.items()
-        if values.shape == rows.shape and (length := np.linalg.norm(values)) > 0.0
-    }
-    best = min(apart, key=lambda other: apart[other], default=name)
-    return best if best != name and apart[best] < _NEAR else None

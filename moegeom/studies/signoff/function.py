@@ -6,16 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moegeom.document.verdict_text import places
-from moegeom.studies.diff.record import Change, percent
-from moegeom.studies.signoff.judgement import ROTATED, STATES, JudgedRouter, Judgement
+from moegeom.studies.changes.edit import Judgement
+from moegeom.studies.changes.record import Change, percent
+from moegeom.studies.signoff.judgement import ROTATED, STATES, JudgedRouter
 from moegeom.studies.signoff.record import Line, LineState
 
 _NOTHING_IN_COMMON = "the two have no router in common."
-
-#: Words that leave the rows where they were.
-_ROWS_STAY = frozenset(
-    {"selection bias shifted", "logit bias shifted", "bias changed", "bias left behind"}
-)
 
 
 def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
@@ -82,8 +78,7 @@ def _have_rows_failed(one: JudgedRouter) -> bool:
 
 
 def _is_of_rows(change: Change) -> bool:
-    """Biases are rounded in the same word as rows; their spread is told with it."""
-    return change.word not in _ROWS_STAY and "spread" not in change.evidence
+    return change.subject == "rows"
 
 
 def _rotation(one: JudgedRouter) -> tuple[Change, Judgement]:

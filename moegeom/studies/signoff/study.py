@@ -30,6 +30,7 @@ from moegeom.engine.trust import Trust
 from moegeom.kernels.reference import same_set
 from moegeom.results.reader import is_results
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
+from moegeom.studies.changes.others import RoutersOfA
 from moegeom.studies.changes.rule import rule_differences
 from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
@@ -145,8 +146,9 @@ def _compared(request: SignOffRequest, a: _Looked, b: _Looked) -> SignOff:
     there = {router.name: router for router in b.routers}
     pairs = [(router, there[router.name]) for router in a.routers if router.name in there]
     names = [router.name for router in a.routers]
+    others = RoutersOfA(a.routers)
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
-        judged = list(pool.map(lambda pair: judge(*pair), pairs))
+        judged = list(pool.map(lambda pair: judge(pair[0], pair[1], others), pairs))
     recorded = [
         _recorded(request, side, path)
         for side, path in zip((a, b), request.tokens, strict=False)  # none, or one for each

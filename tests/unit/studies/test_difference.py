@@ -19,6 +19,7 @@ from moegeom.document.render import render
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
 from moegeom.results.memory import MemoryResults
+from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.figures import (
     FREE_OF_T,
     LEVEL,
@@ -26,12 +27,14 @@ from moegeom.studies.changes.figures import (
     figure_changes,
     is_free_of_t,
 )
+from moegeom.studies.changes.others import RoutersOfA
 from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
 from moegeom.studies.changes.router import compare_routers
-from moegeom.studies.changes.words import WORDS, change
+from moegeom.studies.changes.row_pair import row_pair
 from moegeom.studies.diff.document import document
 from moegeom.studies.diff.record import FigureChange, Figures
-from moegeom.studies.diff.study import DifferenceRequest, difference, with_exchanged_layers
+from moegeom.studies.diff.study import DifferenceRequest, difference
+from moegeom.studies.signoff.judgement import judge
 from tests.museum.checkpoint import BF16, F32, Checkpoint
 from tests.museum.exhibit_smoothing import smoothed
 from tests.museum.healthy import in_float32, sigmoid_model, softmax_model, trained, with_experts
@@ -153,45 +156,45 @@ CASES = {
     "fp8": (softmax, lambda m: m.edited("weight", fp8), [("rounded", "fp8 e4m3, one scale")]),
     "folded": (softmax, lambda m: smoothed(m, 3.0, True), [("gain folded", "")]),
     "slightly folded": (softmax, lambda m: smoothed(m, 1.02, True), [("gain folded", "")]),
-    "folded and noise": (softmax, lambda m: smoothed(m, 3.0, True).edited("weight", noisy(0.05)), [("gain folded", ""), ("noise", "")]),
-    "folded and noise behind small gains": (with_small_gains, lambda m: smoothed(m, 3.0, True).edited("weight", noisy(0.05)), [("gain folded", ""), ("noise", "")]),
-    "gain alone": (softmax, lambda m: smoothed(m, 1.2, False), [("gain not compensated", "")]),
+    "folded and noise": (softmax, lambda m: smoothed(m, 3.0, True).edited("weight", noisy(0.05)), [("gain folded", ""), ("trained on", "")]),
+    "folded and noise behind small gains": (with_small_gains, lambda m: smoothed(m, 3.0, True).edited("weight", noisy(0.05)), [("gain folded", ""), ("trained on", "")]),
+    "gain alone": (softmax, lambda m: smoothed(m, 1.2, False), [("gain not followed", "")]),
     "router alone": (softmax, lambda m: m.edited("weight", flat), [("columns scaled", "")]),
     "gain times 1.3": (softmax, lambda m: m.edited("gain", lambda g, _: 1.3 * g), [("scaled", "by 1.3")]),
     "gain times 1.3 in float32": (single, lambda m: m.edited("gain", lambda g, _: 1.3 * g), [("scaled", "by 1.3")]),
-    "gain times -1": (softmax, lambda m: m.edited("gain", lambda g, _: -g), [("gain not compensated", "")]),
+    "gain times -1": (softmax, lambda m: m.edited("gain", lambda g, _: -g), [("negated", "")]),
     "rotated": (softmax, rotated, [("rotated", "")]),
     "rotated in float32": (single, rotated, [("rotated", "")]),
     "permuted": (softmax, lambda m: permuted(m, SORTED, ("weight",)), [("permuted", "30 of 32 rows")]),
     "swapped": (softmax, lambda m: permuted(m, swapped(32), ("weight",)), [("permuted", "2 of 32 rows")]),
-    "permuted and noise": (softmax, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", noisy(0.003)), [("permuted", "30"), ("noise", "")]),
+    "permuted and noise": (softmax, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", noisy(0.003)), [("permuted", "30"), ("trained on", "")]),
     "permuted and rounded": (single, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", lambda w, _: w, dtype=BF16), [("permuted", "30"), ("rounded", BF)]),
     "permuted and folded": (softmax, lambda m: smoothed(permuted(m, SORTED, ("weight",)), 2.0, True), [("permuted", "30"), ("gain folded", "")]),
     "scaled": (softmax, lambda m: m.edited("weight", lambda w, _: 1.7 * w), [("scaled", "by 1.7")]),
-    "scaled and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(1.5 * w, layer)), [("scaled", "by 1.5"), ("noise", "")]),
+    "scaled and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(1.5 * w, layer)), [("scaled", "by 1.5"), ("trained on", "")]),
     "negated": (softmax, lambda m: m.edited("weight", lambda w, _: -w), [("negated", "")]),
     "shifted": (softmax, lambda m: m.edited("weight", common), [("common shift", "")]),
     "shifted and scaled": (softmax, lambda m: m.edited("weight", lambda w, layer: common(1.5 * w, layer)), [("scaled", "by 1.5"), ("common shift", "")]),
-    "shifted and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(common(w, layer), layer)), [("common shift", ""), ("noise", "")]),
+    "shifted and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(common(w, layer), layer)), [("common shift", ""), ("trained on", "")]),
     "permuted and shifted": (softmax, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", common), [("permuted", "30"), ("common shift", "")]),
-    "a little noise": (softmax, lambda m: m.edited("weight", noisy(0.003)), [("noise", "")]),
-    "much noise": (softmax, lambda m: m.edited("weight", noisy(1.0)), [("noise", "")]),
+    "a little noise": (softmax, lambda m: m.edited("weight", noisy(0.003)), [("trained on", "")]),
+    "much noise": (softmax, lambda m: m.edited("weight", noisy(1.0)), [("trained on", "")]),
     "one row": (softmax, lambda m: m.edited("weight", cleared), [("rows scaled", "expert 3 set to zero")]),
     "a row times 3": (softmax, lambda m: m.edited("weight", lambda w, _: w * times(3.0, 5)), [("rows scaled", "expert 5 scaled by 3.0")]),
     "two rows scaled": (softmax, lambda m: m.edited("weight", lambda w, _: w * times(3.0, 5) * times(-0.25, 7)), [("rows scaled", "expert 5 scaled by 3.0 and expert 7 scaled by -0.25")]),
-    "a row times 3 and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(w * times(3.0, 5), layer)), [("rows scaled", "expert 5 scaled by 3.0"), ("noise", "rows changed by")]),
+    "a row times 3 and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(w * times(3.0, 5), layer)), [("rows scaled", "expert 5 scaled by 3.0"), ("trained on", "rows changed by")]),
     "every row scaled": (softmax, lambda m: m.edited("weight", lambda w, _: w * np.linspace(0.5, 2.0, len(w))[:, None]), [("rows scaled", "32 of 32 experts scaled, each by its own factor, 0.5 to 2.0")]),
-    "a row of noise": (softmax, lambda m: m.edited("weight", one_noisy), [("noise", "1 of 32 rows changed by")]),
+    "a row of noise": (softmax, lambda m: m.edited("weight", one_noisy), [("trained on", "1 of 32 rows changed by")]),
     "a row copied": (softmax, lambda m: m.edited("weight", copied({5: 6})), [("rows copied", "row 5 is now a copy of row 6")]),
     "two rows copied": (softmax, lambda m: m.edited("weight", copied({5: 6, 9: 6})), [("rows copied", "row 5 is now a copy of row 6, row 9 is now a copy of row 6")]),
-    "a row copied and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: copied({5: 6})(noisy(0.02)(w, layer), layer)), [("rows copied", "row 5 is now a copy of row 6"), ("noise", "")]),
-    "a row copied and all scaled": (softmax, lambda m: m.edited("weight", lambda w, layer: copied({5: 6})(1.5 * w, layer)), [("rows copied", "row 5 is now a copy of row 6"), ("scaled", "by 1.5")]),
-    "layers exchanged": (softmax, exchanged, [("another layer", "of B is layer ")]),
+    "a row copied and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: copied({5: 6})(noisy(0.02)(w, layer), layer)), [("rows copied", "row 5 is now a copy of row 6"), ("trained on", "")]),
+    "a row copied and all scaled": (softmax, lambda m: m.edited("weight", lambda w, layer: copied({5: 6})(1.5 * w, layer)), [("scaled", "by 1.5, rows 0-4, 6-31 (31 of 32)"), ("rows copied", "row 5 is now a copy of row 6")]),
+    "layers exchanged": (softmax, exchanged, [("another layer", "router of layer ")]),
     "unrelated": (softmax, lambda m: m.edited("weight", fresh), [("unrelated", "")]),
     "bias rounded": (sigmoid, lambda m: m.edited("bias", lambda c, _: c, dtype=BF16), [("rounded", "selection bias rounded to bf16")]),
     "bias shifted": (sigmoid, lambda m: m.edited("bias", lambda c, _: c + 3.0), [("selection bias shifted", "")]),
     "bias changed": (sigmoid, lambda m: m.edited("bias", lambda c, layer: c + noise(0.002, layer, c.shape)), [("bias changed", "selection bias")]),
-    "bias and rows": (sigmoid, lambda m: m.edited("bias", lambda c, _: c + 3.0).edited("weight", noisy(0.01)), [("noise", ""), ("selection bias shifted", "")]),
+    "bias and rows": (sigmoid, lambda m: m.edited("bias", lambda c, _: c + 3.0).edited("weight", noisy(0.01)), [("trained on", ""), ("selection bias shifted", "")]),
     "bias left behind": (sigmoid, lambda m: permuted(m, swapped(64), ("weight",)), [("permuted", "2 of 64"), ("bias left behind", "selection bias")]),
     "bias moved along": (sigmoid, lambda m: permuted(m, within_groups(64, 2), ("weight", "bias")), [("permuted", "64 of 64")]),
 }  # fmt: skip
@@ -222,11 +225,52 @@ def test_what_was_done_is_what_is_said(differ, name):
             assert part in change_found.phrase
 
 
+OF_BIASES = {
+    "bias scaled": lambda bias, _: -bias,
+    "bias read as another dtype": lambda bias, _: np.nan_to_num(
+        bias.view(ml_dtypes.bfloat16)[: len(bias)].astype(np.float32), posinf=0.0, neginf=0.0
+    ),
+    "bias of another layer": lambda _, other: other,
+    "bias of other experts": lambda bias, _: np.roll(bias, 3),
+    "rounded": lambda bias, _: bias.astype(ml_dtypes.bfloat16).astype(np.float32),
+    "bias changed": lambda bias, other: bias + 0.1 * other,
+}
+
+
+@pytest.mark.parametrize("word", OF_BIASES)
+@pytest.mark.parametrize("kind", ["selection_bias", "logit_bias"])
+def test_what_was_done_to_biases_is_what_is_said(word, kind):
+    random = np.random.default_rng(2)
+    rows, other = random.standard_normal((2, 16, 64))
+    biases = random.standard_normal((2, 16)).astype(np.float32)
+    first, second = (
+        dataclasses.replace(made_up(w), name=f"text/{n}", **{kind: bias})
+        for n, (w, bias) in enumerate(zip((rows, other), biases, strict=True))
+    )
+    changed = OF_BIASES[word](biases[0], biases[1]).astype(np.float32)
+    found = compare_routers(
+        first,
+        dataclasses.replace(first, **{kind: changed}),
+        None,
+        RoutersOfA((first, second)),
+    )
+    assert words(found) == [word]
+    assert kind.replace("_", " ") in found.changes[0].phrase
+
+
 def test_every_word_has_a_case():
     tested = {word for _, _, wanted in CASES.values() for word, _ in wanted}
     # the others have tests of their own below
-    elsewhere = {"experts left behind", "experts moved alone", "not compared", "logit bias shifted"}
-    assert tested | elsewhere == set(WORDS)
+    elsewhere = {
+        "update of low rank",
+        "pruned",
+        *OF_BIASES,
+        "experts left behind",
+        "experts moved alone",
+        "not compared",
+        "logit bias shifted",
+    }
+    assert tested | elsewhere == set(EDITS.names())
 
 
 def test_a_rounding_is_said_in_the_right_direction(differ):
@@ -272,7 +316,7 @@ def test_an_order_that_mixes_groups_is_told_even_when_all_moved_along(differ):
 
 
 def test_routers_of_other_shapes_and_rules_are_told_first(differ):
-    found = differ(softmax(), softmax_model(layers=3, experts=16))
+    found = differ(softmax(), softmax_model(layers=3, experts=16, hidden=128))
     assert [words(router) for router in found.routers] == [["not compared"]] * 2
     assert found.only_second == ("text/2",)
     assert "rule: softmax, top 4 of 32" in found.unlike[0]
@@ -310,7 +354,7 @@ def test_few_rows_are_judged_by_what_can_be_told(experts):
     rows = np.random.default_rng(experts).standard_normal((experts, 512))
     other = np.random.default_rng(experts + 9).standard_normal((experts, 512))
     pairs = {
-        "noise": rows + 0.05 * other,
+        "trained on": rows + 0.05 * other,
         "scaled": 2.0 * rows,
         "negated": -rows,
         "unrelated": other,
@@ -357,7 +401,7 @@ INF_FILLED = dataclasses.replace(SIGMOID, groups=GroupMask(4, 2, "top2_sum", flo
     ],
 )
 def test_the_meaning_depends_on_the_rule(word, rule, said):
-    assert said in change(word, rule).meaning
+    assert said in EDITS[word].change(rule).meaning
 
 
 # ---------------------------------------------------------------------------- what cannot be meant
@@ -509,7 +553,7 @@ def test_routers_to_which_the_same_happened_are_told_together(differ):
     found = differ(trained("olmoe-balanced/step_1000"), trained("olmoe-balanced/step_1500"))
     text = shown(found, "table")
     assert (
-        "no router is identical: layers 0-2 rows changed by 8.7 to 11 %, no pattern."
+        "no router is identical: layers 0-2 rows changed by 8.8 to 11 %, no pattern."
         in " ".join(text.split())
     )
 
@@ -589,7 +633,7 @@ def test_full_rank_noise_of_any_size_in_bfloat16_is_noise(share, dimension):
     moved = rows + share * random.standard_normal(rows.shape)
     stored = [w.astype(ml_dtypes.bfloat16) for w in (rows, moved)]
     routers = [dataclasses.replace(made_up(w), provenance=BF16_STORED) for w in stored]
-    assert words(compare_routers(routers[0], routers[1])) == ["noise"]
+    assert words(compare_routers(routers[0], routers[1])) == ["trained on"]
 
 
 @pytest.mark.parametrize("rank", [1, 4])
@@ -598,7 +642,8 @@ def test_an_update_of_low_rank_is_no_rotation(rank):
     rows = random.standard_normal((32, 256))
     update = random.standard_normal((32, rank)) @ random.standard_normal((rank, 256))
     moved = rows + 0.05 * update / np.sqrt(rank)
-    assert words(compare_routers(made_up(rows), made_up(moved))) == ["noise"]
+    (found,) = compare_routers(made_up(rows), made_up(moved)).changes
+    assert (found.word, found.evidence["rank"]) == ("update of low rank", rank)
 
 
 @pytest.mark.parametrize("angle", [0.1, 0.5, 3.0])
@@ -615,17 +660,111 @@ def test_a_rotation_in_bfloat16_is_one(angle):
 def test_exchanged_layers_are_told_by_results_too(differ, tmp_path):
     found = differ(softmax(), exchanged(softmax()))
     text = " ".join(shown(found, "table", width=200).split())
-    assert "layer 0 of B is layer 1 of A" in text
-    assert "layer 1 of B is layer 0 of A" in text
+    assert "layer 0 router of layer 1 of A" in text
+    assert "layer 1 router of layer 0 of A" in text
     views = [ProjectedRouters(lint(str(tmp_path / side))) for side in "ab"]
-    projected = [compare_projected(views[0], views[1], name) for name in views[0].names()]
-    said = with_exchanged_layers(
-        projected,
-        (views[0].all_projections(), views[1].all_projections()),
-        {name: views[1].rule(name) for name in views[1].names()},
-        lambda source, name: compare_projected(views[0], views[1], name, source),
-    )
-    assert [router.phrases for router in said] == [
-        ("of B is layer 1 of A",),
-        ("of B is layer 0 of A",),
+    projected = [compare_projected(views[0], views[1], name)[0] for name in views[0].names()]
+    assert [router.phrases for router in projected] == [
+        ("router of layer 1 of A",),
+        ("router of layer 0 of A",),
     ]
+
+
+# ------------------------------------------------------------------------------- a subset of rows
+
+
+def pruned(kept: list[int], biases: list[int], **parts) -> tuple[Router, Router]:
+    """A router, and one with some of its rows, and biases."""
+    random = np.random.default_rng(4)
+    rows, bias = random.standard_normal((16, 64)), random.standard_normal(16).astype(np.float32)
+    first = dataclasses.replace(made_up(rows), selection_bias=bias, **parts)
+    return first, dataclasses.replace(first, weight=first.weight[kept], selection_bias=bias[biases])
+
+
+def test_pruned_rows_and_biases_are_one_subset():
+    kept = [0, 2, 3, 7, 8, 9, 14, 15]
+    first, second = pruned(kept, kept)
+    found = compare_routers(first, second)
+    assert found.phrases == ("pruned: 8 of 16 rows",)
+    assert list(found.place) == kept
+    assert judge(first, second).state == "inconclusive"
+
+
+def test_biases_of_other_experts_beside_pruned_rows_are_told():
+    first, second = pruned([0, 2, 3, 7, 8, 9, 14, 15], list(range(8)))
+    assert words(compare_routers(first, second)) == ["pruned", "bias left behind"]
+    assert judge(first, second).state == "failed"
+
+
+def test_rows_pruned_unequally_per_group_fail():
+    rule = dataclasses.replace(INF_FILLED, groups=GroupMask(4, 2, "top2_sum", float("-inf")))
+    even, uneven = [0, 1, 4, 5, 8, 9, 12, 13], [0, 1, 2, 3, 4, 5, 8, 12]
+    states = [judge(*pruned(kept, kept, rule=rule)).state for kept in (even, uneven)]
+    assert states == ["inconclusive", "failed"]
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_pruned_experts_are_the_same_subset_or_not(followed):
+    kept = [0, 2, 3, 7, 8, 9, 14, 15]
+    samples = [f"hash {n}" for n in range(16)]
+    after = [samples[n] for n in (kept if followed else range(8))]
+    found = compare_routers(*pruned(kept, kept), (samples, after))
+    assert ("experts left behind" in words(found)) is not followed
+    assert ("all 8 experts moved along" in found.beside) is followed
+
+
+# ------------------------------------------------------------------ noise, whatever it is stored in
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("share", [0.005, 0.01, 0.031, 0.045, 0.062, 0.1, 0.2])
+def test_full_rank_noise_has_no_pattern_in_any_dtype(share, dtype):
+    random = np.random.default_rng([11, int(1000 * share)])
+    form = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}[dtype]
+    rows = random.standard_normal((24, 160)) / 16.0
+    moved = rows + share / 16.0 * random.standard_normal(rows.shape)
+    stored = Provenance("made up", ("w",), "", dtype)
+    routers = [
+        dataclasses.replace(made_up(w.astype(form)), provenance=stored) for w in (rows, moved)
+    ]
+    (found,) = compare_routers(routers[0], routers[1]).changes
+    assert (found.word, "no pattern" in found.phrase) == ("trained on", True)
+    assert found.size is not None
+    np.testing.assert_allclose(found.size, share, rtol=0.15)  # rounding adds to it
+
+
+def test_a_row_that_did_not_move_is_not_blamed_for_those_that_did():
+    random = np.random.default_rng(8)
+    rows = random.standard_normal((12, 64))
+    moved = rows + 0.1 * random.standard_normal(rows.shape)
+    untouched = [1, 4, 9]
+    moved[untouched] = rows[untouched]
+    pair = row_pair(made_up(rows), made_up(moved), np.arange(12))
+    np.testing.assert_array_equal(np.flatnonzero(pair.row_sizes() == 0.0), untouched)
+
+
+def test_rows_of_another_layer_in_some_rows_are_told_with_these_rows():
+    random = np.random.default_rng(12)
+    rows, other = random.standard_normal((2, 32, 64))
+    mixed = np.where(np.arange(32)[:, None] < 8, other, rows)
+    routers = RoutersOfA((made_up(rows), dataclasses.replace(made_up(other), name="text/5")))
+    (found,) = compare_routers(made_up(rows), made_up(mixed), None, routers).changes
+    assert found.phrase == "router of layer 5 of A, rows 0-7 (8 of 32)"
+
+
+@pytest.mark.parametrize(
+    ("relation", "words_of_it"),
+    [
+        (np.ones_like, "gain left out"),
+        (np.square, "gain applied twice"),
+        (lambda gain: 1.0 + gain, "gain taken as 1 + g"),
+    ],
+)
+def test_what_was_done_to_a_gain_is_said(relation, words_of_it):
+    random = np.random.default_rng(14)
+    rows = random.standard_normal((16, 64))
+    gain = random.uniform(0.5, 1.5, 64).astype(np.float32)
+    first = made_up(rows, gain=gain)
+    second = made_up(rows, gain=relation(gain).astype(np.float32))
+    (found,) = compare_routers(first, second).changes
+    assert words_of_it in found.phrase

@@ -20,10 +20,10 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.document import View
 from moegeom.document.render import render
 from moegeom.router.load import load_routers
-from moegeom.studies.changes.words import WORDS, change
+from moegeom.studies.changes.edit import EDITS, Exported
 from moegeom.studies.signoff.document import document
 from moegeom.studies.signoff.function import rotation_line
-from moegeom.studies.signoff.judgement import JUDGES, Pair, judge
+from moegeom.studies.signoff.judgement import judge
 from moegeom.studies.signoff.record import LINE_NAMES, SignOff
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
 from moegeom.tokens.recording.writer import RecordingWriter
@@ -142,7 +142,7 @@ EXPORTS = {
     ),
     "smoothed, router forgotten": (
         *(softmax, lambda m: smoothed(m, 1.2, False), "passed failed failed"),
-        "gain changed, router not compensated",
+        "weight the same, gain changed",
     ),
     "router scaled, gain forgotten": (
         *(softmax, lambda m: smoothed(m, 1.2, True).changed(gains(m)), "passed failed failed"),
@@ -338,10 +338,6 @@ def test_a_cast_beside_an_infinity_is_still_named(sign):
     assert "rounded to bf16" in said(found, 1)
 
 
-def test_every_word_of_the_closed_list_has_a_judge():
-    assert set(JUDGES) == set(WORDS)
-
-
 SOFTMAX = Rule(4, "softmax", Weights("scores"))
 SIGMOID = Rule(4, "sigmoid", Weights("scores"), has_selection_bias=True)
 ZERO_FILLED = Rule(4, "sigmoid", Weights("scores"), True, groups=GroupMask(4, 2, "top2_sum", 0.0))
@@ -365,8 +361,8 @@ CAPPED = Rule(4, "softmax", Weights("scores"), logit_map=LogitMap(soft_cap=30.0)
 )
 def test_a_shift_is_judged_by_the_rule(word, rule, state):
     router = Router("text/0", "text", 0, np.eye(8), rule, Provenance("made up", ("w",), "", "F32"))
-    pair = Pair(router, router, np.arange(8))
-    assert JUDGES[word](change(word, rule), pair).state == state
+    pair = Exported(router, router, np.arange(8))
+    assert EDITS[word].judge(EDITS[word].change(rule), pair).state == state
 
 
 def of_layer_norm(**parts) -> Router:
@@ -698,7 +694,7 @@ def test_markdown_has_a_row_for_each_line_and_json_its_numbers(sign):
     assert told["exit_code"] == 1
     assert [line["state"] for line in told["lines"]] == states(found)
     routers = told["lines"][1]["evidence"]["routers"]
-    assert routers["text/0"]["changes"][0]["word"] == "gain not compensated"
+    assert routers["text/0"]["changes"][0]["word"] == "gain not followed"
 
 
 @pytest.mark.parametrize("name", ["table", "md"])

@@ -1,0 +1,174 @@
+"""An edit: one thing that may have been done to a router between two checkpoints.
+
+One record says how it is fitted and in how many bits, what it is called, what it means for choices,
+how a sign-off ends by it, and whether the gate takes it for a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from moegeom.core.finding import Severity
+from moegeom.core.registry import Rooms
+from moegeom.core.router import Router, Rule
+from moegeom.geometry.rows import size
+from moegeom.studies.changes.bias_pair import BiasPair
+from moegeom.studies.changes.record import Change
+from moegeom.studies.changes.row_pair import RowPair, row_pair
+
+# --------------------------------------------------------------------------------------- judgements
+#: How one change ends a sign-off.
+EndState = Literal["failed", "inconclusive", "passed"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How one thing that happened ends, and the sentence that says why."""
+
+    state: EndState
+    said: str
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """What a judge sees beside the change: row i of ``b`` was row ``place[i]`` of ``a``."""
+
+    a: Router
+    b: Router
+    place: Int64[np.ndarray, "experts"]
+
+    def own_rounding(self) -> float:
+        """Largest share of its rows that writing A once more in its own precision can move."""
+        own = row_pair(self.a, self.a, np.arange(self.a.num_experts))
+        # the pair bounds the rounding of both of its sides
+        return 0.5 * size(own.half_step) / own.length if own.length > 0.0 else 0.0
+
+    def moved(self) -> float:
+        """The size of the change of the effective rows, beside a common vector."""
+        with np.errstate(invalid="ignore", over="ignore"):  # casts are told of infinities too
+            return row_pair(self.a, self.b, self.place).change_size
+
+
+Judge = Callable[[Change, Exported], Judgement]
+Meaning = Callable[[Rule], str]
+
+
+def always(state: EndState) -> Judge:
+    """A judge that ends in one state and says what the change means."""
+    return lambda change, pair: Judgement(state, change.meaning)
+
+
+def says(sentence: str) -> Meaning:
+    """A meaning that does not depend on the rule."""
+    return lambda rule: sentence
+
+
+# --------------------------------------------------------------------------------------------- fits
+@dataclass(frozen=True, eq=False)
+class RowFit:
+    """What the rows of B would be if it had been done, and the ``bits`` of its parameters.
+
+    What it saves is measured on ``rows``, or on ``measured`` where another factor is still to be
+    found; ``saved`` stands in place of that where rows do not tell, as for what is exact. ``place``
+    are the places in A of the rows, where they changed; ``steps`` multiply the rounding.
+    ``of_rows`` are those that it is about; ``may_be_some`` where it may have been done to some rows
+    or columns. ``is_stored`` where the rows are still those that A stores.
+    """
+
+    rows: Float64[np.ndarray, "experts dimension"]
+    bits: float
+    kind: str = ""
+    detail: str = ""
+    size: float | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    measured: Float64[np.ndarray, "experts dimension"] | None = None
+    saved: float | None = None
+    place: Int64[np.ndarray, "experts"] | None = None
+    steps: float | Float64[np.ndarray, "experts 1"] = 1.0
+    of_rows: Bool[np.ndarray, "experts"] | None = None
+    may_be_some: bool = False
+    is_stored: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class BiasFit:
+    """The same for the biases of one kind."""
+
+    values: Float64[np.ndarray, "experts"]
+    bits: float
+    kind: str = ""
+    detail: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: The row of A that each row of B is, where numbers of rows differ, and how that is told.
+Placed = tuple[Int64[np.ndarray, "experts"], RowFit]
+
+
+def _no_places(a: Router, b: Router) -> Iterator[Placed]:
+    yield from ()
+
+
+def _none(pair: object) -> Iterator[Any]:
+    yield from ()
+
+
+def _nothing(change: Change) -> Severity | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One thing that may have been done, which is its ``name``.
+
+    ``phrase`` may hold ``{kind}`` (a qualifier) and ``{size}`` (a share, as a percentage);
+    ``meaning`` is a sentence for routers of a rule: whether tokens choose other experts. ``fit``
+    and ``fit_bias`` propose parameters, ``fit_places`` for routers with other numbers of rows;
+    ``of_rest`` tells it of what all fits together leave.
+    ``judge`` is the state and sentence of a sign-off, ``gate`` what ``check`` makes of it beside a
+    baseline, None where it is no fault by itself or a check of its own judges it.
+    """
+
+    name: str
+    phrase: str
+    meaning: Meaning
+    judge: Judge
+    fit: Callable[[RowPair], Iterator[RowFit]] = _none
+    fit_bias: Callable[[BiasPair], Iterator[BiasFit]] = _none
+    of_rest: Callable[[RowPair], Iterator[RowFit]] = _none
+    fit_places: Callable[[Router, Router], Iterator[Placed]] = _no_places
+    gate: Callable[[Change], Severity | None] = _nothing
+
+    def change(
+        self,
+        rule: Rule,
+        *,
+        kind: str = "",
+        size: float | None = None,
+        detail: str = "",
+        where: str = "",
+        subject: str = "rows",
+        **evidence: Any,
+    ) -> Change:
+        """The change in these words, for routers of ``rule``; ``where`` are some rows."""
+        phrase = self.phrase.replace("{kind}", kind).strip()
+        phrase += f", {where}" if where else ""
+        return Change(self.name, phrase, self.meaning(rule), size, detail, evidence, subject)
+
+
+EDITS: Rooms[Edit] = Rooms("edit", "moegeom.studies.changes.operators", Edit)
+
+
+def error(change: Change) -> Severity | None:
+    """A fault whatever it is."""
+    return "error"
+
+
+def error_if_exact(change: Change) -> Severity | None:
+    """A fault where nothing but rounding is left: training does not do it to the last digit."""
+    return "error" if change.evidence.get("is_exact") else None

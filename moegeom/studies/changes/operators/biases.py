@@ -1,0 +1,190 @@
+"""Biases shifted, scaled, negated, zero, of other experts, read as another dtype, or changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Int64
+
+from moegeom.core.finding import Severity
+from moegeom.core.router import Rule
+from moegeom.geometry.description import number_bits
+from moegeom.studies.changes.bias_pair import BiasPair
+from moegeom.studies.changes.edit import (
+    BiasFit,
+    Edit,
+    Exported,
+    Judgement,
+    always,
+    error,
+    says,
+)
+from moegeom.studies.changes.operators.shift import gate_shift, judge_shift, shifted_logits
+from moegeom.studies.changes.record import Change
+
+
+# ------------------------------------------------------------------------------------------ shifted
+def _shifted(pair: BiasPair, kind: str) -> Iterator[BiasFit]:
+    if pair.kind != kind:
+        return
+    change = pair.b - pair.a
+    shift = 0.5 * float(change.max() + change.min())
+    left = max(float(np.abs(change - shift).max()), pair.finest)
+    bits = number_bits(1, len(change), float(np.abs(change).max()), left)
+    yield BiasFit(pair.a + shift, bits, kind, f"by {shift:+.6g} each", {"shift": shift})
+
+
+def _is_compared(rule: Rule) -> bool:
+    """Whether dropped groups have a number that a shifted score is compared with."""
+    return rule.groups is not None and rule.groups.fill != -np.inf
+
+
+def _shifted_meaning(rule: Rule) -> str:
+    groups = rule.groups
+    if groups is not None and _is_compared(rule):
+        return (
+            f"dropped groups are filled with {groups.fill:g}, which a shifted score is compared "
+            "with: choices can change."
+        )
+    masked = ", dropped groups are -inf" if groups is not None else ""
+    return f"scores are compared with scores{masked}: a common shift changes no choice."
+
+
+def _judge_shifted(change: Change, pair: Exported) -> Judgement:
+    """Routing weights are scores without the bias; only a filled mask is compared with it."""
+    return Judgement("failed" if _is_compared(pair.b.rule) else "passed", change.meaning)
+
+
+def _gate_shifted(change: Change) -> Severity | None:
+    return "error" if "choices can change" in change.meaning else None
+
+
+SELECTION_SHIFTED = Edit(
+    "selection bias shifted",
+    "{kind} shifted",
+    _shifted_meaning,
+    _judge_shifted,
+    fit_bias=lambda pair: _shifted(pair, "selection bias"),
+    gate=_gate_shifted,
+)
+
+LOGIT_SHIFTED = Edit(
+    "logit bias shifted",
+    "{kind} shifted",
+    shifted_logits,
+    judge_shift,
+    fit_bias=lambda pair: _shifted(pair, "logit bias"),
+    gate=gate_shift,
+)
+
+
+# ------------------------------------------------------------------------------------ other numbers
+_PREFERRED = says("experts are preferred differently: choices can change.")
+
+
+def _scaled(pair: BiasPair) -> Iterator[BiasFit]:
+    yield BiasFit(-pair.a, 1.0, f"{pair.kind} negated", evidence={"factor": -1.0})
+    yield BiasFit(0.0 * pair.a, 1.0, f"{pair.kind} set to zero", evidence={"factor": 0.0})
+    square = float(pair.a @ pair.a)
+    if square > 0.0:
+        factor = float(pair.a @ pair.b) / square
+        left = max(float(np.abs(pair.b - factor * pair.a).max()), pair.finest)
+        bits = number_bits(1, len(pair.a), float(np.abs(pair.b - pair.a).max()), left)
+        kind = f"{pair.kind} scaled by {factor:.3g}"
+        yield BiasFit(factor * pair.a, bits + 1.0, kind, evidence={"factor": factor})
+
+
+BIAS_SCALED = Edit(
+    "bias scaled", "{kind}", _PREFERRED, always("failed"), fit_bias=_scaled, gate=error
+)
+
+#: Dtypes that the bytes of float32 biases may have been read as.
+_READ_AS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
+
+
+def _read_as(pair: BiasPair) -> Iterator[BiasFit]:
+    raw = np.ascontiguousarray(pair.stored[pair.place], np.float32)
+    for name, dtype in _READ_AS.items():
+        values = raw.view(dtype)[: len(raw)].astype(np.float64)
+        values = np.where(np.isfinite(values), values, 0.0)
+        kind = f"bytes of the {pair.kind} read as {name}"
+        yield BiasFit(values, 3.0, kind, evidence={"dtype": name})
+
+
+READ_AS = Edit(
+    "bias read as another dtype",
+    "{kind}",
+    says("the biases are other numbers: choices change."),
+    always("failed"),
+    fit_bias=_read_as,
+    gate=error,
+)
+
+
+# ------------------------------------------------------------------------------------ other experts
+def _left_behind(pair: BiasPair) -> Iterator[BiasFit]:
+    """In A's order although rows changed places, or left off behind the last row."""
+    own = np.arange(len(pair.b))
+    if len(pair.stored) >= len(pair.b) and (pair.place != own).any():
+        yield BiasFit(pair.stored[own], 2.0, pair.kind)
+
+
+LEFT_BEHIND = Edit(
+    "bias left behind",
+    "{kind} left behind",
+    says("rows changed places, or went, and their biases did not move along: choices change."),
+    always("failed"),
+    fit_bias=_left_behind,
+    gate=error,
+)
+
+
+def _of_others(pair: BiasPair) -> Iterator[BiasFit]:
+    order = np.argsort(pair.stored, kind="stable")
+    sorted_values = pair.stored[order]
+    found = order[np.minimum(np.searchsorted(sorted_values, pair.b), len(order) - 1)]
+    if (pair.stored[found] != pair.b).any() or len(np.unique(sorted_values)) < len(sorted_values):
+        return
+    moved = np.flatnonzero(found != pair.place)
+    bits = (1 + len(moved)) * math.log2(len(order))
+    evidence = {"place": found.tolist()}
+    yield BiasFit(pair.stored[found], bits, pair.kind, _told(moved, found), evidence)
+
+
+def _told(moved: Int64[np.ndarray, "moved"], found: Int64[np.ndarray, "experts"]) -> str:
+    told = ", ".join(f"expert {expert} has that of {found[expert]}" for expert in moved[:4])
+    return f"{told}{' ...' if len(moved) > 4 else ''}"
+
+
+OF_OTHERS = Edit(
+    "bias of other experts",
+    "{kind} of other experts",
+    says("each bias belongs to another expert's row: choices change."),
+    always("failed"),
+    fit_bias=_of_others,
+    gate=error,
+)
+
+
+# ----------------------------------------------------------------------------------------- the rest
+def rest_of(pair: BiasPair) -> BiasFit:
+    """What no pattern explains."""
+    moved = pair.b - pair.a
+    middle = float(np.median(moved))
+    expert = int(np.abs(moved - middle).argmax())
+    largest, spread = float(moved[expert] - middle), pair.spread
+    ratio = f", {abs(largest) / spread:.2g} of the spread {spread:.2g}" if spread > 0.0 else ""
+    common = f" beside a common {middle:+.3g}" if abs(middle) > 0.1 * abs(largest) else ""
+    return BiasFit(
+        pair.b,
+        0.0,
+        pair.kind,
+        f"most for expert {expert}: {largest:+.3g}{ratio}{common}",
+        {"largest_change": largest, "expert": expert, "spread": spread, "common": middle},
+    )
+
+
+CHANGED = Edit("bias changed", "{kind} changed", _PREFERRED, always("failed"))

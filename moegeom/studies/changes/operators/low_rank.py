@@ -1,0 +1,46 @@
+"""An update of low rank, as an adapter leaves it that was merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.geometry.description import low_rank_part, number_bits
+from moegeom.geometry.rows import size
+from moegeom.studies.changes.edit import Edit, RowFit, always, says
+from moegeom.studies.changes.record import percent
+from moegeom.studies.changes.row_pair import RowPair, share
+
+#: Ranks that are tried: up to this part of the smaller side.
+_PART = 4
+
+
+def _low_rank(pair: RowPair) -> Iterator[RowFit]:
+    most = min(pair.a.shape) // _PART
+    if pair.is_projected or most < 1 or LOW_RANK.name in pair.named:
+        return
+    finest = float((pair.finest**2).sum()) ** 0.5
+    # what is common to all rows may be a part of the update
+    apart = number_bits(pair.a.shape[1], pair.a.size, 1.0, 1.0) if pair.shift.any() else 0.0
+    for change, common in ((pair.b - pair.a, 0.0), (pair.left, apart)):
+        found = low_rank_part(change, finest, most)
+        if found is not None:
+            yield RowFit(
+                pair.a + found.change,
+                found.bits + common,
+                kind=str(found.rank),
+                detail=f"{percent(found.share)} of the squared change has rank {found.rank}",
+                size=share(size(found.change), pair.length),
+                evidence={"rank": found.rank, "share": found.share},
+            )
+
+
+LOW_RANK = Edit(
+    "update of low rank",
+    "update of rank {kind} by {size}",
+    says(
+        "the change lives in few directions, as a merged adapter leaves it: tokens near a boundary "
+        "flip; how many only tokens can tell."
+    ),
+    always("failed"),
+    _low_rank,
+)

@@ -1,0 +1,135 @@
+"""What no pattern explains: rows that were trained on, or those of another router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from moegeom.geometry.rows import likeness_z, own_cosines, size
+from moegeom.studies.changes.edit import Edit, RowFit, always, error, says
+from moegeom.studies.changes.record import percent
+from moegeom.studies.changes.row_pair import RowPair, share
+
+#: Below this many standard errors own rows are no more alike than those of different experts.
+_UNRELATED_Z = 4.0
+
+#: Words after which rows are known to be those of A.
+_LIKE = frozenset({"scaled", "negated", "rows scaled", "columns scaled", "rotated"})
+
+#: Experts that are named as having moved most.
+_MOST_MOVED = 3
+
+#: A ratio of lengths this far from 1 is worth telling.
+_OTHER_LENGTH = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """What is left: in which rows, and how alike these are to what they were."""
+
+    looked: Int64[np.ndarray, "looked"]
+    is_local: bool
+    is_unrelated: bool
+    size: float
+    told: str
+    facts: Mapping[str, Any]
+
+
+def _rest(pair: RowPair) -> _Rest | None:
+    has_moved = pair.has_moved
+    if pair.is_settled:
+        return None
+    if not has_moved.any():  # less than rounding, yet not equal
+        has_moved = (pair.left != 0.0).any(axis=1)
+    is_local = 2 * int(has_moved.sum()) <= len(pair.a)
+    looked = np.flatnonzero(has_moved) if is_local else np.arange(len(pair.a))
+    (before, after), left = (rows[looked] for rows in pair.centred), pair.left[looked]
+    if is_local:  # beside rows that did not move nothing is common to all
+        before, after = pair.a[looked], pair.b[looked]
+    cosines = own_cosines(before, after)
+    cosines = cosines[~np.isnan(cosines)]
+    lowest = float(cosines.min()) if cosines.size else float("nan")
+    median = float(np.median(cosines)) if cosines.size else float("nan")
+    z = likeness_z(*pair.centred) if len(pair.a) > 2 else float("nan")
+    above = f"{z:+.1f} standard errors above that of other rows" if z == z else "too few rows"
+    told = f"cosine of a row with its former self: median {median:.3g}, lowest {lowest:.3g}"
+    facts = {"median_cosine": median, "lowest_cosine": lowest, "z": float(z)}
+    if not cosines.size:
+        told = "the rows of one side are all the same"
+        return _Rest(looked, is_local, not is_local, pair.change_size, told, facts)
+    is_random = abs(median) < _UNRELATED_Z / np.sqrt(pair.a.shape[1])
+    if is_local or len(pair.a) <= 2:
+        # the rows by themselves: 4 standard deviations of random directions
+        is_unrelated = bool(is_random and size(left) > 0.5 * size(before))
+    else:
+        is_unrelated = z < _UNRELATED_Z
+        told += f"; {above}" if is_unrelated else ""
+    is_unrelated = bool(is_unrelated) and not _LIKE & set(pair.named)
+    moved = share(size(left), size(before)) if is_local else pair.change_size
+    return _Rest(looked, is_local, is_unrelated, moved, told, facts)
+
+
+def _where(pair: RowPair, rest: _Rest) -> str:
+    return f"{len(rest.looked)} of {len(pair.a)} rows" if rest.is_local else "rows"
+
+
+def _trained(pair: RowPair) -> Iterator[RowFit]:
+    rest = _rest(pair)
+    if rest is None or rest.is_unrelated:
+        return
+    sizes = pair.row_sizes()
+    order = rest.looked[np.argsort(-sizes[rest.looked], kind="stable")][:_MOST_MOVED]
+    most = {int(expert): float(sizes[expert]) for expert in order}
+    listed = ", ".join(f"{expert} ({percent(moved)})" for expert, moved in most.items())
+    lengths = [size(rows[rest.looked]) for rows in (pair.a, pair.a + pair.left)]
+    ratio = share(lengths[1], lengths[0])
+    longer = f"; rows {ratio:.3g} times as long" if abs(ratio - 1.0) > _OTHER_LENGTH else ""
+    yield RowFit(
+        pair.b,
+        0.0,
+        kind=_where(pair, rest),
+        size=rest.size,
+        detail=f"{rest.told}; experts that moved most: {listed}{longer}",
+        evidence={
+            "num_rows": len(rest.looked),
+            "most_moved": most,
+            "length_ratio": ratio,
+            **rest.facts,
+        },
+    )
+
+
+TRAINED = Edit(
+    "trained on",
+    "{kind} changed by {size}, no pattern",
+    says(
+        "no factor, common vector, rotation, update of low rank or other layer explains it, as "
+        "after training or quantisation: choices change where the change is more than the "
+        "distance to a boundary; how many only tokens can tell."
+    ),
+    always("failed"),
+    of_rest=_trained,
+)
+
+
+def _unrelated(pair: RowPair) -> Iterator[RowFit]:
+    rest = _rest(pair)
+    if rest is None or not rest.is_unrelated:
+        return
+    kind = f"in {_where(pair, rest)}" if rest.is_local else ""
+    evidence = {"num_rows": len(rest.looked), **rest.facts}
+    yield RowFit(pair.b, 0.0, kind=kind, detail=rest.told, evidence=evidence)
+
+
+UNRELATED = Edit(
+    "unrelated",
+    "unrelated {kind}",
+    says("rows are no more alike than those of different experts: another router."),
+    always("failed"),
+    of_rest=_unrelated,
+    gate=error,
+)

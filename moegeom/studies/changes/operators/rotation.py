@@ -1,0 +1,71 @@
+"""Rows that turned as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from moegeom.geometry.rows import LEAST_ROWS_FOR_GRAM, gram_noise, size
+from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, says
+from moegeom.studies.changes.record import Change, percent
+from moegeom.studies.changes.row_pair import RowPair, share
+
+#: A rotation changes the Gram matrix by at most this share of what noise as large as the change of
+#: the rows would: noise is noise, however small.
+_GRAM_SHARE = 0.125
+
+#: ... and by no more than so many times what rounding can; what float32 leaves of a product of two
+#: matrices comes on top.
+_ROUNDINGS, _PRODUCTS = 2.0, 1e-5
+
+#: Rows that moved by so much of their length would be those of another router if they had not
+#: turned: then other noise than rounding may have come with the rotation.
+_FAR = 0.7
+
+
+def _rotated(pair: RowPair) -> Iterator[RowFit]:
+    """Rows that differ by more than rounding while W diag(g)^2 W^T does not."""
+    length = size(pair.a)
+    if pair.is_projected or length == 0.0 or len(pair.a) < LEAST_ROWS_FOR_GRAM:
+        return
+    moved = share(size(pair.b - pair.a), length)
+    rounding = share(size(pair.half_step), length)
+    if moved <= 2.0 * rounding:
+        return
+    noise = gram_noise(pair.a, pair.b)
+    is_rounding = noise <= _ROUNDINGS * rounding + _PRODUCTS
+    if not noise <= _GRAM_SHARE * moved or not (is_rounding or moved >= _FAR):
+        return
+    entries = len(pair.a) * (len(pair.a) + 1) / 2.0
+    yield RowFit(
+        pair.b,
+        3.0,
+        size=moved,
+        detail=f"rows moved by {percent(moved)}, their Gram matrix as noise of {percent(noise)} "
+        "would change it",
+        evidence={"gram_noise": noise, "rms_change": moved},
+        saved=entries * float(np.log2(moved / max(noise, rounding, _PRODUCTS))),
+    )
+
+
+def _judge(change: Change, pair: Exported) -> Judgement:
+    noise, allowed = float(change.evidence["gram_noise"]), pair.own_rounding()
+    told = f"W diag(g)^2 W^T changed as noise of {percent(noise)} on the rows would change it"
+    if noise <= allowed:
+        return Judgement("passed", f"{told} (A's own precision: {percent(allowed)}).")
+    return Judgement(
+        "failed", f"{told}; A's own precision leaves {percent(allowed)}: digits were lost."
+    )
+
+
+ROTATED = Edit(
+    "rotated",
+    "rotated",
+    says(
+        "W diag(g)^2 W^T is the same: the same function if the hidden states were rotated alike, "
+        "which only the Gram matrix can tell and this checkpoint alone cannot."
+    ),
+    _judge,
+    _rotated,
+)

@@ -1,0 +1,135 @@
+"""Numbers kept more coarsely: casts, and grids with scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from moegeom.core.finding import Severity
+from moegeom.core.router import Router, mantissa_bits
+from moegeom.geometry.number_formats import cast_of, grid_of
+from moegeom.studies.changes.bias_pair import BiasPair
+from moegeom.studies.changes.edit import (
+    BiasFit,
+    Edit,
+    Exported,
+    Judgement,
+    RowFit,
+    says,
+)
+from moegeom.studies.changes.record import Change, percent
+from moegeom.studies.changes.row_pair import RowPair, row_pair, stored_bits
+
+#: Bits that each value saves which is told to the last digit.
+_EXACT_BITS = 16.0
+
+
+def _rounded(pair: RowPair) -> Iterator[RowFit]:
+    if pair.is_projected or not pair.is_stored:
+        return
+    first, second = pair.routers
+    parts = {"weight": (first.weight[pair.place], second.weight)}
+    if first.gain is not None and second.gain is not None:
+        parts["gain"] = (first.gain[None], second.gain[None])
+    elif first.gain is not second.gain:
+        return
+    for later, names in ((1, "B is A"), (0, "A is B")):
+        casts = _casts(parts, later, second)
+        if casts:
+            what = " and ".join(f"{part} to {cast}" for part, cast in casts.items())
+            only = "" if "weight" in casts else "gain "
+            yield _exact(
+                pair,
+                f"{names}, {only}rounded to {' and '.join(sorted(set(casts.values())))}",
+                f"{what}, all values",
+                casts,
+            )
+            return
+    stored = [router.provenance.stored_dtype for router in pair.routers]
+    same_gain = "gain" not in parts or np.array_equal(*parts["gain"])
+    if pair.is_rounding and same_gain and stored_bits(stored[1]) < stored_bits(stored[0]):
+        yield _exact(
+            pair, f"B is A, rounded to {stored[1].lower()}, not always to the nearest", "", {}
+        )
+
+
+def _exact(pair: RowPair, kind: str, detail: str, casts: dict[str, str]) -> RowFit:
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = pair.change_size
+    return RowFit(
+        pair.b,
+        7.0,
+        kind=kind,
+        detail=f"{detail}{'; ' if detail else ''}rows moved by {percent(moved)}",
+        size=moved,
+        evidence={"dtypes": casts, "rms_change": moved},
+        saved=_EXACT_BITS * pair.b.size,
+    )
+
+
+def _casts(
+    parts: dict[str, tuple[np.ndarray, np.ndarray]], later: int, b: Router
+) -> dict[str, str] | None:
+    """The cast of each part that is not the same; None unless all are casts this way round."""
+    casts = {}
+    for part, pair in parts.items():
+        if np.array_equal(*pair):
+            continue
+        finer, coarser = pair[1 - later], pair[later]
+        name = cast_of(finer, coarser)
+        if name is None and part == "weight":
+            bits = mantissa_bits(b.provenance.stored_dtype) or 0
+            # scaled storage is multiplied out in float32, whatever it is stored as
+            precision = 2.0 ** -(bits + 1) if bits in (7, 10) else 1e-6
+            name = grid_of(finer, coarser, precision)
+        if name is None:
+            return None
+        casts[part] = name
+    return casts
+
+
+def rounding_of_broken(a: Router, b: Router) -> Iterator[RowFit]:
+    """The same for routers with values that are not finite, which nothing else is said of."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        yield from _rounded(row_pair(a, b, np.arange(a.num_experts)))
+
+
+def _bias_rounded(pair: BiasPair) -> Iterator[BiasFit]:
+    for finer, coarser, names in ((pair.a, pair.b, "B is A"), (pair.b, pair.a, "A is B")):
+        cast = cast_of(finer[None].astype(np.float32), coarser[None].astype(np.float32))
+        if cast is not None:
+            largest = float(np.abs(pair.b - pair.a).max())
+            yield BiasFit(
+                pair.b,
+                3.0,
+                f"{names}, {pair.kind} rounded to {cast}",
+                f"largest change {largest:.2g}, spread of the bias {pair.spread:.2g}",
+                {"largest_change": largest, "spread": pair.spread},
+            )
+
+
+def _judge(change: Change, pair: Exported) -> Judgement:
+    if change.subject != "rows":
+        return Judgement("failed", change.meaning)
+    moved = pair.moved()
+    said = f"W diag(g) moved by {percent(moved)}; " if 0.0 < moved < np.inf else ""
+    return Judgement("failed", f"{said}{change.meaning}")
+
+
+def _gate(change: Change) -> Severity | None:
+    """Only biases are known to the last digit beside a baseline; finer ones than it has are no
+    fault.
+    """
+    return "error" if change.phrase.startswith("B is A") else None
+
+
+ROUNDED = Edit(
+    "rounded",
+    "{kind}",
+    says("tokens within rounding of a boundary may flip; bf16_flip_share of a scan says how many."),
+    _judge,
+    _rounded,
+    _bias_rounded,
+    gate=_gate,
+)
