@@ -32,8 +32,10 @@ class Standing:
     num_moving: int
 
 
-def standing(rates: Mapping[str, Float64[np.ndarray, "intervals"]]) -> Iterator[Standing]:
-    """Routers that stand still from some step on while most of the others move.
+def standing(
+    rates: Mapping[str, Float64[np.ndarray, "intervals"]], least: int = 1
+) -> Iterator[Standing]:
+    """Routers that stand still for ``least`` intervals or more up to the end, while others move.
 
     Only intervals count in which more than half of the others move, so that a run that is over has
     none, and one router that runs away does not make the others look still.
@@ -49,7 +51,7 @@ def standing(rates: Mapping[str, Float64[np.ndarray, "intervals"]]) -> Iterator[
     for router, rate in zip(rates, table, strict=True):
         is_above = rate[counted] > STANDS * usual
         begin = int(np.flatnonzero(is_above)[-1]) + 1 if is_above.any() else 0
-        if begin < len(counted):
+        if len(counted) - begin >= least:
             behind = counted[begin:]
             number = int(moves[:, behind].any(axis=1).sum())
             own, others = (float(np.median(part)) for part in (rate[behind], usual[begin:]))

@@ -1,7 +1,8 @@
 """MGT102: no selection bias that had been moved is back at one number for all experts.
 
-Looked for: a step at which every expert of a router has the same selection bias, and the step
-before it has not.
+Looked for: a step at which every expert of a router has the same selection bias, where at the step
+before it they had three different ones at least: two are what a single update leaves, and what the
+next may take back.
 
 A finding means: the bias was not in the state that the job resumed from, and began again as it was
 made, mostly at 0. The load that it had balanced is uneven from there on.
@@ -20,13 +21,17 @@ from moegeom.core.finding import Finding
 from moegeom.studies.track.history import History
 from moegeom.studies.track.series_check import SeriesCheck, same_onset
 
+#: Different biases of a router that has been updated more than once.
+_LEAST_DIFFERENT = 3
+
 
 def _judge(history: History) -> Iterator[Finding]:
     for router in history.routers:
-        if router.bias is None or router.bias.shape[1] < 2:
+        if router.bias is None:
             continue
         spread = np.ptp(router.bias, axis=1)
-        resets = np.flatnonzero((spread[1:] == 0.0) & (spread[:-1] > 0.0)) + 1
+        kinds = np.array([len(np.unique(values)) for values in router.bias])
+        resets = np.flatnonzero((kinds[1:] == 1) & (kinds[:-1] >= _LEAST_DIFFERENT)) + 1
         if not len(resets):
             continue
         now = int(resets[0])

@@ -1,9 +1,9 @@
 """MGT105: no selection bias stands still while those of other routers are updated.
 
 Looked for: biases, a common offset taken out, that change by no more than a hundredth of what those
-of the moving routers do (median, heuristic), from some step on to the end. Only intervals count in
-which more than half of the others change by 0.3 % of their largest spread. Biases that all stop at
-once were stopped on purpose, as late in training they are.
+of the moving routers do (median, heuristic), for two intervals at least up to the end. Only
+intervals count in which more than half of the others change by 0.3 % of their largest spread.
+Biases that all stop at once were stopped on purpose, as late in training they are.
 
 A finding means: the update no longer reaches this router: it was left out, or is lost in a bias
 that is kept in too few bits.
@@ -25,7 +25,8 @@ from moegeom.studies.track.series_check import SeriesCheck, same_onset
 
 def _judge(history: History) -> Iterator[Finding]:
     rates = {r.name: r.bias_rates for r in history.routers if r.bias_rates is not None}
-    for one in standing(rates):
+    # two intervals: biases that swing in units of their update may meet themselves once
+    for one in standing(rates, 2):
         others = number_of(one.num_moving, "other router moves", "other routers move")
         yield CHECK.finding(
             one.router,
@@ -50,6 +51,7 @@ CHECK = SeriesCheck(
     inputs="series",
     absent="no router has a selection bias at every step",
     alike=same_onset,
+    least_steps=lambda history: 3,
     needs_bias=True,
     too_little=_too_few,
 )
