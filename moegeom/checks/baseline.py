@@ -37,6 +37,9 @@ _STEPS = 4096.0
 
 _FACTS = ("num_experts", "hidden_size", "top_k", "stored_dtype")
 
+#: Facts that baselines of older versions lack.
+_LATER_FACTS = ("rule",)
+
 #: Numbers of each expert that not every router has, by the column of ``experts`` they come from.
 _VECTORS = {
     "selection_bias": "selection_bias",
@@ -51,7 +54,8 @@ class BaselineRouter:
     """One router: figures as (value, standard error or None), and arrays by expert.
 
     ``norms`` and ``projections`` belong to the centred effective rows; ``digests`` tell whether
-    weight, gain and bias are bit for bit the same.
+    weight, gain and bias are bit for bit the same. ``facts`` hold the rule in words, but for
+    baselines of older versions.
     """
 
     facts: Mapping[str, Any]
@@ -65,6 +69,11 @@ class BaselineRouter:
     load: Float32[np.ndarray, "experts"] | None = None
     load_error: Float32[np.ndarray, "experts"] | None = None
     samples: Sequence[str] | None = None
+
+    @property
+    def half_step(self) -> Float32[np.ndarray, "experts"]:
+        """How far a projection of each row may be from what it was before it was written."""
+        return (self.norms / np.float32(2.0 * _STEPS)).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +158,7 @@ def _router_of(
             "A baseline is made from a checkpoint that can be trusted.",
         )
     return BaselineRouter(
-        facts={name: facts[name] for name in _FACTS},
+        facts={n: facts[n] for n in (*_FACTS, *_LATER_FACTS) if facts.get(n) is not None},
         columns=columns,
         digests={n: v for n, v in row.items() if n.endswith("_digest") and v is not None},
         norms=norms,
@@ -256,6 +265,7 @@ def _to_json(router: BaselineRouter) -> dict[str, Any]:
 
 def _from_json(entry: Mapping[str, Any]) -> BaselineRouter:
     facts = {name: entry["facts"][name] for name in _FACTS}
+    facts |= {name: str(entry["facts"][name]) for name in _LATER_FACTS if name in entry["facts"]}
     experts = int(facts["num_experts"])
     norms = _array(entry["norms"], np.float32, experts)
     steps = _array(entry["projections"], np.int16, experts * NUM_PROJECTIONS)

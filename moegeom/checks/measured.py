@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moegeom.checks.baseline import Baseline, BaselineRouter
 from moegeom.checks.profile import Threshold
 from moegeom.core.errors import ResultsError
 from moegeom.core.row_keys import is_domain, is_whole
 from moegeom.results.reader import ResultsView
+
+if TYPE_CHECKING:
+    from moegeom.checks.drift import Drift
 
 Row = Mapping[str, Any]
 
@@ -38,6 +41,7 @@ class Measured:
     router by router name, ``experts`` and ``domains`` the rows of a router by its name. ``run`` is
     ``run.json``. ``checkpoint``, ``tokens`` and ``options`` are what was typed, for the commands
     that findings suggest; ``thresholds`` are those of the profile.
+    ``drifts`` say by router what happened since the baseline.
     """
 
     layers: Sequence[Row]
@@ -50,6 +54,7 @@ class Measured:
     run: Mapping[str, Any] = field(default_factory=dict)
     baseline: Baseline | None = None
     thresholds: Sequence[Threshold] = ()
+    drifts: Mapping[str, Drift] = field(default_factory=dict)
 
     @property
     def has_tokens(self) -> bool:
@@ -103,6 +108,7 @@ def measured_rows(
     run: Mapping[str, Any] | None = None,
     baseline: Baseline | None = None,
     options: str = "",
+    drifts: Mapping[str, Drift] | None = None,
 ) -> Measured:
     """The rows of the tables ``layers`` and ``experts``, sorted for the checks."""
     layers = [_Columns(row) for row in layers]
@@ -130,6 +136,7 @@ def measured_rows(
         options=options,
         run=run or {},
         baseline=baseline,
+        drifts=drifts or {},
     )
 
 
@@ -139,10 +146,11 @@ def measured_results(
     tokens: str = NO_NAME,
     baseline: Baseline | None = None,
     options: str = "",
+    drifts: Mapping[str, Drift] | None = None,
 ) -> Measured:
     """The same from results, on disk or in memory."""
     rows = (results.rows("layers"), results.rows("experts"))
-    return measured_rows(*rows, checkpoint, tokens, results.run, baseline, options)
+    return measured_rows(*rows, checkpoint, tokens, results.run, baseline, options, drifts)
 
 
 def _typed(path: str) -> str:

@@ -13,6 +13,8 @@ def unseen(measured: Measured) -> Iterator[str]:
     silent = sum(not row.get("num_tokens") for row in measured.layers)
     if measured.has_tokens and silent:
         yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"
+    if any((b := measured.before(r)) and "rule" not in b.facts for r in measured.experts):
+        yield "how weights are normalised and scaled (the baseline does not say)"
     hashed = [r for r in measured.experts if (b := measured.before(r)) and b.samples]
     left = [r for r in hashed if any(e.get("expert_sample") is None for e in measured.experts[r])]
     if left:

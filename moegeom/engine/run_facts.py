@@ -27,7 +27,7 @@ from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_flipped
-from moegeom.router.describe import rule_origin
+from moegeom.router.describe import rule_in_words, rule_origin
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.arithmetic import arithmetic
@@ -147,6 +147,8 @@ def router_facts(router: Router) -> dict[str, Any]:
         "bias_tensor": router.provenance.bias_tensor,
         "bias_dtype": router.provenance.bias_dtype,
         "score": router.rule.score,
+        "rule": rule_in_words(router),
+        "weights_from": router.rule.weights.source,
         "has_logit_bias": router.rule.has_logit_bias,
         "has_selection_bias": router.rule.has_selection_bias,
         "num_groups": 1 if router.rule.groups is None else router.rule.groups.num_groups,

@@ -143,6 +143,19 @@ def usual_factor(
     return float(np.median(np.einsum("ij,ij->i", a, b)[known] / square[known]))
 
 
+def spread_factor(
+    a: Float64[np.ndarray, "rows dimension"], b: Float64[np.ndarray, "rows dimension"]
+) -> float:
+    """The median ratio of the distances between rows, the same whatever was added to all of them.
+
+    0 where no two rows of a differ.
+    """
+    pairs = np.triu_indices(len(a), 1)
+    before, after = (squared_distances(rows, rows)[pairs] for rows in (a, b))
+    known = before > 0.0
+    return float(np.sqrt(np.median(after[known] / before[known]))) if known.any() else 0.0
+
+
 def column_factors(
     a: Float64[np.ndarray, "rows dimension"], b: Float64[np.ndarray, "rows dimension"]
 ) -> Float64[np.ndarray, "dimension"]:

@@ -40,11 +40,15 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True)
 class Neutral:
-    """A change; ``for_softmax_only`` where a sigmoid is not invariant under it."""
+    """A change; ``for_softmax_only`` where a sigmoid is not invariant under it.
+
+    ``says`` are the codes of the gate where routing weights change and choices do not.
+    """
 
     text: str
     change: Callable[[Checkpoint, Model], Checkpoint]
     for_softmax_only: bool = False
+    says: tuple[str, ...] = ()
 
 
 def _shifted(times: float) -> Callable[[Checkpoint, Model], Checkpoint]:
@@ -89,9 +93,9 @@ NEUTRAL: Mapping[str, Neutral] = {
     "long shift": Neutral("one vector, three times as long", _shifted(3.0), True),
     "renumbering": Neutral("experts renumbered with all that belongs to them", _renumbered),
     "folding": Neutral("the gain folded into the router, rounded to bfloat16", _folded),
-    "half": Neutral("the router times 0.5", _scaled(0.5), True),
-    "double": Neutral("the router times 2", _scaled(2.0), True),
-    "triple": Neutral("the router times 3, rounded to bfloat16", _scaled(3.0), True),
+    "half": Neutral("the router times 0.5", _scaled(0.5), True, ("MGI128",)),
+    "double": Neutral("the router times 2", _scaled(2.0), True, ("MGI128",)),
+    "triple": Neutral("the router times 3, rounded to bfloat16", _scaled(3.0), True, ("MGI128",)),
     "rounding": Neutral("the router rounded to bfloat16 again", _rounded_again),
 }
 

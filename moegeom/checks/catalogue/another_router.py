@@ -1,7 +1,9 @@
 """MGI124: the routers are of the same kind as the baseline's.
 
-Looked for: family, rule, numbers of experts, chosen experts and hidden size, and the list of
-routers.
+Looked for: the rule of each router step by step, with what its weights are divided and multiplied
+by; numbers of experts, chosen experts and hidden size; and the list of routers. A baseline of an
+older version knows the family and the text of its rule only. Another format of file may have
+another name for the same family.
 
 A finding means: the baseline belongs to another model, or a conversion changed the rule. Other
 comparisons with it mean nothing.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moegeom.checks.baseline import Baseline
 from moegeom.checks.check import Check, Limits, same_sentence
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
@@ -25,12 +28,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     baseline = measured.baseline
     if baseline is None:
         return
-    for key in ("family", "rule"):
-        now, old = measured.run["checkpoint"][key], baseline.checkpoint.get(key)
-        if now != old:
-            yield CHECK.finding(
-                (), f"the {key} is {now!r}; the baseline has {old!r}.", "", "moegeom families"
-            )
+    yield from _other_rule(measured, baseline)
     known = {facts["name"] for facts in measured.run["routers"]}
     missing = sorted(set(baseline.routers) - known)
     if missing and not measured.run.get("layers_requested"):
@@ -60,6 +58,22 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         ]
         if differing:
             yield CHECK.finding(router, f"the router has {', '.join(differing)}.")
+
+
+def _other_rule(measured: Measured, baseline: Baseline) -> Iterator[Finding]:
+    """The rules of the routers step by step; where the baseline lacks them, families and texts."""
+    known = {n: r.facts["rule"] for n, r in baseline.routers.items() if "rule" in r.facts}
+    for row in measured.layers:
+        now, old = measured.facts(row["router"]).get("rule"), known.get(row["router"])
+        if old is not None and now is not None and now != old:
+            title = f"the rule is {now!r}; the baseline has {old!r}."
+            yield CHECK.finding(row["router"], title, "", "moegeom families")
+    for key in () if known else ("family", "rule"):
+        now, old = measured.run["checkpoint"][key], baseline.checkpoint.get(key)
+        if now != old:
+            yield CHECK.finding(
+                (), f"the {key} is {now!r}; the baseline has {old!r}.", "", "moegeom families"
+            )
 
 
 CHECK = Check(

@@ -1,6 +1,7 @@
 """MGN123: the selection bias moves when the rows do.
 
-Looked for: a bias that is bit for bit the baseline's beside rows that are not.
+Looked for: a bias that is bit for bit the baseline's beside rows that changed as training changes
+them: without a pattern, and without losing digits.
 
 A finding means: training went on and the bias was not updated with it, or not saved. Late in
 training a bias may be frozen on purpose: then ignore this check with that reason.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moegeom.checks.catalogue.precision_lost import lost_levels
 from moegeom.checks.check import Check, Limit, Limits, Unknown
 from moegeom.checks.drift import drifts
 from moegeom.checks.measured import Measured, percent
@@ -29,7 +31,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
         if before is None or row.get(name) is None:
             continue
         moved = float(drift.moved.mean())
-        if before.digests.get(name) == row[name] and moved > limits("moved", router):
+        is_trained = drift.is_trained() and not lost_levels(before, row)
+        if before.digests.get(name) == row[name] and is_trained and moved > limits("moved", router):
             yield CHECK.finding(
                 router,
                 "the rows moved since the baseline, and not one selection bias did.",

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.checks.check import Check, Limit, Limits, Unknown
-from moegeom.checks.drift import drift_of, spread_of
+from moegeom.checks.drift import spread_of
 from moegeom.checks.measured import Measured, percent
 from moegeom.core.finding import Finding
 
@@ -38,9 +38,9 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
             if None in now:
                 yield Unknown(router, f"its {words} is not finite, or was not measured")
                 continue
-            drift = drift_of(measured, router)
-            if drift is not None and drift.renumbered.any():
-                continue  # MGI121 asks whether the biases moved along
+            drift = measured.drifts.get(router)
+            if drift is not None and (drift.renumbered.any() or drift.faults(words)):
+                continue  # MGI121 asks whether the biases moved along; MGI128 names the fault
             change = np.array(now, dtype=np.float64) - old
             change -= np.median(change)  # a common offset changes no choice
             largest, spread = float(np.abs(change).max()), spread_of(old)

@@ -1,7 +1,8 @@
 """MGN118: the values of a router use the precision they are stored in.
 
 Looked for: the number of different values in windows of 32 weights, beside that of Gaussian rows in
-the stored dtype; and float32 storage that holds bfloat16 numbers only.
+the stored dtype; and float32 storage that holds bfloat16 numbers only, unless the file is a GGUF,
+which stores routers in float32, or the baseline held bfloat16 numbers too.
 
 A finding means: the router was rounded before it was stored, to integers or short floats by a
 quantiser, or to bfloat16 by a transfer, and written back in a longer format.
@@ -24,7 +25,7 @@ _BF16_BITS = 7
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for row in sorted(measured.layers, key=lambda row: row.get("levels_share") or 1.0):
         router, share = row["router"], row.get("levels_share")
-        if _is_padded_bf16(row):
+        if _is_padded_bf16(row) and not _may_be_padded(measured, router):
             stored = measured.facts(router).get("stored_dtype", "?").lower()
             yield CHECK.finding(
                 router,
@@ -47,6 +48,16 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 "would.",
                 f"Too few: {who}. Rounded to a coarser format before they were stored.",
             )
+
+
+def _may_be_padded(measured: Measured, router: str) -> bool:
+    """Whether nothing was lost: GGUF stores routers in float32, whatever they were trained in, and
+    the baseline may have held bfloat16 numbers as well.
+    """
+    before = measured.before(router)
+    was = None if before is None else before.columns.get("is_weight_bf16")
+    is_gguf = str(measured.facts(router).get("file", "")).endswith(".gguf")
+    return is_gguf or (was is not None and was[0] == 1.0)
 
 
 def _is_padded_bf16(row: Row) -> bool:

@@ -2,9 +2,9 @@
 
 Looked for: the distance of each centred effective row to its place in the baseline, over its
 length, from 32 seeded projections: right for a row that was scaled, turned round or zeroed, else to
-12 % (one standard error). A vector common to most rows, and a common factor, are taken out
-where the rule does not depend on them, so that no row is blamed for another one that moved; rows
-that changed places with their experts are compared in the new place.
+12 % (one standard error). A vector that was added to all rows is taken out where the rule does not
+depend on it, so that no row is blamed for another one that moved; rows that changed places with
+their experts are compared in the new place. What has a name of its own is MGI128's.
 
 A finding means: these rows route other tokens than they did. Between two steps of a training that
 is expected; after a conversion or a quantisation it is not.
@@ -34,15 +34,13 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
             continue
         row, drift = compared
         router = row["router"]
-        if is_gain_alone(measured, router, row):
-            continue  # MGI122 names the cause
+        if is_gain_alone(measured, router, row) or drift.faults("rows"):
+            continue  # MGI122 and MGI128 name the cause
         moved, limit = drift.moved[~drift.renumbered], limits("moved", router)
         if not moved.size or not moved.max() > limit:
             continue
         count = int((moved > limit).sum())
         expert = int(np.argmax(np.where(drift.renumbered, -1.0, drift.moved)))
-        scaled = f" Rows are {drift.scale:.3g} times as long (median)."
-        scaled *= abs(drift.scale - 1.0) > 0.1
         found.append(
             (
                 float(moved.max()),
@@ -50,8 +48,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
                     router,
                     f"expert {expert} moved by about {percent(moved.max())} of its length since "
                     f"the baseline; {count} of {len(drift.moved)} rows moved.",
-                    f"Median over rows {percent(float(np.median(moved)))}; limit {percent(limit)}, "
-                    f"heuristic.{scaled}",
+                    f"All rows together by {percent(drift.size)}, the median row by "
+                    f"{percent(float(np.median(moved)))}; limit {percent(limit)}, heuristic.",
                 ),
             )
         )

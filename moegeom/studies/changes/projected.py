@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from moegeom.studies.changes.operators.gains import FOLDED, NOT_FOLLOWED
 from moegeom.studies.changes.operators.places import NOT_COMPARED
 from moegeom.studies.changes.record import Change, RouterChange, percent
 from moegeom.studies.changes.router import bias_changes
-from moegeom.studies.changes.row_pair import OtherRows, RowPair
+from moegeom.studies.changes.row_pair import OtherRows, RowPair, stored_bits
 from moegeom.studies.changes.search import explained
 
 Row = Mapping[str, Any]
@@ -25,9 +26,6 @@ _UNKNOWN = "whether the experts moved along is not in results: compare the check
 
 #: Projected rows that differ by less than this are the same but for rounding to bfloat16.
 _FOLDED = 2.0**-8
-
-#: Relative rounding of projections as results keep them.
-RESULTS_STEP = 2.0**-24
 
 
 class KeptRouters(Protocol):
@@ -103,9 +101,13 @@ class ProjectedRouters:
         return self._rows[router]
 
     def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """Those of float32."""
+        """What the stored dtype leaves of a row, over its projections."""
         rows = self.projections(router)
-        return None if rows is None else np.abs(rows) * RESULTS_STEP
+        if rows is None:
+            return None
+        step = 2.0 ** -(stored_bits(self.facts[router]["stored_dtype"]) + 1)
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True) / np.sqrt(rows.shape[1])
+        return np.ones_like(rows) * lengths * step
 
     def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
         """True lengths of the centred rows."""
@@ -137,7 +139,7 @@ def rule_of(facts: Mapping[str, Any]) -> Rule:
 def compare_projected(
     a: KeptRouters, b: KeptRouters, router: str
 ) -> tuple[RouterChange, RowPair | None]:
-    """The change of one router, and its projected rows where there are any.
+    """The change of one router, and its projected rows in the order of B where there are any.
 
     Equal weights and gains are exact; all else is approximate. Distances from 32 projections are
     true to 12 %. A fold of the gain shows as no change; a cast, a rotation, an update of low rank
@@ -159,9 +161,12 @@ def compare_projected(
         kind = "no projections of its rows are known"
         return RouterChange(router, (NOT_COMPARED.change(rule, kind=kind),), beside), None
     rows, left = _rows(pair, **is_same)
-    found = (*rows, *_biases(a, b, router, left.place))
-    said = (_UNKNOWN,) if (left.place != own).any() else ()
-    return RouterChange(router, found, (*beside, *said), left.place.tolist()), left
+    place = left.place
+    found = (*rows, *_biases(a, b, router, place))
+    said = (_UNKNOWN,) if (place != own).any() else ()
+    lengths = None if pair.lengths is None else pair.lengths[place]
+    placed = dataclasses.replace(pair, a=pair.a[place], place=place, lengths=lengths)
+    return RouterChange(router, found, (*beside, *said), place.tolist()), placed
 
 
 def _biases(a: KeptRouters, b: KeptRouters, router: str, place: np.ndarray) -> Iterator[Change]:

@@ -141,13 +141,14 @@ class RowPair:
         """Rows that moved by more than rounding."""
         return np.linalg.norm(self.left, axis=1) > self.finest
 
-    def row_sizes(self) -> Float64[np.ndarray, "experts"]:
+    def row_sizes(self, is_shift_free: bool = True) -> Float64[np.ndarray, "experts"]:
         r"""The change of each row over the length of the row, centred: :math:`|l_i| / |a_i|`.
 
+        With the common vector unless the pair is to be ``is_shift_free``; 0 within rounding.
         Of projections only what lies across the old row is estimated: what lies along it is a
         multiple of a row whose true length is known.
         """
-        before, left = self.centred[0], self.left
+        before, left = self.centred[0], self.left if is_shift_free else self.b - self.a
         lengths = np.linalg.norm(before, axis=1)
         if self.lengths is None:
             moved = np.linalg.norm(left, axis=1)
@@ -158,7 +159,7 @@ class RowPair:
             across = np.linalg.norm(left - along[:, None] * before, axis=1)
             moved, lengths = np.hypot(along * self.lengths, across), self.lengths
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(moved > 0.0, moved / lengths, 0.0)
+            return np.where(np.linalg.norm(left, axis=1) > self.finest, moved / lengths, 0.0)
 
 
 def share(part: float, of: float) -> float:

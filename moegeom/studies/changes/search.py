@@ -94,7 +94,8 @@ def _where(region: MatrixRegion) -> str:
         return ""
     if not region.rows.all():
         rows = np.flatnonzero(region.rows)
-        return f"rows {listed(rows)} ({len(rows)} of {len(region.rows)})"
+        name = "row" if len(rows) == 1 else "rows"
+        return f"{name} {listed(rows)} ({len(rows)} of {len(region.rows)})"
     columns = np.flatnonzero(region.columns)
     return f"columns {columns[0]}-{columns[-1]} of {len(region.columns)}"
 

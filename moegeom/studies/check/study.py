@@ -33,6 +33,7 @@ from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
 from moegeom.studies.check.closer_look import looked_closer
 from moegeom.studies.check.record import Gate, GateRequest
+from moegeom.studies.check.since_baseline import drifts_since
 
 #: Where a baseline is written when neither command line nor profile says.
 DEFAULT_BASELINE = "moegeom-baseline.json"
@@ -215,7 +216,10 @@ def judge_results(
 ) -> Verdict:
     """The checks of the profile on these results."""
     tokens, options = request.tokens or NO_NAME, request.typed_again()
-    measured = measured_results(results, request.target, tokens, baseline, options)
+    drifts = None
+    if baseline is not None and "refused" not in results.run:
+        drifts = drifts_since(results, baseline)
+    measured = measured_results(results, request.target, tokens, baseline, options, drifts)
     return run_checks(measured, profile)
 
 

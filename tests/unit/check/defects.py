@@ -189,8 +189,13 @@ COMPARED: dict[str, Case] = {
     ),
     "MGN123": Case(rows(lambda w: w + 0.002 * _random(16, 64)), "deepseek_v3", before=keep),
     "MGI124": Case(setting(num_experts_per_tok=2), before=keep),
+    "MGI128": Case(rows(lambda w: -w), before=keep),
     "MGN125": Case(tensor(BIAS, lambda bias: bias.astype(BF16)), "deepseek_v3", before=keep),
-    "MGN126": Case(tensor(BIAS, lambda bias: bias[::-1].copy()), "deepseek_v3", before=keep),
+    "MGN126": Case(
+        tensor(BIAS, lambda bias: bias + bias.std() * _random(16).astype(bias.dtype)),
+        "deepseek_v3",
+        before=keep,
+    ),
     "MGG401": Case(rows(lambda w: w + 0.03 * _random(16, 64)), before=keep),
 }
 

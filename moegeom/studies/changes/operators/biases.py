@@ -138,7 +138,6 @@ LEFT_BEHIND = Edit(
     says("rows changed places, or went, and their biases did not move along: choices change."),
     always("failed"),
     fit_bias=_left_behind,
-    gate=error,
 )
 
 

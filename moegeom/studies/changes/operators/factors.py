@@ -8,7 +8,13 @@ import numpy as np
 
 from moegeom.core.router import Rule
 from moegeom.geometry.description import number_bits
-from moegeom.geometry.rows import column_factors, common_factor, size, usual_factor
+from moegeom.geometry.rows import (
+    column_factors,
+    common_factor,
+    size,
+    spread_factor,
+    usual_factor,
+)
 from moegeom.studies.changes.edit import (
     Edit,
     RowFit,
@@ -24,7 +30,8 @@ _LEAST_ROWS_FOR_COLUMNS = 4
 
 def _common(pair: RowPair, sign: float) -> Iterator[RowFit]:
     same = not pair.is_projected and _has_same_weight(pair)
-    for factor in (common_factor(*pair.centred), usual_factor(pair.a, pair.b)):
+    spread = sign * spread_factor(pair.a, pair.b)
+    for factor in (common_factor(*pair.centred), usual_factor(pair.a, pair.b), spread):
         if factor * sign <= 0.0:
             continue
         rows = factor * pair.a

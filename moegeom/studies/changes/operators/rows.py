@@ -154,6 +154,12 @@ def _scaled_rows(pair: RowPair) -> Iterator[RowFit]:
     if 2 * is_scaled.sum() > experts:
         # also rows whose factor happens to be near 1
         is_scaled |= left <= _EXPLAINS * np.linalg.norm(pair.b, axis=1)
+    # a factor that most rows have is theirs together
+    usual = float(np.median(factors))
+    apart = np.abs(factors - usual) * np.sqrt(square)
+    is_usual = is_scaled & (apart <= 2.0 * max(1.0, abs(usual)) * pair.finest)
+    if 2 * is_usual.sum() > experts:
+        is_scaled &= ~is_usual
     number = int(is_scaled.sum())
     if experts < _LEAST_ROWS or not number or (not factors[is_scaled].any() and number == experts):
         return

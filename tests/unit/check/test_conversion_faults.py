@@ -1,0 +1,248 @@
+"""What a conversion can do wrong fails the gate beside a baseline; what it does right does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moegeom.core.finding import Verdict
+from moegeom.geometry.codes import Code, decoded
+from moegeom.studies.check.study import GateRequest, gate
+from tests.museum.checkpoint import BF16, F32, Checkpoint, Part, name_of
+from tests.museum.exhibit_smoothing import smoothed
+from tests.museum.healthy import (
+    in_float32,
+    sigmoid_model,
+    softmax_model,
+    trained,
+    trained_sigmoid,
+    with_experts,
+)
+from tests.museum.renumbering import permuted, text_order, within_groups
+
+Change = Callable[[Checkpoint], Checkpoint]
+
+MODELS: dict[str, Callable[[], Checkpoint]] = {
+    "softmax": lambda: with_experts(softmax_model(layers=3)),
+    "sigmoid": lambda: with_experts(sigmoid_model(layers=3)).changed(
+        config={"routed_scaling_factor": 2.5}
+    ),
+    "trained softmax": lambda: trained("olmoe-balanced/step_1500"),
+    "trained sigmoid": lambda: trained_sigmoid().changed(config={"routed_scaling_factor": 2.5}),
+}
+
+
+def of(change: Callable, part: Part = "weight", dtype: np.dtype | None = None) -> Change:
+    return lambda model: model.edited(part, change, dtype=dtype)
+
+
+def reordered(order: Callable[[int], object]) -> Change:
+    return of(lambda w, _: w[np.asarray(order(len(w)))])
+
+
+def interleaved(experts: int) -> np.ndarray:
+    return np.arange(experts).reshape(2, -1).T.reshape(-1)
+
+
+def half_twice(w: np.ndarray, _: int) -> np.ndarray:
+    return np.concatenate([w[: len(w) // 2]] * 2)
+
+
+def blocks_transposed(w: np.ndarray, _: int) -> np.ndarray:
+    rows, columns = w.shape
+    return w.reshape(rows // 8, 8, columns // 8, 8).transpose(0, 3, 2, 1).reshape(rows, columns)
+
+
+def drawn(seed: int, scale: float | None = None) -> Change:
+    def change(w: np.ndarray, layer: int) -> np.ndarray:
+        rows = np.random.default_rng([seed, layer]).standard_normal(w.shape)
+        return rows * (w.std() if scale is None else scale)
+
+    return of(change)
+
+
+def from_next_layer(part: Part) -> Change:
+    def change(model: Checkpoint) -> Checkpoint:
+        after = dict(zip(model.layers, np.roll(model.layers, -1), strict=True))
+        return model.changed(
+            {name_of(part, n): model.tensors[name_of(part, after[n])] for n in model.layers}
+        )
+
+    return change
+
+
+def exchanged(model: Checkpoint) -> Checkpoint:
+    parts: tuple[Part, ...] = ("weight", "gain", "bias")
+    names = [[name_of(part, n) for n in model.layers[:2]] for part in parts]
+    there = [pair for pair in names if pair[0] in model.tensors]
+    ways = [way for a, b in there for way in ((a, b), (b, a))]
+    return model.changed({one: model.tensors[other] for one, other in ways})
+
+
+def coded(form: str, rows: int, columns: int, largest: float | None) -> Change:
+    code = Code(form, rows, columns, largest)
+    return of(lambda w, _: decoded(w.astype(np.float32), code))
+
+
+def without(part: Part) -> Change:
+    return lambda model: model.changed({name_of(part, n): None for n in model.layers})
+
+
+def bytes_as_bf16(bias: np.ndarray, _: int) -> np.ndarray:
+    return bias.astype(np.float32).view(ml_dtypes.bfloat16)[: len(bias)].astype(np.float64)
+
+
+#: What went wrong, and which codes may say so.
+FAULTS: dict[str, tuple[Change, str]] = {
+    "rows in text order": (reordered(text_order), "MGI121"),
+    "rows interleaved by blocks": (reordered(interleaved), "MGI121"),
+    "rows shifted by one": (reordered(lambda n: np.roll(np.arange(n), 1)), "MGI121"),
+    "half of the rows twice": (of(half_twice), "MGI104 MGI128"),
+    "blocks transposed": (of(blocks_transposed), "MGI128"),
+    "read as columns": (of(lambda w, _: np.ascontiguousarray(w.T).reshape(w.shape)), "MGI128"),
+    "rows of another layer": (from_next_layer("weight"), "MGI128"),
+    "layers exchanged": (exchanged, "MGI128"),
+    "another checkpoint": (drawn(99), "MGI128"),
+    "reinitialised": (drawn(98, 0.02), "MGI128"),
+    "zero": (of(lambda w, _: 0.0 * w), "MGI103"),
+    "doubled": (of(lambda w, _: 2.0 * w), "MGI128"),
+    "scaled by 1.1": (of(lambda w, _: 1.1 * w), "MGI128"),
+    "negated": (of(lambda w, _: -w), "MGI128"),
+    "int8": (coded("int8", 1, 0, 127.0), "MGN125"),
+    "int4": (coded("int4", 1, 128, 7.0), "MGN125"),
+    "fp8 by blocks": (coded("e4m3", 128, 128, 448.0), "MGN125"),
+    "fp8 without a scale": (coded("e4m3", 0, 0, None), "MGN125"),
+    "gain left out": (of(lambda g, _: np.ones_like(g), "gain"), "MGI122"),
+    "gain applied twice": (of(lambda g, _: g * g, "gain"), "MGI122"),
+    "gain taken as 1 + g": (of(lambda g, _: 1.0 + g, "gain"), "MGI122"),
+}
+
+FAULTS_OF_BIASES: dict[str, tuple[Change, str]] = {
+    "bias dropped": (without("bias"), "MGI107"),
+    "bias zero": (of(lambda b, _: 0.0 * b, "bias"), "MGI128"),
+    "bias negated": (of(lambda b, _: -b, "bias"), "MGI128"),
+    "bias cast": (of(lambda b, _: b, "bias", BF16), "MGI128"),
+    "bias offset and cast": (of(lambda b, _: (b + 7.0).astype(BF16), "bias"), "MGI128 MGN111"),
+    "bias of another layer": (from_next_layer("bias"), "MGI128"),
+    "bytes of the bias read as bf16": (of(bytes_as_bf16, "bias"), "MGI128 MGI110 MGI101"),
+    "biases left behind": (
+        lambda m: permuted(m, text_order_of(m), ("weight", "experts")),
+        "MGI121",
+    ),
+    "weights not normalised": (lambda m: m.changed(config={"norm_topk_prob": False}), "MGI124"),
+    "scaling factor lost": (lambda m: m.changed(config={"routed_scaling_factor": 1.0}), "MGI124"),
+}
+
+
+def text_order_of(model: Checkpoint) -> list[int]:
+    return text_order(len(model.tensors[name_of("weight", model.layers[0])]))
+
+
+HEALTHY: dict[str, Change] = {
+    "the same": lambda model: model,
+    "the same numbers in float32": of(lambda w, _: w, dtype=F32),
+    "a fold of the gain": lambda model: smoothed(model, 3.0, True),
+}
+
+
+@pytest.fixture
+def verdict_of(tmp_path, monkeypatch) -> Callable[[Checkpoint, Checkpoint], Verdict]:
+    """The gate's verdict on a checkpoint beside the baseline of another one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moegeom.toml").write_text("", encoding="utf-8")
+
+    def judge(before: Checkpoint, after: Checkpoint) -> Verdict:
+        baseline = tmp_path / "baseline.json"
+        first, second = (
+            str(model.write(tmp_path / name))
+            for name, model in (("before", before), ("after", after))
+        )
+        gate(GateRequest(first, baseline=baseline, update_baseline=True))
+        return gate(GateRequest(second, baseline=baseline)).verdict
+
+    return judge
+
+
+def errors(verdict: Verdict) -> set[str]:
+    return {finding.code for finding in verdict.findings if finding.severity == "error"}
+
+
+PLANTED = [
+    *((model, name, *FAULTS[name]) for model in MODELS for name in FAULTS),
+    *(
+        (model, name, *FAULTS_OF_BIASES[name])
+        for model in ("sigmoid", "trained sigmoid")
+        for name in FAULTS_OF_BIASES
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "fault", "codes"), PLANTED)
+def test_a_fault_of_a_conversion_fails_the_gate(verdict_of, model, name, fault, codes):
+    before = MODELS[model]()
+    verdict = verdict_of(before, fault(before))
+    assert verdict.exit_code == 1
+    assert errors(verdict) & set(codes.split())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_faithful_conversion_passes_the_gate(verdict_of, model, name):
+    before = MODELS[model]()
+    verdict = verdict_of(before, HEALTHY[name](before))
+    assert (verdict.exit_code, verdict.findings) == (0, ())
+
+
+def test_a_cast_that_the_config_states_is_no_error(verdict_of):
+    before = in_float32(softmax_model(layers=3)).changed(config={"dtype": "float32"})
+    after = before.edited("weight", lambda w, _: w, dtype=BF16).changed(
+        config={"dtype": "bfloat16"}
+    )
+    verdict = verdict_of(before, after)
+    assert verdict.exit_code == 0
+    assert errors(verdict) == set()
+
+
+@pytest.mark.parametrize("model", ["softmax", "sigmoid"])
+def test_experts_renumbered_with_all_that_is_theirs_pass(verdict_of, model):
+    before = MODELS[model]()
+    experts = len(before.tensors[name_of("weight", 0)])
+    parts = ("weight", "experts") if model == "softmax" else ("weight", "bias", "experts")
+    after = permuted(before, within_groups(experts, 2), parts)
+    assert errors(verdict_of(before, after)) == set()
+
+
+@pytest.mark.parametrize("steps", [("step_1000", "step_1500"), ("step_100", "step_300")])
+def test_steps_of_a_training_are_no_fault(verdict_of, steps):
+    before, after = (trained(f"olmoe-balanced/{step}") for step in steps)
+    assert errors(verdict_of(before, after)) == set()
+
+
+def test_a_row_that_did_not_move_is_not_counted_among_those_that_did(verdict_of):
+    before = softmax_model(layers=1)
+
+    def some(w: np.ndarray, layer: int) -> np.ndarray:
+        moved = w * (1.0 + 0.2 * np.random.default_rng(layer).standard_normal(w.shape))
+        moved[[0, 7, 30]] = w[[0, 7, 30]]
+        return moved
+
+    verdict = verdict_of(before, before.edited("weight", some))
+    (finding,) = [f for f in verdict.findings if f.code == "MGG401"]
+    assert "29 of 32 rows moved" in finding.title
+
+
+def test_what_an_older_baseline_does_not_say_is_told_with_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = str(softmax_model(layers=1).write(tmp_path / "model"))
+    baseline = tmp_path / "baseline.json"
+    gate(GateRequest(folder, baseline=baseline, update_baseline=True))
+    kept = json.loads(baseline.read_text("utf-8"))
+    for router in kept["routers"].values():
+        del router["facts"]["rule"]
+    baseline.write_text(json.dumps(kept), "utf-8")
+    verdict = gate(GateRequest(folder, baseline=baseline)).verdict
+    assert any("how weights are normalised" in text for text in verdict.unseen)
