@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
+import numpy as np
+
+from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
 from moegeom.router.describe import groups_in_words, map_in_words
 
 #: What the fields of a rule and of its weights are called, in the order in which they are told.
@@ -28,14 +30,41 @@ _NAMES = {
 }
 
 
+#: What guards the sum of the weights against 0, up to these numbers: of chosen experts the sum is
+#: larger by far, and formats of files have guards of their own.
+_GUARDS = {"epsilon": 1e-6, "floor": 1e-4}
+
+
 def rule_differences(a: Rule, b: Rule) -> list[str]:
-    """``experts chosen 3 in A, 4 in B`` for every step that is not the same; empty when all are."""
+    """``experts chosen 3 in A, 4 in B`` for every step that is not the same; empty when all are.
+
+    Numbers are the same where float32 does not tell them apart, and so are guards against a sum of
+    0: a format may keep its settings in float32 and have another guard.
+    """
     first, second = dict(_steps(a)), dict(_steps(b))
     return [
         f"{name} {_said(first[step])} in A, {_said(second[step])} in B"
         for step, name in _NAMES.items()
-        if first[step] != second[step]
+        if not _is_same(step, first[step], second[step])
     ]
+
+
+def is_same_norm(a: Norm | None, b: Norm | None) -> bool:
+    """Whether kind and epsilon are the same; the offset with which a gain is stored may differ."""
+    if a is None or b is None:
+        return a is b
+    return a.kind == b.kind and _is_same_number(a.eps, b.eps)
+
+
+def _is_same_number(a: float, b: float) -> bool:
+    """Whether float32 does not tell the two apart."""
+    return bool(np.float32(a) == np.float32(b))
+
+
+def _is_same(step: str, a: object, b: object) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return _is_same_number(a, b) or max(a, b) <= _GUARDS.get(step, 0.0)
+    return a == b
 
 
 def _steps(rule: Rule) -> Iterator[tuple[str, Any]]:

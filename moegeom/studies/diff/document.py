@@ -53,6 +53,7 @@ _WELL_KNOWN = (
 _MOST_NAMED = 4
 
 _ALL = {1: "the router is", 2: "both routers are"}
+_WHOSE = {1: "the router", 2: "both routers"}
 
 #: Told beside nearly every router, so not worth a line where nothing changed.
 _USUAL = "gain equal"
@@ -70,8 +71,8 @@ def document(found: Difference, view: View) -> Document:
         [
             [*_side("A", first), *_side("B", second)],
             [
-                *(Fact("UNLIKE", text, "error") for text in _unlike(found)),
                 Fact("VERDICT", verdict_sentence(found), _mood(found)),
+                *(Fact("UNLIKE", text, "error") for text in _unlike(found)),
             ],
             [Excerpt([*_routers(found, view)], [*_routers_whole(found)])],
             [Fact("means", f"{word}: {text}", "dim") for word, text in _meanings(found).items()],
@@ -97,7 +98,7 @@ def _side(name: str, side: Side) -> Sequence[Block]:
 
 
 def _unlike(found: Difference) -> Iterator[str]:
-    """What must be read before the verdict: other kinds, routers without a partner."""
+    """What must be read with the verdict: other kinds, routers without a partner."""
     yield from found.unlike
     for names, here, there in (
         (found.only_first, "A", "B"),
@@ -126,6 +127,9 @@ def verdict_sentence(found: Difference) -> str:
         said = "the two have no router in common"
     elif same == len(routers):
         said = f"{_ALL.get(same, f'all {same} routers are')} identical"
+        if found.unlike:
+            said = f"the weights of {_WHOSE.get(same, f'all {same} routers')} are identical, and "
+            said += "the routers are not: they choose or weigh otherwise (UNLIKE)"
         absent = [("A", len(found.only_first)), ("B", len(found.only_second))]
         said += "".join(f"; {number} more only in {side}" for side, number in absent if number)
     elif same:

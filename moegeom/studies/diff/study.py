@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_existing
-from moegeom.core.router import Router, RouterSet, Rule, parse_layers
+from moegeom.core.router import RouterSet, Rule, parse_layers
 from moegeom.core.text import number_of
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.engine.plan import num_workers
@@ -28,7 +28,7 @@ from moegeom.studies.changes.others import RoutersOfA
 from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
 from moegeom.studies.changes.record import RouterChange
 from moegeom.studies.changes.router import Samples, compare_routers
-from moegeom.studies.changes.rule import rule_differences
+from moegeom.studies.changes.rule import is_same_norm, rule_differences
 from moegeom.studies.diff.record import Difference, DifferenceRequest, Figures, Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 
@@ -128,10 +128,10 @@ def _routers(
     return Difference(
         _no_sides(),
         compared,
-        tuple(_unlike(runs[0], runs[1], rules[0], rules[1])),
+        (*_unlike(runs[0], runs[1], rules[0], rules[1]), *_other_words(views[0], views[1], common)),
         tuple(name for name in names[0] if name not in names[1]),
         tuple(name for name in names[1] if name not in names[0]),
-        notes=() if is_exact else (_APPROXIMATE,),
+        notes=(*_other_family(runs[0], runs[1]), *(() if is_exact else (_APPROXIMATE,))),
     )
 
 
@@ -153,7 +153,7 @@ def _exactly(
         compared = list(pool.map(compare, common))
     facts = [{"family": found.family, "rule": found.family_text} for found in (a, b)]
     rules = [{name: side[name].rule for name in common} for side in (first, second)]
-    norms = [name for name in common if _other_norm(first[name], second[name])]
+    norms = [name for name in common if not is_same_norm(first[name].norm, second[name].norm)]
     unlike = list(_unlike(facts[0], facts[1], rules[0], rules[1]))
     if norms:
         unlike.append(f"another norm in front of {len(norms)} routers, first {norms[0]}")
@@ -163,6 +163,7 @@ def _exactly(
         tuple(unlike),
         tuple(name for name in first if name not in second),
         tuple(name for name in second if name not in first),
+        notes=tuple(_other_family(facts[0], facts[1])),
     )
 
 
@@ -172,22 +173,34 @@ def _unlike(
     first: Mapping[str, Rule],
     second: Mapping[str, Rule],
 ) -> Iterator[str]:
-    """What makes the two of different kinds, worst first."""
-    if a["family"] != b["family"]:
+    """What makes the two of different kinds: rules that are not the same, step by step."""
+    others = [name for name in first if rule_differences(first[name], second[name])]
+    if a["family"] != b["family"] and (others or not first):
         yield f"family {a['family']} in A, {b['family']} in B"
-    if a["rule"] != b["rule"]:
+    elif not first and a["rule"] != b["rule"]:
         yield f"rule: {a['rule']} in A; {b['rule']} in B"
-    elif others := [name for name in first if first[name] != second[name]]:
+    if others:
         steps = "; ".join(rule_differences(first[others[0]], second[others[0]]))
         counted = f"{len(others)} routers, first" if len(others) > 1 else "router"
         yield f"the rule of {counted} {others[0]}: {steps}"
 
 
-def _other_norm(a: Router, b: Router) -> bool:
-    """Kind or epsilon differ; a gain that is stored with another offset is the same norm."""
-    if a.norm is None or b.norm is None:
-        return a.norm is not b.norm
-    return (a.norm.kind, a.norm.eps) != (b.norm.kind, b.norm.eps)
+def _other_words(a: ProjectedRouters, b: ProjectedRouters, common: Sequence[str]) -> Iterator[str]:
+    """Where results say how weights are normalised and scaled, and not the same."""
+    said = [(name, *(view.facts[name].get("rule") for view in (a, b))) for name in common]
+    other = [one for one in said if None not in one and one[1] != one[2]]
+    if other:
+        name, first, second = other[0]
+        yield f"the rule of {len(other)} routers, first {name}: {first} in A; {second} in B"
+
+
+def _other_family(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    """A note where another format has another name for the family."""
+    if a["family"] != b["family"]:
+        yield (
+            f"A is read as {a['family']}, B as {b['family']}: what is compared of their rules is "
+            "told above where it differs."
+        )
 
 
 def _samples(

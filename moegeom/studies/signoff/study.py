@@ -31,7 +31,7 @@ from moegeom.kernels.reference import same_set
 from moegeom.results.reader import is_results
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.others import RoutersOfA
-from moegeom.studies.changes.rule import rule_differences
+from moegeom.studies.changes.rule import is_same_norm, rule_differences
 from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.sides import Opened, describe, open_side
 from moegeom.studies.signoff.function import rotation_line, router_line
@@ -382,8 +382,8 @@ def _others(pairs: Sequence[tuple[Router, Router]], names: Sequence[str]) -> Ite
     }
     is_same = {
         "shape": [a.weight.shape == b.weight.shape for a, b in pairs],
-        "rule": [a.rule == b.rule for a, b in pairs],
-        "norm": [_norm(a.norm) == _norm(b.norm) for a, b in pairs],
+        "rule": [not rule_differences(a.rule, b.rule) for a, b in pairs],
+        "norm": [is_same_norm(a.norm, b.norm) for a, b in pairs],
     }
     run = {"routers": [{"name": name} for name in names]}
     for kind, told in kinds.items():

@@ -319,13 +319,16 @@ def test_routers_of_other_shapes_and_rules_are_told_first(differ):
     found = differ(softmax(), softmax_model(layers=3, experts=16, hidden=128))
     assert [words(router) for router in found.routers] == [["not compared"]] * 2
     assert found.only_second == ("text/2",)
-    assert "rule: softmax, top 4 of 32" in found.unlike[0]
+    assert "256 in A, 16 x 128 in B" in found.routers[0].phrases[0]
 
 
 def test_another_top_k_is_told_although_rows_are_identical(differ):
     found = differ(softmax(), softmax().changed(config={"num_experts_per_tok": 8}))
     assert all(router.is_identical for router in found.routers)
-    assert "top 8" in found.unlike[0]
+    assert "experts chosen 4 in A, 8 in B" in found.unlike[0]
+    said = " ".join(shown(found, "table").split())
+    assert "the weights of both routers are identical, and the routers are not" in said
+    assert said.index("VERDICT") < said.index("UNLIKE")
 
 
 def test_another_epsilon_is_told(differ):

@@ -33,7 +33,7 @@ OTHER_WEIGHTS = {
         "weights from scores in A, softmax of selected logits in B",
     ),
     "renormalise": (True, "weights divided by their sum no in A, yes in B"),
-    "epsilon": (1e-20, "added to that sum 0 in A, 1e-20 in B"),
+    "epsilon": (1e-3, "added to that sum 0 in A, 0.001 in B"),
     "scale": (2.5, "factor of the weights 1 in A, 2.5 in B"),
     "floor": (0.1, "least sum 0 in A, 0.1 in B"),
     "power": (2.0, "power inside the sum 1 in A, 2 in B"),
