@@ -38,7 +38,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, MoeGeomError, RecordingError, UsageError
 from moegeom.core.tokens import TokenColumns
 from moegeom.router.requested_family import read_family_file
-from moegeom.studies.explain.log_probs import log_probs
+from moegeom.studies.log_probs import log_probs
 from moegeom.tokens.open import open_tokens
 from tests.unit.tokens.dialects.written import known
 

@@ -175,14 +175,14 @@ def _unlike(
 ) -> Iterator[str]:
     """What makes the two of different kinds: rules that are not the same, step by step."""
     others = [name for name in first if rule_differences(first[name], second[name])]
-    if others:
-        steps = "; ".join(rule_differences(first[others[0]], second[others[0]]))
-        counted = f"{len(others)} routers, first" if len(others) > 1 else "router"
-        yield f"the rule of {counted} {others[0]}: {steps}"
     if a["family"] != b["family"] and (others or not first):
         yield f"family {a['family']} in A, {b['family']} in B"
     elif not first and a["rule"] != b["rule"]:
         yield f"rule: {a['rule']} in A; {b['rule']} in B"
+    if others:
+        steps = "; ".join(rule_differences(first[others[0]], second[others[0]]))
+        counted = f"{len(others)} routers, first" if len(others) > 1 else "router"
+        yield f"the rule of {counted} {others[0]}: {steps}"
 
 
 def _other_words(a: ProjectedRouters, b: ProjectedRouters, common: Sequence[str]) -> Iterator[str]:

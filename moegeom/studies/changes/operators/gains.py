@@ -120,8 +120,8 @@ def _not_followed(pair: RowPair) -> Iterator[RowFit]:
         yield RowFit(
             pair.b,
             number_bits(2, pair.a.size, size(pair.left), float(pair.finest.max())),
-            kind=f"weight the same, gain changed by {percent(changed)}",
-            detail=moved,
+            kind="weight the same, gain changed",
+            detail=f"the gain changed by {percent(changed)}; {moved}",
             size=pair.change_size,
             evidence={"relation": "", "gain_change": changed},
         )
