@@ -65,6 +65,8 @@ _RUN: Mapping[str, Any] = {
             "bias_tensor": _TEXT,
             "bias_dtype": _TEXT,
             "score": _TEXT,
+            "rule": _TEXT,
+            "weights_from": _TEXT,
             "has_logit_bias": _TRUTH,
             "has_selection_bias": _TRUTH,
             "num_groups": _COUNT,
