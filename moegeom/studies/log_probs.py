@@ -18,6 +18,7 @@ from moegeom.core.files import open_regular
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.text import half_width, number_of, quoted
 from moegeom.core.tokens import TokenColumns
+from moegeom.geometry.statistics import clustered_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,22 +157,17 @@ def _cost(
     is_flipped: Bool[np.ndarray, "tokens"],
     document: Integer[np.ndarray, "tokens"],
 ) -> FlipCost | None:
-    """Difference of the means of two kinds of tokens; its error from what each document adds.
-
-    The linearised variance G/(G-1) sum_g u_g^2, where u_g adds up (x - mean) / n of the tokens of
-    document g, with the sign of their kind.
-    """
+    """Difference of the means of two kinds of tokens; None with too few of either."""
     kinds = (is_flipped, ~is_flipped)
-    _, of_token = np.unique(document, return_inverse=True)
-    num_documents = int(of_token.max()) + 1
-    if num_documents < 2 or min(kind.sum() for kind in kinds) < _ENOUGH:
+    if min(kind.sum() for kind in kinds) < _ENOUGH:
         return None
     means = [float(change[kind].mean()) for kind in kinds]
-    part = np.where(is_flipped, change - means[0], means[1] - change)
-    part /= np.where(is_flipped, is_flipped.sum(), (~is_flipped).sum())
-    added = np.bincount(of_token.ravel(), weights=part)
-    error = float(np.sqrt(num_documents / (num_documents - 1) * (added**2).sum()))
-    return FlipCost(means[0] - means[1], error, num_documents)
+    influence = np.where(is_flipped, change - means[0], means[1] - change)
+    influence /= np.where(is_flipped, is_flipped.sum(), (~is_flipped).sum())
+    error = clustered_error(influence, document)
+    if error is None:
+        return None
+    return FlipCost(means[0] - means[1], error, len(np.unique(document)))
 
 
 def _correlation(

@@ -27,6 +27,7 @@ from moegeom.engine.request import Terms, TokensRequest
 from moegeom.engine.session import examine_tokens, select_layers
 from moegeom.engine.sources import known_routers, open_source
 from moegeom.engine.trust import Trust
+from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.reference import same_set
 from moegeom.results.reader import is_results
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
@@ -459,12 +460,14 @@ def flips(
         flipped += differs
     columns = reference.read_columns(0, num_tokens).at(np.flatnonzero(matched))
     document = columns.document
+    of_token = flipped[matched] / len(by_router)
+    share = float(of_token.mean())
     return Flips(
         num_recorded=num_tokens,
         num_tokens=num_matched,
         num_documents=len(np.unique(document)),
-        share=float(flipped[matched].mean()) / len(by_router),
-        error=_error(flipped[matched], document, len(by_router)),
+        share=share,
+        error=clustered_error((of_token - share) / num_matched, document),
         tokens_share=float((flipped[matched] > 0).mean()),
         by_router=by_router,
         notes=side.notes,
@@ -491,19 +494,6 @@ def _chosen(
     if found is None:
         raise RecordingError(f"{source.facts.name}: holds no choices of router {router}.")
     return found
-
-
-def _error(
-    flipped: Int64[np.ndarray, "tokens"], document: Int64[np.ndarray, "tokens"], routers: int
-) -> float | None:
-    """Standard error of a ratio whose parts are sums over documents."""
-    _, of_token = np.unique(document, return_inverse=True)
-    sums = np.bincount(of_token, weights=flipped)
-    sizes = routers * np.bincount(of_token)
-    if len(sizes) < 2:
-        return None
-    left = sums - sums.sum() / sizes.sum() * sizes
-    return float(np.sqrt(len(sizes) / (len(sizes) - 1) * (left**2).sum()) / sizes.sum())
 
 
 @dataclass(frozen=True, eq=False)
