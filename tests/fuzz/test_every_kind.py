@@ -286,7 +286,8 @@ def test_the_worker_sees_every_fault(outcome: str) -> None:
         "import signal\n"
         "def alarm(*_): raise worker._Stuck\n"
         "signal.signal(signal.SIGALRM, alarm)\n"
-        f"worker._STUCK = 2.0; worker.SECONDS = {0.0 if outcome == 'slow' else 5.0}\n"
+        f"worker._STUCK = {2.0 if outcome == 'stuck' else 60.0}\n"
+        f"worker.SECONDS = {0.0 if outcome == 'slow' else 5.0}\n"
         f"print(json.dumps(worker.measured(t._FAULTS[{outcome!r}], 0)))"
     )
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"}
