@@ -210,7 +210,8 @@ def lint(checkpoint: str, terms: Terms | None = None) -> MemoryResults:
             raise
         return MemoryResults(refused_facts(store.label, refusal), {})
     chosen = select_layers(routers, terms.layers)
-    metrics = [metric for metric in METRICS.all() if metric.scope == "weights"]
+    judged = (metric for metric in METRICS.all() if not metric.is_for_figures)
+    metrics = [metric for metric in judged if metric.scope == "weights"]
     # one product after the other on each core: small matrices gain nothing from more threads
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
         measured = [

@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
@@ -229,6 +230,37 @@ class OutOptions(Options):
     overwrite: Overwrite = False
 
 
+def _writable(path: Path | None) -> Path | None:
+    """The path, when it can be written to: better said before the work than after it."""
+    if path is not None:
+        from moegeom.core.files import refuse_unwritable
+
+        refuse_unwritable(path)
+    return path
+
+
+def _drawable(path: Path | None) -> Path | None:
+    if path is not None:
+        from moegeom.document.paper import refuse_undrawable
+
+        refuse_undrawable(path)
+    return _writable(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotOptions:
+    """One figure of the page, as a file for a paper."""
+
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="A figure: FILE.svg, .pdf or .png.", callback=_drawable),
+    ] = None
+    figure: Annotated[
+        str | None,
+        typer.Option("--figure", metavar="NAME", help="Which figure [default: the first]."),
+    ] = None
+
+
 @dataclasses.dataclass(frozen=True)
 class ScreenOptions:
     """How what was found is printed."""
@@ -238,6 +270,12 @@ class ScreenOptions:
     )
     format: PrintFormat = Format.table
     quiet: Quiet = False
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", help="Also write a page with every figure: FILE.html.", callback=_writable
+        ),
+    ] = None
 
     def watching(self, unit: str = "tokens") -> closing[Watching]:
         """What listens to the work: a progress bar where somebody can see it."""
@@ -249,12 +287,26 @@ class ScreenOptions:
             typer.echo(text, err=True)
 
     def show(
-        self, document: Callable[[T, View], Document], found: T, is_ascii: bool = False
+        self,
+        document: Callable[[T, View], Document],
+        found: T,
+        is_ascii: bool = False,
+        plots: PlotOptions | None = None,
     ) -> None:
-        """Prints what was found, in the format asked for; bars of blocks only where they show."""
+        """Prints what was found, in the format asked for; bars of blocks only where they show.
+
+        Then writes its page, and the figure that ``plots`` ask for.
+        """
+        from moegeom.core.files import write_whole
         from moegeom.document.model import View
         from moegeom.document.report import Report
 
         is_plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         view = View(width(), has_colours(), self.all_layers, is_plain)
-        typer.echo(Report(found, document).render(self.format.value, view), nl=False)
+        report = Report(found, document)
+        typer.echo(report.render(self.format.value, view), nl=False)
+        if self.html is not None:
+            write_whole(self.html, report.html())
+            self.note(f"page: {self.html}")
+        if plots is not None and plots.plot is not None:
+            self.note(f"figure: {report.plot(plots.plot, plots.figure)}")

@@ -51,12 +51,13 @@ class Column:
 
 @dataclass(frozen=True)
 class RouterFacts:
-    """What a metric may know besides its reductions."""
+    """What a metric may know besides its reductions; ``is_whole`` but for one domain's tokens."""
 
     router: Router
     num_tokens: int
     is_random: bool = False
     num_blocks: int = 0
+    is_whole: bool = True
 
 
 #: Values of one metric for one router, variant and population: table -> column -> value. In
@@ -72,7 +73,8 @@ class Metric:
     to values. A metric of scope ``weights`` is finished once per router; it needs no reduction but
     may name quantities of the weights that several metrics share.
     ``errors`` gives standard errors where leaving out blocks does not: from the reductions of the
-    whole and of the whole without each block to table -> column -> error.
+    whole and of the whole without each block to table -> column -> error. What ``is_for_figures``
+    is drawn and never judged: a scan writes it, a gate does not ask for it.
     """
 
     name: str
@@ -84,3 +86,4 @@ class Metric:
     finish: Callable[[Mapping[str, Any], RouterFacts], Values]
     invariances: tuple[Invariance, ...] = ()
     errors: Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Values] | None = None
+    is_for_figures: bool = False

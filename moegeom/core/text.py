@@ -48,3 +48,8 @@ def half_width(error: float, num_blocks: int | None) -> float:
     freedom = (num_blocks or 0) - 1
     probability = 0.5 + LEVEL / 2.0
     return error * float(stdtrit(freedom if freedom > 0 else 1e9, probability))
+
+
+def figure_text(value: float) -> str:
+    """A value beside a figure: three digits that count, thousands in groups."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

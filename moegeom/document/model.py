@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moegeom.core.finding import Finding, Verdict
+from moegeom.document.figure import Figure
 
 Look = Literal["plain", "strong", "dim", "good", "warning", "error"]
 
@@ -106,7 +107,14 @@ class Excerpt:
     summary: str = ""
 
 
-Block = Title | Fact | Problem | Table | Note | Command | Excerpt
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Figures, which a page draws and a screen leaves out; ``figures`` makes them when asked."""
+
+    figures: Callable[[], Sequence[Figure]]
+
+
+Block = Title | Fact | Problem | Table | Note | Command | Excerpt | Gallery
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,11 @@ class Document:
     sections: Sequence[Sequence[Block]]
     record: Callable[[], Mapping[str, Any]]
     judged: Judged | None = field(default=None)
+
+    def figures(self) -> list[Figure]:
+        """Every figure of its page, in the order of the page."""
+        blocks = [block for section in self.sections for block in section]
+        return [f for block in blocks if isinstance(block, Gallery) for f in block.figures()]
 
 
 @dataclass(frozen=True)

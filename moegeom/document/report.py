@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from moegeom.core.finding import EXIT_FAILED, EXIT_OK, Finding
+from moegeom.document.drawing import figure_named
 from moegeom.document.model import Document, View
+from moegeom.document.paper import refuse_undrawable, write_figure
 from moegeom.document.render import render
 from moegeom.document.summary import summarise
 from moegeom.results.reader import Results
@@ -54,8 +57,24 @@ class Report(Generic[T]):
         return self.render("md")
 
     def html(self) -> str:
-        """As a page of HTML, complete and without scripts."""
+        """As one page of HTML: complete, with its figures, without scripts or requests."""
         return self.render("html")
+
+    def figures(self) -> list[str]:
+        """Names of the figures that its page shows."""
+        return [figure.name for figure in self.document.figures()]
+
+    def plot(self, path: str | Path, figure: str | None = None) -> Path:
+        """The figure of that name, or the first, as a file: .svg, .pdf or .png.
+
+        Raises
+        ------
+        UsageError
+            For another ending, a figure that there is not, and without matplotlib.
+        """
+        refuse_undrawable(Path(path))
+        write_figure(figure_named(self.document.figures(), figure), Path(path))
+        return Path(path)
 
     def json(self) -> str:
         """The record as one line of JSON: infinities are "inf" and "-inf", what is unknown null."""
@@ -71,7 +90,8 @@ class Report(Generic[T]):
     def _repr_html_(self) -> str:
         """The page in a frame of its own, so that its style does not touch the notebook."""
         style = "width:100%;height:40em;border:0"
-        return f'<iframe sandbox style="{style}" srcdoc="{escape(self.html())}"></iframe>'
+        page = escape(self.html())
+        return f'<iframe sandbox="allow-downloads" style="{style}" srcdoc="{page}"></iframe>'
 
 
 class HasExitCode(Protocol):

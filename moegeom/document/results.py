@@ -8,6 +8,7 @@ from typing import Any
 
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
+from moegeom.document.drawing import figures_of
 from moegeom.document.header import (
     gate_rule_line,
     routers_line,
@@ -23,6 +24,7 @@ from moegeom.document.model import (
     Document,
     Excerpt,
     Fact,
+    Gallery,
     Look,
     Note,
     Problem,
@@ -33,6 +35,7 @@ from moegeom.document.recording_hint import recording_hint
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary, summarise
 from moegeom.results.reader import Results
+from moegeom.results.schema import OF_FIGURES
 
 #: Findings that a screen shows; the rest are counted there.
 _MOST_FINDINGS = 6
@@ -53,6 +56,7 @@ def results_document(results: Results, view: View) -> Document:
             _header(summary),
             _verdict(summary, results.name),
             _findings(summary),
+            [Gallery(lambda: figures_of(results))],
             [table],
             ending,
         ],
@@ -135,7 +139,8 @@ def _not_looked_at(summary: Summary) -> list[str]:
 
 
 def _record(results: Results) -> Mapping[str, Any]:
-    """Facts of the run, and every table but the rows per token."""
+    """Facts of the run, and every table but the rows per token and what figures are drawn from."""
     name = None if results.path is None else results.path.name
     facts = {"run": results.run, "results": name, **rule_facts(results.run)}
-    return facts | {table: results.rows(table) for table in results.tables()}
+    tables = [table for table in results.tables() if table not in OF_FIGURES]
+    return facts | {table: results.rows(table) for table in tables}

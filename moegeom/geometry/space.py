@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
+from jaxtyping import Bool, Float64, Int32, Int64, Integer
 
 
 # ----------------------------------------------------------------------------------- second moments
@@ -338,3 +338,89 @@ def _explained(wrong: Residual, spread: Residual, outputs: Residual) -> float:
     if not total > ROUNDING * float((outputs**2).sum()):
         return float("nan")
     return 1.0 - float((wrong**2).sum()) / total
+
+
+# -------------------------------------------------------------------------------------------- plane
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """The two widest directions of some points: their coordinates, and the part of the variance.
+
+    ``axes`` are the directions as unit vectors; the coordinate largest in size is above 0.
+    """
+
+    points: Float64[np.ndarray, "points 2"]
+    axes: Float64[np.ndarray, "2 dimension"]
+    share: float
+
+
+def principal_plane(
+    rows: Float64[np.ndarray, "points dimension"],
+    squared: Float64[np.ndarray, "points points"],
+) -> Plane:
+    r"""Principal components of ``rows`` from ``squared``, their :func:`squared_distances`.
+
+    With :math:`J = I - 1 1^T / n` the Gram matrix of the centred rows is :math:`-J D J / 2`; its
+    two largest eigenvalues :math:`\lambda_i` with vectors u_i give coordinates
+    :math:`\sqrt{\lambda_i} u_i` and the share :math:`(\lambda_1 + \lambda_2) / \mathrm{tr}`. In
+    units of the rows, float64; all 0, with share nan, where the rows are equal. Needs 3 points.
+    Source: docs/theory.md B12. Oracle in tests: numpy.linalg.svd of the centred rows.
+    """
+    from scipy.linalg import eigh
+
+    means = squared.mean(axis=0)
+    gram = (means[:, None] + means[None, :] - squared - means.mean()) / 2.0
+    trace, points = float(np.trace(gram)), len(gram)
+    values, vectors = eigh(gram, subset_by_index=(points - 2, points - 1))
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    if not values[0] > 0.0:
+        return Plane(np.zeros((points, 2)), np.zeros((2, rows.shape[1])), math.nan)
+    sign = np.sign(vectors[np.abs(vectors).argmax(axis=0), [0, 1]])
+    found = vectors * sign * np.sqrt(values)
+    axes = found.T @ (rows - rows.mean(axis=0))
+    lengths = np.linalg.norm(axes, axis=1, keepdims=True)
+    axes = np.divide(axes, lengths, out=np.zeros_like(axes), where=lengths > 0.0)
+    return Plane(found, axes, float(values.sum()) / trace)
+
+
+def neighbours_of_same_label(
+    squared: Float64[np.ndarray, "points points"],
+    label: Integer[np.ndarray, "points"],
+    count: int,
+) -> tuple[float, float]:
+    r"""Share of the ``count`` nearest others with the label of a point, and that of chance.
+
+    Chance is :math:`\sum_a n_a (n_a - 1) / (n (n - 1))`, two points drawn without order. Both in
+    [0, 1]; nan with fewer than ``count`` others. Oracle in tests: sklearn.neighbors.
+    """
+    points = len(label)
+    if points <= count:
+        return math.nan, math.nan
+    others = squared.copy()
+    np.fill_diagonal(others, np.inf)
+    nearest = np.argpartition(others, count - 1, axis=1)[:, :count]
+    sizes = np.unique(label, return_counts=True)[1].astype(np.float64)
+    chance = float((sizes * (sizes - 1.0)).sum()) / (points * (points - 1.0))
+    return float((label[nearest] == label[:, None]).mean()), chance
+
+
+def silhouette(
+    squared: Float64[np.ndarray, "points points"], label: Integer[np.ndarray, "points"]
+) -> float:
+    r"""Mean over points of :math:`(b - a) / \max(a, b)`.
+
+    a is the mean distance to the others of its label, b the least over other labels of the mean
+    distance to theirs; 0 for a point alone with its label. -1 to 1; nan with one label only.
+    Source: Rousseeuw 1987. Oracle in tests: sklearn.metrics.silhouette_score.
+    """
+    names, number = np.unique(label, return_inverse=True)
+    if len(names) < 2:
+        return math.nan
+    member = number[:, None] == np.arange(len(names))
+    sums = np.sqrt(squared) @ member
+    sizes = member.sum(axis=0)
+    own = sizes[number] - 1
+    inside = sums[member] / np.maximum(own, 1)
+    outside = np.where(member, np.inf, sums / sizes).min(axis=1)
+    widest = np.maximum(inside, outside)
+    value = np.divide(outside - inside, widest, out=np.zeros_like(widest), where=widest > 0.0)
+    return float(np.where(own > 0, value, 0.0).mean())

@@ -111,7 +111,7 @@ def _values(
         if "token_counts" in states:
             counts = states["token_counts"]["counts"]
             tokens = int(select_counts(counts, population, without)[TOKENS])
-        facts = RouterFacts(router, tokens, variant == "random", len(blocks))
+        facts = RouterFacts(router, tokens, variant == "random", len(blocks), population is None)
         return metric.finish(selected(without), facts)
 
     whole = {table: dict(columns) for table, columns in finish(None).items()}

@@ -164,6 +164,33 @@ class Results:
             self._check_routers(name, rows)
         return rows
 
+    def columns(self, name: str, wanted: Sequence[str], **equal: str) -> dict[str, list[Any]]:
+        """Columns of the rows that hold what ``equal`` says, such as ``population="all"``.
+
+        None stands for what is not known.
+
+        Raises
+        ------
+        ResultsError
+            As :meth:`table`; when a column is not there, or not of its type.
+        """
+        import pyarrow.compute as pc
+
+        from moegeom.results.schema import fits
+
+        table = self.table(name)
+        for column in (*wanted, *equal):
+            index = table.schema.get_field_index(column)
+            if index < 0 or not fits(name, table.schema.field(index)):
+                return _Row(self._where(name), {})[column]
+        for column, value in equal.items():
+            table = table.filter(pc.field(column) == value)
+        known = {router["name"] for router in self.run["routers"]}
+        held = {column: table[column].to_pylist() for column in wanted}
+        if not {*held.get("router", ())} <= known:
+            self._check_routers(name, [{"router": r} for r in held["router"]])
+        return held
+
     def _where(self, name: str) -> str:
         """A table as messages call it."""
         return f"{self.name}, {name}" if self.path is None else f"{self.path / name}.parquet"

@@ -70,7 +70,11 @@ _LIST_TYPES = {
     "mean_row_projections": pa.float32(),
     "routers": pa.string(),
     "row_projections": pa.float32(),
+    "values": pa.float32(),
 }
+
+#: Tables that are read to draw figures, and are too long to be printed.
+OF_FIGURES = frozenset(["matrices", "positions", "sample"])
 
 
 #: Ending of columns that say in words which quantiles lie beyond the ends of a histogram.
@@ -80,10 +84,12 @@ BOUND = "_bound"
 TEXTS = frozenset(
     [
         "entropy_of",
+        "domain",
         "estimator",
         "gain_digest",
         "logit_bias_digest",
         "margin_unit",
+        "matrix",
         "quantity",
         "reach",
         "selection_bias_digest",

@@ -11,6 +11,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import (
     ModelOptions,
     OutOptions,
+    PlotOptions,
     RunOptions,
     ScreenOptions,
     TokenOptions,
@@ -31,6 +32,7 @@ def run(
     work: RunOptions,
     existing: OutOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     tokens: Tokens = None,
     arithmetics: Annotated[
         list[str] | None,
@@ -86,4 +88,4 @@ def run(
         )
         with screen.watching() as watch:
             written = measure_boundary(request, watch)
-    screen.show(document, boundary_report_of(open_results(written)))
+    screen.show(document, boundary_report_of(open_results(written)), plots=plots)

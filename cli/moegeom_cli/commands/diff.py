@@ -11,6 +11,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import (
     ModelOptions,
     OutOptions,
+    PlotOptions,
     RunOptions,
     ScreenOptions,
     TokenOptions,
@@ -33,6 +34,7 @@ def run(
     work: RunOptions,
     existing: OutOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     experts: Annotated[
         bool,
         typer.Option("--experts", help="Read a sample of expert weights: did experts move along?"),
@@ -65,4 +67,4 @@ def run(
     )
     with screen.watching() as watch:
         found = difference(request, watch, screen.note)
-    screen.show(document, found)
+    screen.show(document, found, plots=plots)

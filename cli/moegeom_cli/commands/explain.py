@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
+from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOptions, with_groups
 from moegeom_cli.options import CHECKPOINT, DialectB, LogProbsFile, RunB, StageB, Tokens
 
 COMMAND = Command(Group.compare, 2, "moegeom explain CKPT --tokens REC_A --run-b REC_B")
@@ -19,6 +19,7 @@ def run(
     token_options: TokenOptions,
     model: ModelOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     tokens: Tokens = None,
     run_b: RunB = None,
     stage_b: StageB = None,
@@ -49,6 +50,6 @@ def run(
     )
     with screen.watching() as watch:
         found = explain(request, watch)
-    screen.show(document, found)
+    screen.show(document, found, plots=plots)
     if found.verdict.cause == "inconclusive":
         raise typer.Exit(EXIT_INCONCLUSIVE)

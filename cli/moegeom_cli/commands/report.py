@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import ScreenOptions, with_groups
+from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 
 COMMAND = Command(Group.measure, 4, "moegeom report RESULTS --format md")
 
@@ -17,9 +17,10 @@ COMMAND = Command(Group.measure, 4, "moegeom report RESULTS --format md")
 def run(
     results: Annotated[Path, typer.Argument(help="Results directory of a scan.")],
     screen: ScreenOptions,
+    plots: PlotOptions,
 ) -> None:
     """Print results that were measured before, on this machine or another."""
     from moegeom.document.results import results_document
     from moegeom.results.reader import open_results
 
-    screen.show(results_document, open_results(results))
+    screen.show(results_document, open_results(results), plots=plots)

@@ -10,6 +10,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import (
     ModelOptions,
     OutOptions,
+    PlotOptions,
     RunOptions,
     ScreenOptions,
     TokenOptions,
@@ -28,6 +29,7 @@ def run(
     work: RunOptions,
     existing: OutOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     tokens: Tokens = None,
     out: OutOfScan = None,
     prior: Annotated[
@@ -67,4 +69,4 @@ def run(
     )
     with screen.watching() as watch:
         written = scan(request, watch)
-    screen.show(results_document, open_results(written))
+    screen.show(results_document, open_results(written), plots=plots)

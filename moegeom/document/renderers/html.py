@@ -1,16 +1,25 @@
-"""A document as one page of HTML: complete, plain, without scripts and without anything to load."""
+"""A document as one page of HTML: complete, with its figures, and nothing to run or to load.
+
+Figures lead to rows of tables by plain links, texts on hovering are titles, and the numbers behind
+a figure are a link that holds them: so the policy of the page can forbid scripts and requests.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from moegeom.document.figure import Figure
 from moegeom.document.model import (
     Block,
     Command,
     Document,
     Excerpt,
     Fact,
+    Gallery,
     Note,
     Problem,
     Table,
@@ -19,6 +28,8 @@ from moegeom.document.model import (
 )
 from moegeom.document.pages import heads_of
 from moegeom.document.render import Renderer
+from moegeom.document.svg import STYLE, panel_svg
+from moegeom.document.untrusted import printable
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
@@ -29,6 +40,15 @@ th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #8884;
 .left { text-align: left; } .dim { opacity: .7; } .right { float: right; font-weight: 400; }
 .good { color: #1a7f37; } .warning { color: #9a6700; } .error { color: #cf222e; }
 code { background: #8882; padding: .1em .3em; } section { margin: 1.2em 0; }
+figure { margin: 2em 0; } figure h2 { margin-bottom: .2em; } figcaption { max-width: 60em; }
+.panels { display: grid; gap: .8em; }
+.panels { grid-template-columns: repeat(auto-fill, minmax(min(23em, 100%), 1fr)); }
+.panels > * { min-width: 0; } .panels > .wide { grid-column: 1 / -1; }
+.card { border: 2px solid; border-radius: .5em; padding: .3em 1em; }
+.card.plain, .card.strong, .card.dim { border-color: #8884; }
+.card dt, .card.error { border-color: currentColor; }
+a { color: inherit; } tr:target { outline: 2px solid #1f6fb4; } .scroll { overflow-x: auto; }
+@media print { body { margin: 0; max-width: none; } figure { break-inside: avoid; } }
 @media (prefers-color-scheme: dark) {
   body { background: #111; color: #ddd; }
   .good { color: #3fb950; } .warning { color: #d29922; } .error { color: #ff7b72; }
@@ -36,7 +56,7 @@ code { background: #8882; padding: .1em .3em; } section { margin: 1.2em 0; }
 """
 
 #: Nothing may be loaded, whatever a name smuggles in.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render(document: Document, view: View) -> str:
@@ -47,7 +67,7 @@ def render(document: Document, view: View) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{heading}</title><style>{_STYLE}</style></head><body><h1>{heading}</h1>"
+        f"<title>{heading}</title><style>{_STYLE}{STYLE}</style></head><body><h1>{heading}</h1>"
     )
     sections = (f"<section>{''.join(_blocks(s))}</section>" for s in document.sections if s)
     return "\n".join((head, *sections, "</body></html>", ""))
@@ -98,6 +118,41 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<details><summary>{escape(summary)}</summary>" if summary else ""
             yield from _blocks(page)
             yield "</details>" if summary else ""
+        case Gallery(figures):
+            for figure in figures():
+                yield from _figure(printable(figure))
+
+
+def _figure(figure: Figure) -> Iterator[str]:
+    """Heading, caption, panels, and the numbers behind them."""
+    yield f'<figure id="{escape(figure.name)}"><h2>{escape(figure.title)}</h2><div class="panels">'
+    for panel in figure.panels:
+        kind = ' class="wide"' if panel.is_wide else ""
+        yield f"<div{kind}>{panel_svg(panel, figure.alt)}</div>"
+    numbers = b64encode(comma_separated(figure).encode()).decode()
+    link = f'href="data:text/csv;base64,{numbers}" download="{escape(figure.name)}.csv"'
+    yield f"</div><figcaption>{escape(figure.shows)} "
+    yield f"<b>It does not show:</b> {escape(figure.shows_not)} <a {link}>Numbers as CSV</a>"
+    yield f'<p class="dim">{escape(figure.alt)}</p></figcaption></figure>'
+
+
+def comma_separated(figure: Figure) -> str:
+    """The numbers behind a figure, each as the table holds it; nothing for what is not known.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([name for name, _ in figure.columns])
+    columns = [[_cell(value) for value in values] for _, values in figure.columns]
+    rows.writerows(zip(*columns, strict=True))
+    return text.getvalue()
+
+
+def _cell(value: str | float | None) -> str | float:
+    if isinstance(value, str):
+        return f"'{value}" if value[:1] in "=+-@" else value
+    return "" if value is None else value
 
 
 def _table(table: Table) -> Iterator[str]:

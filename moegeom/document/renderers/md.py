@@ -11,6 +11,7 @@ from moegeom.document.model import (
     Document,
     Excerpt,
     Fact,
+    Gallery,
     Note,
     Problem,
     Table,
@@ -69,6 +70,8 @@ def _block(block: Block) -> Iterator[str]:
             for part in page:
                 yield from _block(part)
             yield from ("", "</details>", "") if summary else ()
+        case Gallery():
+            return
 
 
 def _table(table: Table) -> Iterator[str]:

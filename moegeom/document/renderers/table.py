@@ -17,6 +17,7 @@ from moegeom.document.model import (
     Document,
     Excerpt,
     Fact,
+    Gallery,
     Look,
     Note,
     Problem,
@@ -86,6 +87,8 @@ def _block(block: Block, width: int) -> list[Text]:
             return [Text.assemble((f"   {label}", "dim"), text)]
         case Excerpt(screen, _, _):
             return [line for part in screen for line in _block(part, width)]
+        case Gallery():
+            return []
 
 
 def _wrapped(text: str, width: int, indent: str = "", later: str | None = None) -> list[str]:

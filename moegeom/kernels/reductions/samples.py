@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int32, Int64
 
 from moegeom.geometry.space import BlockedMoments, Moments, blocked_moments
 from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
@@ -114,8 +114,10 @@ def sample_size(hidden_size: int) -> int:
 
 class _Inputs(TokenSample):
     def __init__(self, extent: Extent) -> None:
+        labels = np.empty(0, dtype=np.int32)
         empty = {
-            "block": np.empty(0, dtype=np.int32),
+            **dict.fromkeys(("block", "population", "first"), labels),
+            "margin": np.empty(0),
             "input": np.empty((0, extent.hidden_size), dtype=np.float32),
         }
         super().__init__(sample_size(extent.hidden_size), extent.num_tokens, empty)
@@ -123,25 +125,35 @@ class _Inputs(TokenSample):
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         q = batch
-        assert q.input is not None
+        assert q.input is not None and q.margin is not None
         row = self.wanted(q.token)
         row = row[q.population[row] != self._outliers]
-        columns = {"block": q.block[row], "input": q.input[row].astype(np.float32)}
+        columns = {
+            "block": q.block[row],
+            "population": q.population[row],
+            "first": q.chosen[row, 0],
+            "margin": q.margin[row],
+            "input": q.input[row].astype(np.float32),
+        }
         self.add(q.token[row], columns)
 
 
 @dataclass(frozen=True, eq=False)
 class InputSample:
-    """What metrics see of the sample: its moments, and the inputs themselves."""
+    """What metrics see of the sample: its moments, the inputs themselves, what they choose first,
+    of which population they are, and their margins.
+    """
 
     moments: Moments
     inputs: Float32[np.ndarray, "tokens hidden"]
+    first: Int32[np.ndarray, "tokens"]
+    population: Int32[np.ndarray, "tokens"]
+    margin: Float64[np.ndarray, "tokens"]
 
 
 @dataclass(frozen=True, eq=False)
 class _Settled:
-    inputs: np.ndarray
-    block: np.ndarray
+    state: State
     moments: BlockedMoments
 
 
@@ -149,7 +161,7 @@ def _settle(state: State) -> _Settled:
     """Moments by block: every selection is cut from one table of products."""
     inputs = state["input"]
     moments = blocked_moments(inputs.astype(np.float64), state["block"], NUM_BLOCKS)
-    return _Settled(inputs, state["block"], moments)
+    return _Settled(state, moments)
 
 
 def _select_inputs(settled: _Settled, population: int | None, without: int | None) -> InputSample:
@@ -157,14 +169,16 @@ def _select_inputs(settled: _Settled, population: int | None, without: int | Non
     kept = np.full(NUM_BLOCKS, population is None)
     if without is not None:
         kept[without] = False
-    inputs = settled.inputs if kept.all() else settled.inputs[kept[settled.block]]
-    return InputSample(settled.moments.of_blocks(kept), inputs)
+    state = settled.state
+    row = slice(None) if kept.all() else kept[state["block"]]
+    columns = (state[name][row] for name in ("input", "first", "population", "margin"))
+    return InputSample(settled.moments.of_blocks(kept), *columns)
 
 
 #: Router inputs of a sample of the tokens, outlier tokens left out.
 INPUT_SAMPLE = Reduction(
     name="input_sample",
-    needs=("input",),
+    needs=("input", "chosen", "margin"),
     start=_Inputs,
     merge=_joined_two,
     select=_select_inputs,
@@ -249,4 +263,53 @@ ORDER_DISTANCES = Reduction(
     merge=_joined_two,
     select=_select_brackets,
     use=Use(of_random_router=False, is_sampled=True),
+)
+
+
+# ------------------------------------------------------------------------------------- beginnings
+#: Tokens of the stream among which whole beginnings of documents are kept, and tokens of each.
+FIRST_TOKENS, FIRST_POSITIONS = 4096, 256
+
+
+class _Beginnings(TokenSample):
+    def __init__(self, extent: Extent) -> None:
+        slots = np.empty((0, extent.top_k))
+        columns = {
+            "document": np.empty(0, np.int64),
+            "position": np.empty(0, np.int32),
+            "chosen": slots.astype(np.int32),
+            "weights": slots,
+        }
+        super().__init__(1, 1, columns)
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        document, position, weights = batch.document, batch.position, batch.weights
+        assert document is not None and position is not None and weights is not None
+        is_early = (position < FIRST_POSITIONS) & (document >= 0)
+        row = np.flatnonzero((batch.token < FIRST_TOKENS) & is_early)
+        columns = {
+            "document": document[row],
+            "position": position[row],
+            "chosen": batch.chosen[row],
+            "weights": weights[row],
+        }
+        self.add(batch.token[row], columns)
+
+
+def _select_beginnings(
+    state: State, population: int | None, without: int | None
+) -> dict[str, np.ndarray]:
+    """All of it; nothing for a domain."""
+    row = slice(None) if population is None else slice(0)
+    return {name: state[name][row] for name in ("document", "position", "chosen", "weights")}
+
+
+#: What the first tokens of the first documents choose, and with which weights.
+BEGINNINGS = Reduction(
+    name="beginnings",
+    needs=("document", "position", "chosen", "weights"),
+    start=_Beginnings,
+    merge=_joined_two,
+    select=_select_beginnings,
+    use=Use(of_random_router=False),
 )

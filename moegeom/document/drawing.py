@@ -1,0 +1,150 @@
+"""Figures of results: which there are, and what they are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from moegeom.core.errors import UsageError
+from moegeom.core.registry import Registry
+from moegeom.core.row_keys import ALL, AS_STORED, is_whole
+from moegeom.core.text import half_width
+from moegeom.document.figure import Figure, Numbers
+from moegeom.document.place import place
+from moegeom.results.reader import Results
+
+#: Layers that get a picture of their own, where a figure has one for each layer: the worst of them.
+MOST_LAYERS = 8
+
+#: Blocks of documents behind a standard error.
+NUM_BLOCKS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Results as figures see them: columns by table, routers by their names on the screen."""
+
+    results: Results
+
+    @cached_property
+    def routers(self) -> list[str]:
+        """Names of the routers, in the order of the layers."""
+        return [router["name"] for router in self.results.run["routers"]]
+
+    @cached_property
+    def population(self) -> str:
+        """What was measured as a whole: all tokens, or those of a prior."""
+        found = self.results.columns("layers", ["population"], variant=AS_STORED)["population"]
+        return next((name for name in found if is_whole(name)), ALL)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """What a screen calls each router: ``3``, or the whole name where that is ambiguous."""
+        return {router: place(router, self.routers) for router in self.routers}
+
+    @cached_property
+    def links(self) -> dict[str, str]:
+        """Where the page has the row of each router."""
+        return {router: f"#layer-{number}" for number, router in enumerate(self.routers)}
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether a table is there and holds these columns."""
+        if table not in self.results.tables():
+            return False
+        held = self.results.table(table)
+        return all(c in held.column_names and held[c].null_count < len(held) for c in columns)
+
+    def columns(self, table: str, wanted: Sequence[str], **equal: str) -> dict[str, list[Any]]:
+        """Columns of the whole population of the routers as stored, unless ``equal`` says more."""
+        where = {"variant": AS_STORED, "population": self.population} | equal
+        return self.results.columns(table, wanted, **where)
+
+    def by_router(
+        self, table: str, wanted: Sequence[str], **equal: str
+    ) -> dict[str, dict[str, list[Any]]]:
+        """The same for each router that has rows, in the order of the layers."""
+        held = self.columns(table, ["router", *wanted], **equal)
+        rows: dict[str, list[int]] = {}
+        for number, router in enumerate(held["router"]):
+            rows.setdefault(router, []).append(number)
+        return {
+            router: {name: [held[name][row] for row in rows[router]] for name in wanted}
+            for router in self.routers
+            if router in rows
+        }
+
+    def layers(self, column: str, **equal: str) -> dict[str, float]:
+        """A figure of each router that has it."""
+        if not self.has("layers", column):
+            return {}
+        held = self.columns("layers", ["router", column], **equal)
+        pairs = zip(held["router"], held[column], strict=True)
+        found = {router: float(value) for router, value in pairs if value is not None}
+        return {router: found[router] for router in self.routers if router in found}
+
+    def worst(self, column: str, most: int = MOST_LAYERS) -> list[str]:
+        """Routers with the largest figures, in the order of the layers."""
+        found = self.layers(column)
+        largest = sorted(found, key=lambda router: -found[router])[:most]
+        return [router for router in self.routers if router in largest]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of results: ``draw`` gives none where its tables hold nothing for it.
+
+    ``place`` orders figures on a page. ``text`` says in a line what is to be seen.
+    """
+
+    name: str
+    place: int
+    text: str
+    draw: Callable[[Drawn], Iterator[Figure]]
+
+
+#: Figures of results by file name.
+DRAWINGS: Registry[Drawing] = Registry("figure", "moegeom.document.figures", "DRAWING", Drawing)
+
+
+def figures_of(results: Results) -> list[Figure]:
+    """Every figure that these results have the numbers for, in the order of a page."""
+    drawn = Drawn(results)
+    ordered = sorted(DRAWINGS.all(), key=lambda drawing: (drawing.place, drawing.name))
+    return [figure for drawing in ordered for figure in drawing.draw(drawn)]
+
+
+def figure_named(figures: Sequence[Figure], name: str | None) -> Figure:
+    """The figure ``name``, or the first.
+
+    Raises
+    ------
+    UsageError
+        When there is none, or none of that name.
+    """
+    known = [figure.name for figure in figures]
+    if not known:
+        raise UsageError("There is no figure of it: it holds no numbers to draw.")
+    if name is None:
+        return figures[0]
+    if name not in known:
+        raise UsageError(f"There is no figure {name!r} of it.", f"Known: {', '.join(known)}.")
+    return figures[known.index(name)]
+
+
+# ------------------------------------------------------------------------------------------ helpers
+def interval(value: Numbers, error: Numbers) -> tuple[Numbers, Numbers]:
+    """Ends of the 95 % intervals; None where a value or an error is not known."""
+    ends = [
+        (None, None) if v is None or e is None else (max(v - w, 0.0), v + w)
+        for v, e in zip(value, error, strict=True)
+        for w in [half_width(e or 0.0, NUM_BLOCKS)]
+    ]
+    return [low for low, _ in ends], [high for _, high in ends]
+
+
+def middle(values: Mapping[str, float]) -> float | None:
+    """The median over the routers, None without any."""
+    return median(values.values()) if values else None

@@ -1,0 +1,135 @@
+"""What a figure shows: panels of marks over two axes, in words that need no legend of their own.
+
+A figure is data. ``document/svg.py`` draws it on a page, ``document/paper.py`` into a file for a
+paper; both give a meaning the same colour everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+#: What a mark is about; each meaning has one colour, on pages and on paper. The last one stands for
+#: a group without a meaning of its own, such as a domain: those take colours in their order.
+Role = Literal["tokens", "random", "limit", "other", "dim", "group"]
+
+#: How values become places or colours.
+Scale = Literal["linear", "log2", "log10"]
+
+Numbers = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """``label`` in words, with the unit. ``names`` stand at 0, 1, 2 ... on an axis of things.
+
+    ``links`` are the places of a page, ``#layer-3``, that the names lead to.
+    """
+
+    label: str
+    scale: Scale = "linear"
+    names: Sequence[str] = ()
+    links: Sequence[str] = ()
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve; ``low`` and ``high`` bound its 95 % intervals. None leaves a gap."""
+
+    text: str
+    role: Role
+    x: Numbers
+    y: Numbers
+    low: Numbers = ()
+    high: Numbers = ()
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each name of the x axis, from 0, or one for each pair of ``x``."""
+
+    text: str
+    role: Role
+    y: Numbers
+    low: Numbers = ()
+    high: Numbers = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line across the panel at a value of the y axis, or of the x axis."""
+
+    text: str
+    role: Role
+    at: float
+    of: Literal["x", "y"] = "y"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Dots, one colour for each of ``names``; ``group`` says which each dot has."""
+
+    x: Numbers
+    y: Numbers
+    group: Sequence[int]
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Areas:
+    """Shares that add up, one band above the other: a row of ``shares`` for each of ``names``."""
+
+    x: Numbers
+    shares: Sequence[Numbers]
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A colour for each value, rows downwards; None is blank.
+
+    Colours run from ``low`` to ``high``; with a ``middle`` they part there into two directions.
+    ``cells`` are texts to write into them where there is room.
+    """
+
+    values: Sequence[Numbers]
+    text: str
+    low: float
+    high: float
+    middle: float | None = None
+    scale: Scale = "linear"
+    cells: Sequence[Sequence[str]] = ()
+
+
+Mark = Line | Bars | Rule | Points | Areas | Heat
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Marks over one pair of axes."""
+
+    title: str
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark]
+    is_wide: bool = True
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels with what they show, what they do not show, and the numbers behind them.
+
+    ``alt`` says the figure to those who cannot see it, with its numbers. ``columns`` are the values
+    as the tables hold them, by name: what is downloaded as CSV.
+    """
+
+    name: str
+    title: str
+    shows: str
+    shows_not: str
+    alt: str
+    panels: Sequence[Panel]
+    columns: Sequence[tuple[str, Sequence[str | int | float | None]]]

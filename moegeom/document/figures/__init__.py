@@ -1,0 +1,1 @@
+"""Figures of results, one file each; see :mod:`moegeom.document.drawing`."""

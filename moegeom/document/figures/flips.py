@@ -1,0 +1,50 @@
+"""Share of the choices that flip under another arithmetic, another run, another checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.core.row_keys import AS_STORED, RANDOM, is_random, under_random
+from moegeom.core.text import figure_text
+from moegeom.document.drawing import Drawing, Drawn, middle
+from moegeom.document.figure import Axis, Bars, Figure, Panel
+
+
+def _draw(drawn: Drawn) -> Iterator[Figure]:
+    if not drawn.has("layers", "flipped_share"):
+        return
+    held = drawn.results.columns("variants", ["variant", "text"])
+    names = [v for v in held["variant"] if v not in (AS_STORED, RANDOM) and not is_random(v)]
+    shares = {name: drawn.layers("flipped_share", variant=name) for name in names}
+    shares = {name: values for name, values in shares.items() if values}
+    if not shares:
+        return
+    random = {name: drawn.layers("flipped_share", variant=under_random(name)) for name in shares}
+    worst = {name: max(values, key=lambda r: values[r]) for name, values in shares.items()}
+    marks = [
+        Bars("worst layer", "other", [shares[name][worst[name]] for name in shares]),
+        Bars("median layer", "tokens", [middle(values) for values in shares.values()]),
+        Bars("random router, median", "random", [middle(random[name]) for name in shares]),
+    ]
+    routers = [router for router in drawn.routers if any(router in v for v in shares.values())]
+    yield Figure(
+        "flips",
+        "What flips under another arithmetic",
+        "The share of tokens whose set of experts is another one, on the same recorded inputs: in "
+        "the layer that flips most, in the median layer, and in that of the random routers.",
+        "A wrong answer: a flipped expert is not one. Inputs of deeper layers would differ too.",
+        "; ".join(
+            f"{name}: {figure_text(100 * shares[name][worst[name]])} % in layer "
+            f"{drawn.names[worst[name]]}, {figure_text(100 * (middle(shares[name]) or 0.0))} % in "
+            "the median layer"
+            for name in shares
+        ),
+        [Panel("", Axis("", names=list(shares)), Axis("share of tokens that flip"), marks)],
+        [
+            ("router", routers),
+            *((name, [values.get(r) for r in routers]) for name, values in shares.items()),
+        ],
+    )
+
+
+DRAWING = Drawing("flips", 50, "share of tokens that flip under each arithmetic", _draw)

@@ -1,0 +1,62 @@
+"""Load of the experts of the least even layers, with the range over documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.core.row_keys import RANDOM
+from moegeom.core.text import figure_text
+from moegeom.document.drawing import Drawing, Drawn, interval
+from moegeom.document.figure import Axis, Bars, Figure, Line, Panel, Rule
+
+
+def _draw(drawn: Drawn) -> Iterator[Figure]:
+    shown = drawn.worst("max_vio_global")
+    if not shown or not drawn.has("experts", "load"):
+        return
+    columns = ["expert", "load", "load_se"]
+    rows = drawn.by_router("experts", columns)
+    random = drawn.by_router("experts", ["load"], variant=RANDOM)
+    panels, said = [], []
+    for router in shown:
+        row = rows[router]
+        order = sorted(range(len(row["load"])), key=lambda i: -(row["load"][i] or 0.0))
+        load = [row["load"][i] for i in order]
+        low, high = interval(load, [row["load_se"][i] for i in order])
+        experts = [str(row["expert"][i]) for i in order]
+        marks = [
+            Bars("tokens, 95 % interval", "tokens", load, low, high),
+            Rule("even load", "limit", 1.0),
+        ]
+        if router in random:
+            drawn_evenly = sorted(random[router]["load"], reverse=True)
+            marks.append(Line("random router", "random", list(range(len(load))), drawn_evenly))
+        panels.append(
+            Panel(
+                f"layer {drawn.names[router]}",
+                Axis("expert, busiest first", names=experts),
+                Axis("load over the mean"),
+                marks,
+                is_wide=len(shown) == 1,
+            )
+        )
+        busiest = f"layer {drawn.names[router]}: expert {experts[0]} {figure_text(load[0] or 0.0)}"
+        said.append(f"{busiest}, expert {experts[-1]} {figure_text(load[-1] or 0.0)}")
+    every = [r for r in drawn.routers if r in rows]
+    yield Figure(
+        "load",
+        "Load of the experts, least even layers",
+        "Tokens of each expert over the mean of its layer, busiest first, with the 95 % interval "
+        "over documents. The grey line is the random router: rows of the same lengths without "
+        "directions of their own, on the same tokens.",
+        "Whether the model answers worse for it. Loads are of these documents; others differ.",
+        f"{'; '.join(said)} times the mean.",
+        panels,
+        [
+            ("router", [router for router in every for _ in rows[router]["load"]]),
+            *((name, [v for router in every for v in rows[router][name]]) for name in columns),
+        ],
+    )
+
+
+DRAWING = Drawing("load", 30, "load of the experts of the least even layers, busiest first", _draw)

@@ -1,0 +1,100 @@
+"""Share of the tokens that lie nearer to a boundary than a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from moegeom.core.row_keys import RANDOM
+from moegeom.core.text import figure_text
+from moegeom.document.drawing import Drawing, Drawn, interval
+from moegeom.document.figure import Axis, Figure, Line, Mark, Panel
+
+#: Quantities of the table ``margins`` that are drawn, in words.
+_QUANTITIES = {
+    "boundary_distance_over_norm": "boundary distance over the norm of the input",
+    "margin": "margin, in units of the selection score",
+    "noise_sigmas": "boundary distance in standard deviations of the noise",
+    "rounding_sigmas": "boundary distance in standard deviations of bf16 rounding",
+}
+
+_COLUMNS = ("router", "quantity", "threshold", "share_below", "share_below_se")
+
+Curve = dict[float, tuple[float | None, float | None]]
+
+
+def _draw(drawn: Drawn) -> Iterator[Figure]:
+    if not drawn.has("margins", "share_below"):
+        return
+    held = drawn.columns("margins", _COLUMNS)
+    panels, said = [], []
+    for quantity, words in _QUANTITIES.items():
+        curves = _curves(held, quantity)
+        if not curves:
+            continue
+        random = _curves(drawn.columns("margins", _COLUMNS, variant=RANDOM), quantity)
+        panel, sentence = _panel(drawn, words, curves, random)
+        panels.append(panel)
+        said.append(sentence)
+    if panels:
+        yield Figure(
+            "near_boundary",
+            "How near tokens are to flipping",
+            "The share of tokens nearer to a boundary than the threshold below: what noise of that "
+            "size can flip. The layer with the largest share and its 95 % interval over "
+            "documents, the median layer, and the median of the random routers.",
+            "What a flip costs. A token beyond the threshold cannot flip; one within it may.",
+            " ".join(said),
+            panels,
+            [(name, held[name]) for name in _COLUMNS],
+        )
+
+
+def _curves(held: Mapping[str, list[Any]], quantity: str) -> dict[str, Curve]:
+    """By router: threshold to share and its error."""
+    found: dict[str, Curve] = {}
+    for router, what, threshold, share, error in zip(*(held[c] for c in _COLUMNS), strict=True):
+        if what == quantity and share is not None:
+            found.setdefault(router, {})[threshold] = (share, error)
+    return found
+
+
+def _panel(
+    drawn: Drawn, words: str, curves: Mapping[str, Curve], random: Mapping[str, Curve]
+) -> tuple[Panel, str]:
+    steps = sorted({x for curve in curves.values() for x in curve})
+    middle = _median_of(curves, steps)
+    # the threshold at which the median layer has a share near a hundredth tells exposures apart
+    at = min(steps, key=lambda x: abs((middle[steps.index(x)] or 0.0) - 0.01))
+    worst = max(curves, key=lambda router: curves[router].get(at, (0.0, None))[0] or 0.0)
+    shares = [curves[worst].get(x, (None, None)) for x in steps]
+    low, high = interval([s for s, _ in shares], [e for _, e in shares])
+    name = f"layer {drawn.names[worst]}"
+    marks: list[Mark] = [Line(name, "tokens", steps, [s for s, _ in shares], low, high)]
+    if len(curves) > 1:
+        marks.append(Line("median layer", "dim", steps, middle))
+    if random:
+        marks.append(Line("random router", "random", steps, _median_of(random, steps)))
+    shown = [x for x, m in zip(steps, middle, strict=True) if m and m < 1.0] or steps
+    axis = Axis(words, "log2", low=min(shown), high=max(shown) * 2)
+    least = min((m for m in middle if m), default=1e-4)
+    sentence = (
+        f"{words[:1].upper()}{words[1:]} below {figure_text(at)}: "
+        f"{figure_text(100 * (curves[worst].get(at, (0.0, None))[0] or 0.0))} % of the tokens in "
+        f"{name}, {figure_text(100 * (middle[steps.index(at)] or 0.0))} % in the median layer."
+    )
+    return Panel(
+        "", axis, Axis("share of tokens nearer", "log10", low=least, high=1.0), marks, False
+    ), sentence
+
+
+def _median_of(curves: Mapping[str, Curve], steps: Sequence[float]) -> list[float | None]:
+    columns = ([c[x][0] for c in curves.values() if x in c] for x in steps)
+    known = ([share for share in column if share is not None] for column in columns)
+    return [median(column) if column else None for column in known]
+
+
+DRAWING = Drawing(
+    "near_boundary", 40, "share of tokens nearer to a boundary than a threshold", _draw
+)

@@ -1,0 +1,53 @@
+"""Which expert is used where in a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.core.text import figure_text, number_of
+from moegeom.document.drawing import Drawing, Drawn
+from moegeom.document.figure import Axis, Figure, Heat, Panel
+
+_COLUMNS = ("document_number", "position", "expert", "weight")
+
+
+def _draw(drawn: Drawn) -> Iterator[Figure]:
+    if not drawn.has("positions", "weight"):
+        return
+    held = drawn.by_router("positions", _COLUMNS)
+    routers = list(held)
+    router = routers[len(routers) // 2]
+    rows = held[router]
+    experts = drawn.results.run["routers"][drawn.routers.index(router)]["num_experts"]
+    highest = max((w for w in rows["weight"] if w is not None), default=0.0)
+    panels = []
+    for document in sorted({*rows["document_number"]}):
+        own = [i for i, number in enumerate(rows["document_number"]) if number == document]
+        length = 1 + max(rows["position"][i] for i in own)
+        values: list[list[float | None]] = [[None] * length for _ in range(experts)]
+        for i in own:
+            if 0 <= rows["expert"][i] < experts:
+                values[rows["expert"][i]][rows["position"][i]] = rows["weight"][i]
+        heat = Heat(values, "routing weight", 0.0, highest or 1.0)
+        expert_axis = Axis("expert", names=[str(e) for e in range(experts)])
+        positions = Axis("position", names=[str(p) for p in range(length)])
+        title = f"layer {drawn.names[router]}, document {document + 1}"
+        panels.append(Panel(title, positions, expert_axis, [heat]))
+    tokens = len({*zip(rows["document_number"], rows["position"], strict=True)})
+    yield Figure(
+        "positions",
+        "Experts along a document",
+        "The routing weight of each expert at the first positions of some documents, white where "
+        "it is not chosen: runs are experts that stay, columns at the start are sinks.",
+        "Other documents and other layers: the numbers behind it hold all layers.",
+        f"Layer {drawn.names[router]}, {number_of(tokens, 'token')} of {len(panels)} documents; "
+        f"the largest weight is {figure_text(highest)}.",
+        panels,
+        [
+            ("router", [router for router, rows in held.items() for _ in rows["expert"]]),
+            *((name, [v for rows in held.values() for v in rows[name]]) for name in _COLUMNS),
+        ],
+    )
+
+
+DRAWING = Drawing("positions", 90, "which experts are used along a document", _draw)

@@ -1,0 +1,242 @@
+"""A figure as a file for a paper: SVG, PDF or PNG, drawn by matplotlib from the same data."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moegeom.core.errors import UsageError
+from moegeom.core.extras import refuse_absent
+from moegeom.core.files import write_whole
+from moegeom.core.text import figure_text
+from moegeom.document.colours import GROUPS, ROLES, ramp
+from moegeom.document.figure import (
+    Areas,
+    Axis,
+    Bars,
+    Figure,
+    Heat,
+    Line,
+    Mark,
+    Numbers,
+    Panel,
+    Points,
+    Rule,
+)
+from moegeom.document.svg import tick_text
+from moegeom.document.untrusted import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Endings of files that can be drawn.
+ENDINGS = (".svg", ".pdf", ".png")
+
+#: Inches of a column of a paper, and of a panel in height.
+_COLUMN, _HEIGHT = 3.3, 2.3
+
+_STYLE: Any = {
+    "svg.hashsalt": "moegeom",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.parse_math": False,
+}
+
+
+def refuse_undrawable(path: Path) -> None:
+    """Raises before any work what would stop :func:`write_figure`.
+
+    Raises
+    ------
+    UsageError
+        For another ending than those of ENDINGS, and without matplotlib.
+    """
+    if path.suffix not in ENDINGS:
+        raise UsageError(
+            f"--plot {path}: expected a name that ends in {', '.join(ENDINGS)}.",
+            "--html FILE draws every figure on a page, and needs no library for it.",
+        )
+    refuse_absent("matplotlib", "plots", "--plot")
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """The figure with its caption; equal figures are equal bytes.
+
+    Raises
+    ------
+    UsageError
+        As :func:`refuse_undrawable`.
+    """
+    refuse_undrawable(path)
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = printable(figure)
+    across = 1 if any(panel.is_wide for panel in shown.panels) else min(3, len(shown.panels))
+    down = math.ceil(len(shown.panels) / across)
+    heights = [_height(panel) for panel in shown.panels[::across]]
+    width = 2 * _COLUMN if across == 1 else _COLUMN * across
+    with plt.rc_context(_STYLE):
+        drawn, axes = plt.subplots(
+            down,
+            across,
+            figsize=(width, sum(heights) + 0.9),
+            squeeze=False,
+            layout="constrained",
+            height_ratios=heights,
+        )
+        for axis, panel in zip(axes.flat, shown.panels, strict=False):
+            _panel(axis, panel)
+        for axis in list(axes.flat)[len(shown.panels) :]:
+            axis.set_visible(False)
+        drawn.suptitle(shown.title, fontsize=10)
+        caption = f"{shown.shows} It does not show: {shown.shows_not}"
+        drawn.supxlabel(textwrap.fill(caption, int(18 * width)), fontsize=7, x=0.02, ha="left")
+        metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
+        facts = {"format": path.suffix[1:], "metadata": metadata, "dpi": 200}
+        write_whole(path, lambda file: drawn.savefig(file, **facts))
+        plt.close(drawn)
+
+
+def _height(panel: Panel) -> float:
+    heat = next((mark for mark in panel.marks if isinstance(mark, Heat)), None)
+    if heat is None:
+        return _HEIGHT
+    if not panel.y.names:
+        return 2 * _COLUMN if panel.is_wide else _COLUMN
+    return max(0.16 * len(heat.values), 0.4) + 0.9
+
+
+def _panel(axis: Axes, panel: Panel) -> None:
+    bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
+    for mark in panel.marks:
+        slot = (bars.index(mark), len(bars)) if isinstance(mark, Bars) else (0, 1)
+        _DRAW[type(mark)](axis, mark, *slot)
+    axis.set_title(panel.title, loc="left")
+    _axis(axis, "x", panel.x, has_scale=not bars)
+    _axis(axis, "y", panel.y, has_scale=True)
+    names = [n for mark in panel.marks for n in _names(mark)]
+    if len(names) > 1:
+        axis.legend(frameon=False, fontsize=7)
+
+
+def _axis(axis: Axes, of: str, facts: Axis, has_scale: bool) -> None:
+    getattr(axis, f"set_{of}label")(textwrap.fill(facts.label, 40))
+    if facts.names:
+        most = 24 if of == "x" else 40
+        step = math.ceil(len(facts.names) / most)
+        places = list(range(0, len(facts.names), step))
+        names = [facts.names[place][:32] for place in places]
+        longest = max(map(len, names))
+        turn = {"rotation": 35, "ha": "right"} if of == "x" and longest > 4 else {}
+        getattr(axis, f"set_{of}ticks")(places, names, fontsize=7, **turn)
+    elif has_scale and facts.scale != "linear":
+        base = 2 if facts.scale == "log2" else 10
+        getattr(axis, f"set_{of}scale")("log", base=base)
+        ticks = getattr(axis, f"{of}axis")
+        ticks.set_major_formatter(lambda value, _: tick_text(value, facts.scale))
+        ticks.set_minor_formatter(lambda *_: "")
+    if facts.low is not None or facts.high is not None:
+        getattr(axis, f"set_{of}lim")(facts.low, facts.high)
+
+
+def _numbers(values: Numbers) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _line(axis: Axes, mark: Line, *_: int) -> None:
+    colour = ROLES[mark.role][0]
+    marker = "o" if len(mark.x) <= 40 and mark.role != "random" else None
+    x = _numbers(mark.x)
+    axis.plot(x, _numbers(mark.y), color=colour, lw=1.2, label=mark.text, marker=marker, ms=2.5)
+    if mark.low:
+        axis.fill_between(x, _numbers(mark.low), _numbers(mark.high), color=colour, alpha=0.2, lw=0)
+
+
+def _bars(axis: Axes, mark: Bars, number: int, of: int) -> None:
+    y, width = _numbers(mark.y), 0.8 / of
+    x = np.arange(len(y)) + (number - (of - 1) / 2) * width
+    ends: Any = None
+    if mark.low:
+        ends = np.abs(np.stack([y - _numbers(mark.low), _numbers(mark.high) - y]))
+    axis.bar(x, y, width, yerr=ends, color=ROLES[mark.role][0], label=mark.text, ecolor="#333")
+
+
+def _rule(axis: Axes, mark: Rule, *_: int) -> None:
+    draw = axis.axhline if mark.of == "y" else axis.axvline
+    draw(mark.at, color=ROLES[mark.role][0], lw=1, ls="--", label=mark.text)
+
+
+def _points(axis: Axes, mark: Points, *_: int) -> None:
+    x, y, group = _numbers(mark.x), _numbers(mark.y), np.array(mark.group)
+    for number in sorted(set(mark.group)):
+        is_in, name = group == number, mark.names[number]
+        label = name if len(mark.names) <= len(GROUPS) else None
+        colour = GROUPS[number % len(GROUPS)]
+        axis.scatter(x[is_in], y[is_in], s=4, alpha=0.6, color=colour, label=label, lw=0)
+
+
+def _areas(axis: Axes, mark: Areas, *_: int) -> None:
+    colours = [GROUPS[number % len(GROUPS)] for number in range(len(mark.names))]
+    labels = mark.names if len(mark.names) <= len(GROUPS) else ()
+    shares = [_numbers(share) for share in mark.shares]
+    axis.stackplot(_numbers(mark.x), shares, colors=colours, labels=labels, lw=0.3, edgecolor="w")
+
+
+def _heat(axis: Axes, mark: Heat, *_: int) -> None:
+    from matplotlib import colors
+
+    values = np.array([_numbers(row) for row in mark.values])
+    colours = colors.ListedColormap(np.array(ramp(mark.middle is not None)) / 255.0)
+    norm = _norm(mark)
+    shown = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    ends = [mark.low, mark.high] if mark.middle is None else [mark.low, mark.middle, mark.high]
+    bar = axis.figure.colorbar(shown, ax=axis, shrink=0.9, pad=0.02)
+    bar.set_ticks(ends, labels=[figure_text(end) for end in ends], minor=False)
+    bar.set_ticks([], minor=True)
+    bar.set_label(textwrap.fill(mark.text, 22), fontsize=7)
+    if mark.cells and values.size <= 400:
+        for i, row in enumerate(mark.cells):
+            for j, cell in enumerate(row):
+                axis.text(j, i, cell, ha="center", va="center", fontsize=6)
+
+
+def _norm(mark: Heat) -> Any:
+    from matplotlib import colors
+
+    if mark.scale != "linear":
+        return colors.LogNorm(mark.low, mark.high, clip=True)
+    if mark.middle is None:
+        return colors.Normalize(mark.low, mark.high)
+    return colors.TwoSlopeNorm(mark.middle, mark.low, mark.high)
+
+
+_DRAW: dict[type, Callable[..., None]] = {
+    Line: _line,
+    Bars: _bars,
+    Rule: _rule,
+    Points: _points,
+    Areas: _areas,
+    Heat: _heat,
+}
+
+
+def _names(mark: Mark) -> Sequence[str]:
+    match mark:
+        case Line() | Bars() | Rule():
+            return (mark.text,)
+        case Points() | Areas() if len(mark.names) <= len(GROUPS):
+            return mark.names
+        case _:
+            return ()
