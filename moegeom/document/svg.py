@@ -222,11 +222,7 @@ def _axes(plot: _Plot, panel: Panel) -> Iterator[str]:
         widest = 13.0 if slanted else 6.4 * max(map(len, panel.x.names)) + 6.0
         for i, name in _shown_names(panel.x.names, plot.width, widest):
             x, y = plot.x.at(i), foot + 14.0
-            turn = f' transform="rotate(-38 {x:.1f} {y:.1f})"' if slanted else ""
-            anchor = "end" if slanted else "middle"
-            text = (
-                f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{_short(name)}</text>'
-            )
+            text = _text(x, y, name, "end" if slanted else "middle", -38 if slanted else 0)
             yield _linked(text, panel.x.links, i)
     elif not is_heat:
         for value in _ticks(plot.x):

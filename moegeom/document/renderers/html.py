@@ -43,7 +43,8 @@ code { background: #8882; padding: .1em .3em; } section { margin: 1.2em 0; }
 figure { margin: 2em 0; } figure h2 { margin-bottom: .2em; } figcaption { max-width: 60em; }
 .panels { display: grid; gap: .8em; }
 .panels { grid-template-columns: repeat(auto-fill, minmax(min(23em, 100%), 1fr)); }
-.panels > * { min-width: 0; } .panels > .wide { grid-column: 1 / -1; }
+.panels > * { min-width: 0; } .panels > .wide { grid-column: 1 / -1; overflow-x: auto; }
+.wide svg { min-width: 36em; }
 .card { border: 2px solid; border-radius: .5em; padding: .3em 1em; }
 .card.plain, .card.strong, .card.dim { border-color: #8884; }
 .card dt, .card.error { border-color: currentColor; }
