@@ -59,7 +59,7 @@ class Series:
 
     ``rule`` says what the rule is, and at which steps recorded choices have verified it.
     ``verdict`` is that of the checks of a series, ``run`` the facts of the last step, under the
-    name of the series.
+    name of the series. ``usage`` is the load of every expert: router, step, expert, load.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Series:
     notes: tuple[str, ...] = field(default=())
     rule: str = ""
     verdict: Verdict | None = None
+    usage: tuple[tuple[str, float, int, float], ...] = field(default=(), repr=False)
     run: Mapping[str, Any] = field(default_factory=dict)
 
     @property

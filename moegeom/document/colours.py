@@ -25,6 +25,12 @@ GROUPS: Sequence[str] = (
     "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a3b12", "#7d7d7d", "#2b2b80",
 )  # fmt: skip
 
+
+def of_role(role: str) -> str:
+    """The colour of a meaning, or of a group such as ``g3``, on white."""
+    return ROLES[role][0] if role in ROLES else GROUPS[int(role[1:]) % len(GROUPS)]
+
+
 #: Stops of the ramps: one direction from pale to dark, and two of them that part at a pale middle.
 _ONE = ("#f7f7f5", "#9cc3e4", "#3a7fbd", "#0b2e5c")
 _TWO = ("#0b4a8f", "#7fb2dc", "#f7f7f5", "#f0a58a", "#a31525")

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-#: What a mark is about; each meaning has one colour, on pages and on paper. The last one stands for
-#: a group without a meaning of its own, such as a domain: those take colours in their order.
-Role = Literal["tokens", "random", "limit", "other", "dim", "group"]
+#: What a mark is about; each meaning has one colour, on pages and on paper: tokens, random (the
+#: random router), limit, other (what A is compared with), dim. Groups without a meaning of their
+#: own, such as layers, are g0, g1, g2 ... and take colours in their order.
+Role = str
 
 #: How values become places or colours.
 Scale = Literal["linear", "log2", "log10"]

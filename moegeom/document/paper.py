@@ -14,7 +14,7 @@ from moegeom.core.errors import UsageError
 from moegeom.core.extras import refuse_absent
 from moegeom.core.files import write_whole
 from moegeom.core.text import figure_text
-from moegeom.document.colours import GROUPS, ROLES, ramp
+from moegeom.document.colours import GROUPS, of_role, ramp
 from moegeom.document.figure import (
     Areas,
     Axis,
@@ -156,7 +156,7 @@ def _numbers(values: Numbers) -> np.ndarray:
 
 
 def _line(axis: Axes, mark: Line, *_: int) -> None:
-    colour = ROLES[mark.role][0]
+    colour = of_role(mark.role)
     marker = "o" if len(mark.x) <= 40 and mark.role != "random" else None
     x = _numbers(mark.x)
     axis.plot(x, _numbers(mark.y), color=colour, lw=1.2, label=mark.text, marker=marker, ms=2.5)
@@ -170,12 +170,12 @@ def _bars(axis: Axes, mark: Bars, number: int, of: int) -> None:
     ends: Any = None
     if mark.low:
         ends = np.abs(np.stack([y - _numbers(mark.low), _numbers(mark.high) - y]))
-    axis.bar(x, y, width, yerr=ends, color=ROLES[mark.role][0], label=mark.text, ecolor="#333")
+    axis.bar(x, y, width, yerr=ends, color=of_role(mark.role), label=mark.text, ecolor="#333")
 
 
 def _rule(axis: Axes, mark: Rule, *_: int) -> None:
     draw = axis.axhline if mark.of == "y" else axis.axvline
-    draw(mark.at, color=ROLES[mark.role][0], lw=1, ls="--", label=mark.text)
+    draw(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
 
 
 def _points(axis: Axes, mark: Points, *_: int) -> None:

@@ -10,6 +10,7 @@ import typer
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import (
     ModelOptions,
+    PlotOptions,
     RunOptions,
     ScreenOptions,
     TokenOptions,
@@ -33,6 +34,7 @@ def run(
     model: ModelOptions,
     work: RunOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     tokens: Annotated[
         str | None,
         typer.Option("--tokens", help="Recording of each step: 'rec/step_{step}' or 'rec/{name}'."),
@@ -47,9 +49,6 @@ def run(
     exclude_first: ExcludeFirst = 0,
     fail_on: FailOn = None,
     report: ReportFiles = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Picture: FILE.svg, FILE.png or FILE.pdf.")
-    ] = None,
     export: Annotated[
         list[str] | None,
         typer.Option("--export", help="csv:FILE, openmetrics:FILE or tensorboard:FOLDER."),
@@ -66,8 +65,6 @@ def run(
 
     reports = parse_reports(report or (), screen.format)
     exports = [_export(entry) for entry in export or ()]
-    if plot is not None:
-        exports.append(_picture(plot))
     request = request_of(
         TrackRequest,
         patterns=checkpoints,
@@ -86,7 +83,7 @@ def run(
     for name, path in exports:
         SERIES_EXPORTS[name].write(series, path)
         screen.note(f"written: {path}")
-    screen.show(document, series, is_ascii)
+    screen.show(document, series, is_ascii, plots)
     write_reports(reports, document, series)
     return series.exit_code
 
@@ -98,23 +95,12 @@ def _export(entry: str) -> tuple[str, Path]:
     from moegeom.studies.track.export import SERIES_EXPORTS
 
     name, sign, path = entry.partition(":")
-    known = [known for known in SERIES_EXPORTS.names() if known != "picture"]
-    if name not in known:
-        raise unknown_name("export", name, known)
+    if name not in SERIES_EXPORTS.names():
+        raise unknown_name("export", name, SERIES_EXPORTS.names())
     if not sign or not path:
         raise UsageError(f"--export {entry}: expected {name}:PATH.")
     SERIES_EXPORTS[name].refuse_absent()
     return name, _writable(Path(path), f"--export {entry}")
-
-
-def _picture(plot: Path) -> tuple[str, Path]:
-    from moegeom.core.errors import UsageError
-    from moegeom.studies.track.export import SERIES_EXPORTS
-
-    if plot.suffix not in (".svg", ".png", ".pdf"):
-        raise UsageError(f"--plot {plot}: expected a name that ends in .svg, .png or .pdf.")
-    SERIES_EXPORTS["picture"].refuse_absent()
-    return "picture", _writable(plot, f"--plot {plot}")
 
 
 def _writable(path: Path, option: str) -> Path:

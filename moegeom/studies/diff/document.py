@@ -13,6 +13,7 @@ from moegeom.document.model import (
     Document,
     Excerpt,
     Fact,
+    Gallery,
     Look,
     Note,
     Table,
@@ -21,6 +22,7 @@ from moegeom.document.model import (
 )
 from moegeom.document.verdict_text import places
 from moegeom.studies.changes.record import Change, RouterChange, percent
+from moegeom.studies.diff.figures import difference_figures
 from moegeom.studies.diff.record import (
     Difference,
     FigureChange,
@@ -77,6 +79,7 @@ def document(found: Difference, view: View) -> Document:
             [Excerpt([*_routers(found, view)], [*_routers_whole(found)])],
             [Fact("means", f"{word}: {text}", "dim") for word, text in _meanings(found).items()],
             [] if found.figures is None else [*_figures(found, found.figures, view)],
+            [Gallery(lambda: [*difference_figures(found)])],
             [*map(Note, ending)],
         ],
         lambda: _record(found),

@@ -9,9 +9,21 @@ from typing import Any
 
 from moegeom.core.text import number_of
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
-from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, Title, View
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Gallery,
+    Look,
+    Note,
+    Table,
+    Title,
+    View,
+)
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
+from moegeom.studies.explain.figures import explanation_figures
 from moegeom.studies.explain.record import Explanation, LayerEvidence
 
 #: Hypotheses that a screen shows beside nothing changed.
@@ -43,6 +55,7 @@ def document(found: Explanation, view: View) -> Document:
             _verdict(found),
             [Excerpt(causes, page=_faults(found, all_of_them=True))],
             [Excerpt(layers, page=_layers(found, all_of_them=True, is_page=True))],
+            [Gallery(lambda: explanation_figures(found))],
             _ending(found),
         ],
         lambda: _record(found),

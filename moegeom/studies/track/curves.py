@@ -161,6 +161,17 @@ def _chance(measured: Steps, router: str) -> Iterator[Curve]:
     yield Curve(router, CHANCE, tuple(levels), (None,) * len(levels))
 
 
+def usage(measured: Steps) -> Iterator[tuple[str, float, int, float]]:
+    """Router, step, expert and load over the mean, of every expert at every step."""
+    columns = ("router", "expert", "load")
+    for step in measured:
+        if step.facts.num_tokens:
+            held = step.results.columns("experts", columns, variant="as_stored", population=ALL)
+            for router, expert, load in zip(*held.values(), strict=True):
+                if load is not None:
+                    yield router, step.facts.step, expert, load
+
+
 def load_curves(measured: Steps, expert: int | None) -> list[Curve]:
     """Load of one expert at every step, in fair shares."""
     if expert is None:

@@ -15,6 +15,7 @@ from moegeom.document.model import (
     Document,
     Excerpt,
     Fact,
+    Gallery,
     Judged,
     Note,
     Problem,
@@ -26,6 +27,7 @@ from moegeom.document.place import place
 from moegeom.document.sparkline import sparkline
 from moegeom.document.verdict_blocks import checks_table, unjudged, verdict_fact, verdict_record
 from moegeom.document.verdict_text import places
+from moegeom.studies.track.figures import series_figures
 
 #: Routers shown without --all-layers.
 MOST_ROUTERS = 12
@@ -69,6 +71,7 @@ def document(found: Series, view: View) -> Document:
             [*_routers(found, size, view.all_layers)],
             shown,
             [_medians(found, size)],
+            [Gallery(lambda: series_figures(found))],
             [Excerpt([], [_whole(found)])],
             [Excerpt([], [checks_table(verdict)], "All checks")] if verdict else [],
             [*map(Note, (*found.notes, *_limits(found, size)))],
@@ -274,6 +277,6 @@ def _record(series: Series) -> Mapping[str, Any]:
     shown = {curve.column for curve in series.curves}
     columns = [dataclasses.asdict(column) for column in SERIES_COLUMNS if column.name in shown]
     told = {} if series.verdict is None else verdict_record(series.verdict)
-    kept = dataclasses.asdict(dataclasses.replace(series, verdict=None, run={}))
-    del kept["verdict"], kept["run"]
+    kept = dataclasses.asdict(dataclasses.replace(series, verdict=None, run={}, usage=()))
+    del kept["verdict"], kept["run"], kept["usage"]
     return {**told, **kept, "columns": columns}

@@ -37,6 +37,7 @@ from moegeom.studies.track.curves import (
     not_comparable,
     number,
     stored_curves,
+    usage,
 )
 from moegeom.studies.track.document import document
 from moegeom.studies.track.history import history
@@ -100,6 +101,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         skipped=tuple(skipped),
         notes=tuple(notes),
         rule=_rule(measured),
+        usage=tuple(usage(measured)),
         verdict=judge_series(history(measured, not_comparable(measured)), least),
         run={**run, "checkpoint": {**run["checkpoint"], "name": name}},
     )
@@ -174,7 +176,9 @@ def _common_name(candidates: Sequence[Candidate]) -> str:
 
 
 def write_series(folder: Path, series: Series) -> None:
-    """series.parquet: a row per router, step and column; series.json: what --format json prints."""
+    """series.parquet: a row per router, step and column; usage.parquet: one per router, step and
+    expert; series.json: what --format json prints.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -189,6 +193,11 @@ def write_series(folder: Path, series: Series) -> None:
     arrays = [pa.array(column, type=kind) for column, kind in zip(columns, kinds, strict=True)]
     table = pa.Table.from_arrays(arrays, names=list(names))
     write_whole(folder / "series.parquet", lambda file: pq.write_table(table, file))
+    loads = zip(*series.usage, strict=True) if series.usage else ((),) * 4
+    kinds = (pa.string(), pa.float64(), pa.int64(), pa.float64())
+    columns = [pa.array(column, type=kind) for column, kind in zip(loads, kinds, strict=True)]
+    shares = pa.Table.from_arrays(columns, names=["router", "step", "expert", "load"])
+    write_whole(folder / "usage.parquet", lambda file: pq.write_table(shares, file))
     write_whole(folder / "series.json", render(document(series, View()), "json"))
 
 

@@ -1,0 +1,90 @@
+"""Figures of an explanation: what each fault explains, and where the two runs part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moegeom.core.text import figure_text, number_of
+from moegeom.document.figure import Axis, Bars, Figure, Line, Panel
+from moegeom.document.place import place
+from moegeom.studies.explain.record import Explanation
+
+#: Faults that are drawn.
+_MOST = 12
+
+
+def explanation_figures(found: Explanation) -> list[Figure]:
+    """Nothing where A and B agree everywhere."""
+    return [*_faults(found), *_layers(found)]
+
+
+def _faults(found: Explanation) -> Iterator[Figure]:
+    worth = [fault for fault in found.faults if fault.bits > 0.0]
+    if not worth:
+        return
+    shown = worth[:_MOST]
+    named = [f for f in shown if f.name in found.verdict.faults]
+    names = [f"{f.text}{f', {f.scope}' if f.scope else ''}" for f in shown]
+    marks = [
+        Bars("named", "other", [f.bits if f in named else None for f in shown]),
+        Bars("not named", "tokens", [None if f in named else f.bits for f in shown]),
+    ]
+    said = f"{names[0]} saves {figure_text(shown[0].bits)} bits"
+    if len(shown) > 1:
+        said += f", the next, {names[1]}, {figure_text(shown[1].bits)}"
+    yield Figure(
+        "faults",
+        "What explains the differences",
+        "How many bits each fault saves when B's choices are told by A's router with that fault, "
+        "less the bits that tell the fault. One bit more makes it twice as likely.",
+        "Faults that were not tried, and causes outside the router.",
+        f"{number_of(found.num_tried, 'fault')} tried; {said}.",
+        [Panel("", Axis("", names=names), Axis("bits saved", low=0.0), marks)],
+        [
+            ("fault", [f.text for f in found.faults]),
+            ("scope", [f.scope or "all" for f in found.faults]),
+            ("bits", [f.bits for f in found.faults]),
+            ("explained", [f.explained for f in found.faults]),
+        ],
+    )
+
+
+def _layers(found: Explanation) -> Iterator[Figure]:
+    layers = found.layers
+    if all(layer.agreement == 1.0 for layer in layers):
+        return
+    names = [place(layer.router, (each.router for each in layers)) for layer in layers]
+    at = list(range(len(layers)))
+    share = [layer.num_clean / layer.num_tokens if layer.num_tokens else None for layer in layers]
+    first = next(i for i, layer in enumerate(layers) if layer.agreement < 1.0)
+    least = min(at, key=lambda i: layers[i].agreement)
+    yield Figure(
+        "agreement",
+        "Where the two runs part",
+        "The share of tokens with equal sets of experts in each layer, and of those that agreed in "
+        "every layer before it: from the first layer that differs on, the rest may only follow.",
+        "Why: see the faults.",
+        f"The first layer that differs is {names[first]}, {_percent(layers[first].agreement)} "
+        f"equal; the least equal is {names[least]}, {_percent(layers[least].agreement)}.",
+        [
+            Panel(
+                "",
+                Axis("layer", names=names),
+                Axis("share of tokens", high=1.0),
+                [
+                    Bars("equal sets", "tokens", [layer.agreement for layer in layers]),
+                    Line("agreed in every layer before", "random", at, share),
+                ],
+            )
+        ],
+        [
+            ("router", [layer.router for layer in layers]),
+            ("agreement", [layer.agreement for layer in layers]),
+            ("num_clean", [layer.num_clean for layer in layers]),
+            ("num_tokens", [layer.num_tokens for layer in layers]),
+        ],
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{figure_text(100 * share)} %"
