@@ -100,6 +100,8 @@ def layer_table(summary: Summary, all_layers: bool, has_bars: bool = True) -> Ta
     plain = [row for row in summary.layers if row["router"] not in worst]
     is_short = all_layers or len(summary.layers) <= SHORT
     shown = [*marked, *plain] if is_short else marked[:MOST_LINES]
+    order = {row["router"]: number for number, row in enumerate(summary.layers)}
+    anchors = [f"layer-{order[row['router']]}" for row in shown]
     largest = max((_load(row) or 0.0 for row in shown), default=0.0) if has_bars else 0.0
     lines: list[list[str]] = []
     looks: list[Look] = []
@@ -131,6 +133,7 @@ def layer_table(summary: Summary, all_layers: bool, has_bars: bool = True) -> Ta
         drops=(0, *(column.drop for column in columns), 0),
         gap=3,
         heads_look="strong",
+        anchors=anchors,
     )
 
 

@@ -59,6 +59,7 @@ class Table:
     screen is too narrow, columns go in the order of ``drops``, the highest first and equal ones
     together; those with 0 stay, as all do where ``drops`` is empty. If that is not enough,
     ``paragraphs``, label and sentence for each row, stand for the table. ``rest`` is a line below.
+    ``anchors`` are names of rows that figures of the same page lead to.
     """
 
     heads: Sequence[Sequence[str]]
@@ -71,6 +72,7 @@ class Table:
     heads_look: Look = "dim"
     paragraphs: Sequence[tuple[str, str]] = ()
     rest: str = ""
+    anchors: Sequence[str] = ()
 
     @property
     def row_looks(self) -> Sequence[Look]:

@@ -11,6 +11,7 @@ import io
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import zip_longest
 
 from moegeom.document.figure import Figure
 from moegeom.document.model import (
@@ -157,18 +158,18 @@ def _cell(value: str | float | None) -> str | float:
 
 
 def _table(table: Table) -> Iterator[str]:
-    def row(tag: str, cells: Sequence[str], look: str = "") -> str:
+    def row(tag: str, cells: Sequence[str], look: str = "", anchor: str = "") -> str:
         said = "".join(
             f"<{tag}{' class=left' if place in table.left else ''}>{escape(cell.strip())}</{tag}>"
             for place, cell in enumerate(cells)
         )
-        return f'<tr class="{look}">{said}</tr>'
+        name = f' id="{escape(anchor)}"' if anchor else ""
+        return f'<tr class="{look}"{name}>{said}</tr>'
 
-    yield f"<table><thead>{row('th', heads_of(table))}</thead><tbody>"
-    yield from (
-        row("td", cells, look) for cells, look in zip(table.rows, table.row_looks, strict=True)
-    )
-    yield "</tbody></table>"
+    yield f'<div class="scroll"><table><thead>{row("th", heads_of(table))}</thead><tbody>'
+    anchored = zip_longest(table.rows, table.row_looks, table.anchors, fillvalue="")
+    yield from (row("td", cells, look, anchor) for cells, look, anchor in anchored)
+    yield "</tbody></table></div>"
     if table.rest:
         yield f'<p class="dim">{escape(table.rest)}</p>'
 

@@ -259,8 +259,21 @@ def test_a_plan_cut_off_in_the_middle_is_begun_anew(disk, interrupted):
     assert json.loads((out / "run.json").read_text())["seed"] == 5
 
 
-@pytest.mark.parametrize("file", ["layers.parquet", "experts.parquet", "facts.json", "digest"])
-@pytest.mark.parametrize("damage", ["a bit", "the end", "gone", "a folder"])
+FILES, DAMAGES = (
+    ["layers.parquet", "experts.parquet", "facts.json", "digest"],
+    ["a bit", "the end", "gone", "a folder"],
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        # by day each file and each damage once
+        pytest.param(file, damage, marks=[] if i == j else [pytest.mark.nightly])
+        for i, file in enumerate(FILES)
+        for j, damage in enumerate(DAMAGES)
+    ],
+)
 def test_a_part_that_a_disk_damaged_is_measured_again(disk, interrupted, monkeypatch, file, damage):
     path = interrupted.with_name("out.partial") / "parts" / "text.0" / file
     raw = bytearray(path.read_bytes())

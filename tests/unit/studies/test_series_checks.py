@@ -96,12 +96,17 @@ def healthy(kind: str, seed: int, steps: int = 24, routers: int = 3) -> Run:
 SHAPES = ("walk", "warm-down", "stops", "scatter", "settling", "cycles")
 
 
+#: Numbers of drawn runs: a few by day, the rest at night.
+BY_DAY, BY_NIGHT = range(3), pytest.param(range(3, 20), marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("seeds", [BY_DAY, BY_NIGHT])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_healthy_runs_raise_no_alarm(kind):
+def test_healthy_runs_raise_no_alarm(kind, seeds):
     """Twenty of each shape, long and short, wide and narrow."""
     alarms = [
         (seed, found)
-        for seed in range(20)
+        for seed in seeds
         if (found := healthy(kind, seed, (5, 12, 24, 40)[seed % 4], (2, 3, 8)[seed % 3]).found())
     ]
     assert alarms == []
@@ -280,9 +285,10 @@ def test_a_bias_that_goes_with_a_load_that_evens_out_is_no_wrong_way():
         assert ("MGT203" in run.found()) == (growth > 1.0)
 
 
-def test_text_on_which_the_order_of_loads_is_fixed_is_no_wrong_way():
+@pytest.mark.parametrize("seeds", [BY_DAY, BY_NIGHT])
+def test_text_on_which_the_order_of_loads_is_fixed_is_no_wrong_way(seeds):
     """Loads on strange text differ from those that the bias balances, at every step alike."""
-    for seed in range(12):
+    for seed in seeds:
         run = healthy("walk", seed)
         strange = np.random.default_rng(1000 + seed).standard_normal(run.loads.shape[1:])
         run.loads[:] = 1.0 + 0.3 * strange
@@ -337,17 +343,17 @@ def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     assert all("each step by itself" in " ".join(r.judged().unseen) for r in (run,))
 
 
-def test_the_least_number_of_steps_is_enough_to_find_something():
+@pytest.mark.parametrize("routers", [1, 3, pytest.param(40, marks=pytest.mark.nightly)])
+def test_the_least_number_of_steps_is_enough_to_find_something(routers):
     """With as many steps as it takes, swings without an exception are told; one step less asks."""
-    for routers in (1, 3, 40):
-        for steps in range(8, 40):
-            run = healthy("walk", 20, steps=steps, routers=routers)
-            run.bias[:, 0] = swings(steps, 0.5)
-            if states(run)["MGT202"] != "does not apply":
-                assert "MGT202" in run.found(), (routers, steps)
-                break
-        else:
-            pytest.fail(f"{routers} routers: never judged")
+    for steps in range(8, 40):
+        run = healthy("walk", 20, steps=steps, routers=routers)
+        run.bias[:, 0] = swings(steps, 0.5)
+        if states(run)["MGT202"] != "does not apply":
+            assert "MGT202" in run.found(), (routers, steps)
+            break
+    else:
+        pytest.fail(f"{routers} routers: never judged")
 
 
 def test_a_single_step_is_inconclusive():

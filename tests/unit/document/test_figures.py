@@ -1,0 +1,259 @@
+"""Figures say what the tables hold, load nothing, and survive the names of others."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import moegeom as mg
+from moegeom.core.errors import UsageError
+from moegeom.document.colours import ramp
+from moegeom.document.drawing import DRAWINGS, figures_of
+from moegeom.document.figure import Areas, Axis, Bars, Figure, Heat, Line, Panel, Points, Rule
+from moegeom.document.model import Document, Gallery, View
+from moegeom.document.paper import ENDINGS, write_figure
+from moegeom.document.render import render
+from moegeom.document.renderers.html import comma_separated
+from moegeom.document.svg import panel_svg, png, shades
+
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLE = ROOT / "sample_ckpts/olmoe-collapsed"
+
+#: One of every mark, with gaps.
+PANELS = {
+    "line": Panel(
+        "t",
+        Axis("x", "log2"),
+        Axis("y", "log10"),
+        [
+            Line("a", "tokens", [1, 2, 4, 8], [0.1, None, 0.2, 0.0], [0.05] * 4, [0.3] * 4),
+            Rule("r", "limit", 0.1),
+        ],
+    ),
+    "bars": Panel(
+        "t",
+        Axis("x", names=["a", "b", "c"]),
+        Axis("y"),
+        [Bars("A", "tokens", [1.0, None, -2.0], [0.5, None, -3.0], [1.5, None, -1.0])],
+    ),
+    "points": Panel("t", Axis("x"), Axis("y"), [Points([0, 1], [0, None], [0, 1], ["p", "q"])]),
+    "areas": Panel("t", Axis("x"), Axis("y"), [Areas([0, 1], [[0.2, 0.5], [0.8, None]], "pq")]),
+    "heat": Panel(
+        "t",
+        Axis("x", names=["a", "b"]),
+        Axis("y", names=["c"], links=["#layer-0"]),
+        [Heat([[0.5, None]], "h", 0.25, 4.0, 1.0, "log2", [["half", ""]])],
+    ),
+    "empty": Panel("t", Axis("x"), Axis("y"), [Line("a", "dim", [], [])]),
+}
+
+
+def figure(panel: Panel, name: str = "f", **more) -> Figure:
+    facts = {"columns": [("v", [1.0, None])]} | more
+    return Figure(name, "title", "shows", "shows not", "alt", [panel], **facts)
+
+
+@pytest.fixture(scope="module")
+def scanned():
+    return mg.scan(SAMPLE / "step_1500", tokens=SAMPLE / "rec/step_1500")
+
+
+class _Page(HTMLParser):
+    """What a page would run or load, and the numbers that it holds."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("href", "src", "xlink:href", "action", "data"):
+                self.addresses.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            if name.startswith("on"):
+                self.handlers.append(name)
+
+    def tables(self) -> list[list[dict[str, str]]]:
+        found = (a for a in self.addresses if a.startswith("data:text/csv;base64,"))
+        texts = (base64.b64decode(a.partition(",")[2]).decode() for a in found)
+        return [list(csv.DictReader(io.StringIO(text))) for text in texts]
+
+
+def test_every_drawing_draws_the_sample_or_says_what_it_lacks(scanned):
+    drawn = {figure.name for figure in figures_of(scanned.value)}
+    few_layers, no_arithmetic = {"overview"}, {"flips"}
+    assert drawn == {*DRAWINGS.names()} - few_layers - no_arithmetic
+    assert [figure.name for figure in figures_of(scanned.value)] == scanned.figures()
+
+
+def test_a_file_of_figures_names_the_drawing_that_it_holds():
+    assert all(DRAWINGS[name].name == name for name in DRAWINGS.names())
+
+
+def test_every_number_behind_a_figure_is_that_of_a_table(scanned):
+    """Joined by router, expert and domain: what the page holds is what the table holds."""
+    held = {}
+    for row in scanned.table("experts").to_pylist():
+        if row["variant"] == "as_stored":
+            held[row["population"], row["router"], row["expert"]] = row
+    page = {
+        f.name: csv.DictReader(io.StringIO(comma_separated(f))) for f in figures_of(scanned.value)
+    }
+    compared = 0
+    for name in ("load_map", "load", "domains"):
+        for row in page[name]:
+            where = row.get("population", "all"), row["router"], int(row["expert"])
+            assert float(row["load"]) == held[where]["load"]
+            compared += 1
+    assert compared > 100
+    margins = {
+        (r["router"], r["quantity"], r["threshold"]): r["share_below"]
+        for r in scanned.table("margins").to_pylist()
+        if (r["variant"], r["population"]) == ("as_stored", "all")
+    }
+    for row in page["near_boundary"]:
+        key = row["router"], row["quantity"], float(row["threshold"])
+        assert float(row["share_below"]) == margins[key]
+
+
+def test_cosines_of_the_page_are_those_of_the_rows(scanned):
+    from moegeom.geometry.gram import effective_rows
+
+    router = mg.open(SAMPLE / "step_1500").routers[0]
+    rows = effective_rows(router.weight, router.gain).centred
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    drawn = next(f for f in figures_of(scanned.value) if f.name == "gram")
+    found = [
+        row
+        for row in csv.DictReader(io.StringIO(comma_separated(drawn)))
+        if (row["router"], row["matrix"]) == (router.name, "row_cosine")
+    ]
+    assert len(found) == len(rows) * (len(rows) - 1) // 2
+    for row in found:
+        i, j = int(row["expert"]), int(row["other_expert"])
+        assert float(row["value"]) == pytest.approx(unit[i] @ unit[j], abs=1e-3)
+
+
+def test_a_page_runs_nothing_and_loads_nothing(scanned):
+    text = scanned.html()
+    page = _Page(text)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert policy[1].startswith("default-src &#x27;none&#x27;")
+    assert not {"script", "iframe", "object", "embed", "form", "link"} & {*page.tags}
+    assert not page.handlers
+    assert all(a.startswith(("data:", "#")) for a in page.addresses)
+    assert {a[1:] for a in page.addresses if a.startswith("#")} <= {*page.ids}
+    assert text == scanned.html()
+    assert len(page.tables()) == len(scanned.figures())
+
+
+def test_names_of_others_are_text_in_every_figure(hostile):
+    names = [hostile, "<script>alert(1)</script>", "x" * 10_000, "=cmd()"]
+    panels = [
+        Panel(
+            hostile, Axis(hostile, names=names), Axis(hostile), [Bars(hostile, "tokens", [1] * 4)]
+        ),
+        Panel(
+            hostile,
+            Axis(hostile, names=names),
+            Axis(hostile, names=names, links=["#layer-0"] * 4),
+            [Heat([[1.0] * 4] * 4, hostile, 0.0, 1.0, cells=[names] * 4)],
+        ),
+        Panel("", Axis(""), Axis(""), [Points([1], [1], [0], names), Areas([1], [[1]], [hostile])]),
+    ]
+    shown = Figure("f", hostile, hostile, hostile, hostile, panels, [("name", names)])
+    document = Document("scan", "m", [[Gallery(lambda: [shown])]], dict)
+    text = render(document, "html", View())
+    assert "<script" not in text
+    assert "\x1b" not in text
+    page = _Page(text)
+    assert not page.handlers
+    assert [row["name"] for row in page.tables()[0]][1:] == [*names[1:3], "'=cmd()"]
+
+
+@pytest.mark.parametrize("kind", PANELS)
+def test_every_mark_is_drawn_with_its_gaps(kind):
+    text = panel_svg(PANELS[kind], "alt")
+    assert text == panel_svg(PANELS[kind], "alt")
+    assert "nan" not in text
+    assert "inf" not in text
+    assert 'aria-label="alt"' in text
+
+
+@pytest.mark.parametrize("kind", PANELS)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_mark_is_a_file_for_a_paper_of_equal_bytes(kind, ending, tmp_path):
+    first, second = tmp_path / f"a{ending}", tmp_path / f"b{ending}"
+    write_figure(figure(PANELS[kind]), first)
+    write_figure(figure(PANELS[kind]), second)
+    assert first.read_bytes() == second.read_bytes()
+    assert len(first.read_bytes()) > 1000
+
+
+def test_another_ending_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"expected a name that ends in \.svg, \.pdf, \.png"):
+        write_figure(figure(PANELS["line"]), tmp_path / "a.jpg")
+
+
+def test_a_figure_that_there_is_not_is_refused_with_those_that_there_are(scanned, tmp_path):
+    with pytest.raises(UsageError, match="no figure 'lod'") as refused:
+        scanned.plot(tmp_path / "a.svg", "lod")
+    assert "load_map" in refused.value.hint
+
+
+def test_shades_are_monotone_and_part_at_the_middle():
+    values = [[0.25, 0.5, 1.0, 2.0, 4.0, None, 100.0, 0.0]]
+    found = shades(Heat(values, "h", 0.25, 4.0, 1.0, "log2"))[0]
+    assert found == [1, 65, 128, 191, 255, 0, 255, 1]
+    assert shades(Heat([[0.0, 5.0, 10.0]], "h", 0.0, 10.0))[0] == [1, 128, 255]
+
+
+def test_a_picture_of_pixels_is_read_by_another_library():
+    places = [[0, 1, 128], [255, 254, 2]]
+    image = Image.open(io.BytesIO(png(places, ramp(parts=True)))).convert("RGBA")
+    assert image.size == (3, 2)
+    assert image.getpixel((0, 0))[3] == 0
+    for y, row in enumerate(places):
+        for x, place in enumerate(row):
+            if place:
+                assert image.getpixel((x, y)) == (*ramp(parts=True)[place - 1], 255)
+
+
+def test_ramps_darken_evenly_away_from_their_pale_ends():
+    def light(colours):
+        return np.array(colours) @ [0.2126, 0.7152, 0.0722]
+
+    assert (np.diff(light(ramp(parts=False))) < 0).all()
+    both = light(ramp(parts=True))
+    assert (np.diff(both[:128]) > 0).all()
+    assert (np.diff(both[127:]) < 0).all()
+
+
+def test_a_view_on_the_page_is_nothing_that_a_terminal_prints():
+    drawn: list[str] = []
+
+    def make():
+        drawn.append("made")
+        return [figure(PANELS["line"])]
+
+    document = Document("scan", "m", [[Gallery(make)]], dict)
+    for name in ("table", "md"):
+        render(document, name, View())
+    assert not drawn
+    render(document, "html", View())
+    assert drawn == ["made"]
