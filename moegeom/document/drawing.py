@@ -12,7 +12,7 @@ from moegeom.core.errors import UsageError
 from moegeom.core.registry import Registry
 from moegeom.core.row_keys import ALL, AS_STORED, is_whole
 from moegeom.core.text import half_width
-from moegeom.document.figure import Figure, Numbers
+from moegeom.document.chart import Chart, Numbers
 from moegeom.document.place import place
 from moegeom.results.reader import Results
 
@@ -102,21 +102,21 @@ class Drawing:
     name: str
     place: int
     text: str
-    draw: Callable[[Drawn], Iterator[Figure]]
+    draw: Callable[[Drawn], Iterator[Chart]]
 
 
 #: Figures of results by file name.
 DRAWINGS: Registry[Drawing] = Registry("figure", "moegeom.document.figures", "DRAWING", Drawing)
 
 
-def figures_of(results: Results) -> list[Figure]:
+def figures_of(results: Results) -> list[Chart]:
     """Every figure that these results have the numbers for, in the order of a page."""
     drawn = Drawn(results)
     ordered = sorted(DRAWINGS.all(), key=lambda drawing: (drawing.place, drawing.name))
     return [figure for drawing in ordered for figure in drawing.draw(drawn)]
 
 
-def figure_named(figures: Sequence[Figure], name: str | None) -> Figure:
+def figure_named(figures: Sequence[Chart], name: str | None) -> Chart:
     """The figure ``name``, or the first.
 
     Raises

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moegeom.core.finding import Finding, Verdict
-from moegeom.document.figure import Figure
+from moegeom.document.chart import Chart
 
 Look = Literal["plain", "strong", "dim", "good", "warning", "error"]
 
@@ -113,7 +113,7 @@ class Excerpt:
 class Gallery:
     """Figures, which a page draws and a screen leaves out; ``figures`` makes them when asked."""
 
-    figures: Callable[[], Sequence[Figure]]
+    figures: Callable[[], Sequence[Chart]]
 
 
 Block = Title | Fact | Problem | Table | Note | Command | Excerpt | Gallery
@@ -140,7 +140,7 @@ class Document:
     record: Callable[[], Mapping[str, Any]]
     judged: Judged | None = field(default=None)
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[Chart]:
         """Every figure of its page, in the order of the page."""
         blocks = [block for section in self.sections for block in section]
         return [f for block in blocks if isinstance(block, Gallery) for f in block.figures()]

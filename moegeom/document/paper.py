@@ -14,20 +14,20 @@ from moegeom.core.errors import UsageError
 from moegeom.core.extras import refuse_absent
 from moegeom.core.files import write_whole
 from moegeom.core.text import figure_text
-from moegeom.document.colours import GROUPS, of_role, ramp
-from moegeom.document.figure import (
+from moegeom.document.chart import (
     Areas,
     Axis,
     Bars,
-    Figure,
+    Chart,
+    Guide,
     Heat,
-    Line,
     Mark,
     Numbers,
     Panel,
     Points,
-    Rule,
+    Polyline,
 )
+from moegeom.document.colours import GROUPS, of_role, ramp
 from moegeom.document.svg import tick_text
 from moegeom.document.untrusted import printable
 
@@ -68,7 +68,7 @@ def refuse_undrawable(path: Path) -> None:
     refuse_absent("matplotlib", "plots", "--plot")
 
 
-def write_figure(figure: Figure, path: Path) -> None:
+def write_figure(figure: Chart, path: Path) -> None:
     """The figure with its caption; equal figures are equal bytes.
 
     Raises
@@ -155,7 +155,7 @@ def _numbers(values: Numbers) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _line(axis: Axes, mark: Line, *_: int) -> None:
+def _line(axis: Axes, mark: Polyline, *_: int) -> None:
     colour = of_role(mark.role)
     marker = "o" if len(mark.x) <= 40 and mark.role != "random" else None
     x = _numbers(mark.x)
@@ -173,7 +173,7 @@ def _bars(axis: Axes, mark: Bars, number: int, of: int) -> None:
     axis.bar(x, y, width, yerr=ends, color=of_role(mark.role), label=mark.text, ecolor="#333")
 
 
-def _rule(axis: Axes, mark: Rule, *_: int) -> None:
+def _rule(axis: Axes, mark: Guide, *_: int) -> None:
     draw = axis.axhline if mark.of == "y" else axis.axvline
     draw(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
 
@@ -223,9 +223,9 @@ def _norm(mark: Heat) -> Any:
 
 
 _DRAW: dict[type, Callable[..., None]] = {
-    Line: _line,
+    Polyline: _line,
     Bars: _bars,
-    Rule: _rule,
+    Guide: _rule,
     Points: _points,
     Areas: _areas,
     Heat: _heat,
@@ -234,7 +234,7 @@ _DRAW: dict[type, Callable[..., None]] = {
 
 def _names(mark: Mark) -> Sequence[str]:
     match mark:
-        case Line() | Bars() | Rule():
+        case Polyline() | Bars() | Guide():
             return (mark.text,)
         case Points() | Areas() if len(mark.names) <= len(GROUPS):
             return mark.names

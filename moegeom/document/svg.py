@@ -17,19 +17,19 @@ from html import escape
 import numpy as np
 
 from moegeom.core.text import figure_text
-from moegeom.document.colours import GROUPS, ROLES, ramp
-from moegeom.document.figure import (
+from moegeom.document.chart import (
     Areas,
     Axis,
     Bars,
+    Guide,
     Heat,
-    Line,
     Mark,
     Panel,
     Points,
-    Rule,
+    Polyline,
     Scale,
 )
+from moegeom.document.colours import GROUPS, ROLES, ramp
 
 #: Pixels of a wide and of a narrow panel, of its plot in height, and around it.
 _WIDE, _NARROW, _HEIGHT = 760.0, 372.0, 220.0
@@ -168,11 +168,11 @@ def _ends(axis: Axis, marks: Sequence[Mark], of: str, start: float, length: floa
 
 def _values(mark: Mark, of: str) -> Iterator[float | None]:
     match mark:
-        case Line():
+        case Polyline():
             yield from mark.x if of == "x" else (*mark.y, *mark.low, *mark.high)
         case Bars() if of == "y":
             yield from (0.0, *mark.y, *mark.low, *mark.high)
-        case Rule() if mark.of == of:
+        case Guide() if mark.of == of:
             yield mark.at
         case Points():
             yield from mark.x if of == "x" else mark.y
@@ -261,7 +261,7 @@ def _linked(text: str, links: Sequence[str], number: int) -> str:
 
 
 # -------------------------------------------------------------------------------------------- marks
-def _line(plot: _Plot, mark: Line, *_: int) -> Iterator[str]:
+def _line(plot: _Plot, mark: Polyline, *_: int) -> Iterator[str]:
     for low, high in _runs(plot, mark):
         yield f'<path class="band f {mark.role}" d="M{"L".join((*low, *high[::-1]))}Z"/>'
     path, pen = [], "M"
@@ -282,7 +282,7 @@ def _drawable(value: float, ends: _Ends) -> bool:
     return math.isfinite(value) and (ends.scale == "linear" or value > 0.0)
 
 
-def _runs(plot: _Plot, mark: Line) -> Iterator[tuple[list[str], list[str]]]:
+def _runs(plot: _Plot, mark: Polyline) -> Iterator[tuple[list[str], list[str]]]:
     """Stretches in which the interval is known."""
     low: list[str] = []
     high: list[str] = []
@@ -323,7 +323,7 @@ def _bars(plot: _Plot, mark: Bars, number: int, of: int) -> Iterator[str]:
         yield f'<path class="whisker" d="{"".join(whiskers)}"/>'
 
 
-def _rule(plot: _Plot, mark: Rule, *_: int) -> Iterator[str]:
+def _rule(plot: _Plot, mark: Guide, *_: int) -> Iterator[str]:
     ends = plot.y if mark.of == "y" else plot.x
     if not _drawable(mark.at, ends):
         return
@@ -409,9 +409,9 @@ def _key(plot: _Plot, mark: Heat) -> Iterator[str]:
 
 
 _DRAW: dict[type, Callable[..., Iterator[str]]] = {
-    Line: _line,
+    Polyline: _line,
     Bars: _bars,
-    Rule: _rule,
+    Guide: _rule,
     Points: _points,
     Areas: _areas,
     Heat: _heat,
@@ -446,7 +446,7 @@ def _legend(plot: _Plot, marks: Sequence[Mark], has_title: bool) -> Iterator[str
 
 def _entries(mark: Mark) -> Iterator[tuple[str, str]]:
     match mark:
-        case Line() | Bars() | Rule():
+        case Polyline() | Bars() | Guide():
             yield mark.role, mark.text
         case Points() if len(mark.names) <= len(GROUPS):
             yield from ((f"g{number}", name) for number, name in enumerate(mark.names))

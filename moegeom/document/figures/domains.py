@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.core.text import figure_text
+from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
-from moegeom.document.figure import Axis, Figure, Heat, Panel
 
 #: Layers that are drawn: those whose choices tell most of the domain.
 _MOST = 4
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     domains = drawn.results.columns("domains", ["population"])["population"]
     if len(domains) < 2 or not drawn.has("experts", "load"):
         return
@@ -50,7 +50,7 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
     if not panels:
         return
     rows = [(n, r) for n in domains for r in parts[n]]
-    yield Figure(
+    yield Chart(
         "domains",
         "Experts and domains",
         "How often tokens of each domain choose an expert, over how often all tokens do: red more, "

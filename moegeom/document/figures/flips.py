@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from moegeom.core.row_keys import AS_STORED, RANDOM, is_random, under_random
 from moegeom.core.text import figure_text
+from moegeom.document.chart import Axis, Bars, Chart, Panel
 from moegeom.document.drawing import Drawing, Drawn, middle
-from moegeom.document.figure import Axis, Bars, Figure, Panel
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("layers", "flipped_share"):
         return
     held = drawn.results.columns("variants", ["variant", "text"])
@@ -27,7 +27,7 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
         Bars("random router, median", "random", [middle(random[name]) for name in shares]),
     ]
     routers = [router for router in drawn.routers if any(router in v for v in shares.values())]
-    yield Figure(
+    yield Chart(
         "flips",
         "What flips under another arithmetic",
         "The share of tokens whose set of experts is another one, on the same recorded inputs: in "

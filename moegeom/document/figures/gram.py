@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.core.text import figure_text
+from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
-from moegeom.document.figure import Axis, Figure, Heat, Panel
 
 Matrix = Float64[np.ndarray, "experts experts"]
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("matrices", "values"):
         return
     cosines = _matrices(drawn, "row_cosine")
@@ -57,7 +57,7 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
         if r in random and r in best and r in most
     ]
     kinds = [(r, name, held) for name, of in _NAMES.items() for r, held in _rows(drawn, name, of)]
-    yield Figure(
+    yield Chart(
         "gram",
         "Rows of the router, and which experts go together",
         "Left, how alike the directions of two experts are, with the mean of all rows taken off: "

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from moegeom.core.row_keys import RANDOM
 from moegeom.core.text import figure_text
+from moegeom.document.chart import Axis, Bars, Chart, Guide, Panel, Polyline
 from moegeom.document.drawing import Drawing, Drawn, interval
-from moegeom.document.figure import Axis, Bars, Figure, Line, Panel, Rule
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     shown = drawn.worst("max_vio_global")
     if not shown or not drawn.has("experts", "load"):
         return
@@ -26,11 +26,11 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
         experts = [str(row["expert"][i]) for i in order]
         marks = [
             Bars("tokens, 95 % interval", "tokens", load, low, high),
-            Rule("even load", "limit", 1.0),
+            Guide("even load", "limit", 1.0),
         ]
         if router in random:
             drawn_evenly = sorted(random[router]["load"], reverse=True)
-            marks.append(Line("random router", "random", list(range(len(load))), drawn_evenly))
+            marks.append(Polyline("random router", "random", list(range(len(load))), drawn_evenly))
         panels.append(
             Panel(
                 f"layer {drawn.names[router]}",
@@ -43,7 +43,7 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
         busiest = f"layer {drawn.names[router]}: expert {experts[0]} {figure_text(load[0] or 0.0)}"
         said.append(f"{busiest}, expert {experts[-1]} {figure_text(load[-1] or 0.0)}")
     every = [r for r in drawn.routers if r in rows]
-    yield Figure(
+    yield Chart(
         "load",
         "Load of the experts, least even layers",
         "Tokens of each expert over the mean of its layer, busiest first, with the 95 % interval "

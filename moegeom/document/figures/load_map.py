@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.core.text import figure_text
+from moegeom.core.text import figure_text, number_of
+from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
-from moegeom.document.figure import Axis, Figure, Heat, Panel
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("experts", "load"):
         return
     rows = drawn.by_router("experts", ["expert", "load"])
@@ -23,13 +23,13 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
     ]
     (high, where, who), dead = max(known), sum(v == 0.0 for v, _, _ in known)
     heat = Heat(values, "load over the mean of the layer", 0.125, 8.0, 1.0, "log2")
-    yield Figure(
+    yield Chart(
         "load_map",
         "Load of every expert",
         "How many tokens each expert gets over the mean of its layer: blue less, red more, white "
         "as many as an even load gives it.",
         "Why. The range of chance and the random router stand in the figure of the worst layers.",
-        f"{len(rows)} layers of up to {widest} experts; the busiest is expert {who} in layer "
+        f"{number_of(len(rows), 'layer')}; the busiest of up to {number_of(widest, 'expert')} is expert {who} in layer "
         f"{drawn.names[where]} with {figure_text(high)} times the mean; {dead} get no token.",
         [
             Panel(

@@ -8,8 +8,8 @@ from typing import Any
 
 from moegeom.core.row_keys import RANDOM
 from moegeom.core.text import figure_text
+from moegeom.document.chart import Axis, Chart, Mark, Panel, Polyline
 from moegeom.document.drawing import Drawing, Drawn, interval
-from moegeom.document.figure import Axis, Figure, Line, Mark, Panel
 
 #: Quantities of the table ``margins`` that are drawn, in words.
 _QUANTITIES = {
@@ -24,7 +24,7 @@ _COLUMNS = ("router", "quantity", "threshold", "share_below", "share_below_se")
 Curve = dict[float, tuple[float | None, float | None]]
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("margins", "share_below"):
         return
     held = drawn.columns("margins", _COLUMNS)
@@ -38,7 +38,7 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
         panels.append(panel)
         said.append(sentence)
     if panels:
-        yield Figure(
+        yield Chart(
             "near_boundary",
             "How near tokens are to flipping",
             "The share of tokens nearer to a boundary than the threshold below: what noise of that "
@@ -71,11 +71,11 @@ def _panel(
     shares = [curves[worst].get(x, (None, None)) for x in steps]
     low, high = interval([s for s, _ in shares], [e for _, e in shares])
     name = f"layer {drawn.names[worst]}"
-    marks: list[Mark] = [Line(name, "tokens", steps, [s for s, _ in shares], low, high)]
+    marks: list[Mark] = [Polyline(name, "tokens", steps, [s for s, _ in shares], low, high)]
     if len(curves) > 1:
-        marks.append(Line("median layer", "dim", steps, middle))
+        marks.append(Polyline("median layer", "dim", steps, middle))
     if random:
-        marks.append(Line("random router", "random", steps, _median_of(random, steps)))
+        marks.append(Polyline("random router", "random", steps, _median_of(random, steps)))
     shown = [x for x, m in zip(steps, middle, strict=True) if m and m < 1.0] or steps
     axis = Axis(words, "log2", low=min(shown), high=max(shown) * 2)
     least = min((m for m in middle if m), default=1e-4)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from moegeom.core.text import figure_text
+from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
-from moegeom.document.figure import Axis, Figure, Heat, Panel
 
 #: Columns of ``layers`` and what they are called here, with the unit.
 _COLUMNS = {
@@ -35,7 +35,7 @@ _FULL = 4.0
 _NORMAL = 1.4826
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     found = {column: drawn.layers(column) for column in _COLUMNS}
     found = {column: values for column, values in found.items() if values}
     routers = [r for r in drawn.routers if any(r in values for values in found.values())]
@@ -59,7 +59,7 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
             for i in range(len(routers))
         ],
     )
-    yield Figure(
+    yield Chart(
         "overview",
         "Layers against figures",
         "Each figure of each layer, coloured by how far it lies from the median of the layers: "

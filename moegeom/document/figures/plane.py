@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.text import figure_text
+from moegeom.document.chart import Axis, Chart, Panel, Points
 from moegeom.document.colours import GROUPS
 from moegeom.document.drawing import Drawing, Drawn
-from moegeom.document.figure import Axis, Figure, Panel, Points
 
 #: Layers that are drawn: the first, the middle and the last.
 _LAYERS = 3
@@ -16,7 +16,7 @@ _LAYERS = 3
 _COLUMNS = ("expert", "is_expert", "domain_number", "x", "y", "margin")
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("sample", "x"):
         return
     held = drawn.by_router("sample", _COLUMNS)
@@ -51,7 +51,7 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
         for r in shown
         if r in same and r in chance
     ]
-    yield Figure(
+    yield Chart(
         "plane",
         "Tokens in the plane of their widest directions",
         "A sample of tokens by the two principal components of the router inputs, coloured by "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.core.text import figure_text, number_of
+from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
-from moegeom.document.figure import Axis, Figure, Heat, Panel
 
 _COLUMNS = ("document_number", "position", "expert", "weight")
 
 
-def _draw(drawn: Drawn) -> Iterator[Figure]:
+def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("positions", "weight"):
         return
     held = drawn.by_router("positions", _COLUMNS)
@@ -34,7 +34,7 @@ def _draw(drawn: Drawn) -> Iterator[Figure]:
         title = f"layer {drawn.names[router]}, document {document + 1}"
         panels.append(Panel(title, positions, expert_axis, [heat]))
     tokens = len({*zip(rows["document_number"], rows["position"], strict=True)})
-    yield Figure(
+    yield Chart(
         "positions",
         "Experts along a document",
         "The routing weight of each expert at the first positions of some documents, white where "

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import zip_longest
 
-from moegeom.document.figure import Figure
+from moegeom.document.chart import Chart
 from moegeom.document.model import (
     Block,
     Command,
@@ -125,7 +125,7 @@ def _block(block: Block) -> Iterator[str]:
                 yield from _figure(printable(figure))
 
 
-def _figure(figure: Figure) -> Iterator[str]:
+def _figure(figure: Chart) -> Iterator[str]:
     """Heading, caption, panels, and the numbers behind them."""
     yield f'<figure id="{escape(figure.name)}"><h2>{escape(figure.title)}</h2><div class="panels">'
     for panel in figure.panels:
@@ -138,7 +138,7 @@ def _figure(figure: Figure) -> Iterator[str]:
     yield f'<p class="dim">{escape(figure.alt)}</p></figcaption></figure>'
 
 
-def comma_separated(figure: Figure) -> str:
+def comma_separated(figure: Chart) -> str:
     """The numbers behind a figure, each as the table holds it; nothing for what is not known.
 
     A text that a spreadsheet would take for a formula begins with an apostrophe.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.core.text import figure_text
-from moegeom.document.figure import Axis, Bars, Figure, Panel
+from moegeom.document.chart import Axis, Bars, Chart, Panel
 from moegeom.document.place import place
 from moegeom.studies.diff.record import Difference, FigureChange
 
@@ -13,7 +13,7 @@ from moegeom.studies.diff.record import Difference, FigureChange
 _MOST = 6
 
 
-def difference_figures(found: Difference) -> Iterator[Figure]:
+def difference_figures(found: Difference) -> Iterator[Chart]:
     """Nothing where no figure was compared."""
     if found.figures is None or not found.figures.tests:
         return
@@ -44,7 +44,7 @@ def difference_figures(found: Difference) -> Iterator[Figure]:
         else "no change is more than chance"
     )
     every = found.figures.tests
-    yield Figure(
+    yield Chart(
         "before_after",
         "Before and after",
         "Figures of A and of B in each layer, those that changed most surely first.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.core.text import figure_text, number_of
-from moegeom.document.figure import Axis, Bars, Figure, Line, Panel
+from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
 from moegeom.document.place import place
 from moegeom.studies.explain.record import Explanation
 
@@ -13,12 +13,12 @@ from moegeom.studies.explain.record import Explanation
 _MOST = 12
 
 
-def explanation_figures(found: Explanation) -> list[Figure]:
+def explanation_figures(found: Explanation) -> list[Chart]:
     """Nothing where A and B agree everywhere."""
     return [*_faults(found), *_layers(found)]
 
 
-def _faults(found: Explanation) -> Iterator[Figure]:
+def _faults(found: Explanation) -> Iterator[Chart]:
     worth = [fault for fault in found.faults if fault.bits > 0.0]
     if not worth:
         return
@@ -32,7 +32,7 @@ def _faults(found: Explanation) -> Iterator[Figure]:
     said = f"{names[0]} saves {figure_text(shown[0].bits)} bits"
     if len(shown) > 1:
         said += f", the next, {names[1]}, {figure_text(shown[1].bits)}"
-    yield Figure(
+    yield Chart(
         "faults",
         "What explains the differences",
         "How many bits each fault saves when B's choices are told by A's router with that fault, "
@@ -49,7 +49,7 @@ def _faults(found: Explanation) -> Iterator[Figure]:
     )
 
 
-def _layers(found: Explanation) -> Iterator[Figure]:
+def _layers(found: Explanation) -> Iterator[Chart]:
     layers = found.layers
     if all(layer.agreement == 1.0 for layer in layers):
         return
@@ -58,7 +58,7 @@ def _layers(found: Explanation) -> Iterator[Figure]:
     share = [layer.num_clean / layer.num_tokens if layer.num_tokens else None for layer in layers]
     first = next(i for i, layer in enumerate(layers) if layer.agreement < 1.0)
     least = min(at, key=lambda i: layers[i].agreement)
-    yield Figure(
+    yield Chart(
         "agreement",
         "Where the two runs part",
         "The share of tokens with equal sets of experts in each layer, and of those that agreed in "
@@ -73,7 +73,7 @@ def _layers(found: Explanation) -> Iterator[Figure]:
                 Axis("share of tokens", high=1.0),
                 [
                     Bars("equal sets", "tokens", [layer.agreement for layer in layers]),
-                    Line("agreed in every layer before", "random", at, share),
+                    Polyline("agreed in every layer before", "random", at, share),
                 ],
             )
         ],

@@ -7,9 +7,9 @@ from statistics import median
 
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
 from moegeom.core.text import figure_text, number_of
+from moegeom.document.chart import Areas, Axis, Chart, Guide, Mark, Numbers, Panel, Polyline
 from moegeom.document.colours import GROUPS
 from moegeom.document.drawing import interval
-from moegeom.document.figure import Areas, Axis, Figure, Line, Mark, Numbers, Panel, Rule
 from moegeom.document.place import place
 
 #: Figures that get a panel, as far as they are known.
@@ -29,14 +29,14 @@ _NAMED = 6
 _LAYERS = 4
 
 
-def series_figures(series: Series) -> list[Figure]:
+def series_figures(series: Series) -> list[Chart]:
     """What can be drawn of it: nothing for a single step."""
     if len(series.steps) < 2:
         return []
     return [*_curves(series), *_usage(series)]
 
 
-def _curves(series: Series) -> Iterator[Figure]:
+def _curves(series: Series) -> Iterator[Chart]:
     words = {column.name: column.words for column in SERIES_COLUMNS}
     known = [name for name in words if series.of_column(name)]
     shown = [name for name in _PANELS if name in known] or known[:6]
@@ -55,7 +55,7 @@ def _curves(series: Series) -> Iterator[Figure]:
     ]
     every = [curve for name in known for curve in series.of_column(name)]
     rows = [(curve, at) for curve in every for at in range(len(steps))]
-    yield Figure(
+    yield Chart(
         "curves",
         "Step by step",
         "Each figure at each checkpoint, with its 95 % interval over documents. Of more than "
@@ -84,9 +84,9 @@ def _sentence(words: str, curves: Sequence[Curve]) -> str:
 def _lines(series: Series, curves: Sequence[Curve], steps: Sequence[float]) -> list[Mark]:
     names = series.routers()
 
-    def line(curve: Curve, role: str, text: str) -> Line:
+    def line(curve: Curve, role: str, text: str) -> Polyline:
         low, high = interval(curve.values, curve.errors)
-        return Line(text, role, steps, curve.values, low, high)
+        return Polyline(text, role, steps, curve.values, low, high)
 
     if len(curves) <= _NAMED:
         return [
@@ -101,10 +101,10 @@ def _lines(series: Series, curves: Sequence[Curve], steps: Sequence[float]) -> l
     ]
     columns = [[v for c in curves if (v := c.values[at]) is not None] for at in range(len(steps))]
     middle: Numbers = [median(column) if column else None for column in columns]
-    return [*marks, Line("median", "dim", steps, middle)]
+    return [*marks, Polyline("median", "dim", steps, middle)]
 
 
-def _usage(series: Series) -> Iterator[Figure]:
+def _usage(series: Series) -> Iterator[Chart]:
     by_router: dict[str, dict[int, dict[float, float]]] = {}
     for router, step, expert, load in series.usage:
         by_router.setdefault(router, {}).setdefault(expert, {})[step] = load
@@ -126,12 +126,12 @@ def _usage(series: Series) -> Iterator[Figure]:
         names = [f"expert {expert}" for expert in experts]
         marks: list[Mark] = [Areas(steps, shares, names)]
         if len(experts) <= 4 * len(GROUPS):
-            marks.append(Rule("fair share", "limit", 1.0 / len(experts)))
+            marks.append(Guide("fair share", "limit", 1.0 / len(experts)))
         title = f"layer {name}"
         panels.append(Panel(title, Axis("training step"), Axis("share of choices"), marks, False))
         ends = [figure_text(100 * (shares[0][at] or 0.0)) for at in (0, -1)]
         said.append(f"layer {name}: expert {experts[0]} {ends[0]} %, then {ends[1]} %")
-    yield Figure(
+    yield Chart(
         "usage",
         "Who gets the tokens, step by step",
         "The share of all choices that each expert gets, stacked, the busiest of the last step at "

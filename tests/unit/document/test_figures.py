@@ -15,9 +15,9 @@ from PIL import Image
 
 import moegeom as mg
 from moegeom.core.errors import UsageError
+from moegeom.document.chart import Areas, Axis, Bars, Chart, Guide, Heat, Panel, Points, Polyline
 from moegeom.document.colours import ramp
 from moegeom.document.drawing import DRAWINGS, figures_of
-from moegeom.document.figure import Areas, Axis, Bars, Figure, Heat, Line, Panel, Points, Rule
 from moegeom.document.model import Document, Gallery, View
 from moegeom.document.paper import ENDINGS, write_figure
 from moegeom.document.render import render
@@ -34,8 +34,8 @@ PANELS = {
         Axis("x", "log2"),
         Axis("y", "log10"),
         [
-            Line("a", "tokens", [1, 2, 4, 8], [0.1, None, 0.2, 0.0], [0.05] * 4, [0.3] * 4),
-            Rule("r", "limit", 0.1),
+            Polyline("a", "tokens", [1, 2, 4, 8], [0.1, None, 0.2, 0.0], [0.05] * 4, [0.3] * 4),
+            Guide("r", "limit", 0.1),
         ],
     ),
     "bars": Panel(
@@ -52,13 +52,13 @@ PANELS = {
         Axis("y", names=["c"], links=["#layer-0"]),
         [Heat([[0.5, None]], "h", 0.25, 4.0, 1.0, "log2", [["half", ""]])],
     ),
-    "empty": Panel("t", Axis("x"), Axis("y"), [Line("a", "dim", [], [])]),
+    "empty": Panel("t", Axis("x"), Axis("y"), [Polyline("a", "dim", [], [])]),
 }
 
 
-def figure(panel: Panel, name: str = "f", **more) -> Figure:
+def figure(panel: Panel, name: str = "f", **more) -> Chart:
     facts = {"columns": [("v", [1.0, None])]} | more
-    return Figure(name, "title", "shows", "shows not", "alt", [panel], **facts)
+    return Chart(name, "title", "shows", "shows not", "alt", [panel], **facts)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_names_of_others_are_text_in_every_figure(hostile):
         ),
         Panel("", Axis(""), Axis(""), [Points([1], [1], [0], names), Areas([1], [[1]], [hostile])]),
     ]
-    shown = Figure("f", hostile, hostile, hostile, hostile, panels, [("name", names)])
+    shown = Chart("f", hostile, hostile, hostile, hostile, panels, [("name", names)])
     document = Document("scan", "m", [[Gallery(lambda: [shown])]], dict)
     text = render(document, "html", View())
     assert "<script" not in text
@@ -225,13 +225,13 @@ def test_shades_are_monotone_and_part_at_the_middle():
 
 def test_a_picture_of_pixels_is_read_by_another_library():
     places = [[0, 1, 128], [255, 254, 2]]
-    image = Image.open(io.BytesIO(png(places, ramp(parts=True)))).convert("RGBA")
-    assert image.size == (3, 2)
-    assert image.getpixel((0, 0))[3] == 0
+    image = np.asarray(Image.open(io.BytesIO(png(places, ramp(parts=True)))).convert("RGBA"))
+    assert image.shape == (2, 3, 4)
+    assert image[0, 0, 3] == 0
     for y, row in enumerate(places):
         for x, place in enumerate(row):
             if place:
-                assert image.getpixel((x, y)) == (*ramp(parts=True)[place - 1], 255)
+                assert tuple(image[y, x]) == (*ramp(parts=True)[place - 1], 255)
 
 
 def test_ramps_darken_evenly_away_from_their_pale_ends():

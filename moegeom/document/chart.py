@@ -37,7 +37,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Line:
+class Polyline:
     """A curve; ``low`` and ``high`` bound its 95 % intervals. None leaves a gap."""
 
     text: str
@@ -60,7 +60,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Guide:
     """A line across the panel at a value of the y axis, or of the x axis."""
 
     text: str
@@ -105,7 +105,7 @@ class Heat:
     cells: Sequence[Sequence[str]] = ()
 
 
-Mark = Line | Bars | Rule | Points | Areas | Heat
+Mark = Polyline | Bars | Guide | Points | Areas | Heat
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Chart:
     """Panels with what they show, what they do not show, and the numbers behind them.
 
     ``alt`` says the figure to those who cannot see it, with its numbers. ``columns`` are the values
