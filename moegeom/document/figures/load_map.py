@@ -29,8 +29,9 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         "How many tokens each expert gets over the mean of its layer: blue less, red more, white "
         "as many as an even load gives it.",
         "Why. The range of chance and the random router stand in the figure of the worst layers.",
-        f"{number_of(len(rows), 'layer')}; the busiest of up to {number_of(widest, 'expert')} is expert {who} in layer "
-        f"{drawn.names[where]} with {figure_text(high)} times the mean; {dead} get no token.",
+        f"{number_of(len(rows), 'layer')}; the busiest of up to {number_of(widest, 'expert')} is "
+        f"expert {who} in layer {drawn.names[where]} with {figure_text(high)} times the mean; "
+        f"{dead} get no token.",
         [
             Panel(
                 "",
