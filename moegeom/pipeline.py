@@ -26,7 +26,7 @@ from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose
 from moegeom.engine.out import default_out, is_answered, refuse_skipped
 from moegeom.engine.plan import num_workers
 from moegeom.engine.recorded import ChoicesAlone
-from moegeom.engine.request import ScanRequest, Terms
+from moegeom.engine.request import ScanRequest, Terms, tokens_path
 from moegeom.engine.run_facts import (
     arithmetic_facts,
     checkpoint_b_facts,
@@ -80,16 +80,19 @@ class Watch(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
+def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | None = None) -> Path:
     """Measures every router on the tokens and returns the results directory.
+
+    ``opened`` is the session of this request, where there is one already.
 
     Raises
     ------
     MoeGeomError
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
-    has_tokens = request.tokens is not None or request.source is not None
-    opened = Session.open(request, request.prior, with_listed=has_tokens)
+    if opened is None:
+        has_tokens = request.tokens is not None
+        opened = Session.open(request, request.prior, with_listed=has_tokens)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
@@ -290,7 +293,7 @@ def finish(
     parts = {name: writer.part_facts(name) for name in names}
     layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
     reasons = {name: part["reasons"] for name, part in parts.items()}
-    tokens, options = request.tokens or NO_NAME, request.typed_again()
+    tokens, options = tokens_path(request.tokens) or NO_NAME, request.typed_again()
     measured = measured_rows(layers, experts, request.checkpoint, tokens, facts, options=options)
     findings, codes = judge(measured, reasons, routers.notes)
     refuse_disproved(layers)
