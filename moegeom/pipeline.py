@@ -49,15 +49,14 @@ from moegeom.engine.sources import (
     refuse_unknown_positions,
 )
 from moegeom.engine.trust import Trust
-from moegeom.metrics import (
-    METRICS,
+from moegeom.measure.passes import (
     MeasuredRouter,
     RouterRun,
     measure_counts,
     measure_router,
     measure_weights,
-    metrics_of_scan,
 )
+from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows
