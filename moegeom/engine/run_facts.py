@@ -168,11 +168,11 @@ def column_versions(metrics: Sequence[Metric]) -> dict[str, str]:
     }
 
 
-def refused_facts(checkpoint: str, refusal: RouterError) -> dict[str, Any]:
+def refused_facts(refusal: RouterError) -> dict[str, Any]:
     """Facts of a checkpoint whose routers could not be read, and why."""
     return {
         "moegeom": moegeom_version,
-        "checkpoint": {"name": checkpoint},
+        "checkpoint": {"name": refusal.checkpoint},
         "routers": [],
         "tokens": None,
         "trust": None,

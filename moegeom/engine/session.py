@@ -10,7 +10,7 @@ from typing import Any
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
-from moegeom.core.errors import RecordingError, UsageError, about
+from moegeom.core.errors import RecordingError, RouterError, UsageError, about
 from moegeom.core.router import Router, RouterSet, parse_layers
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.prepared import prepare
@@ -76,7 +76,11 @@ class Session:
         started = time.perf_counter()
         store = open_checkpoint(checkpoint, terms.remote)
         layers = None if is_whole else terms.layers
-        routers = load_routers(store, layers, terms.asked, with_listed)
+        try:
+            routers = load_routers(store, layers, terms.asked, with_listed)
+        except RouterError as refusal:
+            refusal.checkpoint = store.label
+            raise
         return cls(terms, store, routers, tuple(select_layers(routers, terms.layers)), started)
 
     def on(self, tokens: Tokens | None, prior: str | None = None) -> Session:

@@ -178,8 +178,7 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
         # a refusal that a check stands for is its finding, with tokens as without
         if not refusal.code:
             raise
-        label = open_checkpoint(request.target, request.remote).label
-        return MemoryResults(refused_facts(label, refusal), {})
+        return MemoryResults(refused_facts(refusal), {})
 
 
 def _refuse_measuring(request: GateRequest) -> None:

@@ -41,7 +41,9 @@ class OpenedSide:
     @cached_property
     def weights(self) -> ResultsView:
         """What results tell of the weights; measured here for a checkpoint."""
-        return lint(self.target, self.terms) if self.results is None else self.results
+        if self.results is not None:
+            return self.results
+        return lint(self.target, self.terms, self.session)
 
     def names(self) -> list[str]:
         """Names of the routers of this side."""

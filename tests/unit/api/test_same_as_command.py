@@ -200,11 +200,22 @@ def _file(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     return path
 
 
-def test_two_sides_in_memory_are_compared_as_files_of_them_are(tmp_path):
+@pytest.fixture
+def openings(monkeypatch) -> list[str]:
+    """Names of checkpoints as they are opened."""
+    from moegeom.checkpoint import open as opening
+
+    found, local = [], opening._local
+    monkeypatch.setattr(opening, "_local", lambda path: found.append(path.name) or local(path))
+    return found
+
+
+def test_two_sides_in_memory_are_compared_as_files_of_them_are(tmp_path, openings):
     held = [_arrays("step_1000"), _arrays("step_1500")]
     files = [_file(tmp_path / f"{i}.npz", arrays) for i, arrays in enumerate(held)]
     options = {"stage": "router_input", "layers": 0, "unverified": True}
     kept = mg.diff(BEFORE, CKPT, files, **options)
+    assert openings == ["step_1000", "step_1500"], "each is opened once"
     found = mg.diff(BEFORE, CKPT, held, **options)
     assert found.value.figures is not None
     assert found.value.figures == kept.value.figures
@@ -215,10 +226,11 @@ def test_two_sides_in_memory_are_compared_as_files_of_them_are(tmp_path):
     assert not any("on the same inputs" in note for note in found.value.notes)
 
 
-def test_choices_in_memory_are_signed_off_as_files_of_them_are(tmp_path):
+def test_choices_in_memory_are_signed_off_as_files_of_them_are(tmp_path, openings):
     held = [_arrays("step_1000", "chosen"), _arrays("step_1500", "chosen")]
     files = [_file(tmp_path / f"{i}.npz", arrays) for i, arrays in enumerate(held)]
     kept = mg.signoff(BEFORE, CKPT, files, stage="ids")
+    assert openings == ["step_1000", "step_1500"], "each is opened once"
     found = mg.signoff(BEFORE, CKPT, held, stage="ids")
     assert found.value.lines[-1].state == "not judged"
     assert found.value.lines[-1].sentence == kept.value.lines[-1].sentence
@@ -227,7 +239,7 @@ def test_choices_in_memory_are_signed_off_as_files_of_them_are(tmp_path):
     assert any("their arrays are equal" in line for line in found.value.not_looked_at)
 
 
-def test_steps_in_memory_are_followed_as_files_of_them_are(tmp_path):
+def test_steps_in_memory_are_followed_as_files_of_them_are(tmp_path, openings):
     """What is kept is the answer for the same arrays, and for no others."""
     steps = ("step_1000", "step_1500")
     held = {step: _arrays(step) for step in steps}
@@ -236,6 +248,7 @@ def test_steps_in_memory_are_followed_as_files_of_them_are(tmp_path):
     options = {"stage": "router_input", "layers": 0, "unverified": True}
     paths = [SAMPLE / step for step in steps]
     kept = mg.track(paths, tmp_path / "{name}.npz", out=tmp_path / "one", **options)
+    assert openings == ["step_1000", "step_1500"], "each is opened once"
     first, again = (mg.track(paths, held, out=tmp_path / "two", **options) for _ in range(2))
     assert first.value.curves == kept.value.curves
     assert [step.is_reused for step in first.value.steps] == [False, False]
