@@ -79,7 +79,7 @@ def measured(checkpoint: Path, inputs: Inputs, folder: Path) -> Results:
     """The results of a scan, at ``folder``."""
     shutil.rmtree(folder, ignore_errors=True)
     source = ArraySource(inputs, document_tokens=LENGTH)
-    return open_results(scan(ScanRequest(str(checkpoint), folder, source=source)))
+    return open_results(scan(ScanRequest(str(checkpoint), folder, tokens=source)))
 
 
 def failed(results: Results, baseline: Baseline, profile: Profile) -> list[str]:

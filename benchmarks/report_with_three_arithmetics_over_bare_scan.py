@@ -64,7 +64,7 @@ def _measure(shape: tuple[int, int, int, int], repeats: int, folder: Path) -> st
 
     def bare() -> None:
         out = folder / f"out-{next(number)}"
-        scan(ScanRequest(checkpoint=checkpoint, out=out, source=source, num_workers=1))
+        scan(ScanRequest(checkpoint=checkpoint, out=out, tokens=source, num_workers=1))
 
     def report() -> None:
         out = folder / f"out-{next(number)}"
@@ -72,7 +72,7 @@ def _measure(shape: tuple[int, int, int, int], repeats: int, folder: Path) -> st
             BoundaryRequest(
                 checkpoint=checkpoint,
                 out=out,
-                source=source,
+                tokens=source,
                 num_workers=1,
                 arithmetics=ARITHMETICS,
             )

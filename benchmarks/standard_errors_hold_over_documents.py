@@ -21,7 +21,8 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 

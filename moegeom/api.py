@@ -4,12 +4,15 @@ Paths are texts or ``Path``; a checkpoint is also what :func:`open` returned, to
 :func:`recording` returned, arrays, or tensors. Every other parameter has the name of the field of
 the request that it fills. A function raises ``MoeGeomError``, or one of its kinds, with what was
 found, what was expected and what to try.
+
+Functions that measure take ``watch``, which is told how the work goes on: an object with
+``start(num_tokens)``, ``begin(what)``, ``advance(num_tokens)`` and ``say(text)``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +34,8 @@ from moegeom.studies.opened import (
     asked_request,
     is_source,
     merged,
-    recordings,
+    of_sides,
+    of_steps,
     side,
 )
 from moegeom.studies.signoff.record import SignOffRequest
@@ -41,6 +45,7 @@ from moegeom.tokens.held import hold
 if TYPE_CHECKING:
     from moegeom.core.series import Series
     from moegeom.engine.route import RoutedTokens
+    from moegeom.pipeline import Watch
     from moegeom.studies.balance.record import Balance
     from moegeom.studies.boundary.record import BoundaryReport
     from moegeom.studies.cells.record import Enumerations
@@ -112,8 +117,8 @@ def recording(tokens: Any, **options: Any) -> Recording:
             from moegeom.tokens.open import open_tokens
 
             open_tokens(path)
-        return Recording(path, options=options)
-    return Recording(source=tokens if is_source(tokens) else hold(tokens), options=options)
+        return Recording(path, options)
+    return Recording(tokens if is_source(tokens) else hold(tokens), options)
 
 
 # ----------------------------------------------------------------------------- what is measured
@@ -125,6 +130,7 @@ def scan(
     tokens: Any = None,
     *,
     out: str | Path | None = None,
+    watch: Watch | None = None,
     **options: Any,
 ) -> ScanReport:
     """Every router measured on the tokens; without tokens, what its weights tell.
@@ -153,7 +159,7 @@ def scan(
     from moegeom.pipeline import results_of
 
     request = asked_request(ScanRequest, side("checkpoint", checkpoint), tokens, options, out=out)
-    return ScanReport(results_of(request), results_document)
+    return ScanReport(results_of(request, watch), results_document)
 
 
 @asks(Terms)
@@ -174,7 +180,11 @@ def report(results: str | Path | ScanReport) -> ScanReport:
 
 @asks(GateRequest)
 def check(
-    checkpoint: str | Path | Checkpoint | ScanReport, tokens: Any = None, **options: Any
+    checkpoint: str | Path | Checkpoint | ScanReport,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
 ) -> GateReport[Gate]:
     """May this checkpoint ship? True where the gate is passed, as exit code 0 of the command.
 
@@ -197,7 +207,7 @@ def check(
     from moegeom.studies.check.study import gate
 
     request = asked_request(GateRequest, side("target", checkpoint), tokens, options)
-    return GateReport(gate(request), document)
+    return GateReport(gate(request, watch, _told(watch)), document)
 
 
 @asks(Terms)
@@ -239,6 +249,7 @@ def boundary_report(
     tokens: Any = None,
     *,
     out: str | Path | None = None,
+    watch: Watch | None = None,
     **options: Any,
 ) -> Report[BoundaryReport]:
     """Which tokens are about to change experts, under which arithmetic, and how much moves.
@@ -270,12 +281,16 @@ def boundary_report(
     if is_results(named["checkpoint"]):
         return Report(boundary_report_of(open_results(named["checkpoint"])), document)
     request = asked_request(BoundaryRequest, named, tokens, options, out=out)
-    return Report(boundary_report_of(results_of(request, run=measure_boundary)), document)
+    return Report(boundary_report_of(results_of(request, watch, measure_boundary)), document)
 
 
 @asks(BalanceRequest)
 def balance(
-    checkpoint: str | Path | Checkpoint, tokens: Any = None, **options: Any
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
 ) -> Report[Balance]:
     """Does a selection bias exist that balances these tokens, and does it hold on others?
 
@@ -298,12 +313,16 @@ def balance(
     from moegeom.studies.balance.study import balance as balanced
 
     request = asked_request(BalanceRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(balanced(request), document)
+    return Report(balanced(request, watch), document)
 
 
 @asks(CellsRequest)
 def cells(
-    checkpoint: str | Path | Checkpoint = "", tokens: Any = None, **options: Any
+    checkpoint: str | Path | Checkpoint = "",
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
 ) -> Report[Enumerations]:
     """The routing cells of a slice, exactly; or a proof that one set of experts is a cell or none.
 
@@ -330,7 +349,7 @@ def cells(
     view, expert = parse_view(options.pop("view", "cells"))
     options = {"expert": expert, **options, "view": view}
     request = asked_request(CellsRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(listed(request), document)
+    return Report(listed(request, watch), document)
 
 
 # ----------------------------------------------------------------------------- what is compared
@@ -341,11 +360,13 @@ def diff(
     a: str | Path | Checkpoint | ScanReport,
     b: str | Path | Checkpoint | ScanReport,
     tokens: Any = (),
+    *,
+    watch: Watch | None = None,
     **options: Any,
 ) -> Report[Difference]:
     """What happened to each router from ``a`` to ``b``; on tokens, which figures changed.
 
-    Both are checkpoints or results. ``tokens`` is one recording for both, or a pair.
+    Both are checkpoints or results. ``tokens`` are those of both, or a pair: of ``a``, of ``b``.
 
     Raises
     ------
@@ -363,8 +384,9 @@ def diff(
     from moegeom.studies.diff.document import document
     from moegeom.studies.diff.study import difference
 
-    sides = merged(side("a", a), side("b", b), recordings(tokens))
-    return Report(difference(asked_request(DifferenceRequest, sides, None, options)), document)
+    sides = merged(side("a", a), side("b", b), of_sides(tokens))
+    request = asked_request(DifferenceRequest, sides, None, options)
+    return Report(difference(request, watch, _told(watch)), document)
 
 
 @asks(SignOffRequest)
@@ -373,7 +395,8 @@ def signoff(
 ) -> GateReport[SignOff]:
     """May ``b``, an export of ``a``, stand for it? True where every line passes.
 
-    ``tokens`` is a pair of recordings of the same text, of ``a`` and of ``b``.
+    ``tokens`` is a pair of recordings of the same text, of ``a`` and of ``b``; ``rerun`` is one of
+    ``a`` run again.
 
     Raises
     ------
@@ -390,13 +413,17 @@ def signoff(
     from moegeom.studies.signoff.document import document
     from moegeom.studies.signoff.study import sign_off
 
-    sides = merged(side("a", a), side("b", b), recordings(tokens))
+    sides = merged(side("a", a), side("b", b), of_sides(tokens))
     return GateReport(sign_off(asked_request(SignOffRequest, sides, None, options)), document)
 
 
 @asks(ExplainRequest)
 def explain(
-    checkpoint: str | Path | Checkpoint, tokens: Any = None, **options: Any
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
 ) -> Report[Explanation]:
     """Why another run chose other experts for the same tokens: one verdict, with its evidence.
 
@@ -419,20 +446,23 @@ def explain(
     from moegeom.studies.explain.study import explain as explained
 
     request = asked_request(ExplainRequest, side("checkpoint", checkpoint), tokens, options)
-    return Report(explained(request), document)
+    return Report(explained(request, watch), document)
 
 
 @asks(TrackRequest)
 def track(
     checkpoints: str | Path | Iterable[str | Path],
-    tokens: str | Path | None = None,
+    tokens: str | Path | Mapping[str, Any] | None = None,
+    *,
+    watch: Watch | None = None,
     **options: Any,
 ) -> Report[Series]:
     """A training run checkpoint by checkpoint: load, entropy, margins, drift and overlap.
 
     ``checkpoints`` is a pattern such as ``step_*``, or several paths; ``tokens`` names the
-    recording of each step: ``rec/step_{step}``. Steps are kept in ``out``, by default
-    ``runs/<folder>.track``, and are measured once.
+    recording of each step, ``rec/step_{step}``, or is a mapping from the name of a checkpoint to
+    its tokens. Steps are kept in ``out``, by default ``runs/<folder>.track``, and are measured
+    once; a token source of your own is measured each time.
 
     Raises
     ------
@@ -442,5 +472,9 @@ def track(
     from moegeom.studies.track.document import document
     from moegeom.studies.track.study import track as tracked
 
-    request = request_of(TrackRequest, patterns=checkpoints, tokens=tokens, **options)
-    return Report(tracked(request), document)
+    request = request_of(TrackRequest, patterns=checkpoints, **of_steps(tokens) | options)
+    return Report(tracked(request, watch), document)
+
+
+def _told(watch: Watch | None) -> Callable[[str], None]:
+    return (lambda text: None) if watch is None else watch.say

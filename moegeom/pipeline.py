@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from threadpoolctl import threadpool_limits
 
-from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import NO_NAME, judge, measured_rows
 from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.metric import Metric
@@ -26,7 +25,7 @@ from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose
 from moegeom.engine.out import default_out, is_answered, refuse_skipped
 from moegeom.engine.plan import num_workers
 from moegeom.engine.recorded import ChoicesAlone
-from moegeom.engine.request import ScanRequest, Terms
+from moegeom.engine.request import ScanRequest, Terms, tokens_path
 from moegeom.engine.run_facts import (
     arithmetic_facts,
     checkpoint_b_facts,
@@ -40,7 +39,7 @@ from moegeom.engine.run_facts import (
     run_b_facts,
     run_facts,
 )
-from moegeom.engine.session import Session, select_layers
+from moegeom.engine.session import Session
 from moegeom.engine.sources import (
     open_run_b,
     refuse_no_rows,
@@ -49,20 +48,18 @@ from moegeom.engine.sources import (
     refuse_unknown_positions,
 )
 from moegeom.engine.trust import Trust
-from moegeom.metrics import (
-    METRICS,
+from moegeom.measure.passes import (
     MeasuredRouter,
     RouterRun,
     measure_counts,
     measure_router,
     measure_weights,
-    metrics_of_scan,
 )
+from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter
-from moegeom.router.load import load_routers
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
@@ -80,16 +77,19 @@ class Watch(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def scan(request: ScanRequest, watch: Watch | None = None) -> Path:
+def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | None = None) -> Path:
     """Measures every router on the tokens and returns the results directory.
+
+    ``opened`` is the session of this request, where there is one already.
 
     Raises
     ------
     MoeGeomError
         One of its subclasses, by stage; nothing is left at ``request.out`` then.
     """
-    has_tokens = request.tokens is not None or request.source is not None
-    opened = Session.open(request, request.prior, with_listed=has_tokens)
+    if opened is None:
+        has_tokens = request.tokens is not None
+        opened = Session.open(request, request.prior, with_listed=has_tokens)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
@@ -195,21 +195,21 @@ def _facts(request: ScanRequest) -> dict[str, Any]:
     }
 
 
-def lint(checkpoint: str, terms: Terms | None = None) -> MemoryResults:
-    """What the weights alone tell, judged at once and never written.
+def lint(
+    checkpoint: str, terms: Terms | None = None, opened: Session | None = None
+) -> MemoryResults:
+    """What the weights alone tell, judged at once and never written; of ``opened``, if it is.
 
     A router that cannot be read is a finding of the gate, not the end of it, where a check stands
     for the reason: ``run["refused"]`` holds it, and there are no rows.
     """
-    terms, started = terms or Terms(), time.perf_counter()
-    store = open_checkpoint(checkpoint, terms.remote)
     try:
-        routers = load_routers(store, asked=terms.asked)
+        opened = opened or Session.of(checkpoint, terms or Terms())
     except RouterError as refusal:
         if not refusal.code:
             raise
-        return MemoryResults(refused_facts(store.label, refusal), {})
-    chosen = select_layers(routers, terms.layers)
+        return MemoryResults(refused_facts(refusal), {})
+    routers, chosen = opened.routers, opened.chosen
     judged = (metric for metric in METRICS.all() if not metric.is_for_figures)
     metrics = [metric for metric in judged if metric.scope == "weights"]
     # one product after the other on each core: small matrices gain nothing from more threads
@@ -222,10 +222,8 @@ def lint(checkpoint: str, terms: Terms | None = None) -> MemoryResults:
         table: [row for rows in measured for row in rows.get(table, ())]
         for table in ("layers", "experts")
     }
-    facts = run_facts(routers, chosen, None, None) | {
-        "seconds": time.perf_counter() - started,
-        "layers_requested": terms.layers,
-        "token_tables": token_table_facts(store, routers.tables),
+    facts = opened.facts(chosen) | {
+        "token_tables": token_table_facts(opened.store, routers.tables),
         "initialised": initialised_facts(routers, chosen),
         "column_versions": column_versions(metrics),
     }
@@ -290,7 +288,7 @@ def finish(
     parts = {name: writer.part_facts(name) for name in names}
     layers, experts = (writer.gather(table, names).to_pylist() for table in ("layers", "experts"))
     reasons = {name: part["reasons"] for name, part in parts.items()}
-    tokens, options = request.tokens or NO_NAME, request.typed_again()
+    tokens, options = tokens_path(request.tokens) or NO_NAME, request.typed_again()
     measured = measured_rows(layers, experts, request.checkpoint, tokens, facts, options=options)
     findings, codes = judge(measured, reasons, routers.notes)
     refuse_disproved(layers)

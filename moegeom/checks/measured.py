@@ -89,11 +89,6 @@ def place_of(router: str) -> str:
     return router if slot or stack != "text" else f"layer {layer}"
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with two significant figures, whole from 10 % on."""
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
-
-
 def listed(experts: Sequence[int], most: int = 8) -> str:
     """Numbers of experts, cut off and counted when there are many."""
     rest = len(experts) - most

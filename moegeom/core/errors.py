@@ -67,12 +67,13 @@ class RouterError(MoeGeomError):
     """No router was found, or one was found that cannot be interpreted.
 
     ``code`` is that of the integrity check whose statement is broken, where there is one: the gate
-    reports it as a finding, every other command stops.
+    reports it as a finding, every other command stops. ``checkpoint`` is the name of the file or
+    folder, where it was opened.
     """
 
     def __init__(self, message: str, hint: str = "", code: str = "") -> None:
         super().__init__(message, hint)
-        self.code = code
+        self.code, self.checkpoint = code, ""
 
 
 class RouterRuleError(RouterError):

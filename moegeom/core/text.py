@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from reprlib import Repr
 from typing import SupportsInt
 
@@ -22,6 +23,19 @@ def quoted(found: object, most: int = MOST_QUOTED) -> str:
 def number_of(count: SupportsInt, one: str, many: str = "") -> str:
     """``1 row`` or ``2,048 rows``; ``many`` where it is not ``one`` with an s: ``rows are``."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+# ------------------------------------------------------------------------------------------- shares
+def percent(share: float, spec: str = "") -> str:
+    """``12 %``: two figures, and all that stand before the point; or written as ``spec`` says."""
+    value = 100.0 * share
+    return f"{value:{spec or ('.0f' if abs(value) >= 10.0 else '.2g')}} %"
+
+
+def percent_of_all(share: float, places: int = 2) -> str:
+    """``99.98 %``: rounded down, so that 100 % means all of them."""
+    scale = 10**places
+    return f"{math.floor(100 * scale * share) / scale:.4g} %"
 
 
 # ------------------------------------------------------------------------------------------- ranges

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from moegeom.core.router import RECORDED
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent_of_all
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import is_verified_here, rule_status, rule_trust
@@ -58,9 +57,8 @@ def _exactness(summary: Summary, is_linear: bool) -> str:
         return "" if tokens is None else ": margins only"
     if min(known) == 1:
         return ": distances are exact"
-    # rounded down, so that 100 % means all of them
-    percent = f"{math.floor(1e4 * min(known)) / 100:.4g} %"
-    return f": distances are exact for at least {percent} of tokens, lower bounds for others"
+    least = percent_of_all(min(known))
+    return f": distances are exact for at least {least} of tokens, lower bounds for others"
 
 
 def routers_line(summary: Summary) -> str:
@@ -142,10 +140,8 @@ def gate_rule_line(run: Mapping[str, Any]) -> str:
     share = (run["trust"] or {}).get("share_reproduced")
     if share is None:
         return " ".join([_without_choices(run), *_inputs(run)])
-    # rounded down, so that 100 % means all of them
-    percent = f"{math.floor(1000 * share) / 10:.4g} %"
-    word = "verified" if is_verified_here(run) else "NOT verified"
-    said = f"{word}: {percent} of the first recorded choices follow from the recorded inputs."
+    word, told = "verified" if is_verified_here(run) else "NOT verified", percent_of_all(share, 1)
+    said = f"{word}: {told} of the first recorded choices follow from the recorded inputs."
     return " ".join([said, *_inputs(run)])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.text import half_width, number_of
+from moegeom.core.text import half_width, number_of, percent
 from moegeom.document.model import Look, Table
 from moegeom.document.summary import Summary
 
@@ -50,9 +50,9 @@ def _short(value: float, digits: int) -> str:
     return text[1:] if text.startswith("0.") else text
 
 
-def percent(value: float) -> str:
+def _share(value: float) -> str:
     """A share as a percentage with two significant figures."""
-    return f"{100 * value:.1f} %" if value < 0.1 else f"{100 * value:.0f} %"
+    return percent(value, ".1f" if value < 0.1 else ".0f")
 
 
 TOKEN_COLUMNS = (
@@ -68,7 +68,7 @@ TOKEN_COLUMNS = (
         ("entropy", "of 1"), _column("load_entropy_normalised"), lambda v: _short(v, 2), drop=2
     ),
     LayerColumn(("margin", "median"), _column("margin_p50"), lambda v: _short(v, 3), drop=1),
-    LayerColumn(("flip under", "bf16 rounding"), _column("bf16_flip_share_isotropic"), percent),
+    LayerColumn(("flip under", "bf16 rounding"), _column("bf16_flip_share_isotropic"), _share),
 )
 
 WEIGHT_COLUMNS = (
@@ -150,9 +150,9 @@ def _cell(column: LayerColumn, row: Row, largest: float) -> str:
     return text
 
 
-def _quantile(column: LayerColumn, rows: Sequence[Row], percentiles: tuple[int, ...]) -> str:
+def _quantile(column: LayerColumn, rows: Sequence[Row], _shareiles: tuple[int, ...]) -> str:
     values = [value for row in rows if (value := column.value(row)) is not None]
     if not values:
         return "-"
-    low, *high = (column.text(v) for v in np.percentile(values, percentiles).tolist())
+    low, *high = (column.text(v) for v in np.percentile(values, _shareiles).tolist())
     return f"{low.removesuffix(' %')}-{high[0]}" if high else low

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_hexdigest
 from moegeom.core.errors import UsageError
 from moegeom.core.files import is_there
 from moegeom.core.text import number_of
-from moegeom.engine.request import ScanRequest
+from moegeom.engine.request import ScanRequest, tokens_path
 from moegeom.results.reader import is_results, open_results
 from moegeom.results.writer import differing_parts
 
@@ -23,7 +23,8 @@ def default_out(request: ScanRequest, plan: Mapping[str, Any]) -> Path:
 
     Named after the checkpoint and its folder, the tokens, and a hash of the plan.
     """
-    tokens = "" if request.tokens is None else f"-on-{_stem(request.tokens, 1)}"
+    path = tokens_path(request.tokens)
+    tokens = "" if path is None else f"-on-{_stem(path, 1)}"
     asked = xxh3_64_hexdigest(json.dumps(plan, sort_keys=True).encode())[:6]
     return Path("runs") / f"{_stem(request.checkpoint, 2)}{tokens}-{asked}.{request.ENDING}"
 

@@ -214,7 +214,7 @@ def _signature(
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     if len(own) == len(signature.parameters):
         return signature
-    taken = {parameter.name for parameter in own} | {"source", "checkpoint", "target", "patterns"}
+    taken = {parameter.name for parameter in own} | {"checkpoint", "target", "patterns"}
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(found))
         for name, found in parameters_of(record).items()

@@ -125,25 +125,26 @@ class Terms(ComputeOptions):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Terms)}
 
 
+#: Tokens of a request: the path of a file, a source made by the caller, or arrays in memory.
+Tokens = str | TokenSource | HeldArrays
+
+
+def tokens_path(tokens: Tokens | None) -> str | None:
+    """The path of the file that they are; None for tokens in memory, and for none."""
+    return tokens if isinstance(tokens, str) else None
+
+
 @dataclass(frozen=True)
 class TokensRequest(Terms):
-    """What a command is asked that looks at a checkpoint and, where there are any, at tokens.
-
-    ``source`` is a token source made by the caller, or arrays in memory, instead of a path.
-    """
+    """What a command is asked that looks at a checkpoint and, where there are any, at tokens."""
 
     checkpoint: str = field(
         metadata=outside_plan("a path; fingerprint, rules and routers stand for what it holds")
     )
     _: dataclasses.KW_ONLY
-    tokens: str | None = field(
+    tokens: Tokens | None = field(
         default=None,
-        metadata=outside_plan(
-            "a path; token_files and the facts of the source stand for what it holds"
-        ),
-    )
-    source: TokenSource | HeldArrays | None = field(
-        default=None, metadata=outside_plan("its facts stand under tokens")
+        metadata=outside_plan("token_files and the facts of the source stand for what they are"),
     )
 
 

@@ -24,7 +24,7 @@ from moegeom.core.router import Router, RouterSet
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
-from moegeom.engine.request import ScanRequest
+from moegeom.engine.request import ScanRequest, Tokens, tokens_path
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_flipped
 from moegeom.router.describe import rule_in_words, rule_origin
@@ -168,11 +168,11 @@ def column_versions(metrics: Sequence[Metric]) -> dict[str, str]:
     }
 
 
-def refused_facts(checkpoint: str, refusal: RouterError) -> dict[str, Any]:
+def refused_facts(refusal: RouterError) -> dict[str, Any]:
     """Facts of a checkpoint whose routers could not be read, and why."""
     return {
         "moegeom": moegeom_version,
-        "checkpoint": {"name": checkpoint},
+        "checkpoint": {"name": refusal.checkpoint},
         "routers": [],
         "tokens": None,
         "trust": None,
@@ -207,16 +207,17 @@ def plan_facts(
         "rules": {router.name: repr(router.rule) for router in routers.routers},
         "routers": {router.name: router_identity(router) for router in routers.routers},
         "tokens": None if source is None else dataclasses.asdict(source),
-        "token_files": _token_identity(request),
+        "token_files": token_identity(request.tokens),
         "options": options | {"device": device},
     }
 
 
-def _token_identity(request: ScanRequest) -> list[Any]:
-    """What tells other tokens from these, beside their facts."""
-    if isinstance(request.source, HeldArrays):
-        return [request.source.digest]
-    return [] if request.tokens is None else file_identity(Path(request.tokens))
+def token_identity(tokens: Tokens | None) -> list[Any]:
+    """What tells other tokens from these, beside their facts: files, or arrays in memory."""
+    if isinstance(tokens, HeldArrays):
+        return [tokens.digest]
+    path = tokens_path(tokens)
+    return [] if path is None else file_identity(Path(path))
 
 
 def router_identity(router: Router) -> str:
@@ -293,9 +294,10 @@ def checkpoint_b_identity(checkpoint_b: CheckpointB) -> dict[str, Any]:
 
 def explain_command(request: ScanRequest) -> str:
     """What to type to learn why two runs choose differently; empty where none was named."""
-    if request.run_b is None or request.tokens is None:
+    path = tokens_path(request.tokens)
+    if request.run_b is None or path is None:
         return ""
-    typed = [request.checkpoint, "--tokens", request.tokens, "--run-b", request.run_b]
+    typed = [request.checkpoint, "--tokens", path, "--run-b", request.run_b]
     typed += [] if request.checkpoint_b is None else ["--checkpoint-b", request.checkpoint_b]
     return f"{shlex.join(['moegeom', 'explain', *typed])} {request.typed_again()}".rstrip()
 

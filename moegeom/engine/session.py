@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
-from moegeom.core.errors import RecordingError, UsageError, about
+from moegeom.core.errors import RecordingError, RouterError, UsageError, about
 from moegeom.core.router import Router, RouterSet, parse_layers
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.prepared import prepare
-from moegeom.engine.request import TokensRequest
+from moegeom.engine.request import Terms, Tokens, TokensRequest, tokens_path
 from moegeom.engine.run_facts import run_facts
 from moegeom.engine.sources import heard_routers, open_source
 from moegeom.engine.trust import Trust, examine
@@ -23,19 +24,19 @@ from moegeom.router.load import load_routers
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """What a request names, opened: all ``routers``, those of the layers asked for (``chosen``).
+    """A checkpoint and, where there are any, tokens: all ``routers``, and those of the layers that
+    ``terms`` ask for (``chosen``).
 
-    ``source`` and ``trust`` are None where it names no tokens; ``started`` is a time of
-    ``perf_counter``.
+    ``source`` and ``trust`` are None without tokens; ``started`` is a time of ``perf_counter``.
     """
 
-    request: TokensRequest
+    terms: Terms
     store: TensorStore
     routers: RouterSet
     chosen: tuple[Router, ...]
-    source: TokenSource | None
-    trust: Trust | None
     started: float
+    source: TokenSource | None = None
+    trust: Trust | None = None
 
     @classmethod
     def open(
@@ -51,14 +52,65 @@ class Session:
         MoeGeomError
             One of its subclasses: what cannot be read, or tokens that cannot be believed.
         """
+        found = cls.of(request.checkpoint, request, with_listed=with_listed)
+        return found.on(request.tokens, prior)
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: str | Path,
+        terms: Terms,
+        *,
+        with_listed: bool = False,
+        is_whole: bool = True,
+    ) -> Session:
+        """The checkpoint, before its tokens are opened.
+
+        Unless ``is_whole`` no other layers are read than those asked for; recordings belong to all.
+
+        Raises
+        ------
+        MoeGeomError
+            One of its subclasses: what cannot be read.
+        """
         started = time.perf_counter()
-        store = open_checkpoint(request.checkpoint, request.remote)
-        found = load_routers(store, asked=request.asked, with_listed=with_listed)
-        source = open_source(request, select_layers(found, request.layers), found.routers, prior)
-        routers = heard_routers(found, source)
-        chosen = tuple(select_layers(routers, request.layers))
-        trust = examine_tokens(request, routers, chosen, source)
-        return cls(request, store, routers, chosen, source, trust, started)
+        store = open_checkpoint(checkpoint, terms.remote)
+        layers = None if is_whole else terms.layers
+        try:
+            routers = load_routers(store, layers, terms.asked, with_listed)
+        except RouterError as refusal:
+            refusal.checkpoint = store.label
+            raise
+        return cls(terms, store, routers, tuple(select_layers(routers, terms.layers)), started)
+
+    def on(self, tokens: Tokens | None, prior: str | None = None) -> Session:
+        """The same with these tokens, without listed routers of which they hold no choices.
+
+        Raises
+        ------
+        MoeGeomError
+            One of its subclasses: tokens that cannot be read, or cannot be believed.
+        """
+        source = open_source(self.terms, tokens, self.chosen, self.routers.routers, prior)
+        routers, chosen = heard_routers(self.routers, source), self.chosen
+        if routers is not self.routers:
+            chosen = tuple(select_layers(routers, self.terms.layers))
+        found = replace(self, routers=routers, chosen=chosen, source=source)
+        return replace(found, trust=found._examined(tokens_path(tokens)))
+
+    def _examined(self, path: str | None) -> Trust | None:
+        """Stops the run when the tokens cannot be believed."""
+        if self.source is None:
+            return None
+        names = self.source.facts.routers
+        with about("tokens", path):
+            return examine(
+                (prepare(router) for router in self.chosen if router.name in names),
+                self.source,
+                self.routers.fingerprint,
+                load_kernels(self.terms.backend),
+                {"stale_inputs": self.terms.stale_inputs, "unverified": self.terms.unverified},
+            )
 
     @property
     def recorded(self) -> list[Router]:
@@ -94,7 +146,7 @@ class Session:
         tokens = None if self.source is None else self.source.facts
         return run_facts(self.routers, routers, tokens, self.trust) | {
             "seconds": time.perf_counter() - self.started,
-            "layers_requested": self.request.layers,
+            "layers_requested": self.terms.layers,
         }
 
 
@@ -108,23 +160,3 @@ def select_layers(routers: RouterSet, layers: str | None) -> list[Router]:
         known = ", ".join(str(router.layer) for router in routers.routers)
         raise UsageError(f"--layers {layers} names no layer with a router.", f"Known: {known}.")
     return chosen
-
-
-def examine_tokens(
-    request: TokensRequest,
-    routers: RouterSet,
-    chosen: Sequence[Router],
-    source: TokenSource | None,
-) -> Trust | None:
-    """Stops the run when the tokens cannot be believed."""
-    if source is None:
-        return None
-    recorded = [router for router in chosen if router.name in source.facts.routers]
-    with about("tokens", request.tokens):
-        return examine(
-            (prepare(router) for router in recorded),
-            source,
-            routers.fingerprint,
-            load_kernels(request.backend),
-            {"stale_inputs": request.stale_inputs, "unverified": request.unverified},
-        )

@@ -11,7 +11,7 @@ from moegeom.core.router import Router, RouterSet
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.prepared import unavailable
-from moegeom.engine.request import ScanRequest, TokensRequest
+from moegeom.engine.request import ScanRequest, Terms, Tokens
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
@@ -25,7 +25,8 @@ PRIOR_TOKENS = 16_384
 
 
 def open_source(
-    request: TokensRequest,
+    terms: Terms,
+    tokens: Tokens | None,
     routers: Sequence[Router],
     whole: Sequence[Router],
     prior: str | None = None,
@@ -35,19 +36,19 @@ def open_source(
     ``whole`` are all routers of the checkpoint, which a trace is held against.
     """
     if prior is not None:
-        if request.tokens is not None or request.source is not None:
+        if tokens is not None:
             raise UsageError("--prior and --tokens exclude each other.")
         if prior != IsotropicRmsPrior.name:
             raise UsageError(f"Unknown prior '{prior}'.", f"Known: {IsotropicRmsPrior.name}.")
         shapes = tuple((router.name, router.gain, router.hidden_size) for router in routers)
-        return IsotropicRmsPrior(shapes, PRIOR_TOKENS, request.seed)
+        return IsotropicRmsPrior(shapes, PRIOR_TOKENS, terms.seed)
     names, known = tuple(router.name for router in routers), known_routers(whole)
-    if isinstance(request.source, HeldArrays):
-        return request.source.open(Asked(request.stage, request.router_map, names, known))
-    if request.source is not None or request.tokens is None:
-        return request.source
-    router_map = request.router_map or None
-    return open_tokens(request.tokens, request.stage, router_map, names, known, request.dialect)
+    if isinstance(tokens, HeldArrays):
+        return tokens.open(Asked(terms.stage, terms.router_map, names, known))
+    if isinstance(tokens, str):
+        router_map = terms.router_map or None
+        return open_tokens(tokens, terms.stage, router_map, names, known, terms.dialect)
+    return tokens
 
 
 def heard_routers(routers: RouterSet, source: TokenSource | None) -> RouterSet:

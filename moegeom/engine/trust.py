@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.parameters import option_of
@@ -139,8 +139,9 @@ def examine(
                 )
             elif share < _LEAST_REPRODUCED:
                 fail(
-                    f"{facts.name}, router {router.router.name}: only {share:.1%} of the first "
-                    f"recorded choices follow from the recorded inputs by this rule "
+                    f"{facts.name}, router {router.router.name}: only "
+                    f"{percent(share, '.1f')} of the first recorded choices follow from the "
+                    "recorded inputs by this rule "
                     f"({router.router.rule.selection_score_unit} selection).",
                     "Another layer, another rule (a fork of the family?) or shifted tokens.",
                     "unverified",

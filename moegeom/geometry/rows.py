@@ -169,15 +169,6 @@ def column_factors(
     return np.divide(products, square, out=np.ones_like(square), where=square > 0.0)
 
 
-def row_changes(
-    a: Float64[np.ndarray, "rows dimension"], b: Float64[np.ndarray, "rows dimension"]
-) -> Float64[np.ndarray, "rows"]:
-    r""":math:`|b_i - a_i| / |a_i|` of each row; infinite for a row that was 0 and is not."""
-    moved, lengths = (np.linalg.norm(rows, axis=1) for rows in (b - a, a))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(moved > 0.0, moved / lengths, 0.0)
-
-
 def own_cosines(
     a: Float64[np.ndarray, "rows dimension"], b: Float64[np.ndarray, "rows dimension"]
 ) -> Float64[np.ndarray, "rows"]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.metric import Metric
@@ -33,6 +34,7 @@ from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.engine.request import DEFAULTS, MeasureOptions
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.engine.task import Task
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.reduction import (
     REDUCTIONS,
@@ -53,6 +55,10 @@ from moegeom.variants.random_router import random_router
 #: Tokens whose median length is the usual length of a router input: one tile, so that tokens of a
 #: running model can be told apart as soon as the first tile is full.
 _TYPICAL_TOKENS = TILE
+
+
+#: Why a log of counts gives some metrics no value.
+_COUNTS_ALONE = "needs the choices of each token; this log counts experts only"
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,32 @@ def measure_weights(router: Router, metrics: Sequence[Metric], reason: str) -> M
     }
     finished = finish_router(router, {}, (), metrics, missing)
     return MeasuredRouter(finished.rows, {"num_tokens": 0, "reasons": finished.reasons})
+
+
+def measure_counts(
+    router: Router, counts: Int64[np.ndarray, "steps experts"], metrics: Sequence[Metric]
+) -> MeasuredRouter:
+    """Rows of the load metrics and of weights; the others are missing with the reason.
+
+    Step n belongs to block n modulo 16, so that standard errors are those of steps; a log of one
+    step has none.
+    """
+    blocks = np.zeros((1, NUM_BLOCKS, router.num_experts), np.int64)
+    np.add.at(blocks[0], np.arange(len(counts)) % NUM_BLOCKS, counts)
+    tokens = np.zeros((1, NUM_BLOCKS, 2), np.int64)
+    tokens[..., TOKENS] = blocks.sum(axis=2) // router.rule.top_k
+    states = {"expert_counts": {"counts": blocks}, "token_counts": {"counts": tokens}}
+    missing = dict.fromkeys(set(REDUCTIONS.names()) - set(states), _COUNTS_ALONE)
+    finished = finish_router(router, states, ("domain=(none)",), metrics, missing)
+    facts = {
+        "num_tokens": int(tokens.sum()),
+        "num_excluded": 0,
+        "num_non_finite": 0,
+        "first_non_finite": [],
+        "reasons": finished.reasons,
+        "disagreements": [],
+    }
+    return MeasuredRouter(finished.rows, facts)
 
 
 @dataclass(frozen=True)

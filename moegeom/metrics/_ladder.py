@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from moegeom.core.metric import Column, Invariance, Metric, RouterFacts, Values
+from moegeom.core.text import percent
 from moegeom.geometry.histogram import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
@@ -74,7 +75,9 @@ def ladder_metric(
         return {"layers": found}
 
     quantile_columns = (
-        Column(f"{column}_{s}", f"{100 * p:g} % quantile of {words}", unit, "float", column, True)
+        Column(
+            f"{column}_{s}", f"{percent(p, 'g')} quantile of {words}", unit, "float", column, True
+        )
         for s, p in QUANTILES.items()
     )
     bound = Column(

@@ -26,14 +26,8 @@ from moegeom.engine.task import Task
 from moegeom.engine.trust import Trust, examine
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics import (
-    MeasuredRouter,
-    Pass,
-    RouterRun,
-    finish_passes,
-    metrics_of_scan,
-    plan_passes,
-)
+from moegeom.measure.passes import MeasuredRouter, Pass, RouterRun, finish_passes, plan_passes
+from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, write_folded
 from moegeom.recorder.identity import Identity
 from moegeom.recorder.shard import NO_ROWS, InputRows, Shard

@@ -35,7 +35,7 @@ from moegeom.router.match import Listed, Match, Matches, match_routers, without_
 from moegeom.router.multi_token import with_mtp_modules
 from moegeom.router.notes import assumption_notes, layer_notes, non_finite_notes
 from moegeom.router.plain_names import plain_name, with_plain_names, without_model
-from moegeom.router.plan import RouterPlan, Vector, plan_router
+from moegeom.router.plan import RouterPlan, plan_router
 from moegeom.router.proposal import expert_counts, propose_routers
 from moegeom.router.recognise import (
     no_routers,
@@ -260,16 +260,17 @@ def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]
 
 def _build(plan: RouterPlan, values: Values, family: str) -> Router:
     match = plan.match
-    rows, logit_bias = plan.weight(values), _floats(plan.logit_bias, values)
-    projection = _projection(plan, values)
+    vectors = {part: vector.values(values) for part, vector in plan.vectors.items()}
+    rows, logit_bias = plan.weight(values), vectors.get("logit_bias")
+    projection = _projection(plan, vectors, values)
     if projection is not None:
         rows, logit_bias = composed_rows(rows, projection.weight, projection.bias)
-    gain = plan.gain.values(values) if plan.gain else None
+    gain, scale = vectors.get("gain"), vectors.get("expert_scale")
     if gain is not None and plan.norm is not None:
         of_dtype = gain.dtype.type
         with np.errstate(invalid="ignore", over="ignore"):  # checks name gains that are not finite
             gain = of_dtype(plan.norm.gain_scale) * (gain + of_dtype(plan.norm.gain_offset))
-    bias = plan.selection_bias
+    bias = plan.vectors.get("selection_bias")
     return Router(
         name=match.name,
         stack=match.stack,
@@ -289,38 +290,32 @@ def _build(plan: RouterPlan, values: Values, family: str) -> Router:
             kept_bias_dtype=match.spec.keeps.selection_bias,
         ),
         logit_bias=logit_bias,
-        selection_bias=_floats(bias, values),
+        selection_bias=vectors.get("selection_bias"),
         gain=gain,
         norm=plan.norm,
-        norm_bias=_floats(plan.norm_bias, values),
+        norm_bias=vectors.get("norm_bias"),
         shared_rows=rows[plan.num_experts :] if plan.num_shared else None,
-        expert_scale=_expert_scale(plan, values),
+        expert_scale=None if scale is None else np.broadcast_to(scale, plan.num_experts).copy(),
         projection=projection,
     )
 
 
-def _projection(plan: RouterPlan, values: Values) -> Projection | None:
-    inner = plan.projection
-    if inner is None:
+def _projection(
+    plan: RouterPlan, vectors: Mapping[str, Float[np.ndarray, "_"]], values: Values
+) -> Projection | None:
+    spec = plan.match.spec.projection
+    if plan.projection is None or spec is None:
         return None
-    log_scale = _floats(inner.log_scale, values)
-    scale = None if log_scale is None else _scale(float(log_scale[0]), inner.largest_scale)
-    return Projection(upcast(values[inner.weight.name]), _floats(inner.bias, values), scale)
+    scale = None
+    if "log_scale" in vectors:
+        scale = _scale(float(vectors["log_scale"][0]), spec.largest_scale)
+    return Projection(upcast(values[plan.projection.name]), vectors.get("projection_bias"), scale)
 
 
 def _scale(log_scale: float, largest: float) -> float:
     """e to the power of a number, at most ``largest``; NaN stays NaN."""
     limit = math.log(largest) if largest < math.inf else _LARGEST_EXPONENT
     return math.exp(min(log_scale, limit)) if log_scale == log_scale else math.nan
-
-
-def _floats(vector: Vector | None, values: Values) -> Float[np.ndarray, "size"] | None:
-    return None if vector is None else vector.values(values)
-
-
-def _expert_scale(plan: RouterPlan, values: Values) -> Float[np.ndarray, "experts"] | None:
-    found = _floats(plan.expert_scale, values)
-    return None if found is None else np.broadcast_to(found, (plan.num_experts,)).copy()
 
 
 def tensor_digest(info: TensorInfo, values: Shaped[np.ndarray, "*shape"]) -> str:

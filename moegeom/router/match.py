@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moegeom.core.errors import RouterError
@@ -32,7 +32,7 @@ class Match:
 
     ``stem`` is the path of its module with the dot, ``leaf`` what the plain weight is called
     behind it. ``tensors`` are those of the module that are neither biases nor known to change
-    nothing: the weight, or whatever stores it.
+    nothing: the weight, or whatever stores it. ``parts`` are what else decides, by name.
     """
 
     stack: str
@@ -41,14 +41,7 @@ class Match:
     stem: str
     weight: TensorName
     tensors: tuple[str, ...]
-    logit_bias: Found | None
-    selection_bias: Found | None
-    gain: Found | None
-    norm_bias: Found | None
-    expert_scale: Found | None
-    projection: Found | None
-    projection_bias: Found | None
-    log_scale: Found | None
+    parts: Mapping[str, Found]
 
     @property
     def leaf(self) -> str:
@@ -57,17 +50,7 @@ class Match:
     def names(self) -> Iterator[str]:
         """Every tensor that belongs to the router."""
         yield from self.tensors
-        parts = (
-            self.logit_bias,
-            self.selection_bias,
-            self.gain,
-            self.norm_bias,
-            self.expert_scale,
-            self.projection,
-            self.projection_bias,
-            self.log_scale,
-        )
-        yield from (part.name for part in parts if part is not None)
+        yield from (part.name for part in self.parts.values())
 
     @property
     def name(self) -> str:
@@ -305,17 +288,18 @@ def _match(
     norm, inner = spec.norm, spec.projection
     logit_bias = spec.logit_bias if has_logit_bias(spec, settings) else ()
     selection_bias = spec.selection_bias if has_selection_bias(spec, settings) else ()
-    parts = {
-        "logit_bias": find(logit_bias, "logit bias"),
-        "selection_bias": find(selection_bias, "selection bias"),
-        "gain": find(norm.weight if norm else (), "norm in front"),
-        "norm_bias": find(norm.bias if norm else (), "norm in front, with a bias"),
-        "expert_scale": find(spec.weights.expert_scale, "scale of its weights"),
-        "projection": find(inner.weight if inner else (), "projection of their input"),
-        "projection_bias": find(inner.bias if inner else (), "bias of the projection"),
-        "log_scale": find(inner.log_scale if inner else (), "logarithm of a scale"),
+    wanted = {
+        "logit_bias": (logit_bias, "logit bias"),
+        "selection_bias": (selection_bias, "selection bias"),
+        "gain": (norm.weight if norm else (), "norm in front"),
+        "norm_bias": (norm.bias if norm else (), "norm in front, with a bias"),
+        "expert_scale": (spec.weights.expert_scale, "scale of its weights"),
+        "projection": (inner.weight if inner else (), "projection of their input"),
+        "projection_bias": (inner.bias if inner else (), "bias of the projection"),
+        "log_scale": (inner.log_scale if inner else (), "logarithm of a scale"),
     }
-    known = {found.name for found in parts.values() if found is not None}
+    parts = {name: hit for name, part in wanted.items() if (hit := find(*part)) is not None}
+    known = {found.name for found in parts.values()}
     known |= {found.name for found in spelled(spec.beside + spec.token_table)}
     tensors = tuple(name for name in module.tensors if name not in known)
     if not tensors:
@@ -324,4 +308,4 @@ def _match(
             f"'{module.stem}{module.weight.leaf}', only {', '.join(sorted(known)[:3])}.",
             code=PART_MISSING,
         )
-    return Match(stack, module.layer, spec, module.stem, module.weight, tensors, **parts)
+    return Match(stack, module.layer, spec, module.stem, module.weight, tensors, parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,13 +46,24 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class ProjectionPlan:
-    """The projection in front of a router: its tensors, and the largest scale of the logits."""
+class _Size:
+    """How many numbers a vector holds, what it is called, and whether one may stand for all."""
 
-    weight: TensorInfo
-    bias: Vector | None
-    log_scale: Vector | None
-    largest_scale: float
+    of: Literal["experts", "hidden", "width", "one"]
+    what: str
+    may_be_one: bool = False
+
+
+#: Parts of a router that are vectors, by name.
+_VECTORS = {
+    "logit_bias": _Size("experts", "logit bias"),
+    "selection_bias": _Size("experts", "selection bias"),
+    "gain": _Size("hidden", "gain of the norm in front"),
+    "norm_bias": _Size("hidden", "bias of the norm in front"),
+    "expert_scale": _Size("experts", "scale of its weights", may_be_one=True),
+    "projection_bias": _Size("width", "bias of the projection"),
+    "log_scale": _Size("one", "logarithm of a scale", may_be_one=True),
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,8 @@ class RouterPlan:
     """One router before its values: tensors, rule and norm agree with each other.
 
     ``num_experts`` counts the rows that compete, ``num_shared`` those behind them that do not;
-    ``width`` is the number of columns of the stored weight.
+    ``width`` is the number of columns of the stored weight. ``projection`` takes the hidden size to
+    it; ``vectors`` are the other parts, by name.
     """
 
     match: Match
@@ -69,30 +81,16 @@ class RouterPlan:
     num_experts: int
     num_shared: int
     width: int
-    logit_bias: Vector | None
-    selection_bias: Vector | None
-    gain: Vector | None
-    norm_bias: Vector | None
-    expert_scale: Vector | None
+    vectors: Mapping[str, Vector]
     norm: Norm | None
-    projection: ProjectionPlan | None
+    projection: TensorInfo | None
 
     def tensors(self) -> Iterator[TensorInfo]:
         """Every tensor to read, the weight first."""
         yield from self.stored.tensors
-        inner = self.projection
-        if inner is not None:
-            yield inner.weight
-        vectors = (
-            self.logit_bias,
-            self.selection_bias,
-            self.gain,
-            self.norm_bias,
-            self.expert_scale,
-            inner and inner.bias,
-            inner and inner.log_scale,
-        )
-        yield from (vector.info for vector in vectors if vector is not None)
+        if self.projection is not None:
+            yield self.projection
+        yield from (vector.info for vector in self.vectors.values())
 
     def weight(self, values: Values) -> np.ndarray:
         """The weight with one row per expert, shared ones last."""
@@ -151,10 +149,15 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
     rows, width = _rows_and_width(stored, match, settings, num_shared)
     num_experts = rows - num_shared
     projection = _projection(store, match, settings, rows, width)
-    hidden = projection.weight.shape[1] if projection else width
-    gain = _vector(store, match.gain, hidden, "gain of the norm in front")
-    norm_bias = _vector(store, match.norm_bias, hidden, "bias of the norm in front")
-    spec = match.spec.norm
+    hidden = projection.shape[1] if projection else width
+    sizes = {"experts": num_experts, "hidden": hidden, "width": width, "one": 1}
+    vectors = {
+        part: _vector(store, match.parts[part], sizes[size.of], size)
+        for part, size in _VECTORS.items()
+        if part in match.parts
+    }
+    named = {part: vector.info.name for part, vector in vectors.items()}
+    norm, gain, norm_bias = match.spec.norm, named.get("gain"), named.get("norm_bias", "")
     return RouterPlan(
         match=match,
         rule=build_rule(match.spec, settings, num_experts, router),
@@ -162,30 +165,19 @@ def plan_router(match: Match, store: TensorStore, settings: Settings) -> RouterP
         num_experts=num_experts,
         num_shared=num_shared,
         width=width,
-        logit_bias=_vector(store, match.logit_bias, num_experts, "logit bias"),
-        selection_bias=_vector(store, match.selection_bias, num_experts, "selection bias"),
-        gain=gain,
-        norm_bias=norm_bias,
-        expert_scale=_vector(
-            store, match.expert_scale, num_experts, "scale of its weights", may_be_one=True
-        ),
-        norm=build_norm(
-            spec, settings, hidden, gain.info.name, norm_bias.info.name if norm_bias else ""
-        )
-        if spec and gain
-        else None,
+        vectors=vectors,
+        norm=build_norm(norm, settings, hidden, gain, norm_bias) if norm and gain else None,
         projection=projection,
     )
 
 
 def _projection(
     store: TensorStore, match: Match, settings: Settings, rows: int, width: int
-) -> ProjectionPlan | None:
+) -> TensorInfo | None:
     """The projection in front of a router, which takes the hidden size to the weight's columns."""
-    spec = match.spec.projection
-    if spec is None or match.projection is None:
+    if "projection" not in match.parts:
         return None
-    info = store.info(match.projection.name)
+    info = store.info(match.parts["projection"].name)
     check_plain(info, "projection of the router input")
     shape = f"tensor '{info.name}' (projection of the router input) has shape {info.shape}"
     if len(info.shape) != 2 or info.shape[0] != width or 0 in info.shape:
@@ -199,12 +191,7 @@ def _projection(
     if max(rows * hidden, rows * width, width * hidden) > _MOST_COMPOSED:
         raise RouterError(f"{info.file}: {shape}, too large for a router of {rows} experts.")
     _check_hidden(shape, info, match, settings, hidden)
-    return ProjectionPlan(
-        info,
-        _vector(store, match.projection_bias, width, "bias of the projection"),
-        _vector(store, match.log_scale, 1, "logarithm of a scale", may_be_one=True),
-        spec.largest_scale,
-    )
+    return info
 
 
 def _rows_and_width(
@@ -249,25 +236,21 @@ def _check_hidden(
         )
 
 
-def _vector(
-    store: TensorStore, found: Found | None, length: int, what: str, may_be_one: bool = False
-) -> Vector | None:
+def _vector(store: TensorStore, found: Found, length: int, size: _Size) -> Vector:
     """A plain float tensor of the given length, or a row of a matrix of such rows."""
-    if found is None:
-        return None
     info, row = store.info(found.name), found.spec.row
-    check_plain(info, what)
+    check_plain(info, size.what)
     shapes: list[Any] = [(length,), (1, length)]
     needed = f"({length},)"
     if row is not None:
         # the row of a vector would be one number
         shapes = [(max(info.shape[0], row + 1), length)] if info.shape else []
         needed = f"({row + 1} or more rows, {length})"
-    if may_be_one:
+    if size.may_be_one:
         shapes += [(), (1,)]
     if info.shape not in shapes:
         raise RouterError(
-            f"{info.file}: tensor '{found.name}' ({what}) has shape {info.shape}; "
+            f"{info.file}: tensor '{found.name}' ({size.what}) has shape {info.shape}; "
             f"its router needs {needed}.",
             "Is one of the two a slice of a sharded save?",
             code=CONFIG_CONTRADICTED,

@@ -18,7 +18,7 @@ from moegeom.document.report import Report, ScanReport
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import assumed
 from moegeom.engine.parameters import request_of, speaking_python
-from moegeom.engine.request import ScanRequest, Terms
+from moegeom.engine.request import Terms, Tokens, tokens_path
 from moegeom.router.describe import describe_router, rule_origin
 from moegeom.tokens.held import HeldArrays, hold
 
@@ -92,13 +92,12 @@ _COLUMNS = ("router", "experts", "top_k", "hidden", "stored", "selection")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recording:
-    """Tokens to route: a file at ``path``, or a ``source`` in memory, and what is known of it.
+    """Tokens to route, the path of a file or what is in memory, and what is known of them.
 
     A file that does not name its routers is opened with those of the checkpoint it goes with.
     """
 
-    path: str | None = None
-    source: TokenSource | HeldArrays | None = None
+    tokens: Tokens
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @speaking_python()
@@ -111,27 +110,19 @@ class Recording:
             When it cannot be read, or does not fit the checkpoint.
         """
         from moegeom.engine.sources import open_source
-        from moegeom.tokens.open import open_tokens
 
-        if checkpoint is not None:
-            whole = _opened(checkpoint).routers
-            source = open_source(
-                request_of(ScanRequest, checkpoint="", **_of_tokens(self)), whole, whole
-            )
-        elif self.path is not None:
-            known = ("stage", "router_map", "dialect")
-            source = open_tokens(self.path, **{n: v for n, v in self.options.items() if n in known})
-        else:
-            source = self.source
-        if source is None or isinstance(source, HeldArrays):
+        if checkpoint is None and isinstance(self.tokens, HeldArrays):
             raise UsageError(
                 "arrays in memory do not say which routers they are of.",
                 "Name the checkpoint: open(checkpoint).",
             )
+        whole = () if checkpoint is None else _opened(checkpoint).routers
+        source = open_source(request_of(Terms, **self.options), self.tokens, whole, whole)
+        assert source is not None
         return source
 
     def __repr__(self) -> str:
-        what = self.path if self.path is not None else "in memory"
+        what = tokens_path(self.tokens) or "in memory"
         said = [f"{name}={value!r}" for name, value in self.options.items()]
         return f"Recording({', '.join([repr(what), *said])})"
 
@@ -140,13 +131,18 @@ def asked_request(
     record: type[R], sides: Mapping[str, Any], tokens: Any, options: Mapping[str, Any], **own: Any
 ) -> R:
     """The request of a function; an option goes before what an opened object says."""
-    said = merged(sides, _of_tokens(tokens))
+    said = merged(sides, {} if tokens is None else of_tokens(tokens))
     for name, value in options.items():
         if isinstance(value, Checkpoint):
             said[name] = value.path
-        elif isinstance(value, Recording):  # of run B, with options of its own
+        elif isinstance(value, Recording) and name == "run_b":
+            # a recording with options of its own
             said |= {f"{key}_b": option for key, option in value.options.items()}
             said[name] = _path_of(value)
+        elif name == "rerun" and value is not None:
+            found = of_tokens(value)
+            said = merged(said, {key: of for key, of in found.items() if key != "tokens"})
+            said[name] = found["tokens"]
         else:
             said[name] = value
     return request_of(record, **said, **own)
@@ -197,33 +193,37 @@ def is_source(given: Any) -> bool:
     return hasattr(given, "facts") and hasattr(given, "read_values")
 
 
-def _of_tokens(given: Any) -> dict[str, Any]:
-    """Tokens as parameters of a request."""
-    if given is None:
-        return {}
+def of_tokens(given: Any) -> dict[str, Any]:
+    """Tokens as parameters of a request: ``tokens``, and what is known of them."""
+    if isinstance(given, Recording):
+        return {"tokens": given.tokens, **given.options}
     if isinstance(given, str | os.PathLike):
         return {"tokens": os.fspath(given)}
-    if isinstance(given, Recording):
-        found = {"tokens": given.path} if given.source is None else {"source": given.source}
-        return {**found, **given.options}
-    return {"source": given if is_source(given) else hold(given)}
+    return {"tokens": given if is_source(given) else hold(given)}
 
 
-def recordings(given: Any) -> dict[str, Any]:
-    """One recording or several, each a file, as parameters of a request."""
-    if given is None:
-        return {}
-    if isinstance(given, str | os.PathLike | Recording):
-        given = (given,)
-    said = merged(*(one.options for one in given if isinstance(one, Recording)))
-    return said | {"tokens": tuple(_path_of(one) for one in given)}
+def of_sides(given: Any) -> dict[str, Any]:
+    """One recording, or a list or tuple with one for each side, as parameters of a request."""
+    several = given if isinstance(given, list | tuple) else () if given is None else (given,)
+    found = [of_tokens(one) for one in several]
+    tokens = tuple(one.pop("tokens") for one in found)
+    return merged(*found) | {"tokens": tokens}
 
 
-def _path_of(given: Any) -> str:
-    path = given.path if isinstance(given, Recording) else given
-    if isinstance(path, str | os.PathLike):
-        return os.fspath(path)
-    raise UsageError(
-        "tokens in memory go with one checkpoint; expected the path of a recording.",
-        "moegeom.tokens.recording.writer.RecordingWriter writes one.",
-    )
+def of_steps(given: Any) -> dict[str, Any]:
+    """A path with {step} or {name}, or a mapping from the name of a checkpoint to its tokens."""
+    if not isinstance(given, Mapping):
+        return {} if given is None else {"tokens": os.fspath(given)}
+    found = {str(name): of_tokens(one) for name, one in given.items()}
+    tokens = {name: one.pop("tokens") for name, one in found.items()}
+    return merged(*found.values()) | {"tokens": tokens}
+
+
+def _path_of(given: Recording) -> str:
+    path = tokens_path(given.tokens)
+    if path is None:
+        raise UsageError(
+            "run_b holds tokens in memory; expected the path of a recording.",
+            "moegeom.tokens.recording.writer.RecordingWriter writes one.",
+        )
+    return path

@@ -41,11 +41,6 @@ class StoredTensor:
         """The dtypes that it may be stored as, by name."""
         return FLOAT_DTYPES if self.is_float else EXPERT_DTYPES
 
-    @property
-    def read_dtype(self) -> np.dtype:
-        """What it becomes in memory."""
-        return np.dtype(np.float32 if self.is_float else np.int32)
-
 
 CHOSEN = StoredTensor("chosen", "chosen", is_float=False)
 TOP_LOGITS = StoredTensor("logits", "top_logits", is_float=True)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 from moegeom.core.router import Norm
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 
 #: An RMS within this of 1 counts as right. Rounding moves it far less: independent errors of
 #: 2^-9 per element (bf16) average out over the hidden size, and a norm computed in bf16
@@ -73,7 +73,8 @@ class RmsTest:
         )
         text = (
             f"{measured} has median {self.median:.4g} and 1 % to 99 % range {self.p01:.4g} to "
-            f"{self.p99:.4g}{skipped}; expected 1, {self.share_within_2_percent:.1%} of "
+            f"{self.p99:.4g}{skipped}; expected 1, "
+            f"{percent(self.share_within_2_percent, '.1f')} of "
             f"{number_of(self.num_tokens, 'token is', 'tokens are')} within 2 %."
         )
         return text if self.passed else f"{text} {self._guess}"

@@ -211,7 +211,7 @@ def test_other_documents_of_the_same_kind_change_nothing(tmp_path, seed):
     halves = []
     for name, chosen in (("a", documents[:32]), ("b", documents[32:])):
         half = SomeDocuments(source, np.sort(chosen))
-        request = ScanRequest(str(ROOT / NEW), tmp_path / name, source=half)
+        request = ScanRequest(str(ROOT / NEW), tmp_path / name, tokens=half)
         halves.append(open_results(scan(request)))
     found = figure_changes(halves[0], halves[1])
     assert found is not None

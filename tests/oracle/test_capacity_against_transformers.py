@@ -11,7 +11,8 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 )
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
 
 SEQUENCES, LENGTH, HIDDEN, EXPERTS = 40, 48, 16, 4

@@ -27,7 +27,7 @@ from moegeom.studies.cells.exact.recession import (
 )
 from moegeom.studies.cells.exact.solid_angle import exact_angles, sampled_angles, shares_of
 from moegeom.studies.cells.graph.facet_graph import facet_graph, is_one_swap
-from moegeom.studies.cells.graph.visited_graph import visited_edges, visited_graph
+from moegeom.studies.cells.graph.visited_graph import visited_graph
 from moegeom.studies.cells.walk.level_walk import level_walk
 
 PLENTY = 10**6
@@ -319,7 +319,6 @@ def test_neighbours_and_pieces_are_those_of_all_pairs(tokens, experts, k):
         for i, j in itertools.combinations(range(len(sets)), 2)
         if len(sets[i] & sets[j]) == k - 1
     ]
-    assert visited_edges(found.expert_set, PLENTY).tolist() == wanted
     assert found.num_edges == len(wanted)
     degree = np.bincount(np.array(wanted, int).reshape(-1), minlength=len(sets))
     np.testing.assert_array_equal(found.degree, degree)
@@ -333,12 +332,7 @@ def test_neighbours_and_pieces_are_those_of_all_pairs(tokens, experts, k):
     per_piece = np.bincount(found.component, weights=found.tokens)
     assert (np.diff(per_piece) <= 0).all()
     assert found.largest_share == per_piece[0] / tokens
-    assert found.num_isolated == (degree == 0).sum()
-    assert found.isolated_share == found.tokens[degree == 0].sum() / tokens
     assert found.is_whole
-    if wanted:
-        with pytest.raises(ValueError, match=f"^{len(wanted):,} pairs"):
-            visited_edges(found.expert_set, len(wanted) - 1)
 
 
 def test_beyond_the_limit_the_most_visited_expert_sets_stay():

@@ -19,7 +19,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestNeighbors
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 

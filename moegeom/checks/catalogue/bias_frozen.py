@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from moegeom.checks.catalogue.precision_lost import lost_levels
 from moegeom.checks.check import Check, Limit, Limits, Unknown
 from moegeom.checks.drift import drifts
-from moegeom.checks.measured import Measured, percent
+from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import percent
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:

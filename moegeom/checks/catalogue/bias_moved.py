@@ -20,8 +20,9 @@ import numpy as np
 
 from moegeom.checks.check import Check, Limit, Limits, Unknown
 from moegeom.checks.drift import spread_of
-from moegeom.checks.measured import Measured, percent
+from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import percent
 
 _BIASES = {"selection_bias": "selection bias", "logit_bias": "logit bias"}
 

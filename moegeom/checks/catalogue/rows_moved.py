@@ -22,8 +22,9 @@ import numpy as np
 from moegeom.checks.catalogue.gain_not_followed import is_gain_alone
 from moegeom.checks.check import Check, Limit, Limits, Unknown
 from moegeom.checks.drift import drifts
-from moegeom.checks.measured import Measured, percent
+from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import percent
 
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
 from moegeom.document.model import (
     Block,
@@ -244,7 +244,7 @@ def _figure(value: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100.0 * share:.1f} %"
+    return percent(share, ".1f")
 
 
 def _record(found: Balance) -> Mapping[str, Any]:

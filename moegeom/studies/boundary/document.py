@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
@@ -309,14 +309,14 @@ def _noise_size(found: BoundaryReport) -> str:
     if not noise:
         return "Noise of a size that the results do not say"
     if "scale" in noise:
-        return f"Noise of {100.0 * noise['scale']:.3g} % of the input's rms"
+        return f"Noise of {percent(noise['scale'], '.3g')} of the input's rms"
     relative, kappa, shared = (
         [one[field] for one in noise.values()]
         for field in ("relative", "kappa", "systematic_share")
     )
     return (
         f"Noise as between the two recordings ({100 * min(relative):.3g} to "
-        f"{100 * max(relative):.3g} % of the input's rms, {min(kappa):.2g} to {max(kappa):.2g} "
+        f"{percent(max(relative), '.3g')} of the input's rms, {min(kappa):.2g} to {max(kappa):.2g} "
         f"roundings to bfloat16; up to {_percent(max(shared))} of its square is common to all "
         "tokens)"
     )
@@ -355,9 +355,9 @@ def _near_ties(variant: VariantFlips) -> str:
         return ""
     word = next(word for least, word in _NEARNESS if share >= least)
     only = "only " if share < _NEARNESS[1][0] else ""
-    limit = f" (10 % by chance, {100.0 * most:.0f} % at most)" if most < 1.0 else ""
+    limit = f" (10 % by chance, {percent(most, '.0f')} at most)" if most < 1.0 else ""
     return (
-        f"{only}{100.0 * share:.0f} % of the flips are among the 10 % of tokens with the least "
+        f"{only}{percent(share, '.0f')} of the flips are among the 10 % of tokens with the least "
         f"margin{limit}: {word}"
     )
 
@@ -436,20 +436,14 @@ def _percent(share: float | None) -> str:
         return "-"
     if share == 0.0:
         return "0 %"
-    value = 100.0 * share
-    if value < 0.005:
+    if share < 0.00005:
         return "<.01 %"
-    return (
-        f"{value:.2f} %" if value < 1.0 else f"{value:.1f} %" if value < 99.95 else f"{value:.0f} %"
-    )
+    return percent(share, ".2f" if share < 0.01 else ".1f" if share < 0.9995 else ".0f")
 
 
 def _certain(share: float | None) -> str:
     """A share that is proved: rounded down, so that 100 % means all of them."""
-    if share is None:
-        return "-"
-    value = math.floor(1e4 * share) / 100.0
-    return f"{value:.0f} %" if value == 100.0 else f"{value:.4g} %"
+    return "-" if share is None else percent_of_all(share)
 
 
 def _mean(pairs: Sequence[tuple[str, float]]) -> float | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from moegeom.core.errors import UsageError
 from moegeom.core.tokens import InputNoise
+from moegeom.engine.session import Session
+from moegeom.engine.sources import open_source
 from moegeom.pipeline import Watch, scan
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.recorded_noise import recorded_noise
-from moegeom.tokens.open import open_tokens
 from moegeom.variants.arithmetic import arithmetic
 
 #: What is asked when nothing is asked: from harmless to harmful.
@@ -26,7 +28,7 @@ def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Pa
     MoeGeomError
         As ``scan``; UsageError without tokens and for an unknown arithmetic.
     """
-    if request.tokens is None and request.source is None:
+    if request.tokens is None:
         raise UsageError(
             "boundary-report needs tokens: how near they are to a boundary is not in the weights.",
             "moegeom capture CKPT --text FILE --keep hidden --out REC, then add --tokens REC.",
@@ -34,23 +36,27 @@ def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Pa
     names = request.arithmetics or USUAL
     for name in (*names, *([request.reference] if request.reference else ())):
         arithmetic(name)  # an unknown name ends here, before anything is read
-    noise = _noise(request, request.noise) if isinstance(request.noise, str) else request.noise
-    unique = tuple(dict.fromkeys(names))
-    return scan(dataclasses.replace(request, arithmetics=unique, noise=noise), watch)
+    opened = Session.open(request, request.prior, with_listed=True)
+    noise, unique = _noise(request, opened), tuple(dict.fromkeys(names))
+    return scan(dataclasses.replace(request, arithmetics=unique, noise=noise), watch, opened)
 
 
-def _noise(request: BoundaryRequest, asked: str) -> InputNoise | dict[str, InputNoise]:
-    """A number, or what two recordings of the same tokens show."""
+def _noise(
+    request: BoundaryRequest, opened: Session
+) -> InputNoise | Mapping[str, InputNoise] | None:
+    """A share of the rms as it is given, or what two recordings of the same tokens show."""
+    if not isinstance(request.noise, str):
+        return request.noise
     try:
-        scale = float(asked)
+        scale = float(request.noise)
     except ValueError:
-        if request.tokens is None:
-            raise UsageError("--noise REC needs --tokens, a recording of the same text.") from None
-        pair = (request.tokens, asked)
-        return recorded_noise(*(open_tokens(path, request.stage, None, ()) for path in pair))
+        again = open_source(request, request.noise, opened.chosen, opened.routers.routers)
+        assert opened.source is not None
+        assert again is not None
+        return recorded_noise(opened.source, again)
     if not 0.0 < scale < math.inf:
         raise UsageError(
-            f"--noise {asked}: expected a positive share of the input's rms.",
+            f"--noise {request.noise}: expected a positive share of the input's rms.",
             "Such as 0.002; or name a second recording of the same text.",
         )
     return InputNoise(scale)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.header import (
     duration,
     gate_rule_line,
@@ -275,8 +275,8 @@ def _mixture(weights: tuple[tuple[int, float], ...]) -> str:
 
 def _percent(share: float) -> str:
     """Rounded down where rounding would say all of them."""
-    text = f"{100.0 * share:.3g} %"
-    return f"{math.floor(1e4 * share) / 100:.4g} %" if text == "100 %" and share < 1.0 else text
+    text = percent(share, ".3g")
+    return percent_of_all(share) if text == "100 %" and share < 1.0 else text
 
 
 def _record(found: Enumerations) -> Mapping[str, Any]:

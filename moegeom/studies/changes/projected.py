@@ -11,11 +11,12 @@ from jaxtyping import Float64
 
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.core.row_keys import is_whole
+from moegeom.core.text import percent
 from moegeom.results.reader import ResultsView
 from moegeom.studies.changes.bias_pair import KINDS, Biases
 from moegeom.studies.changes.operators.gains import FOLDED, NOT_FOLLOWED
 from moegeom.studies.changes.operators.places import NOT_COMPARED
-from moegeom.studies.changes.record import Change, RouterChange, percent
+from moegeom.studies.changes.record import Change, RouterChange
 from moegeom.studies.changes.router import bias_changes
 from moegeom.studies.changes.row_pair import OtherRows, RowPair, stored_bits
 from moegeom.studies.changes.search import explained

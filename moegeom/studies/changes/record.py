@@ -7,12 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with two figures, more before the point; ``inf %`` as it is."""
-    value = 100.0 * share
-    return f"{value:.0f} %" if abs(value) >= 10.0 else f"{value:.2g} %"
-
-
 @dataclass(frozen=True)
 class Change:
     """One thing that happened to a router.

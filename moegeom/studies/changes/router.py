@@ -148,7 +148,7 @@ def _beside(a: Router, b: Router) -> Iterator[str]:
         yield f"stored {stored[0]} in A, {stored[1]} in B"
 
 
-def is_same(a: Float[np.ndarray, "size"] | None, b: Float[np.ndarray, "other"] | None) -> bool:
+def is_same(a: Float[np.ndarray, "*size"] | None, b: Float[np.ndarray, "*other"] | None) -> bool:
     """True for equal values, whatever they are stored as, or when neither is there."""
     if a is None or b is None:
         return a is b

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.core.finding import Severity, Verdict
-from moegeom.core.tokens import TokenSource
-from moegeom.engine.request import Terms
-from moegeom.tokens.held import HeldArrays
+from moegeom.engine.request import Terms, Tokens
 
 
 @dataclass(frozen=True)
@@ -19,13 +17,11 @@ class GateRequest(Terms):
 
     None leaves a choice to the profile. ``profile`` is a file, or the name of a built-in one; None
     looks for ``moegeom.toml`` or ``[tool.moegeom]`` in the working directory, unless that lies with
-    the target; ``out`` None keeps no results. ``source`` are tokens made by the caller instead of a
-    path.
+    the target; ``out`` None keeps no results.
     """
 
     target: str
-    tokens: str | None = None
-    source: TokenSource | HeldArrays | None = None
+    tokens: Tokens | None = None
     profile: Path | None = None
     baseline: Path | None = None
     update_baseline: bool = False

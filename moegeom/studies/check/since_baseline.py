@@ -10,12 +10,13 @@ from jaxtyping import Float64
 from moegeom.checks.baseline import Baseline
 from moegeom.checks.drift import Drift, SinceBaseline
 from moegeom.core.router import Rule
+from moegeom.core.text import percent
 from moegeom.results.reader import ResultsView
 from moegeom.studies.changes.bias_pair import KINDS, Biases
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.operators.places import NOT_COMPARED
 from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
-from moegeom.studies.changes.record import Change, RouterChange, percent
+from moegeom.studies.changes.record import Change, RouterChange
 from moegeom.studies.changes.row_pair import RowPair
 
 

@@ -24,6 +24,7 @@ from moegeom.core.files import refuse_unwritable
 from moegeom.core.finding import Verdict
 from moegeom.core.registry import unknown_name
 from moegeom.engine.parameters import option_of
+from moegeom.engine.request import tokens_path
 from moegeom.engine.run_facts import refused_facts
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of
@@ -162,13 +163,12 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
     if is_results(request.target):
         _refuse_measuring(request)
         return open_results(request.target)
-    if request.tokens is None and request.source is None and request.out is None:
+    if request.tokens is None and request.out is None:
         return lint(request.target, request)
     asked = ScanRequest(
         checkpoint=request.target,
         out=request.out,
         tokens=request.tokens,
-        source=request.source,
         skip_non_finite=request.skip_non_finite,
         **request.shared(),
     )
@@ -178,20 +178,19 @@ def measured_target(request: GateRequest, watch: Watch | None = None) -> Results
         # a refusal that a check stands for is its finding, with tokens as without
         if not refusal.code:
             raise
-        label = open_checkpoint(request.target, request.remote).label
-        return MemoryResults(refused_facts(label, refusal), {})
+        return MemoryResults(refused_facts(refusal), {})
 
 
 def _refuse_measuring(request: GateRequest) -> None:
     """Results were measured already: an option that says how cannot be meant."""
     default = GateRequest(request.target)
     options = (
-        *("tokens", "source", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
+        *("tokens", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
         *("unverified", "restart", "overwrite"),
     )
     given = [name for name in options if getattr(request, name) != getattr(default, name)]
     if given:
-        flag = option_of(given[0].replace("source", "tokens"))
+        flag = option_of(given[0])
         raise UsageError(
             f"{request.target} holds results, which were measured before; {flag} comes too late.",
             f"Leave {flag} out, or name a checkpoint.",
@@ -215,7 +214,7 @@ def judge_results(
     request: GateRequest, results: ResultsView, profile: Profile, baseline: Baseline | None
 ) -> Verdict:
     """The checks of the profile on these results."""
-    tokens, options = request.tokens or NO_NAME, request.typed_again()
+    tokens, options = tokens_path(request.tokens) or NO_NAME, request.typed_again()
     drifts = None
     if baseline is not None and "refused" not in results.run:
         drifts = drifts_since(results, baseline)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.document.header import size
 from moegeom.document.model import (
     Block,
@@ -21,7 +21,7 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.document.verdict_text import places
-from moegeom.studies.changes.record import Change, RouterChange, percent
+from moegeom.studies.changes.record import Change, RouterChange
 from moegeom.studies.diff.figures import difference_figures
 from moegeom.studies.diff.record import (
     Difference,

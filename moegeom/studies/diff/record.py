@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moegeom.engine.request import Terms
+from moegeom.engine.request import Terms, Tokens
 from moegeom.studies.changes.record import RouterChange
 
 
@@ -21,7 +21,7 @@ class DifferenceRequest(Terms):
     a: str
     b: str
     experts: bool = False
-    tokens: Sequence[str] = ()
+    tokens: Sequence[Tokens] = ()
     out: Path | None = None
 
 

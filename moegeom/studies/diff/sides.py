@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import about
 from moegeom.core.router import RouterSet
 from moegeom.core.text import number_of
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import assumed, rule_status, rule_trust
 from moegeom.engine.run_facts import router_facts
+from moegeom.engine.session import Session
 from moegeom.pipeline import Terms, lint
 from moegeom.results.reader import ResultsView, is_results, open_results
 from moegeom.router.describe import rule_origin
-from moegeom.router.load import load_routers
-from moegeom.studies.diff.record import Side
+from moegeom.studies.diff.record import DifferenceRequest, Side
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
-    """One side: a checkpoint with its routers (``store`` and ``routers``), or ``results``."""
+class OpenedSide:
+    """One side: a checkpoint (``session``), or ``results``."""
 
     target: str
     terms: Terms
-    store: TensorStore | None = None
-    routers: RouterSet | None = None
+    session: Session | None = None
     results: ResultsView | None = None
+
+    @cached_property
+    def routers(self) -> RouterSet | None:
+        """The routers with weights of the layers asked for; None for results."""
+        if self.session is None:
+            return None
+        weighed = self.session.on(None)
+        return dataclasses.replace(weighed.routers, routers=weighed.chosen)
 
     @cached_property
     def weights(self) -> ResultsView:
         """What results tell of the weights; measured here for a checkpoint."""
-        return lint(self.target, self.terms) if self.results is None else self.results
+        if self.results is not None:
+            return self.results
+        return lint(self.target, self.terms, self.session)
 
     def names(self) -> list[str]:
         """Names of the routers of this side."""
@@ -44,20 +52,19 @@ class Opened:
         return [router["name"] for router in self.weights.run["routers"]]
 
 
-def open_side(target: str, terms: Terms) -> Opened:
+def open_side(target: str, request: DifferenceRequest) -> OpenedSide:
     """Opens a checkpoint, reading its routers, or results."""
     if is_results(target):
-        return Opened(target, terms, results=open_results(target))
+        return OpenedSide(target, request, results=open_results(target))
+    has_tokens = bool(request.tokens)
     with about("checkpoint", target):
-        store = open_checkpoint(target, terms.remote)
-        routers = load_routers(store, terms.layers, terms.asked)
-    return Opened(target, terms, store, routers)
+        opened = Session.of(target, request, with_listed=has_tokens, is_whole=has_tokens)
+    return OpenedSide(target, request, opened)
 
 
-def describe(side: Opened, measured: ResultsView | None) -> Side:
-    """What the header says of a side; ``measured`` holds its results on tokens."""
-    tokens = "" if measured is None else _tokens(measured.run)
-    if side.routers is not None and side.store is not None:
+def describe(side: OpenedSide, tokens: str = "") -> Side:
+    """What the header says of a side, and on which tokens it was measured."""
+    if side.routers is not None and side.session is not None:
         found = side.routers
         known = assumed(rule_origin(found.family))
         brief = rule_brief(found.family_text, [router_facts(router) for router in found.routers])
@@ -66,7 +73,7 @@ def describe(side: Opened, measured: ResultsView | None) -> Side:
             kind="checkpoint",
             rule=f"{found.family}: {brief}; rule {known}",
             num_routers=len(found.routers),
-            bytes_read=side.store.bytes_read,
+            bytes_read=side.session.store.bytes_read,
             bytes_total=found.bytes_total,
             tokens=tokens,
             rule_status="assumed",
@@ -80,12 +87,13 @@ def describe(side: Opened, measured: ResultsView | None) -> Side:
         kind="results",
         rule=f"{checkpoint['family']}: {brief}; rule {rule_trust(run)}",
         num_routers=len(run["routers"]),
-        tokens=tokens or _tokens(run),
+        tokens=tokens or tokens_line(run),
         rule_status=rule_status(run) or "",
     )
 
 
-def _tokens(run: Mapping[str, Any]) -> str:
+def tokens_line(run: Mapping[str, Any]) -> str:
+    """On which tokens results were measured; empty where on none."""
     tokens = run.get("tokens")
     if tokens is None:
         return ""

@@ -30,10 +30,12 @@ from moegeom.studies.changes.record import RouterChange
 from moegeom.studies.changes.router import Samples, compare_routers
 from moegeom.studies.changes.rule import is_same_norm, rule_differences
 from moegeom.studies.diff.record import Difference, DifferenceRequest, Figures, Side
-from moegeom.studies.diff.sides import Opened, describe, open_side
+from moegeom.studies.diff.sides import OpenedSide, describe, open_side, tokens_line
 
 #: Names of the two sides in messages and of their results under ``--out``.
 _LETTERS = ("A", "B")
+
+Sides = tuple[OpenedSide, OpenedSide]
 
 _APPROXIMATE = (
     "Results hold no weights: what is not identical is judged by 32 projections of each row, true "
@@ -108,7 +110,7 @@ def _refuse_unmeant(request: DifferenceRequest) -> None:
 
 def _routers(
     request: DifferenceRequest,
-    sides: tuple[Opened, Opened],
+    sides: Sides,
     samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
 ) -> Difference:
     """Router by router; sides are filled in later."""
@@ -204,13 +206,13 @@ def _other_family(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _samples(
-    sides: tuple[Opened, Opened], announce: Callable[[str], None]
+    sides: Sides, announce: Callable[[str], None]
 ) -> tuple[Mapping[str, Samples], Mapping[str, Samples]]:
     found = []
     for letter, side in zip(_LETTERS, sides, strict=True):
-        assert side.store is not None
+        assert side.session is not None
         assert side.routers is not None
-        samples = read_expert_samples(side.store, side.routers.routers)
+        samples = read_expert_samples(side.session.store, side.routers.routers)
         announce(f"{letter}: read {samples.bytes_read:,} bytes of headers and expert weights")
         found.append(samples.digests)
     return found[0], found[1]
@@ -218,7 +220,7 @@ def _samples(
 
 @contextmanager
 def _measured(
-    request: DifferenceRequest, sides: tuple[Opened, Opened], watch: Watch | None
+    request: DifferenceRequest, sides: Sides, watch: Watch | None
 ) -> Iterator[tuple[ResultsView, ResultsView] | None]:
     """Results on tokens of both sides: read, or scanned; None when there are none."""
     if sides[0].results is not None and sides[1].results is not None:
@@ -231,22 +233,13 @@ def _measured(
         folder = Path(temporary) if request.out is None else request.out
         tokens = (request.tokens[0], request.tokens[-1])
         found = []
-        for letter, side, recording in zip(_LETTERS, sides, tokens, strict=True):
+        for letter, side, given in zip(_LETTERS, sides, tokens, strict=True):
             out = _kept(folder, letter)
             out.parent.mkdir(parents=True, exist_ok=True)
-            found.append(open_results(scan(_scan_request(request, side, recording, out), watch)))
+            asked = ScanRequest(side.target, out, tokens=given, **request.shared())
+            assert side.session is not None, "results go without tokens"
+            found.append(open_results(scan(asked, watch, side.session.on(given))))
         yield found[0], found[1]
-
-
-def _scan_request(
-    request: DifferenceRequest, side: Opened, recording: str, out: Path
-) -> ScanRequest:
-    return ScanRequest(
-        checkpoint=side.target,
-        out=out,
-        tokens=recording,
-        **request.shared(),
-    )
 
 
 def _kept(folder: Path, letter: str) -> Path:
@@ -261,18 +254,16 @@ def _of_layers(results: ResultsView, layers: str | None) -> ResultsView:
     return MemoryResults(results.run, {"layers": kept})
 
 
-def _described(
-    sides: tuple[Opened, Opened], results: tuple[ResultsView, ResultsView] | None
-) -> tuple[Side, Side]:
-    measured = (None, None) if results is None else results
-    return describe(sides[0], measured[0]), describe(sides[1], measured[1])
+def _described(sides: Sides, results: tuple[ResultsView, ResultsView] | None) -> tuple[Side, Side]:
+    first, second = ("", "") if results is None else (tokens_line(one.run) for one in results)
+    return describe(sides[0], first), describe(sides[1], second)
 
 
 def _no_sides() -> tuple[Side, Side]:
     return Side("", "", "", 0), Side("", "", "", 0)
 
 
-def _absent_layers(request: DifferenceRequest, sides: tuple[Opened, Opened]) -> Iterator[str]:
+def _absent_layers(request: DifferenceRequest, sides: Sides) -> Iterator[str]:
     """A note for each side that lacks layers which were asked for."""
     for letter, side in zip(_LETTERS, sides, strict=True):
         if absent := layers_without_router(request.layers, side.names()):
@@ -289,7 +280,10 @@ def _notes(
     if figures is None or results is None:
         return
     sources = [json.dumps(side.run.get("tokens"), sort_keys=True, default=str) for side in results]
-    if len(set(request.tokens)) == 1 or sources[0] == sources[1]:
+    is_one = request.tokens != () and request.tokens[0] is request.tokens[-1]
+    # facts name files, and not arrays in memory
+    is_named = all(isinstance(given, str) for given in request.tokens)
+    if is_one or (is_named and sources[0] == sources[1]):
         yield (
             "Both sides were measured on the same inputs and are tested as if they were not: that "
             "errs towards no change."
@@ -304,12 +298,12 @@ def _notes(
 
 
 def _not_looked_at(
-    request: DifferenceRequest, sides: tuple[Opened, Opened], figures: Figures | None
+    request: DifferenceRequest, sides: Sides, figures: Figures | None
 ) -> Iterator[str]:
     if figures is None:
-        both = all(side.store is not None for side in sides)
+        both = all(side.session is not None for side in sides)
         how = " (--tokens REC_A --tokens REC_B)" if both else ""
         yield f"how tokens are routed{how}"
     if not request.experts:
-        yield "expert weights" + (" (--experts)" if sides[0].store and sides[1].store else "")
+        yield "expert weights" + (" (--experts)" if sides[0].session and sides[1].session else "")
     yield "what else changed in the model: routers with equal weights read other hidden states"

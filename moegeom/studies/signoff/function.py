@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from moegeom.core.text import percent
 from moegeom.document.verdict_text import places
 from moegeom.studies.changes.edit import Judgement
-from moegeom.studies.changes.record import Change, percent
+from moegeom.studies.changes.record import Change
 from moegeom.studies.signoff.judgement import ROTATED, STATES, JudgedRouter
 from moegeom.studies.signoff.record import Line, LineState
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64
-from numpy.typing import NDArray
 
 from moegeom.core.router import Router
 from moegeom.studies.changes.edit import EDITS, EndState, Exported, Judgement
@@ -27,7 +26,7 @@ from moegeom.studies.changes.operators.rows import PERMUTED
 from moegeom.studies.changes.operators.subset import PRUNED
 from moegeom.studies.changes.others import RoutersOfA
 from moegeom.studies.changes.record import Change, RouterChange
-from moegeom.studies.changes.router import compare_routers
+from moegeom.studies.changes.router import compare_routers, is_same
 from moegeom.studies.signoff.record import LineState
 
 #: Worst first.
@@ -101,18 +100,12 @@ def _others(found: RouterChange, pair: Exported) -> Iterator[Judgement]:
     cosines = [None if r.projection is None else r.projection.scale for r in (a, b)]
     follows: EndState = "inconclusive" if words & _MOVING else "failed"
     told: dict[str, tuple[bool, EndState]] = {
-        "scale of the experts": (_is_same(scale, b.expert_scale), "failed"),
+        "scale of the experts": (is_same(scale, b.expert_scale), "failed"),
         "scale of the cosines": (cosines[0] == cosines[1], "failed"),
-        "bias of the norm in front": (_is_same(a.norm_bias, b.norm_bias), follows),
-        "rows of the shared experts": (_is_same(a.shared_rows, b.shared_rows), follows),
+        "bias of the norm in front": (is_same(a.norm_bias, b.norm_bias), follows),
+        "rows of the shared experts": (is_same(a.shared_rows, b.shared_rows), follows),
     }
     for name, (same, state) in told.items():
         if not same:
             unknown = ", as the rows did; the two are not compared" if state != "failed" else ""
             yield Judgement(state, f"the {name} changed{unknown}.")
-
-
-def _is_same(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return np.array_equal(a, b, equal_nan=True)

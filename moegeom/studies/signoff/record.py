@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from moegeom.core.finding import EXIT_FAILED, EXIT_INCONCLUSIVE, EXIT_OK
-from moegeom.engine.request import Terms
+from moegeom.engine.request import Terms, Tokens
 from moegeom.studies.diff.record import Side
 from moegeom.studies.log_probs import LogProbs
 
@@ -24,8 +24,8 @@ class SignOffRequest(Terms):
 
     a: str
     b: str
-    tokens: Sequence[str] = ()
-    rerun: str | None = None
+    tokens: Sequence[Tokens] = ()
+    rerun: Tokens | None = None
     max_flipped: float | None = None
     log_probs: Path | None = None
 

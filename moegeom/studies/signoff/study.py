@@ -16,17 +16,16 @@ from jaxtyping import Float32, Int32, Int64, Shaped
 from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
-from moegeom.core.errors import RecordingError, RouterError, UsageError
-from moegeom.core.router import Norm, Router, RouterSet, parse_layers
+from moegeom.core.errors import RecordingError, RouterError, UsageError, about
+from moegeom.core.router import Norm, Router, parse_layers
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.verdict_text import places
 from moegeom.engine.plan import num_workers
-from moegeom.engine.request import Terms, TokensRequest
-from moegeom.engine.session import examine_tokens, select_layers
-from moegeom.engine.sources import known_routers, open_source
-from moegeom.engine.trust import Trust
+from moegeom.engine.request import Tokens
+from moegeom.engine.session import Session
+from moegeom.engine.sources import known_routers
 from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.reference import same_set
 from moegeom.results.reader import is_results
@@ -34,7 +33,7 @@ from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.others import RoutersOfA
 from moegeom.studies.changes.rule import is_same_norm, rule_differences
 from moegeom.studies.diff.record import Side
-from moegeom.studies.diff.sides import Opened, describe, open_side
+from moegeom.studies.diff.sides import OpenedSide, describe
 from moegeom.studies.log_probs import log_probs
 from moegeom.studies.signoff.function import rotation_line, router_line
 from moegeom.studies.signoff.judgement import JudgedRouter, judge
@@ -52,6 +51,7 @@ from moegeom.studies.signoff.text import (
     measured_line,
     unrecorded_line,
 )
+from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.run_b import match_run_b
 
@@ -60,47 +60,6 @@ _NOT_LOOKED_AT = (
     "engines that made no recording: each has arithmetic of its own",
     "whether answers are as good: a flipped expert is not a wrong answer",
 )
-
-
-@dataclass(frozen=True, eq=False)
-class _Looked:
-    """A side, and those of its routers that are looked at."""
-
-    opened: Opened
-    routers: tuple[Router, ...]
-
-    @property
-    def whole(self) -> RouterSet:
-        """All routers of the side, which a recording belongs to."""
-        assert self.opened.routers is not None
-        return self.opened.routers
-
-    def described(self, tokens: str = "") -> Side:
-        """The side as the header shows it."""
-        looked = dataclasses.replace(self.whole, routers=self.routers)
-        side = describe(dataclasses.replace(self.opened, routers=looked), None)
-        return dataclasses.replace(side, tokens=tokens)
-
-
-@dataclass(frozen=True, eq=False)
-class _Recorded:
-    """A recording that belongs to its side, or was allowed to although it does not."""
-
-    source: TokenSource
-    trust: Trust
-
-    @property
-    def told(self) -> str:
-        """What the header says of it."""
-        facts = self.source.facts
-        documents = (
-            f" in {number_of(facts.num_documents, 'document')}" if facts.num_documents else ""
-        )
-        stale = self.trust.fingerprint == "differs"
-        of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
-        failed = len(self.trust.overridden) > int(stale)
-        tests = ", FAILED ITS TESTS (unverified inputs allowed)" if failed else ""
-        return f"{facts.num_tokens:,}{documents} ({facts.name}){of}{tests}"
 
 
 def sign_off(request: SignOffRequest) -> SignOff:
@@ -113,55 +72,68 @@ def sign_off(request: SignOffRequest) -> SignOff:
         different texts, or the request cannot be meant.
     """
     _refuse_unmeant(request)
-    # a recording belongs to all routers, whatever layers are asked for
-    shared = request.shared()
-    shared["layers"] = None
-    terms = Terms(**shared)
-    first = open_side(request.a, terms)
-    assert first.routers is not None
-    a = _Looked(first, tuple(select_layers(first.routers, request.layers)))
+    with about("checkpoint", request.a):
+        a = Session.of(request.a, request)
     try:
-        second = open_side(request.b, terms)
+        # layers that B lacks are no mistake of the caller
+        with about("checkpoint", request.b):
+            b = Session.of(request.b, dataclasses.replace(request, layers=None))
     except RouterError as refusal:
         if refusal.code not in ABOUT_STORAGE:
             raise
         return _refused(request, a, refusal)
-    assert second.routers is not None
     wanted = None if request.layers is None else parse_layers(request.layers)
-    kept = (r for r in second.routers.routers if wanted is None or r.layer in wanted)
-    return _compared(request, a, _Looked(second, tuple(kept)))
+    kept = (r for r in b.chosen if wanted is None or r.layer in wanted)
+    return _compared(request, a, dataclasses.replace(b, chosen=tuple(kept)))
 
 
-def _refused(request: SignOffRequest, a: _Looked, refusal: RouterError) -> SignOff:
+def _described(target: str, side: Session, recorded: Session | None = None) -> Side:
+    """A side as the header shows it."""
+    return describe(
+        OpenedSide(target, side.terms, side), "" if recorded is None else _told(recorded)
+    )
+
+
+def _told(recorded: Session) -> str:
+    """What the header says of a recording."""
+    assert recorded.trust is not None
+    facts, trust = _source(recorded).facts, recorded.trust
+    documents = f" in {number_of(facts.num_documents, 'document')}" if facts.num_documents else ""
+    stale = trust.fingerprint == "differs"
+    of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
+    failed = len(trust.overridden) > int(stale)
+    tests = ", FAILED ITS TESTS (unverified inputs allowed)" if failed else ""
+    return f"{facts.num_tokens:,}{documents} ({facts.name}){of}{tests}"
+
+
+def _refused(request: SignOffRequest, a: Session, refusal: RouterError) -> SignOff:
     """Storage failed in the loader's words; nothing else is known."""
     names: tuple[LineName, ...] = LINE_NAMES[1:]
     unknown = (
         Line(name, "inconclusive", "not checked: the routers of B cannot be read.")
         for name in names
     )
-    sides = a.described(), Side(request.b, "checkpoint", "", 0)
+    sides = _described(request.a, a), Side(request.b, "checkpoint", "", 0)
     return SignOff(sides, (refused_line(refusal), *unknown), (), _NOT_LOOKED_AT)
 
 
-def _compared(request: SignOffRequest, a: _Looked, b: _Looked) -> SignOff:
-    there = {router.name: router for router in b.routers}
-    pairs = [(router, there[router.name]) for router in a.routers if router.name in there]
-    names = [router.name for router in a.routers]
-    others = RoutersOfA(a.routers)
+def _compared(request: SignOffRequest, a: Session, b: Session) -> SignOff:
+    there = {router.name: router for router in b.chosen}
+    pairs = [(router, there[router.name]) for router in a.chosen if router.name in there]
+    names = [router.name for router in a.chosen]
+    others = RoutersOfA(a.chosen)
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
         judged = list(pool.map(lambda pair: judge(pair[0], pair[1], others), pairs))
-    recorded = [
-        _recorded(request, side, path)
-        for side, path in zip((a, b), request.tokens, strict=False)  # none, or one for each
-    ]
+    # none, or one for each
+    recorded = [_recorded(*one) for one in zip((a, b), request.tokens, strict=False)]
     lines = (
-        storage_line(a.routers, b.routers),
+        storage_line(a.chosen, b.chosen),
         router_line(judged, names),
         rotation_line(judged, names),
         _text_line(request, a, pairs, judged, recorded),
     )
-    told = [one.told for one in recorded] or ["", ""]
-    sides = a.described(told[0]), b.described(told[1])
+    first, second = recorded or (None, None)
+    sides = _described(request.a, a, first), _described(request.b, b, second)
     notes = tuple(_notes(request, a, b, pairs, recorded))
     unseen = (*_NOT_LOOKED_AT, *_unseen(request, a, b, recorded))
     return SignOff(sides, lines, notes, unseen)
@@ -169,13 +141,13 @@ def _compared(request: SignOffRequest, a: _Looked, b: _Looked) -> SignOff:
 
 def _text_line(
     request: SignOffRequest,
-    a: _Looked,
+    a: Session,
     pairs: Sequence[tuple[Router, Router]],
     judged: Sequence[JudgedRouter],
-    recorded: Sequence[_Recorded],
+    recorded: Sequence[Session],
 ) -> Line:
     if not recorded:
-        return unrecorded_line(request.a, request.b, a.routers)
+        return unrecorded_line(request.a, request.b, a.chosen)
     known = known_routers(
         [
             one
@@ -183,30 +155,31 @@ def _text_line(
             if one.num_experts == other.num_experts and one.rule.top_k == other.rule.top_k
         ]
     )
-    names = [router.name for router in a.routers]
+    names = [router.name for router in a.chosen]
     if not known:
         return incomparable_line()
-    first, second = (one.source for one in recorded)
+    first, second = map(_source, recorded)
     moved = {one.name: one.place for one in judged if one.is_permuted}
     between = flips(first, second, known, moved, request.log_probs)
     rerun = None
     if request.rerun is not None:
-        rerun = flips(first, _recorded(request, a, request.rerun).source, known, {})
+        rerun = flips(first, _source(_recorded(a, request.rerun)), known, {})
     # a run with the same kernels in the same batches would repeat itself to the bit
     other_kernels = "" if "eager" in first.facts.engine else "--eager "
     again = capture_command(request.a, f"{other_kernels}--out REC_A2")
     return measured_line(between, rerun, request.max_flipped, names, again)
 
 
-def _recorded(request: SignOffRequest, side: _Looked, path: str) -> _Recorded:
-    """A recording of a side, believed after the tests of every scan."""
-    asked = TokensRequest(checkpoint=side.opened.target, tokens=path, **request.shared())
-    source = open_source(asked, side.routers, side.whole.routers)
-    assert source is not None
-    refuse_without_choices(source.facts)
-    trust = examine_tokens(asked, side.whole, side.routers, source)
-    assert trust is not None
-    return _Recorded(source, trust)
+def _recorded(side: Session, tokens: Tokens) -> Session:
+    """A side with its recording, believed after the tests of every scan."""
+    found = side.on(tokens)
+    refuse_without_choices(_source(found).facts)
+    return found
+
+
+def _source(recorded: Session) -> TokenSource:
+    assert recorded.source is not None
+    return recorded.source
 
 
 def _refuse_unmeant(request: SignOffRequest) -> None:
@@ -240,8 +213,9 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
         )
     if request.layers is not None:
         parse_layers(request.layers)
-    paths = [Path(path).resolve() for path in (*request.tokens, request.rerun) if path is not None]
-    if len(set(paths)) < len(paths):
+    given = [one for one in (*request.tokens, request.rerun) if one is not None]
+    told_apart = {Path(one).resolve() if isinstance(one, str) else id(one) for one in given}
+    if len(told_apart) < len(given):
         raise UsageError(
             "the same recording is named twice; it would agree with itself.",
             "Record A and B, each on its own, on the same text.",
@@ -249,73 +223,79 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
 
 
 def _unseen(
-    request: SignOffRequest, a: _Looked, b: _Looked, recorded: Sequence[_Recorded]
+    request: SignOffRequest, a: Session, b: Session, recorded: Sequence[Session]
 ) -> Iterator[str]:
     """What the lines of this run leave out, beside what every run does."""
     for letter, side in (("A", a), ("B", b)):
-        unknown = sum(router.gain is None for router in side.routers)
+        unknown = sum(router.gain is None for router in side.chosen)
         if unknown:
             yield (
-                f"the gains in front of {unknown} of {len(side.routers)} routers of {letter} "
+                f"the gains in front of {unknown} of {len(side.chosen)} routers of {letter} "
                 "(none is known: their weights are compared without one)"
             )
-        if left := len(side.whole.routers) - len(side.routers):
-            yield f"{left} of {len(side.whole.routers)} routers of {letter} (--layers)"
-        if side.whole.skipped:
+        if left := len(side.routers.routers) - len(side.chosen):
+            yield f"{left} of {len(side.routers.routers)} routers of {letter} (--layers)"
+        if side.routers.skipped:
             yield number_of(
-                len(side.whole.skipped),
+                len(side.routers.skipped),
                 f"tensor of {letter} that looks like a router",
                 f"tensors of {letter} that look like routers",
             )
     if recorded and request.log_probs is None:
         yield "what a flip costs in log-probabilities (--logprobs FILE)"
-    only_b = len({r.name for r in b.routers} - {r.name for r in a.routers})
+    only_b = len({r.name for r in b.chosen} - {r.name for r in a.chosen})
     if only_b:
         yield f"{number_of(only_b, 'router')} that only B has"
-    paths = {"of A": request.tokens[:1], "of B": request.tokens[1:], "--rerun": (request.rerun,)}
-    named = [(name, path) for name, given in paths.items() for path in given if path is not None]
+    given = {"of A": request.tokens[:1], "of B": request.tokens[1:], "--rerun": (request.rerun,)}
+    named = [(name, one) for name, tokens in given.items() for one in tokens if one is not None]
     for (one, first), (other, second) in itertools.combinations(named, 2):
-        if _holds_the_same(Path(first), Path(second)):
+        if what := _equal_bytes(first, second):
             yield (
-                f"whether the recordings {one} and {other} are of two runs (their files are equal "
+                f"whether the recordings {one} and {other} are of two runs (their {what} are equal "
                 "byte by byte, as those of a copy are, and of a run that repeats itself)"
             )
     for letter, one in zip("AB", recorded, strict=False):
+        assert one.trust is not None
         if one.trust.overridden:
             yield f"whether the recording of {letter} is of {letter} (its tests failed, allowed)"
         elif one.trust.fingerprint == "unknown":
             yield f"whether the recording of {letter} is of {letter} (it names no fingerprint)"
 
 
-def _holds_the_same(first: Path, second: Path) -> bool:
-    """Whether two files, or all files of two folders, are equal byte by byte."""
+def _equal_bytes(first: Tokens, second: Tokens) -> str:
+    """What is equal byte by byte in two recordings: files, or arrays in memory; else empty."""
+    if isinstance(first, HeldArrays) and isinstance(second, HeldArrays):
+        return "arrays" if first.digest == second.digest else ""
+    if not isinstance(first, str) or not isinstance(second, str):
+        return ""
     files = [
         {path.relative_to(root): path for path in (root, *root.rglob("*")) if path.is_file()}
-        for root in (first, second)
+        for root in (Path(first), Path(second))
     ]
-    return files[0].keys() == files[1].keys() and all(
+    is_equal = files[0].keys() == files[1].keys() and all(
         filecmp.cmp(path, files[1][name], shallow=False) for name, path in files[0].items()
     )
+    return "files" if is_equal else ""
 
 
 def _notes(
     request: SignOffRequest,
-    a: _Looked,
-    b: _Looked,
+    a: Session,
+    b: Session,
     pairs: Sequence[tuple[Router, Router]],
-    recorded: Sequence[_Recorded],
+    recorded: Sequence[Session],
 ) -> Iterator[str]:
     for letter, side in (("A", a), ("B", b)):
-        absent = layers_without_router(request.layers, (router.name for router in side.routers))
+        absent = layers_without_router(request.layers, (router.name for router in side.chosen))
         if absent:
             yield f"{letter}: {absent}."
-    engines = [one.source.facts.engine for one in recorded]
+    engines = [_source(one).facts.engine for one in recorded]
     if len(set(engines)) == 2 and all(engines):
         yield (
             f"A was recorded by '{engines[0]}', B by '{engines[1]}': what differs between the two "
             "engines is in the share."
         )
-    if recorded and a.whole.fingerprint == b.whole.fingerprint:
+    if recorded and a.routers.fingerprint == b.routers.fingerprint:
         yield (
             "The routers of A and B have one fingerprint: which recording is whose rests on the "
             "order of --tokens."

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from moegeom.core.router import Router
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import bytes_per_token
 from moegeom.document.header import size
 from moegeom.document.verdict_text import places
@@ -153,7 +153,7 @@ def _sentence(note: str) -> str:
 
 def _percent(share: float) -> str:
     """Three figures: a share near its limit must not look like it."""
-    return f"{100.0 * share:.3g} %"
+    return percent(share, ".3g")
 
 
 def _times(between: Flips, rerun: Flips | None) -> float | None:

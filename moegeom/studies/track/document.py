@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.document.model import (
     Block,
     Document,
@@ -258,7 +258,7 @@ def _figure(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * abs(value):.0f} % of the change"
+    return "" if value is None else f"{percent(abs(value), '.0f')} of the change"
 
 
 def _slope(curve: Curve) -> str:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.documents import MOST_JSON, DocumentError, parse_json
 from moegeom.core.errors import CheckpointError, MoeGeomError, ResultsError, UsageError
 from moegeom.core.files import read_regular, write_whole
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.series import SeriesStep
-from moegeom.engine.run_facts import column_versions, file_identity
-from moegeom.engine.session import select_layers
-from moegeom.engine.sources import open_source
+from moegeom.engine.request import Tokens, tokens_path
+from moegeom.engine.run_facts import column_versions, token_identity
+from moegeom.engine.session import Session
 from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.reader import Results, open_results
-from moegeom.router.load import load_routers
 from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.track.paths import Candidate, recording_path
 from moegeom.studies.track.record import TrackRequest
+from moegeom.tokens.held import NAME as HELD_NAME
+from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.traces.counted import CountedSource
 
 
@@ -53,15 +53,13 @@ def measure_step(
     if candidate.is_results:
         results = open_results(candidate.path)
         return MeasuredStep(_facts(candidate, results, candidate.path, True), results, None, None)
+    tokens = tokens_of(request, candidate)
     try:
-        routers = load_routers(open_checkpoint(candidate.path, request.remote), asked=request.asked)
-    except CheckpointError as error:
-        return error.message  # a file that is cut short: it is being written, or broken
-    except MoeGeomError as error:
-        error.add_note(f"step {candidate.name}")
-        raise
-    try:
-        return _measured(request, folder, candidate, routers, watch)
+        try:
+            opened = Session.of(candidate.path, request, with_listed=tokens is not None)
+        except CheckpointError as error:
+            return error.message  # a file that is cut short: it is being written, or broken
+        return _measured(request, folder, candidate, opened, tokens, watch)
     except MoeGeomError as error:
         error.add_note(f"step {candidate.name}")
         raise
@@ -71,45 +69,69 @@ def _measured(
     request: TrackRequest,
     folder: Path,
     candidate: Candidate,
-    routers: RouterSet,
+    opened: Session,
+    tokens: Tokens | None,
     watch: Watch | None,
 ) -> MeasuredStep:
-    chosen_routers = select_layers(routers, request.layers)
     out = folder / f"{candidate.name}.moegeom"
     kept, inputs = (folder / f"{candidate.name}.{end}" for end in ("choices.npz", "inputs.json"))
-    recording = None if request.tokens is None else Path(recording_path(request.tokens, candidate))
-    is_gone = recording is not None and not recording.exists()
+    is_gone = _is_gone(tokens)
     before = _kept_results(out)
-    is_same = before is not None and _is_same(before, routers, recording, request)
-    if is_same and recording is not None and not is_gone:
-        is_same = _read(inputs) == _identity(recording)
+    is_same = before is not None and _is_same(before, opened.routers, tokens, request)
+    # as it is read back
+    identity = None if is_gone else json.loads(json.dumps(token_identity(tokens)))
+    if is_same and tokens is not None and not is_gone:
+        is_same = identity != [] and _read(inputs) == identity
     if is_gone and not is_same:
-        raise missing_recording(candidate, recording)
+        raise missing_recording(candidate, request)
+    found = read_choices(kept) if is_same and tokens is not None else None
+    if not is_same or (tokens is not None and not is_gone and found is None):
+        opened = opened.on(tokens)
     if not is_same:
-        _measure_again(request, candidate, recording, out, watch)
-    found = read_choices(kept) if is_same and recording is not None else None
-    if recording is not None and not is_gone and found is None:
-        asked = _scan_request(request, candidate, recording, out)
-        source = open_source(asked, chosen_routers, routers.routers)
-        assert source is not None, "there is a recording"
-        if not isinstance(source, CountedSource):  # counts say nothing of any token
-            found = choices(chosen_routers, source, request.seed, request.exclude_first)
+        _measure_again(request, candidate, opened, tokens, out, watch)
+    routers = tuple(router for router in opened.chosen if not router.listed)
+    if opened.source is not None:
+        if not isinstance(opened.source, CountedSource):  # counts say nothing of any token
+            found = choices(routers, opened.source, request.seed, request.exclude_first)
             write_choices(kept, found)
-        write_whole(inputs, json.dumps(_identity(recording)))
+        write_whole(inputs, json.dumps(identity))
     results = open_results(out)
     return MeasuredStep(
         _facts(candidate, results, out, is_same),
         results,
-        tuple(chosen_routers),
+        routers,
         found,
         is_gone,
     )
 
 
-def missing_recording(candidate: Candidate, recording: Path | None) -> UsageError:
+def tokens_of(request: TrackRequest, candidate: Candidate) -> Tokens | None:
+    """The tokens of a step; None where the weights alone are followed.
+
+    Raises
+    ------
+    UsageError
+        When there are tokens, and none for this step.
+    """
+    if request.tokens is None or candidate.is_results:
+        return None
+    if isinstance(request.tokens, str):
+        return recording_path(request.tokens, candidate)
+    if candidate.name not in request.tokens:
+        raise missing_recording(candidate, request)
+    return request.tokens[candidate.name]
+
+
+def missing_recording(candidate: Candidate, request: TrackRequest) -> UsageError:
     """The error for a checkpoint without its recording."""
+    assert request.tokens is not None
+    if not isinstance(request.tokens, str):
+        return UsageError(
+            f"{candidate.name}: --tokens holds none of it, only of {', '.join(request.tokens)}.",
+            "Each checkpoint needs its own, by the name of the checkpoint.",
+        )
     return UsageError(
-        f"{candidate.name}: there is no recording {recording}.",
+        f"{candidate.name}: there is no recording {recording_path(request.tokens, candidate)}.",
         "Each checkpoint needs its own: {step} in --tokens stands for what * matched, {name} for "
         "the name. Without --tokens the weights alone are followed.",
     )
@@ -120,40 +142,40 @@ def refuse_missing_recordings(
 ) -> None:
     """Before anything is measured: a recording for each step, or results of an earlier run."""
     for candidate in candidates:
-        if request.tokens is None or candidate.is_results:
-            continue
-        recording = Path(recording_path(request.tokens, candidate))
-        if not recording.exists() and not (folder / f"{candidate.name}.moegeom").exists():
-            raise missing_recording(candidate, recording)
+        is_gone = _is_gone(tokens_of(request, candidate))
+        if is_gone and not (folder / f"{candidate.name}.moegeom").exists():
+            raise missing_recording(candidate, request)
 
 
-def _scan_request(
-    request: TrackRequest, candidate: Candidate, recording: Path | None, out: Path
-) -> ScanRequest:
-    return ScanRequest(
-        checkpoint=str(candidate.path),
-        out=out,
-        tokens=None if recording is None else str(recording),
-        exclude_first=request.exclude_first,
-        **request.shared(),
-    )
+def _is_gone(tokens: Tokens | None) -> bool:
+    """Whether they are a file that is not there."""
+    path = tokens_path(tokens)
+    return path is not None and not Path(path).exists()
 
 
 def _measure_again(
     request: TrackRequest,
     candidate: Candidate,
-    recording: Path | None,
+    opened: Session,
+    tokens: Tokens | None,
     out: Path,
     watch: Watch | None,
 ) -> None:
     """Results at ``out``; earlier ones stay until the new ones are whole."""
+    asked = ScanRequest(
+        checkpoint=str(candidate.path),
+        out=out,
+        tokens=tokens,
+        exclude_first=request.exclude_first,
+        **request.shared(),
+    )
     if not out.exists():
-        scan(_scan_request(request, candidate, recording, out), watch)
+        scan(asked, watch, opened)
         return
     new, old = (out.with_name(f"{out.name}.{end}") for end in ("new", "old"))
     for left in (new, old):  # whole results of a run that was stopped between two renames
         shutil.rmtree(left, ignore_errors=True)
-    scan(_scan_request(request, candidate, recording, new), watch)
+    scan(replace(asked, out=new), watch, opened)
     out.rename(old)
     new.rename(out)
     shutil.rmtree(old)
@@ -171,15 +193,14 @@ def _kept_results(out: Path) -> Results | None:
 
 
 def _is_same(
-    results: Results, routers: RouterSet, recording: Path | None, request: TrackRequest
+    results: Results, routers: RouterSet, tokens: Tokens | None, request: TrackRequest
 ) -> bool:
     """True when a scan would give these results again, as far as the checkpoint and options go."""
     run = results.run
-    tokens = run.get("tokens")
     return (
         _is_allowed(run.get("trust") or {}, request)
         and run.get("checkpoint", {}).get("fingerprint") == routers.fingerprint
-        and (tokens or {}).get("name") == (None if recording is None else recording.name)
+        and (run.get("tokens") or {}).get("name") == _name(tokens)
         and run.get("column_versions") == column_versions(metrics_of_scan())
         and run.get("layers_requested") == request.layers
         and (run.get("exclude_first") or 0) == request.exclude_first
@@ -194,9 +215,11 @@ def _is_allowed(trust: Mapping[str, Any], request: TrackRequest) -> bool:
     return (request.stale_inputs or not is_stale) and (request.unverified or num_other <= 0)
 
 
-def _identity(recording: Path) -> list[list[Any]]:
-    """What tells the files of a recording from others, as it is read back."""
-    return json.loads(json.dumps(file_identity(recording)))
+def _name(tokens: Tokens | None) -> str | None:
+    """What results call them."""
+    if tokens is None or isinstance(tokens, str):
+        return tokens and Path(tokens).name
+    return str(HELD_NAME) if isinstance(tokens, HeldArrays) else tokens.facts.name
 
 
 def _read(path: Path) -> Any:

@@ -40,6 +40,7 @@ from moegeom.studies.track.curves import (
     usage,
 )
 from moegeom.studies.track.document import document
+from moegeom.studies.track.export import requested_exports
 from moegeom.studies.track.history import history
 from moegeom.studies.track.measure import (
     MeasuredStep,
@@ -62,6 +63,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         One of its subclasses, naming the step.
     """
     least = fail_on(request.fail_on or "error", "--fail-on")
+    exports = tuple(requested_exports(request))
     candidates, skipped = find_checkpoints(request.patterns)
     if not candidates:
         raise _nothing_finished(request, skipped)
@@ -106,6 +108,10 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         run={**run, "checkpoint": {**run["checkpoint"], "name": name}},
     )
     write_series(folder, series)
+    for export, path in exports:
+        export.write(series, path)
+        if watch:
+            watch.say(f"written: {path}")
     return series
 
 

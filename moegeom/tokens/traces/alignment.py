@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32, Integer
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.traces.source import CleanTrace
 
@@ -306,10 +306,9 @@ class Placing:
     @property
     def measured(self) -> str:
         """Both agreements in words."""
-        return (
-            f"{self.here.share:.1%} of {self.here.num_compared:,} sets are equal as placed, "
-            f"{self.best.share:.1%} {self.other_place}"
-        )
+        here, best = (percent(found.share, ".1f") for found in (self.here, self.best))
+        number = self.here.num_compared
+        return f"{here} of {number:,} sets are equal as placed, {best} {self.other_place}"
 
 
 def placing(fits: Sequence[Fit]) -> Placing:

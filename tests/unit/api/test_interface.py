@@ -108,7 +108,15 @@ def test_an_error_says_which_of_two_it_is_about():
     assert error.message.startswith("layers is '0' of one and '1' of another")
     assert "in memory" in refusal(mg.diff, CKPT, mg.scan(CKPT)).message
     held = mg.recording(np.zeros((4, 64)), stage="router_input")
-    assert "expected the path" in refusal(mg.signoff, CKPT, CKPT, [held, held]).message
+    assert "named twice" in refusal(mg.signoff, CKPT, CKPT, [held, held]).message
+    assert refusal(mg.scan, CKPT, REC, run_b=held).message.startswith(
+        "run_b holds tokens in memory"
+    )
+    error = refusal(mg.track, CKPT, {"step_1": held})
+    assert error.message == "step_1500: tokens holds none of it, only of step_1."
+    other = mg.recording(np.zeros((4, 64)), stage="pre_norm")
+    error = refusal(mg.diff, CKPT, CKPT, (held, other))
+    assert error.message.startswith("stage is 'router_input' of one and 'pre_norm' of another")
 
 
 def test_what_is_not_there_is_said_when_it_is_opened(tmp_path):
@@ -158,7 +166,7 @@ def test_only_gates_are_false():
 
 def test_signatures_list_every_parameter():
     listed = inspect.signature(mg.scan).parameters
-    assert set(parameters_of(ScanRequest)) - {"source"} <= set(listed)
+    assert set(parameters_of(ScanRequest)) <= set(listed)
     assert "options" not in listed
     assert list(listed)[:3] == ["checkpoint", "tokens", "out"]
     assert listed["exclude_first"].default == 0

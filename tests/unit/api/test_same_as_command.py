@@ -184,3 +184,111 @@ def test_results_of_other_arrays_are_not_the_answer(tmp_path):
         else:
             with pytest.raises(mg.MoeGeomError, match="another request: tokens differ"):
                 mg.scan(router, values, stage="router_input", out=tmp_path / "kept")
+
+
+def _arrays(step: str, kind: str = "values") -> dict[str, np.ndarray]:
+    """Of the first tokens of a recording, with what says which they are."""
+    source = open_tokens(SAMPLE / "rec" / step)
+    read = {"values": source.read_values, "chosen": source.read_chosen}[kind]
+    columns = source.read_columns(0, 512)
+    named = {name: getattr(columns, name) for name in ("document", "position", "token_id")}
+    return {name: read(name, 0, 512) for name in source.facts.routers} | named
+
+
+def _file(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    np.savez(path, **{name.replace("/", "."): array for name, array in arrays.items()})
+    return path
+
+
+@pytest.fixture
+def openings(monkeypatch) -> list[str]:
+    """Names of checkpoints as they are opened."""
+    from moegeom.checkpoint import open as opening
+
+    found, local = [], opening._local
+    monkeypatch.setattr(opening, "_local", lambda path: found.append(path.name) or local(path))
+    return found
+
+
+def test_two_sides_in_memory_are_compared_as_files_of_them_are(tmp_path, openings):
+    held = [_arrays("step_1000"), _arrays("step_1500")]
+    files = [_file(tmp_path / f"{i}.npz", arrays) for i, arrays in enumerate(held)]
+    options = {"stage": "router_input", "layers": 0, "unverified": True}
+    kept = mg.diff(BEFORE, CKPT, files, **options)
+    assert openings == ["step_1000", "step_1500"], "each is opened once"
+    found = mg.diff(BEFORE, CKPT, held, **options)
+    assert found.value.figures is not None
+    assert found.value.figures == kept.value.figures
+    assert [side.num_routers for side in found.value.sides] == [1, 1]
+    one = mg.recording(held[1], stage="router_input")
+    both = mg.diff(CKPT, CKPT, one, layers=0, unverified=True)
+    assert any("on the same inputs" in note for note in both.value.notes)
+    assert not any("on the same inputs" in note for note in found.value.notes)
+
+
+def test_choices_in_memory_are_signed_off_as_files_of_them_are(tmp_path, openings):
+    held = [_arrays("step_1000", "chosen"), _arrays("step_1500", "chosen")]
+    files = [_file(tmp_path / f"{i}.npz", arrays) for i, arrays in enumerate(held)]
+    kept = mg.signoff(BEFORE, CKPT, files, stage="ids")
+    assert openings == ["step_1000", "step_1500"], "each is opened once"
+    found = mg.signoff(BEFORE, CKPT, held, stage="ids")
+    assert found.value.lines[-1].state == "not judged"
+    assert found.value.lines[-1].sentence == kept.value.lines[-1].sentence
+    again = mg.recording(held[0], stage="ids")
+    found = mg.signoff(BEFORE, CKPT, held, stage="ids", rerun=again)
+    assert any("their arrays are equal" in line for line in found.value.not_looked_at)
+
+
+def test_steps_in_memory_are_followed_as_files_of_them_are(tmp_path, openings):
+    """What is kept is the answer for the same arrays, and for no others."""
+    steps = ("step_1000", "step_1500")
+    held = {step: _arrays(step) for step in steps}
+    for step, arrays in held.items():
+        _file(tmp_path / f"{step}.npz", arrays)
+    options = {"stage": "router_input", "layers": 0, "unverified": True}
+    paths = [SAMPLE / step for step in steps]
+    kept = mg.track(paths, tmp_path / "{name}.npz", out=tmp_path / "one", **options)
+    assert openings == ["step_1000", "step_1500"], "each is opened once"
+    first, again = (mg.track(paths, held, out=tmp_path / "two", **options) for _ in range(2))
+    assert first.value.curves == kept.value.curves
+    assert [step.is_reused for step in first.value.steps] == [False, False]
+    assert [step.is_reused for step in again.value.steps] == [True, True]
+    assert again.value.curves == first.value.curves
+    other = held | {"step_1500": _arrays("step_1000")}
+    changed = mg.track(paths, other, out=tmp_path / "two", **options)
+    assert [step.is_reused for step in changed.value.steps] == [True, False]
+
+
+class Listener:
+    """What is told to ``watch``."""
+
+    def __init__(self) -> None:
+        self.total, self.done, self.said = 0, 0, []
+
+    def start(self, num_tokens: int) -> None:
+        self.total = num_tokens
+
+    def begin(self, what: str) -> None: ...
+
+    def advance(self, num_tokens: int) -> None:
+        self.done += num_tokens
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_all_work_that_is_announced_is_told_as_done():
+    listener = Listener()
+    mg.balance(CKPT, REC, layers=0, watch=listener)
+    assert listener.done == listener.total == 4096
+    mg.diff(CKPT, CKPT, experts=True, layers=0, watch=listener)
+    assert [text.partition(" ")[0] for text in listener.said] == ["A:", "B:"]
+
+
+def test_a_series_is_exported_from_python(tmp_path):
+    listener, entry = Listener(), f"csv:{tmp_path / 's.csv'}"
+    mg.track(CKPT, out=tmp_path / "one", layers=0, export=entry, watch=listener)
+    assert (tmp_path / "s.csv").read_text("utf-8").startswith("router,step")
+    assert listener.said == [f"written: {tmp_path / 's.csv'}"]
+    with pytest.raises(mg.MoeGeomError, match=r"^export csv: expected csv:PATH"):
+        mg.track(CKPT, out=tmp_path / "one", export="csv")

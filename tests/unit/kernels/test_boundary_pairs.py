@@ -8,7 +8,8 @@ from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.rounding import logit_error_bound
 from moegeom.geometry.selection import margin, top_k
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
 
 

@@ -11,7 +11,8 @@ from moegeom.geometry.rows import unit_rows
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions.scores import FIXED_POINT
-from moegeom.metrics import METRICS, finish_router
+from moegeom.measure.finish import finish_router
+from moegeom.metrics import METRICS
 
 REDUCTION = REDUCTIONS["directions"]
 ROUTER = Router(

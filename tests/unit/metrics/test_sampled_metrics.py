@@ -7,7 +7,8 @@ import pytest
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.geometry.boundary.orders import extra_experts, order_eps
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
 
 EXPERTS, HIDDEN, TOP_K, TOKENS = 9, 16, 3, 3000

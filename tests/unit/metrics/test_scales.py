@@ -7,7 +7,8 @@ import pytest
 
 from moegeom.core.router import Norm, Provenance, Router, Rule, Weights
 from moegeom.engine.request import MeasureOptions
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
 
 EXPERTS, HIDDEN, TOKENS = 8, 16, 300

@@ -10,7 +10,8 @@ from moegeom.geometry.load import load_cv, load_share, max_vio
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics import METRICS, finish_router
+from moegeom.measure.finish import finish_router
+from moegeom.metrics import METRICS
 
 EXPERTS, TOP_K = 6, 2
 ROUTER = Router(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, Norm, Provenance, Router, Rule, Weights
-from moegeom.metrics import METRICS, finish_router
+from moegeom.measure.finish import finish_router
+from moegeom.metrics import METRICS
 
 EXPERTS, HIDDEN, GROUPS = 12, 48, 3
 WEIGHTS_METRICS = [metric for metric in METRICS.all() if metric.scope == "weights"]

@@ -30,8 +30,7 @@ def test_layers_come_in_natural_order() -> None:
 def test_the_prefix_of_a_name_does_not_matter(prefix: str) -> None:
     (match,) = match_routers(_layer(3, prefix), _OLMOE, Settings({})).routers
     assert match.name == "text/3"
-    assert match.gain is not None
-    assert match.gain.name == f"{prefix}layers.3.{_NORM}"
+    assert match.parts["gain"].name == f"{prefix}layers.3.{_NORM}"
 
 
 @pytest.mark.parametrize("gate", ["mlp.gate", "block_sparse_moe.gate"])

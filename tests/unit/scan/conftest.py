@@ -10,7 +10,8 @@ import pytest
 from moegeom.core.router import GroupMask, Norm, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
 from moegeom.engine.request import MeasureOptions
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.results.schema import arrow_schema, metric_tables, table_of
 
 EXPERTS, HIDDEN, TOP_K = 12, 8, 3

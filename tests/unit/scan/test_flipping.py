@@ -14,7 +14,8 @@ from moegeom.engine.flipping import ReferenceChoice, emulated_choice, flip_of
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
-from moegeom.metrics import METRICS, measure_router
+from moegeom.measure.passes import measure_router
+from moegeom.metrics import METRICS
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names
 from moegeom.variants.emulated import emulate
 

@@ -7,7 +7,7 @@ import pytest
 
 from moegeom.core.errors import NonFiniteError
 from moegeom.core.tokens import TILE
-from moegeom.metrics import measure_router
+from moegeom.measure.passes import measure_router
 
 TOKENS = 3 * TILE + 50
 BAD = [7, TILE - 1, TILE, 3 * TILE + 49]

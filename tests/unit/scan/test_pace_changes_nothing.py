@@ -12,7 +12,7 @@ from moegeom.engine.loop import Pace
 from moegeom.engine.snapshot import read_snapshot
 from moegeom.kernels.table import load_kernels
 from moegeom.measure import passes as measure_module
-from moegeom.metrics import measure_router
+from moegeom.measure.passes import measure_router
 
 
 @pytest.mark.parametrize(

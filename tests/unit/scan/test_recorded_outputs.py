@@ -9,7 +9,8 @@ from sklearn.linear_model import LinearRegression
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.engine import recorded
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
 
 EXPERTS, HIDDEN, TOKENS = 6, 8, 1536

@@ -17,7 +17,8 @@ from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.rows import normed
 from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
-from moegeom.metrics import METRICS, measure_router
+from moegeom.measure.passes import measure_router
+from moegeom.metrics import METRICS
 
 TOKENS = 2 * TILE + 60
 

@@ -343,7 +343,7 @@ def test_a_recording_of_some_experts_cannot_answer(tmp_path, stage):
         arrays = {"text.0.top_logits": values, "text.0.top_ids": ids}
     source = Partial(stage, arrays)
     with pytest.raises(RecordingError, match="cannot say which bias balances router text/0: needs"):
-        balance(sample("olmoe-balanced", layers="0", tokens=None, source=source))
+        balance(sample("olmoe-balanced", layers="0", tokens=source))
 
 
 class Partial:
@@ -366,13 +366,13 @@ def test_what_is_missing_is_said():
         balance(sample("olmoe-balanced", out=Path("bias.pt")))
     other = ArraySource({"text/9": np.zeros((64, 64), np.float32)})
     with pytest.raises(RecordingError, match="none of the routers"):
-        balance(sample("olmoe-balanced", tokens=None, source=other))
+        balance(sample("olmoe-balanced", tokens=other))
 
 
 def test_layers_that_were_not_recorded_are_told():
     inputs = np.random.default_rng(5).standard_normal((4096, 64)).astype(np.float32)
     source = ArraySource({"text/1": inputs}, document_tokens=64)
-    found = balance(sample("olmoe-balanced", tokens=None, source=source, unverified=True))
+    found = balance(sample("olmoe-balanced", tokens=source, unverified=True))
     assert [router.router for router in found.routers] == ["text/1"]
     assert [name for name, _ in found.left_out] == ["text/0", "text/2"]
     assert "not checked" in shown(found, "table")

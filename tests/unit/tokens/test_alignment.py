@@ -45,7 +45,7 @@ def test_requests_in_any_order_find_their_documents_by_token_ids(order):
     token_of(held, found, trace)
     assert len(found.fits) == len(TOKEN_SHIFTS) * len(LAYER_SHIFTS)
     assert f"in {len(order)} of {len(order)} requests" in found.notes[0]
-    assert found.notes[1].startswith("alignment proven by the choices: 100.0%")
+    assert found.notes[1].startswith("alignment proven by the choices: 100.0 %")
 
 
 @given(starts=st.tuples(*[st.integers(0, 12)] * 3), order=st.permutations([0, 1, 2]))

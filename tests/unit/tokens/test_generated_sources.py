@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moegeom.core.errors import InternalError, RecordingError
-from moegeom.tokens.cycled import CycledSource
 from moegeom.tokens.prior import IsotropicRmsPrior
-from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.validity import rms_test
 
 GAIN = np.linspace(0.5, 2, 24, dtype=np.float32)
@@ -72,42 +70,3 @@ def test_the_prior_refuses_what_it_has_not():
         prior().read_values("text/0", 0, 1001)
     with pytest.raises(InternalError, match="gain"):
         prior(routers=(("a", GAIN, 5),))
-
-
-@pytest.mark.parametrize("stage", ["router_input", "top_logits", "ids"])
-@pytest.mark.parametrize("ends", [(0, 350), (0, 0), (99, 101), (100, 200), (250, 350), (7, 8)])
-def test_a_cycled_source_is_the_source_again_and_again(tmp_path, content, record, stage, ends):
-    held = content(100)
-    source = open_recording(record(tmp_path / "rec", held, (100,), stage))
-    cycled = CycledSource(source, 350)
-    token = np.arange(*ends) % 100
-    cycle = np.arange(*ends) // 100
-    columns = cycled.read_columns(*ends)
-    np.testing.assert_array_equal(columns.document, held.columns.document[token] + 3 * cycle)
-    np.testing.assert_array_equal(columns.token_id, held.columns.token_id[token])
-    np.testing.assert_array_equal(cycled.read_chosen("text/0", *ends), held.chosen["text/0"][token])
-    if stage == "router_input":
-        np.testing.assert_array_equal(
-            cycled.read_values("text/1", *ends), held.values["text/1"][token]
-        )
-    if stage == "top_logits":
-        top = cycled.read_top_logits("text/1", *ends)
-        np.testing.assert_array_equal(top.logits, held.values["text/1"][token, :3])
-        np.testing.assert_array_equal(top.expert, held.chosen["text/1"][token])
-
-
-def test_a_cycled_source_counts_its_documents(recording):
-    cycled = CycledSource(open_recording(recording[0]), 340)
-    documents = cycled.read_columns(0, 340).document
-    assert cycled.facts.num_documents == len(np.unique(documents)) == 3 * 3 + 2
-    assert "cycled" in cycled.facts.name
-    with pytest.raises(InternalError):
-        cycled.read_columns(0, 341)
-
-
-def test_a_cycled_prior_knows_no_documents():
-    cycled = CycledSource(prior(), 2500)
-    assert cycled.facts.num_documents is None
-    assert cycled.facts.is_synthetic
-    np.testing.assert_array_equal(cycled.read_columns(990, 1010).document, np.full(20, -1))
-    assert cycled.read_chosen("text/0", 0, 2000) is None

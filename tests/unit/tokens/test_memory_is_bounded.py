@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.cycled import CycledSource
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 
@@ -66,13 +64,6 @@ def test_a_large_npy_or_npz_is_not_loaded(tmp_path, suffix):
     {"npy": np.save, "npz": np.savez}[suffix](path, values)
     source = open_tokens(path, "logits", routers=("a",))
     assert peak_of(lambda: scan(source, 39_000)) < 2 << 20 < values.nbytes / 10
-
-
-def test_a_cycled_prior_of_any_length_needs_no_memory():
-    source = CycledSource(IsotropicRmsPrior((("a", None, WIDTH),), 512, 0), 10**9)
-    far = 10**9 - STEP
-    source.read_values("a", 0, STEP)  # what is loaded at first use is no part of this
-    assert peak_of(lambda: source.read_values("a", far, far + STEP)) < 6 * STEP * WIDTH * 8
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -16,7 +16,6 @@ from safetensors.numpy import load_file, save_file
 from moegeom.core.errors import InternalError, MoeGeomError, RecordingError, UsageError
 from moegeom.core.tokens import OUTPUT_KINDS
 from moegeom.testing.array_source import ArraySource
-from moegeom.tokens.cycled import CycledSource
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.prior import IsotropicRmsPrior
 from moegeom.tokens.recording.facts import parse_facts, read_facts, render_facts
@@ -193,33 +192,22 @@ def test_a_prior_has_no_outputs():
     assert source.facts.outputs == ()
     for kind in OUTPUT_KINDS:
         assert source.read_output("text/0", kind, 0, 50) is None
-        assert CycledSource(source, 120).read_output("text/0", kind, 40, 110) is None
 
 
 # ---------------------------------------------------------------------------------- every source
 
 
-@pytest.mark.parametrize("ends", [(0, 350), (0, 0), (99, 101), (100, 200), (250, 350), (7, 8)])
-def test_a_cycled_source_repeats_its_outputs(recorded, ends):
-    path, outputs = recorded
-    cycled = CycledSource(open_recording(path), 350)
-    assert cycled.facts.outputs == OUTPUT_KINDS
-    for kind in OUTPUT_KINDS:
-        expected = outputs[kind]["text/0"][np.arange(*ends) % 100]
-        found = cycled.read_output("text/0", kind, *ends)
-        np.testing.assert_array_equal(found, expected, strict=True)
-
-
 def test_arrays_in_memory_answer_as_their_recording_does(recorded, content):
     path, outputs = recorded
     memory = ArraySource(content(100).values, num_tokens=350, outputs=outputs)
-    cycled = CycledSource(open_recording(path), 350)
-    assert memory.facts.outputs == cycled.facts.outputs
+    recording = open_recording(path)
+    assert memory.facts.outputs == recording.facts.outputs
     for kind in OUTPUT_KINDS:
+        whole = recording.read_output("text/1", kind, 0, 100)
         for ends in ((0, 100), (30, 30), (60, 140), (340, 350)):
             np.testing.assert_array_equal(
                 memory.read_output("text/1", kind, *ends),
-                cycled.read_output("text/1", kind, *ends),
+                whole[np.arange(*ends) % 100],
                 strict=True,
             )
     assert ArraySource(content(9).values).read_output("text/1", "expert_output", 0, 9) is None
@@ -229,7 +217,6 @@ def test_a_kind_that_does_not_exist_is_a_bug_of_the_caller(recorded, content):
     recording = open_recording(recorded[0])
     sources = (
         recording,
-        CycledSource(recording, 200),
         ArraySource(content(9).values),
         IsotropicRmsPrior((("text/0", None, 8),), 50, 0),
     )

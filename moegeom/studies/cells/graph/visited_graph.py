@@ -9,8 +9,6 @@ from jaxtyping import Bool, Int64, Integer, UInt64
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from moegeom.core.text import number_of
-
 #: Expert sets times k that are joined at once: some 100 bytes each.
 MOST_SLOTS = 2**22
 
@@ -46,16 +44,6 @@ class VisitedGraph:
     def largest_share(self) -> float:
         """Share of all tokens in the piece that most of them visit; nan without tokens."""
         return self._share(self.component == 0)
-
-    @property
-    def num_isolated(self) -> int:
-        """Nodes without a neighbour."""
-        return int((self.degree == 0).sum())
-
-    @property
-    def isolated_share(self) -> float:
-        """Share of all tokens at nodes without a neighbour; nan without tokens."""
-        return self._share(self.degree == 0)
 
     def _share(self, some: Bool[np.ndarray, "nodes"]) -> float:
         return int(self.tokens[some].sum()) / self.num_tokens if self.num_tokens else float("nan")
@@ -96,30 +84,6 @@ def visited_graph(
         num_expert_sets=found,
         is_whole=found == len(rows),
     )
-
-
-def visited_edges(
-    expert_set: Int64[np.ndarray, "nodes k"], most: int
-) -> Int64[np.ndarray, "edges 2"]:
-    """Pairs of nodes that differ in one expert, in order; ``expert_set`` as in a ``VisitedGraph``.
-
-    Raises ValueError for more than ``most``.
-    """
-    node, bucket = _buckets(expert_set)
-    order = np.lexsort([node, bucket])
-    node, size = node[order], np.bincount(bucket)
-    count = int((size * (size - 1) // 2).sum())
-    if count > most:
-        raise ValueError(
-            f"{number_of(count, 'pair')} of neighbours, more than {most}: counted, not listed"
-        )
-    pairs = [np.empty((0, 2), np.int64)]
-    ends = np.cumsum(size)
-    for start, stop in zip((ends - size)[size > 1], ends[size > 1], strict=True):
-        one, other = np.triu_indices(stop - start, 1)
-        pairs.append(np.stack([node[start + one], node[start + other]], axis=1))
-    found = np.concatenate(pairs)
-    return found[np.lexsort([found[:, 1], found[:, 0]])]
 
 
 def _buckets(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.document.untrusted import printable
 from moegeom.studies.cells.pictures._picture import (
     OPEN,
@@ -102,13 +102,12 @@ def count_text(number: int) -> str:
 def percent_text(share: float) -> str:
     """Two significant digits; what is not all or nothing is not written as such."""
     if share in (0.0, 1.0):
-        return f"{100 * share:.0f} %"
-    percent = 100 * share
-    if percent < 0.01:
+        return percent(share, ".0f")
+    if share < 0.0001:
         return "< 0.01 %"
-    if percent > 99.99:
+    if share > 0.9999:
         return "> 99.99 %"
-    return f"{percent:.{2 if percent < 1 or percent > 99 else 1}f} %"
+    return percent(share, ".2f" if share < 0.01 or share > 0.99 else ".1f")
 
 
 def _variance(picture: SlicePicture) -> str:

@@ -91,7 +91,7 @@ def check_request(request: CellsRequest) -> None:
             raise UsageError(f"{name} {value}: expected {least:,} to {most:,}.")
     if (request.hops is None) != (not request.at):
         raise UsageError("hops goes with at, the tokens to begin at.")
-    if request.at and request.tokens is None and request.source is None:
+    if request.at and request.tokens is None:
         raise UsageError("at names tokens of a recording: add --tokens REC.")
     _refuse_alone(request)
     _check_plot(request)

@@ -35,13 +35,6 @@ class RequestedSlice:
     centre: Float64[np.ndarray, "hidden"] | None = None
     at: tuple[int, ...] = ()
 
-    @property
-    def num_dims(self) -> int | None:
-        """Dimensions of the slice; None for the whole space."""
-        if self.circle is not None:
-            return 1
-        return None if self.part is None else self.part.dims
-
 
 @dataclass(frozen=True, eq=False)
 class _Asked:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,15 +25,8 @@ from moegeom.studies.cells.study.router import look_at, prediction
 from moegeom.studies.cells.study.slices import RequestedSlice, requested_slice
 from moegeom.studies.cells.study.tokens import SliceTokens, token_sample
 
-
-class CellsWatch(Protocol):
-    """What is told while vertices are walked."""
-
-    def start(self, num_tokens: int) -> None: ...
-
-    def begin(self, what: str) -> None: ...
-
-    def advance(self, num_tokens: int) -> None: ...
+if TYPE_CHECKING:
+    from moegeom.pipeline import Watch
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +40,7 @@ class _Opened:
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def cells(request: CellsRequest, watch: CellsWatch | None = None) -> Enumerations:
+def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
     """Every router that was asked for on its slice; tables and pictures where they were asked for.
 
     Raises
@@ -65,7 +58,7 @@ def cells(request: CellsRequest, watch: CellsWatch | None = None) -> Enumeration
         return _cells(request, watch)
 
 
-def _cells(request: CellsRequest, watch: CellsWatch | None) -> Enumerations:
+def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
     opened = _opened(request)
     if request.plot is not None and len(opened.routers) > 1:
         raise UsageError(
@@ -153,7 +146,7 @@ def _slice(
     return requested_slice(text, router, sample, name, request.seed)
 
 
-def _told(watch: CellsWatch | None) -> Callable[[int, int], None] | None:
+def _told(watch: Watch | None) -> Callable[[int, int], None] | None:
     """Vertices as progress: how many are done of those that are known."""
     if watch is None:
         return None

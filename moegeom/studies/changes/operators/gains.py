@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.core.router import Router
+from moegeom.core.text import percent
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import size
 from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, always, says
-from moegeom.studies.changes.record import Change, percent
+from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
 
 #: A fold leaves less than this of the distance that the weight alone would have made.

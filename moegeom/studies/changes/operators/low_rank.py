@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from moegeom.core.text import percent
 from moegeom.geometry.description import low_rank_part, number_bits
 from moegeom.geometry.rows import size
 from moegeom.studies.changes.edit import Edit, RowFit, always, says
-from moegeom.studies.changes.record import percent
 from moegeom.studies.changes.row_pair import RowPair, share
 
 #: Ranks that are tried: up to this part of the smaller side.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from moegeom.core.text import percent
 from moegeom.geometry.rows import likeness_z, own_cosines, size
 from moegeom.studies.changes.edit import Edit, RowFit, always, error, says
-from moegeom.studies.changes.record import percent
 from moegeom.studies.changes.row_pair import RowPair, share
 
 #: Below this many standard errors own rows are no more alike than those of different experts.

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from moegeom.core.text import percent
 from moegeom.geometry.rows import LEAST_ROWS_FOR_GRAM, gram_noise, size
 from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, says
-from moegeom.studies.changes.record import Change, percent
+from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import RowPair, share
 
 #: A rotation changes the Gram matrix by at most this share of what noise as large as the change of

@@ -8,6 +8,7 @@ import numpy as np
 
 from moegeom.core.finding import Severity
 from moegeom.core.router import Router, mantissa_bits
+from moegeom.core.text import percent
 from moegeom.geometry.number_formats import cast_of, grid_of
 from moegeom.studies.changes.bias_pair import BiasPair
 from moegeom.studies.changes.edit import (
@@ -18,7 +19,7 @@ from moegeom.studies.changes.edit import (
     RowFit,
     says,
 )
-from moegeom.studies.changes.record import Change, percent
+from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import RowPair, row_pair, stored_bits
 
 #: Bits that each value saves which is told to the last digit.

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.checks.check import Tested
-from moegeom.checks.measured import percent
+from moegeom.core.text import percent
 from moegeom.studies.track.findings._swings import least_swing, swing
 from moegeom.studies.track.history import History
 from moegeom.studies.track.series_check import SeriesCheck, least_steps_for, same_onset

@@ -23,6 +23,7 @@ import numpy as np
 
 from moegeom.checks.check import Tested
 from moegeom.core.row_keys import ALL, is_domain
+from moegeom.core.text import percent
 from moegeom.geometry.statistics import LEAST_STEPS, departures
 from moegeom.studies.track.history import Concentration, History, RouterHistory
 from moegeom.studies.track.series_check import SeriesCheck, same_onset, share
@@ -63,7 +64,7 @@ def _judge(history: History) -> Iterator[Tested]:
             f"from step {history.step(one.onset)} on the load of domain "
             f"{one.domain.removeprefix('domain=')} lies on few experts.",
             f"In effect on {one.after:.1f}, before on {one.before:.1f}; over all tokens "
-            f"{100 * whole:.0f} % of the experts in use stay. Look at the data of that domain.",
+            f"{percent(whole, '.0f')} of the experts in use stay. Look at the data of that domain.",
         )
         yield Tested(router.name, finding, min(1.0, one.p_value * len(domains)))
 

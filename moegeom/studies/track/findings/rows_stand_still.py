@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.measured import percent
 from moegeom.core.finding import Finding
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.studies.track.findings._standing import standing
 from moegeom.studies.track.history import History
 from moegeom.studies.track.series_check import SeriesCheck, same_onset

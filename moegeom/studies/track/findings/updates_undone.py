@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.checks.check import Tested
-from moegeom.checks.measured import percent
 from moegeom.checks.statistics import p_above
+from moegeom.core.text import percent
 from moegeom.geometry.series import Undone, undone
 from moegeom.studies.track.history import History, RouterHistory
 from moegeom.studies.track.series_check import SeriesCheck, same_onset

@@ -15,7 +15,8 @@ from moegeom import pipeline
 from moegeom.core.errors import UsageError
 from moegeom.engine.devices.choice import choose_devices
 from moegeom.engine.request import ScanRequest
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.studies.check.study import GateRequest, gate
 from tests.emulator.emulated_device import EmulatedDevice
 from tests.unit.scan.engines.scanned import Recorded, exact_product, inputs, router_of
