@@ -19,6 +19,9 @@ from moegeom.core.tokens import ONE_DOCUMENT
 Basis = Literal["definition", "heuristic", "random"]
 
 
+#: Why a statement about the config is not judged on some results.
+OLDER = "these results do not hold what the config says: an older moegeom wrote them"
+
 #: Why a figure of tokens cannot be judged, and what is needed.
 NO_ERROR = (
     "one block of documents gives no standard error; needed: tokens of 2 documents at least, "
