@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,18 +86,26 @@ class Explained:
 
 
 @dataclass(frozen=True, eq=False)
-class SignedOff:
-    """`moegeom signoff A B`, of which the lines on weights count: nothing was run on text."""
+class OfTwo(ABC):
+    """A command that reads two checkpoints."""
 
     a: Checkpoint
     b: Checkpoint
 
     def asked(self, folder: Path) -> Said:
-        """States of these lines."""
-        return _or_refused(lambda: self._asked(folder))
+        """What it says of them."""
+        a, b = (str(side.write(folder / name)) for name, side in (("a", self.a), ("b", self.b)))
+        return _or_refused(lambda: self._answer(a, b))
 
-    def _asked(self, folder: Path) -> Said:
-        a, b = str(self.a.write(folder / "a")), str(self.b.write(folder / "b"))
+    @abstractmethod
+    def _answer(self, a: str, b: str) -> Said: ...
+
+
+class SignedOff(OfTwo):
+    """`moegeom signoff A B`, of which the lines on weights count: nothing was run on text."""
+
+    def _answer(self, a: str, b: str) -> Said:
+        """States of these lines."""
         found = sign_off(SignOffRequest(a, b))
         lines = [line for line in found.lines if line.name != "routing on text"]
         words = tuple(sorted({line.state for line in lines}))
@@ -105,19 +114,11 @@ class SignedOff:
         return Said(words, text, claims, "failed" in words, found.exit_code)
 
 
-@dataclass(frozen=True, eq=False)
-class Compared:
+class Compared(OfTwo):
     """`moegeom diff A B`."""
 
-    a: Checkpoint
-    b: Checkpoint
-
-    def asked(self, folder: Path) -> Said:
+    def _answer(self, a: str, b: str) -> Said:
         """Words of the changes of all routers."""
-        return _or_refused(lambda: self._asked(folder))
-
-    def _asked(self, folder: Path) -> Said:
-        a, b = str(self.a.write(folder / "a")), str(self.b.write(folder / "b"))
         found = difference(DifferenceRequest(a, b))
         changes = [change for router in found.routers for change in router.changes]
         words = tuple(sorted({change.word for change in changes}))
