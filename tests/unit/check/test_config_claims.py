@@ -63,12 +63,23 @@ def test_a_default_of_the_family_is_told_as_assumed(tmp_path):
     assert "Assumed is sqrt-softplus, the default of transformers" in finding.detail
 
 
-def test_a_gating_function_without_a_default_is_a_refusal_of_its_own_code():
-    choice = Choice(keys=("expert_gating_func",), values={"1": "softmax", "2": "sigmoid"})
-    with pytest.raises(RouterError, match="'expert_gating_func' is not given") as caught:
-        Settings({}).choose(choice)
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({}, "is not given"), ({"gate": 0}, "is 0, which names no"), ({"gate": "0"}, "is 0")],
+)
+def test_a_gating_function_without_a_default_is_a_refusal_of_its_own_code(config, said):
+    choice = Choice(keys=("gate",), values={"1": "softmax", "2": "sigmoid"}, unset="0")
+    with pytest.raises(RouterError, match=f"'gate' {said}") as caught:
+        Settings(config).choose(choice)
     assert caught.value.code == GATING_UNSAID
     assert "1 is softmax, 2 is sigmoid" in caught.value.hint
+
+
+def test_a_gating_function_that_nobody_knows_is_no_default():
+    choice = Choice(keys=("gate",), values={"1": "softmax", "2": "sigmoid"}, unset="0")
+    with pytest.raises(RouterError, match="'gate' is 7 .*expected '1' or '2'") as caught:
+        Settings({"gate": 7}).choose(choice)
+    assert not caught.value.code
 
 
 # ------------------------------------------------------------------------------------------- groups
