@@ -43,9 +43,10 @@ def _or_refused(ask: Callable[[], Said]) -> Said:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """`moegeom check`."""
+    """`moegeom check`, with a baseline of ``before`` where there is one."""
 
     checkpoint: Checkpoint
+    before: Checkpoint | None = None
 
     def asked(self, folder: Path) -> Said:
         """Codes of findings that weigh more than a note."""
@@ -56,12 +57,18 @@ class Checked:
         folder.mkdir(parents=True)
         profile = folder / "moegeom.toml"
         profile.write_text("", encoding="utf-8")
-        asked = GateRequest(str(self.checkpoint.write(folder / "model")), profile=profile)
+        baseline = None
+        if self.before is not None:
+            baseline = folder / "baseline.json"
+            made = GateRequest(str(self.before.write(folder / "before")), profile=profile)
+            gate(dataclasses.replace(made, baseline=baseline, update_baseline=True))
+        target = str(self.checkpoint.write(folder / "model"))
+        asked = GateRequest(target, profile=profile, baseline=baseline)
         verdict = gate(asked).verdict
         release = gate(dataclasses.replace(asked, profile=Path("release"))).verdict
         heavy = [one for one in verdict.findings if one.severity != "note"]
         words = tuple(sorted({one.code for one in heavy}))
-        text = " ".join(f"{one.title} {one.detail}" for one in heavy)
+        text = " ".join(f"{' '.join(one.routers)} {one.title} {one.detail}" for one in heavy)
         claims = "cause" if words else "open" if verdict.open else "health"
         code = verdict.exit_code
         return Said(words or (SILENT,), text, claims, code == EXIT_FAILED, code, release.exit_code)
