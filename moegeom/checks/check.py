@@ -47,7 +47,8 @@ class Tested:
     ``finding`` is None where there is nothing to say whatever the p-value. ``error``, ``freedom``
     and ``num_tests``, the hypotheses that the p-value already accounts for, tell how small a defect
     could have been found; ``room`` is how far the figure can be beyond its limit at all: a test
-    that could find nothing within it has judged nothing.
+    that could find nothing within it has judged nothing, unless the figure is shown to be within
+    its limit, for which ``p_beyond``, the p-value of "it is beyond", is to be small.
     """
 
     router: str
@@ -57,6 +58,7 @@ class Tested:
     freedom: float = 1.0
     num_tests: int = 1
     room: float = math.inf
+    p_beyond: float = 1.0
 
 
 @dataclass(frozen=True)

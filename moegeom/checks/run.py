@@ -93,6 +93,7 @@ def verdict_of(judged: Sequence[JudgedCheck], profile: Profile) -> Verdict:
         for claim in tested
         if id(claim) in false
         and claim.error > 0.0
+        and claim.p_beyond > level / len(tested)
         and detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
         > claim.room
     }

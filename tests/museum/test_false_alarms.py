@@ -68,6 +68,7 @@ def test_fresh_documents_give_no_finding(number, population):
     bases = (None, baseline(population, number % BASELINES))
     for verdict in itertools.chain.from_iterable(verdicts(path, results, b) for b in bases):
         assert {finding.code for finding in verdict.findings} == expected
+        assert verdict.open == ()
 
 
 @pytest.mark.nightly
