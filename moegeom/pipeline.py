@@ -121,7 +121,7 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
                 watch.advance(each * sum(r.name in done for r in recorded))
         for router in chosen:
             measure(router, source, request, metrics, writer, watch, run_b, checkpoint_b, device)
-        facts = opened.facts(chosen) | _facts(request)
+        facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
             "initialised": initialised_facts(routers, chosen),
@@ -179,7 +179,7 @@ def write_folded(
             found = measured[router.name]
             writer.add_part(router.name, writer.new_part(router.name), found.rows, found.facts)
         facts = run_facts(routers, chosen, token_facts, trust) | _facts(request)
-        facts |= {"seconds": time.perf_counter() - started}
+        facts |= {**routers.claims, "seconds": time.perf_counter() - started}
         return finish(writer, chosen, request, routers, facts)
 
 
@@ -223,6 +223,7 @@ def lint(
         for table in ("layers", "experts")
     }
     facts = opened.facts(chosen) | {
+        **routers.claims,
         "token_tables": token_table_facts(opened.store, routers.tables),
         "initialised": initialised_facts(routers, chosen),
         "column_versions": column_versions(metrics),

@@ -19,6 +19,9 @@ from moegeom.core.tokens import ONE_DOCUMENT
 Basis = Literal["definition", "heuristic", "random"]
 
 
+#: Why a statement about the config is not judged on some results.
+OLDER = "these results do not hold what the config says: an older moegeom wrote them"
+
 #: Why a figure of tokens cannot be judged, and what is needed.
 NO_ERROR = (
     "one block of documents gives no standard error; needed: tokens of 2 documents at least, "
@@ -44,7 +47,8 @@ class Tested:
     ``finding`` is None where there is nothing to say whatever the p-value. ``error``, ``freedom``
     and ``num_tests``, the hypotheses that the p-value already accounts for, tell how small a defect
     could have been found; ``room`` is how far the figure can be beyond its limit at all: a test
-    that could find nothing within it has judged nothing.
+    that could find nothing within it has judged nothing, unless the figure is shown to be within
+    its limit, for which ``p_beyond``, the p-value of "it is beyond", is to be small.
     """
 
     router: str
@@ -54,6 +58,7 @@ class Tested:
     freedom: float = 1.0
     num_tests: int = 1
     room: float = math.inf
+    p_beyond: float = 1.0
 
 
 @dataclass(frozen=True)

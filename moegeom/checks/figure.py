@@ -67,8 +67,16 @@ def figure_check(
             figure = Figure(measured, row, offset + row[column], error, limits(limit.name, router))
             again, freedom = measured.measure_again(router, extra), row["num_blocks"] - 1
             finding = check.finding(router, *words(figure), again)
-            p_value = p_above(sign * figure.value, sign * figure.limit, error, freedom)
-            yield Tested(router, finding, p_value, error, freedom, room=room(figure))
+            value, bound = sign * figure.value, sign * figure.limit
+            yield Tested(
+                router,
+                finding,
+                p_above(value, bound, error, freedom),
+                error,
+                freedom,
+                room=room(figure),
+                p_beyond=p_above(-value, -bound, error, freedom),
+            )
 
     judge.__module__ = words.__module__
     check = Check(

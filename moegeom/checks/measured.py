@@ -78,6 +78,11 @@ class Measured:
         return " ".join(["moegeom scan", self.checkpoint, *filter(None, asked)])
 
 
+def knows_config(run: Mapping[str, Any]) -> bool:
+    """Whether the facts of a run hold what the config says, or why nothing could be read."""
+    return "gating" in run or "refused" in run
+
+
 def layer_of(router: str) -> str:
     """``31`` of ``text/31/second``."""
     return router.split("/")[1]

@@ -11,6 +11,7 @@ from typing import Any
 from moegeom.checks.check import (
     CHECKS,
     NOTHING_FOUND,
+    OLDER,
     Check,
     Claim,
     Limits,
@@ -18,7 +19,13 @@ from moegeom.checks.check import (
     Tested,
     Unknown,
 )
-from moegeom.checks.measured import Measured, MissingColumnError, layer_of, place_of
+from moegeom.checks.measured import (
+    Measured,
+    MissingColumnError,
+    knows_config,
+    layer_of,
+    place_of,
+)
 from moegeom.checks.pages import page_of
 from moegeom.checks.profile import DEFAULT, Profile
 from moegeom.checks.statistics import detectable_shift, holm_rejects
@@ -86,6 +93,7 @@ def verdict_of(judged: Sequence[JudgedCheck], profile: Profile) -> Verdict:
         for claim in tested
         if id(claim) in false
         and claim.error > 0.0
+        and claim.p_beyond > level / len(tested)
         and detectable_shift(claim.error, claim.freedom, level, len(tested) * claim.num_tests)
         > claim.room
     }
@@ -135,7 +143,7 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
         if changed:
             return "inconclusive", f"the baseline holds another version of {', '.join(changed)}"
     if check.facts and not measured.run.get(check.facts):
-        return "does not apply", check.absent
+        return "does not apply", check.absent if knows_config(measured.run) else OLDER
     for need in check.needs:
         if all(row.get(need) is None for row in measured.layers):
             return "does not apply", check.absent

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+#: Median absolute deviation to standard deviation, for a normal distribution.
+MAD = 1.4826
+
 #: With this probability a defect of the size that is called detectable is found.
 POWER = 0.9
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.checks.measured import Measured
+from moegeom.checks.measured import Measured, knows_config
 
 
 def unseen(measured: Measured) -> Iterator[str]:
     """What of this checkpoint was left out: routers, and hashes that the baseline holds."""
     yield from unseen_routers(measured)
+    if not knows_config(measured.run):
+        yield "the config (these results do not hold it)"
     silent = sum(not row.get("num_tokens") for row in measured.layers)
     if measured.has_tokens and silent:
         yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"

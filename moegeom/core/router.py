@@ -8,8 +8,9 @@ adds it there and names it here. The record holds arrays and no code.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,7 +231,8 @@ class RouterSet:
     """All routers of one checkpoint in natural order, and everything worth saying about them.
 
     ``revision`` names the commit or the ETags of a remote checkpoint, ``tables`` are those that
-    stand in the place of routers; ``initializer_range`` is that of the config.
+    stand in the place of routers; ``initializer_range`` is that of the config, ``claims`` what else
+    it says or leaves open, as ``run.json`` has it.
     """
 
     routers: tuple[Router, ...]
@@ -248,6 +250,7 @@ class RouterSet:
     revision: str = ""
     tables: tuple[TableName, ...] = ()
     initializer_range: float | None = None
+    claims: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------------------- precision

@@ -28,6 +28,7 @@ from moegeom.engine.request import ScanRequest, Tokens, tokens_path
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_flipped
 from moegeom.router.describe import rule_in_words, rule_origin
+from moegeom.router.drawn_rows import drawn_row_facts
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.arithmetic import arithmetic
@@ -136,6 +137,7 @@ def run_facts(
 
 def router_facts(router: Router) -> dict[str, Any]:
     """Shape, rule and origin of one router."""
+    groups = router.rule.groups
     return {
         "name": router.name,
         "num_experts": router.num_experts,
@@ -151,8 +153,9 @@ def router_facts(router: Router) -> dict[str, Any]:
         "weights_from": router.rule.weights.source,
         "has_logit_bias": router.rule.has_logit_bias,
         "has_selection_bias": router.rule.has_selection_bias,
-        "num_groups": 1 if router.rule.groups is None else router.rule.groups.num_groups,
-        "group_fill": None if router.rule.groups is None else str(router.rule.groups.fill),
+        "num_groups": 1 if groups is None else groups.num_groups,
+        "num_kept_groups": 1 if groups is None else groups.num_kept,
+        "group_fill": None if groups is None else str(groups.fill),
         "tensors": list(router.provenance.tensors),
         "file": router.provenance.file,
         "num_non_finite_rows": int((~np.isfinite(router.weight).all(axis=1)).sum()),
@@ -339,8 +342,9 @@ def compared_rows(
 
 
 def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[str, Any]:
-    """Moments of the weights of each router beside what the config drew them with; empty where it
-    does not say. Rows behind a projection are no drawn numbers, and are left out.
+    """Moments of the weights of each router beside what the config drew them with, and groups of
+    rows that are as drawn; empty where it does not say. Rows behind a projection are no drawn
+    numbers, and are left out.
     """
     if routers.initializer_range is None:
         return {}
@@ -349,7 +353,8 @@ def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[st
         for router in measured
         if router.projection is None and (moments := _moments(router.weight))
     ]
-    return {"initializer_range": routers.initializer_range, "routers": found}
+    groups = drawn_row_facts(measured, routers.initializer_range)
+    return {"initializer_range": routers.initializer_range, "routers": found, "groups": groups}
 
 
 def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:

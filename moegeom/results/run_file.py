@@ -70,6 +70,7 @@ _RUN: Mapping[str, Any] = {
             "has_logit_bias": _TRUTH,
             "has_selection_bias": _TRUTH,
             "num_groups": _COUNT,
+            "num_kept_groups": _COUNT,
             "group_fill": (*_TEXT, *_NONE),
             "tensors": [_TEXT],
             "file": _TEXT,
@@ -146,6 +147,13 @@ _RUN: Mapping[str, Any] = {
                 "kurtosis": _NUMBER,
             }
         ],
+        "groups": [{"router": _TEXT, "num_rows": _COUNT, "rows": [_COUNT]}],
+    },
+    "gating": {"unsaid": [{"key": _TEXT, "assumed": _TEXT, "others": _TEXT}]},
+    "quantisation": {
+        "method": _TEXT,
+        "key": _TEXT,
+        "plain": [{"router": _TEXT, "module": _TEXT, "is_covered": _TRUTH}],
     },
 }
 
@@ -153,7 +161,7 @@ _RUN: Mapping[str, Any] = {
 _MAY_BE_NULL = frozenset(["tokens", "trust", "run_b", "checkpoint_b", "device"])
 
 #: Mappings that are empty there.
-_MAY_BE_EMPTY = frozenset(["initialised"])
+_MAY_BE_EMPTY = frozenset(["initialised", "quantisation"])
 
 #: What is in them wherever they are, and readers rely on.
 _NEEDED: Mapping[str, str] = {
@@ -171,6 +179,11 @@ _NEEDED: Mapping[str, str] = {
     "token_tables[]": "router tensor dtype",
     "initialised": "initializer_range routers",
     "initialised.routers[]": "router num_weights mean std kurtosis",
+    "initialised.groups[]": "router num_rows rows",
+    "gating": "unsaid",
+    "gating.unsaid[]": "key assumed others",
+    "quantisation": "method key plain",
+    "quantisation.plain[]": "router module is_covered",
 }
 
 
@@ -179,7 +192,20 @@ def fault(run: Mapping[str, Any]) -> str:
     wrong = _fault(run, _RUN, "", "")
     if not wrong and run.get("initialised") and not run["initialised"]["initializer_range"] > 0:
         return "'initialised.initializer_range' is not above 0"
-    return wrong
+    return wrong or _fault_of_groups(run)
+
+
+def _fault_of_groups(run: Mapping[str, Any]) -> str:
+    """Groups of experts that cannot be, or a fill that is no number."""
+    for facts in run["routers"]:
+        groups, fill = facts["num_groups"], facts.get("group_fill")
+        if groups < 1 or facts["num_experts"] % groups:
+            return f"'routers[].num_groups' is {groups} for {facts['num_experts']} experts"
+        try:
+            float("-inf" if fill is None else fill)
+        except ValueError:
+            return f"'routers[].group_fill' is {fill!r:.40}, expected a number"
+    return ""
 
 
 def _fault(found: Any, expected: Any, place: str, kind: str) -> str:

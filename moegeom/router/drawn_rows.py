@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
-from moegeom.checkpoint.dtypes import upcast
-from moegeom.router.load import PlannedRouters
+from moegeom.core.router import Router
 
 #: Fewer rows are no group: single ones may have that length by chance.
 _LEAST_ROWS = 4
@@ -26,29 +25,19 @@ _MOST_DIRECTIONS = 16
 _ERRORS = 4.0
 
 
-def drawn_row_facts(
-    planned: PlannedRouters,
-    sigma: float,
-    lengths: Mapping[str, Sequence[float | None]],
-) -> list[dict[str, Any]]:
-    """Facts for ``run.json``: by router the rows that are as drawn with ``sigma``.
-
-    ``lengths`` are those of the stored rows, by router. A router is read again only where some of
-    its rows, and not all, have the length of drawn ones.
+def drawn_row_facts(routers: Iterable[Router], sigma: float) -> list[dict[str, Any]]:
+    """Facts for ``run.json``: by router the rows, some and not all, that are as drawn with
+    ``sigma``. Rows behind a projection are no drawn numbers, and are left out.
     """
     found = []
-    for plan in planned.plans:
-        known = lengths.get(plan.match.name)
-        if known is None or plan.projection is not None or plan.stored.scheme != "plain":
-            continue
-        norms = np.array([math.nan if n is None else n for n in known])
-        count = int(_has_drawn_length(norms, sigma, plan.width).sum())
-        if not _LEAST_ROWS <= count < len(norms):
-            continue
-        values = {i.name: upcast(planned.store.read(i.name)) for i in plan.stored.tensors}
-        rows = drawn_rows(plan.weight(values)[: plan.num_experts].astype(np.float64), sigma)
-        if rows:
-            found.append({"router": plan.match.name, "num_rows": len(norms), "rows": rows})
+    for router in routers:
+        with np.errstate(over="ignore"):
+            norms = np.linalg.norm(router.weight, axis=1)
+        count = int(_has_drawn_length(norms, sigma, router.hidden_size).sum())
+        if router.projection is None and _LEAST_ROWS <= count < len(norms):
+            rows = drawn_rows(router.weight.astype(np.float64), sigma)
+            if rows:
+                found.append({"router": router.name, "num_rows": len(norms), "rows": rows})
     return found
 
 

@@ -59,14 +59,15 @@ class Setting:
 class Choice:
     """The name of a step, or the config key whose value selects it.
 
-    In TOML a string is the step; a table ``{key, default, values}`` maps values of the key to
-    steps.
+    In TOML a string is the step; a table ``{key, default, unset, values}`` maps values of the key
+    to steps. ``unset`` is a value that says no more than a key that is not there.
     """
 
     step: str = ""
     keys: tuple[str, ...] = ()
     values: dict[str, str] = field(default_factory=dict)
     default: str = ""
+    unset: str = ""
 
     @property
     def steps(self) -> tuple[str, ...]:

@@ -190,7 +190,8 @@ def _choice(found: Any, where: str) -> Choice:
         return Choice(step=found)
     if not isinstance(found, dict):
         raise InternalError(f"{where} is {_short(found)}, expected a string or a table.")
-    made = _entries(found, {"key": _keys, "default": _text, "values": _names}, where)
+    known = {"key": _keys, "default": _text, "unset": _text, "values": _names}
+    made = _entries(found, known, where)
     return Choice(keys=made.pop("key", ()), **made)
 
 

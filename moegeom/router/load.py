@@ -30,6 +30,7 @@ from moegeom.core.router import (
 )
 from moegeom.geometry.rows import composed_rows
 from moegeom.router.choice_bias import check_choice_biases
+from moegeom.router.claims import config_claims
 from moegeom.router.family import Family
 from moegeom.router.match import Listed, Match, Matches, match_routers, without_absent_biases
 from moegeom.router.multi_token import with_mtp_modules
@@ -181,6 +182,7 @@ def load_routers(
         skipped=found.skipped,
         tables=found.tables,
         initializer_range=_initializer_range(store.config, family.config_roots),
+        claims=config_claims(family, settings, matches, plans),
         num_expected=num_expected,
         bytes_read=store.bytes_read,
         bytes_total=store.bytes_total,

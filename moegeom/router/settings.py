@@ -85,10 +85,12 @@ class Settings:
         if choice.step:
             return choice.step
         found = self._found(Setting(choice.keys))
-        if not found and not choice.default:
+        is_unset = bool(found) and {str(value) for value in found.values()} == {choice.unset}
+        if is_unset or (not found and not choice.default):
+            state = f"{choice.unset}, which names no" if is_unset else "not given, which names the"
             raise RouterError(
-                f"'{choice.keys[0]}' is not given, which names the gating function; without it "
-                "engines guess, and not all the same.",
+                f"'{choice.keys[0]}' is {state} gating function; without it engines guess, and "
+                "not all the same.",
                 f"Write it into the file: {_listed(choice.values)}.",
                 code=GATING_UNSAID,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +43,10 @@ def _or_refused(ask: Callable[[], Said]) -> Said:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """`moegeom check`."""
+    """`moegeom check`, with a baseline of ``before`` where there is one."""
 
     checkpoint: Checkpoint
+    before: Checkpoint | None = None
 
     def asked(self, folder: Path) -> Said:
         """Codes of findings that weigh more than a note."""
@@ -55,12 +57,18 @@ class Checked:
         folder.mkdir(parents=True)
         profile = folder / "moegeom.toml"
         profile.write_text("", encoding="utf-8")
-        asked = GateRequest(str(self.checkpoint.write(folder / "model")), profile=profile)
+        baseline = None
+        if self.before is not None:
+            baseline = folder / "baseline.json"
+            made = GateRequest(str(self.before.write(folder / "before")), profile=profile)
+            gate(dataclasses.replace(made, baseline=baseline, update_baseline=True))
+        target = str(self.checkpoint.write(folder / "model"))
+        asked = GateRequest(target, profile=profile, baseline=baseline)
         verdict = gate(asked).verdict
         release = gate(dataclasses.replace(asked, profile=Path("release"))).verdict
         heavy = [one for one in verdict.findings if one.severity != "note"]
         words = tuple(sorted({one.code for one in heavy}))
-        text = " ".join(f"{one.title} {one.detail}" for one in heavy)
+        text = " ".join(f"{' '.join(one.routers)} {one.title} {one.detail}" for one in heavy)
         claims = "cause" if words else "open" if verdict.open else "health"
         code = verdict.exit_code
         return Said(words or (SILENT,), text, claims, code == EXIT_FAILED, code, release.exit_code)
@@ -85,18 +93,26 @@ class Explained:
 
 
 @dataclass(frozen=True, eq=False)
-class SignedOff:
-    """`moegeom signoff A B`, of which the lines on weights count: nothing was run on text."""
+class OfTwo(ABC):
+    """A command that reads two checkpoints."""
 
     a: Checkpoint
     b: Checkpoint
 
     def asked(self, folder: Path) -> Said:
-        """States of these lines."""
-        return _or_refused(lambda: self._asked(folder))
+        """What it says of them."""
+        a, b = (str(side.write(folder / name)) for name, side in (("a", self.a), ("b", self.b)))
+        return _or_refused(lambda: self._answer(a, b))
 
-    def _asked(self, folder: Path) -> Said:
-        a, b = str(self.a.write(folder / "a")), str(self.b.write(folder / "b"))
+    @abstractmethod
+    def _answer(self, a: str, b: str) -> Said: ...
+
+
+class SignedOff(OfTwo):
+    """`moegeom signoff A B`, of which the lines on weights count: nothing was run on text."""
+
+    def _answer(self, a: str, b: str) -> Said:
+        """States of these lines."""
         found = sign_off(SignOffRequest(a, b))
         lines = [line for line in found.lines if line.name != "routing on text"]
         words = tuple(sorted({line.state for line in lines}))
@@ -105,19 +121,11 @@ class SignedOff:
         return Said(words, text, claims, "failed" in words, found.exit_code)
 
 
-@dataclass(frozen=True, eq=False)
-class Compared:
+class Compared(OfTwo):
     """`moegeom diff A B`."""
 
-    a: Checkpoint
-    b: Checkpoint
-
-    def asked(self, folder: Path) -> Said:
+    def _answer(self, a: str, b: str) -> Said:
         """Words of the changes of all routers."""
-        return _or_refused(lambda: self._asked(folder))
-
-    def _asked(self, folder: Path) -> Said:
-        a, b = str(self.a.write(folder / "a")), str(self.b.write(folder / "b"))
         found = difference(DifferenceRequest(a, b))
         changes = [change for router in found.routers for change in router.changes]
         words = tuple(sorted({change.word for change in changes}))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from tests.generator.scoring import HEALTHY
-from tests.museum import recipes_of_rules, recipes_of_tokens, recipes_of_weights
+from tests.museum import (
+    recipes_of_checkpoints,
+    recipes_of_rules,
+    recipes_of_tokens,
+    recipes_of_weights,
+)
 from tests.museum.disagreement import Disagreement, Pair
 from tests.museum.disagreements_elsewhere import NOT_THE_ROUTER
 from tests.museum.exhibit_configs import (
@@ -109,5 +114,6 @@ RECIPES = (
     *SHOWN,
     *recipes_of_rules.RECIPES,
     *recipes_of_weights.RECIPES,
+    *recipes_of_checkpoints.RECIPES,
     *recipes_of_tokens.RECIPES,
 )

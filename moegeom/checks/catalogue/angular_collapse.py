@@ -24,6 +24,6 @@ CHECK = figure_check(
         f"Limit {figure.limit:g}, {figure.basis(3)}.",
     ),
     lambda shift: f"a mean resultant length {shift:.3f} above its limit",
-    room=lambda figure: 1.0,
+    room=lambda figure: 1.0 - figure.limit,
     absent="the recording holds no router inputs",
 )

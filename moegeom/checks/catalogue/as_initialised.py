@@ -59,7 +59,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"{errors[0]:+.1f}, {errors[1]:+.1f} and {errors[2]:+.1f} standard errors away, and "
             "its rows share no direction. Was it trained?",
         )
-    for some in measured.run.get("drawn_rows", ()):
+    for some in drawn.get("groups", ()):
         yield CHECK.finding(
             some["router"],
             f"{len(some['rows'])} of {some['num_rows']} rows are as the config draws them: expert "

@@ -17,10 +17,11 @@ them positive: with -inf it changes no choice, and with 0.0 it takes the fault a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isinf
+from typing import Any
 
-from moegeom.checks.check import Check, Limits
+from moegeom.checks.check import OLDER, Check, Limits
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
@@ -31,25 +32,25 @@ _POSITIVE = ("sigmoid", "softmax", "sqrt_softplus")
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     found = []
-    for mask in measured.run["group_masks"]:
-        rows = measured.experts.get(mask["router"], ())
+    for facts in _masked(measured):
+        rows = measured.experts.get(facts["name"], ())
         biases = [bias for e in rows if (bias := e.get("selection_bias")) is not None]
-        if mask["score"] not in _POSITIVE or not biases or len(biases) < len(rows):
+        if facts["score"] not in _POSITIVE or not biases or len(biases) < len(rows):
             continue
-        size = len(biases) // mask["num_groups"]
+        size = len(biases) // facts["num_groups"]
         safe = [
             sum(bias >= 0.0 for bias in biases[start : start + size])
             for start in range(0, len(biases), size)
         ]
-        fewest = sum(sorted(safe)[: mask["num_kept"]])
-        if fewest < mask["top_k"]:
-            found.append((fewest, min(biases), mask))
-    for fewest, least, mask in sorted(found, key=lambda entry: entry[:2]):
-        kept, groups, k = mask["num_kept"], mask["num_groups"], mask["top_k"]
-        is_own = not isinf(float(mask["fill"]))
+        fewest = sum(sorted(safe)[: facts["num_kept_groups"]])
+        if fewest < facts["top_k"]:
+            found.append((fewest, min(biases), facts))
+    for fewest, least, facts in sorted(found, key=lambda entry: entry[:2]):
+        kept, groups, k = facts["num_kept_groups"], facts["num_groups"], facts["top_k"]
+        is_own = not isinf(float(facts["group_fill"]))
         whose = "as this family's own rule does" if is_own else "as some engines do"
         yield CHECK.finding(
-            mask["router"],
+            facts["name"],
             f"{kept} of {groups} groups may hold {number_of(fewest, 'expert')} sure to beat 0.0, "
             f"fewer than the {k} to choose.",
             f"Biases go down to {least:.3g}. Where dropped groups are filled with 0.0, {whose}, a "
@@ -57,12 +58,24 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         )
 
 
+def _masked(measured: Measured) -> list[Mapping[str, Any]]:
+    """Facts of the routers whose rule drops groups."""
+    routers = measured.run.get("routers", ())
+    return [facts for facts in routers if facts.get("group_fill") is not None]
+
+
+def _too_little(measured: Measured) -> str:
+    masked = _masked(measured)
+    if any("num_kept_groups" not in facts for facts in masked):
+        return OLDER
+    return "" if masked else "no rule drops groups"
+
+
 CHECK = Check(
     "MGN120",
     "an expert of a dropped group can be chosen where it is filled with 0.0",
     "warning",
     _judge,
-    facts="group_masks",
-    absent="no rule drops groups",
+    too_little=_too_little,
     severities={"release": "error"},
 )

@@ -17,8 +17,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from moegeom.checks.check import Check, Limits
-from moegeom.checks.measured import Measured
+from moegeom.checks.check import OLDER, Check, Limits
+from moegeom.checks.measured import Measured, knows_config
 from moegeom.core.finding import Finding
 
 
@@ -33,17 +33,12 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         yield dataclasses.replace(found, severity="warning")
 
 
-def _unknown(measured: Measured) -> str:
-    is_known = "gating" in measured.run or "refused" in measured.run
-    return "" if is_known else "results of a scan do not hold what the config says"
-
-
 CHECK = Check(
     "MGI113",
     "the config does not say how experts are scored",
     "error",
     _judge,
     alike=lambda finding: finding.title,
-    too_little=_unknown,
+    too_little=lambda measured: "" if knows_config(measured.run) else OLDER,
     severities={"release": "error"},
 )

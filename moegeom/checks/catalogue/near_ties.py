@@ -46,9 +46,16 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             f"random router {100 * normal:.1f} % (limit {factor:g} times, heuristic).",
             measured.measure_again(router, extra="--per-token"),
         )
-        p_value = p_above(share, factor * normal, error, freedom)
-        # a share of tokens on average at most half certain to flip
-        yield Tested(router, finding, p_value, error, freedom, room=0.5 - factor * normal)
+        yield Tested(
+            router,
+            finding,
+            p_above(share, factor * normal, error, freedom),
+            error,
+            freedom,
+            # a share of tokens on average at most half certain to flip
+            room=0.5 - factor * normal,
+            p_beyond=p_above(-share, -factor * normal, error, freedom),
+        )
 
 
 CHECK = Check(

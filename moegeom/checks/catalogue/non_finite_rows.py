@@ -23,9 +23,11 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             continue
         rows = measured.experts[row["router"]]
         experts = [e["expert"] for e in rows if e["is_row_finite"] is False]
+        is_weight = measured.facts(row["router"]).get("num_non_finite_rows", len(experts))
+        what = "router rows" if is_weight else "biases"
         yield CHECK.finding(
             row["router"],
-            f"{len(experts)} of {len(rows)} router rows are not finite: expert {listed(experts)}.",
+            f"{len(experts)} of {len(rows)} {what} are not finite: expert {listed(experts)}.",
             "No token has an order among its experts here. The file is damaged, or training "
             "diverged before it was saved.",
         )

@@ -23,14 +23,15 @@ from moegeom.core.finding import Finding
 
 def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
     asked = measured.run["quantisation"]
-    covered = tuple(asked["covered"])
+    plain = [one for one in asked["plain"] if one["router"] in measured.experts]
+    covered = [one for one in plain if one["is_covered"]]
     if covered:
         yield CHECK.finding(
-            covered,
-            f"{len(covered)} of {asked['num_plain']} routers are stored plain, and "
+            tuple(one["router"] for one in covered),
+            f"{len(covered)} of {len(plain)} routers are stored plain, and "
             f"'{asked['key']}' does not leave them out.",
-            f"The quantisation ({asked['method']}) covers linear modules, '{asked['module']}' "
-            "among them, unless they are listed.",
+            f"The quantisation ({asked['method']}) covers linear modules, "
+            f"'{covered[0]['module']}' among them, unless they are listed.",
         )
 
 

@@ -2,7 +2,8 @@
 
 Looked for: for each row its length over the median of its layer, its largest cosine to another row,
 the kurtosis of its entries and its share of zeros, beside all rows of all layers. A row stands out
-when one of them is many robust standard deviations away from the median.
+when one of them is many robust standard deviations away from the median, as they are on its side of
+it: the end of a wide or of a skew distribution is no exception.
 
 A finding means: this row was not made by the training that made the others: overwritten, patched in
 from elsewhere, or partly zeroed.
@@ -14,10 +15,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from moegeom.checks.check import Check, Limit, Limits
 from moegeom.checks.measured import Measured
+from moegeom.checks.statistics import MAD
 from moegeom.core.finding import Finding
 
 #: Fewer rows than this have no "others" to speak of.
@@ -29,8 +31,8 @@ _NEARLY_EQUAL = 0.98
 #: ... and so are lengths this far from the median of their layer.
 _FAR = 3.0
 
-#: Median absolute deviation to standard deviation, for a normal distribution.
-_MAD = 1.4826
+#: A twentieth of a normal distribution is further out than so many standard deviations.
+_TAIL = 1.645
 
 _FEATURES = {
     "length": "its length",
@@ -47,13 +49,7 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
         values = {key: value for key, row in rows.items() if (value := row[name]) is not None}
         if not values:
             continue
-        middle = statistics.median(values.values())
-        spread = _MAD * statistics.median(abs(v - middle) for v in values.values())
-        if name == "zeros":
-            # trained rows hold no zeros, so there is no spread: count a percent as a sigma
-            spread = max(spread, 0.01)
-        for (router, expert), value in values.items():
-            sigmas = abs(value - middle) / spread if spread else 0.0
+        for sigmas, (router, expert) in _distances(values, name == "zeros"):
             if sigmas > limits("sigmas", router):
                 found.setdefault(router, []).append((sigmas, expert, words))
     for router, told in sorted(found.items(), key=lambda item: -max(item[1])[0]):
@@ -66,6 +62,35 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"By {words}: {sigmas:.0f} robust standard deviations from the median of {len(rows):,} "
             f"rows (limit {limits('sigmas', router):g}, heuristic).{also}",
         )
+
+
+def _distances(
+    values: Mapping[tuple[str, int], float], are_zeros: bool
+) -> Iterator[tuple[float, tuple[str, int]]]:
+    """How far each value is from the median, in robust standard deviations of its side of it."""
+    middle = statistics.median(values.values())
+    spread = MAD * statistics.median(abs(v - middle) for v in values.values())
+    if are_zeros:
+        # trained rows hold no zeros, so there is no spread: count a percent as a sigma
+        spread = max(spread, 0.01)
+    if not spread:
+        return
+    of_layers: dict[str, list[float]] = {}
+    for (router, _), value in values.items():
+        of_layers.setdefault(router, []).append(value)
+    # of the layers in the middle: what happened to one of them is no end of a distribution
+    ends = [(found[0], found[-1]) for found in map(_twentieths, of_layers.values())]
+    below, above = (
+        max(spread, statistics.median(abs(end - middle) for end in side) / _TAIL)
+        for side in zip(*ends, strict=True)
+    )
+    for key, value in values.items():
+        yield (value - middle) / above if value > middle else (middle - value) / below, key
+
+
+def _twentieths(values: Sequence[float]) -> Sequence[float]:
+    """The values between which a twentieth lies each; of a single one itself."""
+    return statistics.quantiles(values, n=20) if len(values) > 1 else values
 
 
 def _rows(measured: Measured) -> dict[tuple[str, int], dict[str, float | None]]:

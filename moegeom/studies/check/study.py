@@ -32,7 +32,6 @@ from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.router.load import load_routers
-from moegeom.studies.check.closer_look import looked_closer
 from moegeom.studies.check.record import Gate, GateRequest
 from moegeom.studies.check.since_baseline import drifts_since
 
@@ -57,8 +56,6 @@ def gate(
     if baseline_file is not None and not request.update_baseline:
         baseline = read_baseline(baseline_file)
     results = measured_target(request, watch)
-    if "refused" not in results.run and not is_results(request.target):
-        results = looked_closer(request, results)
     if _has_samples(baseline) and "refused" not in results.run and not is_results(request.target):
         results = with_expert_samples(results, _samples(request, announce))
     verdict = judge_results(request, results, profile, baseline)

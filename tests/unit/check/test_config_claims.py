@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moegeom.checks.check import OLDER
 from moegeom.core.errors import RouterError
 from moegeom.router.family import Choice
 from moegeom.router.integrity import GATING_UNSAID
@@ -62,12 +63,23 @@ def test_a_default_of_the_family_is_told_as_assumed(tmp_path):
     assert "Assumed is sqrt-softplus, the default of transformers" in finding.detail
 
 
-def test_a_gating_function_without_a_default_is_a_refusal_of_its_own_code():
-    choice = Choice(keys=("expert_gating_func",), values={"1": "softmax", "2": "sigmoid"})
-    with pytest.raises(RouterError, match="'expert_gating_func' is not given") as caught:
-        Settings({}).choose(choice)
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({}, "is not given"), ({"gate": 0}, "is 0, which names no"), ({"gate": "0"}, "is 0")],
+)
+def test_a_gating_function_without_a_default_is_a_refusal_of_its_own_code(config, said):
+    choice = Choice(keys=("gate",), values={"1": "softmax", "2": "sigmoid"}, unset="0")
+    with pytest.raises(RouterError, match=f"'gate' {said}") as caught:
+        Settings(config).choose(choice)
     assert caught.value.code == GATING_UNSAID
     assert "1 is softmax, 2 is sigmoid" in caught.value.hint
+
+
+def test_a_gating_function_that_nobody_knows_is_no_default():
+    choice = Choice(keys=("gate",), values={"1": "softmax", "2": "sigmoid"}, unset="0")
+    with pytest.raises(RouterError, match="'gate' is 7 .*expected '1' or '2'") as caught:
+        Settings({"gate": 7}).choose(choice)
+    assert not caught.value.code
 
 
 # ------------------------------------------------------------------------------------------- groups
@@ -189,12 +201,47 @@ def test_the_finding_names_key_routers_and_module(tmp_path):
     assert "'model.layers.0.mlp.gate'" in finding.detail
 
 
-def test_results_of_a_scan_say_that_they_do_not_hold_the_config(tmp_path):
-    model = write_model(tmp_path, Case(family="deepseek_v3"), keep)
-    gate(GateRequest(str(model), out=tmp_path / "kept.moegeom"))
-    outcomes = {
-        o.code: o for o in gate(GateRequest(str(tmp_path / "kept.moegeom"))).verdict.outcomes
-    }
-    assert outcomes["MGI113"].state == "does not apply"
-    assert outcomes["MGI113"].reason == "results of a scan do not hold what the config says"
-    assert json.dumps(outcomes["MGN119"].reason)
+# ------------------------------------------------------------------------------------ kept results
+
+
+def of_config(verdict):
+    """What is said by checks that read the config."""
+    codes = ("MGI113", "MGN119", "MGN120")
+    return {o.code: (o.state, o.reason, o.findings) for o in verdict.outcomes if o.code in codes}
+
+
+def kept_and_checked(tmp_path, spoil):
+    """The gate on the weights of a checkpoint, and on results of it that a scan kept."""
+    model = str(write_model(tmp_path, Case(family="deepseek_v3", made=setting(**SAID)), spoil))
+    gate(GateRequest(model, out=tmp_path / "kept.moegeom"))
+    checked, kept = (gate(GateRequest(path)) for path in (model, str(tmp_path / "kept.moegeom")))
+    return checked.verdict, kept.verdict
+
+
+CLAIMS = {
+    "nothing unsaid": (keep, set()),
+    "gating": (lambda tensors, config: config.pop("scoring_func"), {"MGI113"}),
+    "quantisation": (setting(quantization_config={"quant_method": "awq"}), {"MGN119"}),
+    "dropped groups": (signs(0), {"MGN120"}),
+}
+
+
+@pytest.mark.parametrize("what", CLAIMS)
+def test_results_of_a_scan_are_judged_by_the_config_that_they_were_made_with(tmp_path, what):
+    spoil, failed = CLAIMS[what]
+    checked, kept = kept_and_checked(tmp_path, spoil)
+    assert of_config(kept) == of_config(checked)
+    assert {code for code, (state, *_) in of_config(kept).items() if state == "failed"} == failed
+
+
+def test_results_of_an_older_version_are_not_judged_by_a_config_and_say_so(tmp_path):
+    kept_and_checked(tmp_path, signs(0))
+    file = tmp_path / "kept.moegeom/run.json"
+    run = json.loads(file.read_text("utf-8"))
+    del run["gating"], run["quantisation"]
+    for router in run["routers"]:
+        del router["num_kept_groups"]
+    file.write_text(json.dumps(run), "utf-8")
+    verdict = gate(GateRequest(str(tmp_path / "kept.moegeom"))).verdict
+    assert {said[:2] for said in of_config(verdict).values()} == {("does not apply", OLDER)}
+    assert "the config (these results do not hold it)" in verdict.unseen

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from scipy import stats
 
 from moegeom.checks import CHECKS, check
+from moegeom.checks.check import NOTHING_FOUND
 from moegeom.checks.measured import measured_rows
+from moegeom.checks.profile import DEFAULT
+from moegeom.checks.run import JudgedCheck, verdict_of
 
 
 def claims(name: str, column: str, values: list[float], error: float = 0.01) -> list[check.Tested]:
@@ -41,3 +46,24 @@ def test_the_p_value_is_that_of_a_one_sided_t_test_towards_the_finding(name, col
         (claim,) = claims(name, column, [value], 0.02)
         expected = stats.t(df=15).sf(beyond * (value - 0.5) / 0.02)
         assert claim.p_value == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "state"),
+    [(0.4, 0.001, "passed"), (0.4, 0.3, "inconclusive"), (0.0, 0.05, "passed")],
+)
+def test_a_test_without_power_is_open_unless_the_figure_is_within_its_limit(value, error, state):
+    """A limit of 0.5 leaves 0.5 of room; with the last error 0.31 beyond it would be found."""
+    found = claims("angular_collapse", "mean_resultant_length", [value], error)
+    (outcome,) = verdict_of([JudgedCheck(CHECKS["angular_collapse"], found)], DEFAULT).outcomes
+    assert (outcome.state, NOTHING_FOUND in outcome.reason) == (state, state == "inconclusive")
+
+
+def test_what_is_within_its_limit_needs_no_room_beyond_it():
+    """As the load of 4 chosen of 16 experts on 20 documents: far below 3 of at most 4 shares."""
+    (claim,) = claims("angular_collapse", "mean_resultant_length", [0.1], 0.02)
+    narrow = dataclasses.replace(claim, room=0.01)
+    (passed,) = verdict_of([JudgedCheck(CHECKS["angular_collapse"], [narrow])], DEFAULT).outcomes
+    near = dataclasses.replace(narrow, p_beyond=0.3)
+    (left,) = verdict_of([JudgedCheck(CHECKS["angular_collapse"], [near])], DEFAULT).outcomes
+    assert (passed.state, left.state) == ("passed", "inconclusive")
