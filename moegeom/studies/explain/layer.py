@@ -61,11 +61,14 @@ class MatchedChoices:
 
 @dataclass(frozen=True, eq=False)
 class ReadySite:
-    """A router made ready: its site, the inputs of its tokens, and how near boundaries are."""
+    """A router made ready: its site, the inputs of its tokens, how near boundaries are, how far
+    B's inputs are from A's, and why nothing could be routed again.
+    """
 
     site: Site
     values: Values
     nearest: NearestBoundaries | None
+    apart: InputsApart | None
     reason: str
 
 
@@ -85,20 +88,25 @@ def look(
     has_inputs = not reason and stage != "logits"
     router = plain(prepared.router, has_inputs)
     as_stored = emulate(router, AS_STORED) if not reason else None
-    nearest, logits, kept = None, [], []
+    nearest, apart, logits, kept = None, None, [], None
     if as_stored is not None:
         nearest, stop = NearestBoundaries.of(prepared, len(rows), sides.source.facts), 0
+        if sides.has_other_inputs and stage in INPUT_STAGES:
+            apart = InputsApart.of(len(rows))
         for batch in sides.batches(prepared, rows):
             there = slice(stop, stop := stop + len(batch.row))
             nearest.note(there, prepared, sides, batch.logits, batch.norm)
             values = batch.values
-            if sides.has_other_inputs and values is not None:
+            if apart is not None and batch.values is not None:
                 values = sides.other_values(prepared.router, batch.row)
+                apart.note(there, sides, batch.values, values)
                 logits.append(engine_logits(as_stored, as_stored.inputs(values)))
             else:
                 logits.append(batch.logits)
             if values is not None and len(rows) * len(choices) * values.shape[1] * 4 <= _KEPT:
-                kept.append(np.asarray(values, np.float32))
+                if kept is None:
+                    kept = np.empty((len(rows), values.shape[1]), np.float32)
+                kept[there] = values
         found = np.concatenate(logits)
         scores = as_stored.compared(found)
         selection, _ = group_masked(router.rule, scores, sides.kernels)
@@ -123,16 +131,18 @@ def look(
         chosen_at=lambda place: choices[place].mine[rows],
         values_at=values_at,
     )
-    return ReadySite(site, _values(sides, own, rows, kept), nearest, reason)
+    return ReadySite(site, _values(sides, own, rows, kept), nearest, apart, reason)
 
 
 def _values(
-    sides: Sides, own: MatchedChoices, rows: Int64[np.ndarray, "rows"], kept: list[np.ndarray]
+    sides: Sides,
+    own: MatchedChoices,
+    rows: Int64[np.ndarray, "rows"],
+    kept: Float[np.ndarray, "rows hidden"] | None,
 ) -> Values:
     """Inputs of some of the rows: from memory where they fit, else read again."""
-    if kept:
-        whole = np.concatenate(kept)
-        return lambda some: whole[some]
+    if kept is not None:
+        return lambda some: kept[some]
 
     def read(some: np.ndarray) -> np.ndarray | None:
         if sides.has_other_inputs:
@@ -198,7 +208,7 @@ def layer_evidence(
         num_renamed=int((choices.matching != own).sum()),
         noise=noise,
         weights=weight_rule(looked, sides, rows, agrees[rows]),
-        inputs=input_change(sides, prepared, rows, clean[rows]),
+        inputs=input_change(looked, sides, rows, clean[rows]),
         reason=looked.reason,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
@@ -396,32 +406,60 @@ def flip_noise(
     )
 
 
+#: Formats that inputs may be rounded to, the coarsest first; the last one is the finest.
+_FORMATS = ("bfloat16", "float16", "tf32")
+
+
+@dataclass(frozen=True, eq=False)
+class InputsApart:
+    """How far what both routers read is apart, token by token, filled batch by batch.
+
+    ``rounded`` are the formats whose numbers all of B's inputs are, ``plain`` those that A's are.
+    """
+
+    apart: Float64[np.ndarray, "rows"]
+    length: Float64[np.ndarray, "rows"]
+    rounded: set[str]
+    plain: set[str]
+
+    @staticmethod
+    def of(num_rows: int) -> InputsApart:
+        """Nothing noted yet."""
+        return InputsApart(
+            np.zeros(num_rows), np.zeros(num_rows), set(_FORMATS), set(_FORMATS[-1:])
+        )
+
+    def note(
+        self,
+        there: slice,
+        sides: Sides,
+        mine: Float[np.ndarray, "tokens hidden"],
+        theirs: Float[np.ndarray, "tokens hidden"],
+    ) -> None:
+        """Tokens with these inputs."""
+        norm = sides.kernels["input_norm"]
+        self.apart[there] = norm(np.subtract(theirs, mine, dtype=np.float32))
+        self.length[there] = norm(np.asarray(mine, np.float32))
+        for formats, values in ((self.rounded, theirs), (self.plain, mine)):
+            for name in tuple(formats):
+                if not np.array_equal(rounded_to(values, name), values):
+                    formats.remove(name)
+
+
 def input_change(
+    looked: ReadySite,
     sides: Sides,
-    prepared: PreparedRouter,
     rows: Int64[np.ndarray, "rows"],
     is_clean: Bool[np.ndarray, "rows"],
 ) -> InputChange | None:
     """How what both routers read differs; None where one side did not record it."""
-    if not sides.has_other_inputs or sides.source.facts.stage not in INPUT_STAGES:
+    if looked.apart is None:
         return None
-    apart, length = np.zeros(len(rows)), np.zeros(len(rows))
-    formats = dict.fromkeys(_FORMATS, True)
-    is_plain = False
-    stop = 0
-    for batch in sides.batches(prepared, rows):
-        there = slice(stop, stop := stop + len(batch.row))
-        mine, theirs = batch.values, sides.other_values(prepared.router, batch.row)
-        if mine is None:
-            return None
-        apart[there] = np.linalg.norm((theirs - mine).astype(np.float64), axis=1)
-        length[there] = np.linalg.norm(mine.astype(np.float64), axis=1)
-        for name, whole in formats.items():
-            formats[name] = whole and np.array_equal(rounded_to(theirs, name), theirs)
-        is_plain = is_plain or not np.array_equal(rounded_to(mine, _FORMATS[-1]), mine)
+    apart, length = looked.apart.apart, looked.apart.length
     size = float(np.sqrt((length**2).sum()))
     change = float(np.sqrt((apart**2).sum())) / size if size else 0.0
-    rounded = next((name for name, whole in formats.items() if whole), "") if is_plain else ""
+    known = () if looked.apart.plain else looked.apart.rounded
+    rounded = next((name for name in _FORMATS if name in known), "")
     relative = np.divide(apart, length, out=np.zeros_like(apart), where=length > 0.0)
     middle = float(np.median(relative[is_clean])) if is_clean.any() else 0.0
     far = is_clean & (relative > _FAR * max(middle, UNIT_FLOAT32))
@@ -433,9 +471,6 @@ def input_change(
     times = float(np.median(relative[far])) / middle if middle > 0.0 else np.inf
     return InputChange(change, rounded, float(far.sum() / is_clean.sum()), times, where)
 
-
-#: Formats that inputs may be rounded to, the coarsest first; the last one is the finest.
-_FORMATS = ("bfloat16", "float16", "tf32")
 
 #: A token is far where its inputs differ so many times as much as those of the median token, and
 #: so many have to be; bits that each is worth. Heuristic: rounding spreads by a factor of 2 or so.

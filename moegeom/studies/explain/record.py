@@ -255,7 +255,8 @@ class LayerEvidence:
     numbered as fits best. ``reproduced`` is the share of ``num_routed`` tokens whose set is one
     that A's router admits for the inputs at hand, all but ``num_differ``; ``num_tried`` operators
     were tried. ``bits`` are those of B's sets for A's router with noise that fits. ``inputs`` is
-    None unless both sides recorded them. ``reason`` says why rows and inputs were not looked at.
+    None unless both sides recorded them and rows could be tried. ``reason`` says why rows and
+    inputs were not looked at.
     """
 
     router: str

@@ -15,6 +15,7 @@ from moegeom.studies.faults.score import (
     REPAIRS,
     Fault,
     SiteScores,
+    equal_sets,
     mended,
 )
 
@@ -58,15 +59,13 @@ def _rest(
     bits -= having[0].scored[fault.name].candidate.bits + sum(own)
     if bits < LEAST_BITS:
         return None
-    name = region.text or "all others"
+    met, before = equal_sets(fault.name, having, inside)
     part = dataclasses.replace(
         fault,
-        region=TokenRegion(inside, name, region.bits),
+        region=TokenRegion(inside, region.text or "all others", region.bits),
         bits=bits,
-        reproduced={
-            site.router: float(site.scored[fault.name].is_met[inside].mean()) for site in having
-        },
-        before={site.router: float(site.is_met[inside].mean()) for site in having},
+        reproduced=met,
+        before=before,
         mended=0.0,
     )
     return part if part.repaired >= REPAIRS else None

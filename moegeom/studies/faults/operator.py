@@ -128,9 +128,7 @@ class Proposal:
     ) -> Float[np.ndarray, "rows experts"]:
         """Scores that top-k would compare, for some tokens with these inputs."""
         if self.routed is not None:
-            # recorded logits stand for those of the inputs where there are none
-            scores = self.unmasked(site, rows, values)
-            return group_masked(self.routed.router.rule, scores, site.kernels)[0]
+            return self.masked(site, self.unmasked(site, rows, values))
         if self.rows is not None:
             there = self.rows[rows]
             found = site.selection[np.maximum(there, 0)].copy()
@@ -143,13 +141,23 @@ class Proposal:
     def unmasked(
         self, site: Site, rows: np.ndarray, values: Float[np.ndarray, "rows hidden"] | None
     ) -> Float[np.ndarray, "rows experts"]:
-        """Scores of a ``routed`` router before its groups are chosen."""
+        """Scores of a ``routed`` router before its groups are chosen.
+
+        Recorded logits stand for those of the inputs where there are none.
+        """
         assert self.routed is not None
         logits = site.logits[rows]
         if values is not None:
             seen = values if self.inputs is None else self.inputs(site, rows, values)
             logits = engine_logits(self.routed, self.routed.inputs(seen))
         return self.routed.compared(logits)
+
+    def masked(
+        self, site: Site, scores: Float[np.ndarray, "rows experts"]
+    ) -> Float[np.ndarray, "rows experts"]:
+        """These scores with the groups that a ``routed`` router drops at their fill."""
+        assert self.routed is not None
+        return group_masked(self.routed.router.rule, scores, site.kernels)[0]
 
     def theirs(self, site: Site, rows: np.ndarray) -> Int32[np.ndarray, "rows k"]:
         """What B chose, in A's numbers."""

@@ -191,11 +191,17 @@ def _tried(
     found = []
     for operator in OPERATORS.all():
         for candidate in operator.candidates(site):
-            distances = _distances(site, candidate, rows, sample)
-            one = _compared(candidate, distances, own, base, weight, groups)
+            some = None
+            if candidate.needs_inputs:
+                with np.errstate(over="ignore", invalid="ignore"):  # as below
+                    scores = candidate.unmasked(site, rows, sample)
+                    selection = candidate.masked(site, scores)
+                distances = set_distances(selection, candidate.theirs(site, rows))
+                some = _of_some_experts(site, candidate, rows, scores, weight)
+            else:
+                distances = _distances(site, candidate, rows, sample)
             if not candidate.of_some_only:
-                found.append(one)
-            some = _of_some_experts(site, candidate, rows, sample, weight)
+                found.append(_compared(candidate, distances, own, base, weight, groups))
             if some is not None:
                 of_some = _distances(site, some, rows, sample)
                 found.append(_compared(some, of_some, own, base, weight, groups))
@@ -262,7 +268,7 @@ def _of_some_experts(
     site: Site,
     candidate: Proposal,
     rows: Int64[np.ndarray, "rows"],
-    values: Float[np.ndarray, "rows hidden"] | None,
+    scores: Float[np.ndarray, "rows experts"],
     weight: Float64[np.ndarray, "rows"],
 ) -> Proposal | None:
     """The same edit of the rows of some experts, where it is wrong for the others.
@@ -276,8 +282,7 @@ def _of_some_experts(
     if _is_same_for_each(site, edited):
         return None
     own, rule = site.scores[rows], site.router.rule
-    with np.errstate(over="ignore", invalid="ignore"):
-        other = candidate.unmasked(site, rows, values).astype(own.dtype)
+    other = scores.astype(own.dtype)
     theirs, experts = site.theirs[rows], own.shape[1]
     is_some, is_chosen = np.zeros(experts, bool), chosen_mask(theirs, experts)
     for _ in range(_ROUNDS):
@@ -435,7 +440,7 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
     gained = sum(float(saved[id(site)][inside].sum()) for site in having)
     cost = OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
     cost += sum(scored[id(site)].candidate.own_bits for site in having)
-    met = {site.router: float(scored[id(site)].is_met[inside].mean()) for site in having}
+    met, before = equal_sets(name, having, inside)
     if met[having[0].router] < candidate.least_met or (
         candidate.everywhere and len(having) < len(sites)
     ):
@@ -452,13 +457,21 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
         bits=gained - cost,
         explained=own / base if base > 0.0 else 0.0,
         reproduced=met,
-        before={site.router: float(site.is_met[inside].mean()) for site in having},
+        before=before,
         mended=mended(having[0].is_met, np.where(inside, lead.is_met, having[0].is_met)),
         of_other=candidate.of_other,
         is_fitted=candidate.own_bits > 0.0,
         inherits=any(float(site.base.sum()) > _INHERITED * base for site in earlier),
         way=way,
     )
+
+
+def equal_sets(
+    name: str, having: Sequence[SiteScores], inside: Bool[np.ndarray, "tokens"]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of sets of a scope that are met, by router: under an operator, and as it is."""
+    under = {site.router: float(site.scored[name].is_met[inside].mean()) for site in having}
+    return under, {site.router: float(site.is_met[inside].mean()) for site in having}
 
 
 def mended(before: Bool[np.ndarray, "tokens"], after: Bool[np.ndarray, "tokens"]) -> float:

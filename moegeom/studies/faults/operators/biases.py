@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from moegeom.core.router import Router
-from moegeom.geometry.set_code import set_distances
+from moegeom.geometry.set_code import last_and_next, set_distances
 from moegeom.studies.faults.operator import AS_STORED, Operator, Proposal, Site, routed
 
 #: Bits that say one fitted bias.
@@ -161,8 +161,7 @@ def fitted_bias(
         scale = soft * spacing
         for _ in range(_STEPS):
             moved = finite + bias
-            parted = np.partition(moved, (experts - k - 1, experts - k), axis=1)
-            middle = 0.5 * (parted[:, experts - k] + parted[:, experts - k - 1])
+            middle = 0.5 * np.sum(last_and_next(moved, k), axis=0)
             with np.errstate(over="ignore"):
                 chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
             expected = np.nansum(chance, axis=0)
