@@ -233,7 +233,8 @@ class WeightRule:
     Root mean square of the difference over that of the weights: by the rule of the checkpoint, with
     the bias in them, and by whichever other rule is nearest. ``zeros`` is the share of chosen
     experts that B gives no weight at all, and the rule does; ``zeros_last`` the share of these that
-    have the smallest weight of their token.
+    have the smallest weight of their token. ``outlying`` is the share of tokens whose weights are
+    off 8 times as much as those of the median token.
     """
 
     num_tokens: int
@@ -243,6 +244,7 @@ class WeightRule:
     nearest_error: float
     zeros: float = 0.0
     zeros_last: float = 0.0
+    outlying: float = 0.0
 
 
 @dataclass(frozen=True)

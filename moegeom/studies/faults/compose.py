@@ -83,7 +83,7 @@ def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:
     first = having[0]
     there = [(first.scored[p.name], p) for p in parts if first.router in p.routers]
     base = min(scored.as_is[part.way] for scored, part in there)
-    own = [float(scored.saved[part.way][part.region.is_inside].sum()) for scored, part in there]
+    own = [float(scored.of_sets[part.way][part.region.is_inside].sum()) for scored, part in there]
     most = max(parts, key=lambda part: part.bits)
     scopes = " and ".join(part.region.text or "all" for part in parts)
     return dataclasses.replace(
