@@ -135,10 +135,16 @@ def rms_test(
         Added by a layer norm after the gain; None is 0.
     """
     kind = norm.kind if norm else "rms"
-    unit, keeps = _unit_rows(values, gain, bias)
+    keeps = np.ones(values.shape[1], bool) if gain is None else gain != 0
     is_finite = np.isfinite(values).all(axis=1)
     is_zero = ~np.any(values, axis=1)
-    size, mean = _size_and_mean(unit[is_finite & keeps.any()], kind)
+    is_tested = is_finite & keeps.any()
+    tested = values if is_tested.all() else values[is_tested]
+    size, mean = np.zeros(len(tested)), np.zeros(len(tested))
+    for start in range(0, len(tested), _ROWS):
+        there = slice(start, start + _ROWS)
+        unit = _unit_rows(tested[there], keeps, gain, bias)
+        size[there], mean[there] = _size_and_mean(unit, kind)
     share, is_right = _share_right(size, mean, float(keeps.mean()))
     p01, median, p99 = np.quantile(size, (0.01, 0.5, 0.99)) if len(size) else (np.nan,) * 3
     worst_mean = float(np.quantile(np.abs(mean), 0.99)) if len(mean) else 0.0
@@ -158,25 +164,32 @@ def rms_test(
     )
 
 
+#: Rows that stay in the processor's cache.
+_ROWS = 64
+
+
 def _unit_rows(
     values: Float[np.ndarray, "tokens hidden"],
+    keeps: Bool[np.ndarray, "hidden"],
     gain: Float[np.ndarray, "hidden"] | None,
     bias: Float[np.ndarray, "hidden"] | None,
-) -> tuple[Float64[np.ndarray, "tokens kept"], Bool[np.ndarray, "hidden"]]:
-    ones = np.ones(values.shape[1])
-    scale = ones if gain is None else gain.astype(np.float64)
-    keeps = scale != 0
-    shift = 0.0 if bias is None else bias[keeps].astype(np.float64)
-    return (values[:, keeps].astype(np.float64) - shift) / scale[keeps], keeps
+) -> Float64[np.ndarray, "tokens kept"]:
+    unit = (values if keeps.all() else values[:, keeps]).astype(np.float64)
+    if bias is not None:
+        unit -= bias[keeps].astype(np.float64)
+    if gain is not None:
+        unit /= gain[keeps].astype(np.float64)
+    return unit
 
 
 def _size_and_mean(
     unit: Float64[np.ndarray, "tokens kept"], kind: str
 ) -> tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]:
-    if not unit.size:
-        return np.zeros(0), np.zeros(0)
-    mean = unit.mean(axis=1) if kind == "layer" else np.zeros(len(unit))
-    return np.sqrt(np.square(unit - mean[:, None]).mean(axis=1)), mean
+    mean = np.zeros(len(unit))
+    if kind == "layer":
+        mean = unit.mean(axis=1)
+        unit = unit - mean[:, None]
+    return np.sqrt(np.square(unit).mean(axis=1)), mean
 
 
 def _share_right(

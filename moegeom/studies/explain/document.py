@@ -256,18 +256,8 @@ def _details(found: Explanation) -> Iterator[str]:
                 f"reach of noise, such as {named}."
             )
             break
-    # a fault that explains B is not doubted by a numbering that chance makes a little better
-    is_open = not found.verdict.faults
-    renamed = [layer for layer in found.layers if layer.num_renamed and is_open]
-    if found.layers and is_open and not renamed:
-        yield "numbers of experts: each fits itself best, in all layers."
-    elif renamed:
-        most = max(renamed, key=lambda layer: layer.num_renamed)
-        yield (
-            f"numbers of experts: in {summary.places([layer.router for layer in renamed])} another "
-            f"numbering fits better (most in {summary.places([most.router])}: {most.num_renamed} "
-            "experts)."
-        )
+    if not found.verdict.faults:  # a fault is not doubted by a numbering that chance makes better
+        yield _numbering(found.layers, summary)
     weights = [
         (layer.weights.error, layer.router) for layer in found.layers if layer.weights is not None
     ]
@@ -277,6 +267,19 @@ def _details(found: Explanation) -> Iterator[str]:
             f"routing weights where both chose alike: differ by {error:.1g} at most "
             f"({summary.places([router])}), relative rms."
         )
+
+
+def _numbering(layers: Sequence[LayerEvidence], summary: Summary) -> str:
+    """Whether B's experts fit A's choices best under another numbering."""
+    renamed = [layer for layer in layers if layer.num_renamed]
+    if not renamed:
+        return "numbers of experts: each fits itself best, in all layers."
+    most = max(renamed, key=lambda layer: layer.num_renamed)
+    where = summary.places([layer.router for layer in renamed])
+    return (
+        f"numbers of experts: in {where} another numbering fits better (most in "
+        f"{summary.places([most.router])}: {most.num_renamed} experts)."
+    )
 
 
 def _limits(found: Explanation) -> Sequence[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int32, Int64
 
-from moegeom.core.router import Router, Weights
+from moegeom.core.router import LogitMap, Router, Weights
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by, group_masked
 from moegeom.engine.flipping import engine_logits
@@ -19,7 +19,6 @@ from moegeom.geometry.noise_size import upstream_noise
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
-from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
 from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
 from moegeom.studies.faults.operator import (
@@ -30,8 +29,10 @@ from moegeom.studies.faults.operator import (
     of_sets,
     plain,
 )
+from moegeom.studies.faults.operators.rule import CAPS
 from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores
+from moegeom.studies.faults.told import Told, weights_of
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.emulated import emulate
 
@@ -61,11 +62,14 @@ class MatchedChoices:
 
 @dataclass(frozen=True, eq=False)
 class ReadySite:
-    """A router made ready: its site, the inputs of its tokens, and how near boundaries are."""
+    """A router made ready: its site, the inputs of its tokens, how near boundaries are, how far
+    B's inputs are from A's, and why nothing could be routed again.
+    """
 
     site: Site
     values: Values
     nearest: NearestBoundaries | None
+    apart: InputsApart | None
     reason: str
 
 
@@ -85,20 +89,25 @@ def look(
     has_inputs = not reason and stage != "logits"
     router = plain(prepared.router, has_inputs)
     as_stored = emulate(router, AS_STORED) if not reason else None
-    nearest, logits, kept = None, [], []
+    nearest, apart, logits, kept = None, None, [], None
     if as_stored is not None:
         nearest, stop = NearestBoundaries.of(prepared, len(rows), sides.source.facts), 0
+        if sides.has_other_inputs and stage in INPUT_STAGES:
+            apart = InputsApart.of(len(rows))
         for batch in sides.batches(prepared, rows):
             there = slice(stop, stop := stop + len(batch.row))
             nearest.note(there, prepared, sides, batch.logits, batch.norm)
             values = batch.values
-            if sides.has_other_inputs and values is not None:
+            if apart is not None and batch.values is not None:
                 values = sides.other_values(prepared.router, batch.row)
+                apart.note(there, sides, batch.values, values)
                 logits.append(engine_logits(as_stored, as_stored.inputs(values)))
             else:
                 logits.append(batch.logits)
             if values is not None and len(rows) * len(choices) * values.shape[1] * 4 <= _KEPT:
-                kept.append(np.asarray(values, np.float32))
+                if kept is None:
+                    kept = np.empty((len(rows), values.shape[1]), np.float32)
+                kept[there] = values
         found = np.concatenate(logits)
         scores = as_stored.compared(found)
         selection, _ = group_masked(router.rule, scores, sides.kernels)
@@ -120,19 +129,37 @@ def look(
         kernels=sides.kernels,
         has_inputs=has_inputs,
         has_logits=not reason,
+        told=_told(sides, prepared.router, rows) if has_inputs else None,
         chosen_at=lambda place: choices[place].mine[rows],
         values_at=values_at,
     )
-    return ReadySite(site, _values(sides, own, rows, kept), nearest, reason)
+    return ReadySite(site, _values(sides, own, rows, kept), nearest, apart, reason)
+
+
+def _told(sides: Sides, router: Router, rows: Int64[np.ndarray, "rows"]) -> Told | None:
+    """B's logits, else the weights that it gave to what it chose; None where it recorded neither.
+
+    Nothing where logits hold a bias that weights do not, or experts that always run share the sum.
+    """
+    facts = sides.other.source.facts
+    if router.projection is not None or router.shared_rows is not None:
+        return None
+    if facts.stage == "logits" and not (router.rule.is_affine and router.rule.has_selection_bias):
+        return Told(sides.other_recorded(router.name, rows).astype(np.float64), True)
+    if "routing_weights" in facts.outputs and router.rule.top_k > 1:
+        return Told.of_weights(sides.other_output(router.name, "routing_weights", rows))
+    return None
 
 
 def _values(
-    sides: Sides, own: MatchedChoices, rows: Int64[np.ndarray, "rows"], kept: list[np.ndarray]
+    sides: Sides,
+    own: MatchedChoices,
+    rows: Int64[np.ndarray, "rows"],
+    kept: Float[np.ndarray, "rows hidden"] | None,
 ) -> Values:
     """Inputs of some of the rows: from memory where they fit, else read again."""
-    if kept:
-        whole = np.concatenate(kept)
-        return lambda some: whole[some]
+    if kept is not None:
+        return lambda some: kept[some]
 
     def read(some: np.ndarray) -> np.ndarray | None:
         if sides.has_other_inputs:
@@ -198,7 +225,7 @@ def layer_evidence(
         num_renamed=int((choices.matching != own).sum()),
         noise=noise,
         weights=weight_rule(looked, sides, rows, agrees[rows]),
-        inputs=input_change(sides, prepared, rows, clean[rows]),
+        inputs=input_change(looked, sides, rows, clean[rows]),
         reason=looked.reason,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
@@ -229,6 +256,18 @@ def _other_rules(router: Router) -> Iterator[tuple[str, Router]]:
     if weights.scale != 1.0:
         said = f"without the scaling factor {weights.scale:g}"
         yield said, _with(router, dataclasses.replace(weights, scale=1.0))
+    source = "scores" if weights.source == "softmax_of_selected_logits" else ""
+    if router.rule.score == "softmax" and weights.source == "scores":
+        source = "softmax_of_selected_logits"
+    if source:
+        of_what = "all" if source == "scores" else "the chosen"
+        rule = dataclasses.replace(router.rule, score="softmax")
+        other = dataclasses.replace(weights, source=source)
+        yield f"softmax of {of_what} logits", _with(dataclasses.replace(router, rule=rule), other)
+    if router.rule.logit_map is None:
+        for cap in CAPS:
+            rule = dataclasses.replace(router.rule, logit_map=LogitMap(soft_cap=cap))
+            yield f"of logits capped at {cap:g}", dataclasses.replace(router, rule=rule)
 
 
 def _with(router: Router, weights: Weights) -> Router:
@@ -260,17 +299,17 @@ def weight_rule(
         return None
     logits, chosen = site.logits[some], site.theirs[some]
     theirs = sides.other_output(router.name, "routing_weights", rows[some])
-    plain = _weights(router, logits, chosen)
+    plain = weights_of(router, logits, chosen)
     found = {
-        name: _error(theirs, _weights(changed, logits, chosen))
+        name: _error(theirs, weights_of(changed, logits, chosen))
         for name, changed in _other_rules(router)
     }
     found["in another order than their experts"] = _error(*(np.sort(x) for x in (theirs, plain)))
     times = float(np.median(np.divide(theirs, plain, out=np.ones_like(plain), where=plain > 0.0)))
     found[f"{times:.3g} times as large"] = _error(theirs, times * plain)
-    with_bias = None
+    with_bias, outlying = None, _outlying(theirs, plain)
     if router.selection_bias is not None and router.selection_bias.any():
-        with_bias = _error(theirs, _weights(router, logits, chosen, leaks=True))
+        with_bias = _error(theirs, weights_of(router, logits, chosen, leaks=True))
     # of rules that fit as well as stored weights can tell, the first: what is fitted comes last
     nearest = min(found, key=lambda name: max(found[name], _FITS))
     is_zero = (theirs == 0.0) & (plain > 0.0)
@@ -283,23 +322,19 @@ def weight_rule(
         found[nearest],
         zeros=float(is_zero.mean()),
         zeros_last=float(last[is_zero].mean()) if is_zero.any() else 0.0,
+        outlying=outlying,
     )
 
 
-def _weights(
-    router: Router,
-    logits: Float[np.ndarray, "tokens experts"],
-    chosen: Int32[np.ndarray, "tokens k"],
-    leaks: bool = False,
-) -> Float64[np.ndarray, "tokens k"]:
-    """Weights of the chosen experts; with the selection bias in their scores if it leaks."""
-    rule = router.rule
-    mapped = mapped_logits(logits, rule.logit_map)
-    scores = SCORES[rule.score](mapped)
-    if leaks:
-        scores = selection_scores(logits, rule, router.selection_bias)
-    found = routing_weights(mapped, scores, chosen, rule.weights)
-    return found if router.expert_scale is None else found * router.expert_scale[chosen]
+def _outlying(
+    theirs: Float64[np.ndarray, "tokens k"], plain: Float64[np.ndarray, "tokens k"]
+) -> float:
+    """Share of the tokens whose weights are off by much more than those of most; 0 for a few."""
+    size = np.sqrt((plain**2).mean(axis=1))
+    apart = np.sqrt(((theirs - plain) ** 2).mean(axis=1))
+    relative = np.divide(apart, size, out=np.zeros_like(apart), where=size > 0.0)
+    far = relative > max(_FITS, _FAR * float(np.median(relative)))
+    return float(far.mean()) if far.sum() >= _FEW else 0.0
 
 
 def _error(theirs: np.ndarray, ours: np.ndarray) -> float:
@@ -396,35 +431,65 @@ def flip_noise(
     )
 
 
+#: Formats that inputs may be rounded to, the coarsest first; the last one is the finest.
+_FORMATS = ("bfloat16", "float16", "tf32")
+
+
+@dataclass(frozen=True, eq=False)
+class InputsApart:
+    """How far what both routers read is apart, token by token, filled batch by batch.
+
+    ``rounded`` are the formats whose numbers all of B's inputs are, ``plain`` those that A's are.
+    """
+
+    apart: Float64[np.ndarray, "rows"]
+    length: Float64[np.ndarray, "rows"]
+    rounded: set[str]
+    plain: set[str]
+
+    @staticmethod
+    def of(num_rows: int) -> InputsApart:
+        """Nothing noted yet."""
+        return InputsApart(
+            np.zeros(num_rows), np.zeros(num_rows), set(_FORMATS), set(_FORMATS[-1:])
+        )
+
+    def note(
+        self,
+        there: slice,
+        sides: Sides,
+        mine: Float[np.ndarray, "tokens hidden"],
+        theirs: Float[np.ndarray, "tokens hidden"],
+    ) -> None:
+        """Tokens with these inputs."""
+        norm = sides.kernels["input_norm"]
+        self.apart[there] = norm(np.subtract(theirs, mine, dtype=np.float32))
+        self.length[there] = norm(np.asarray(mine, np.float32))
+        for formats, values in ((self.rounded, theirs), (self.plain, mine)):
+            for name in tuple(formats):
+                if not np.array_equal(rounded_to(values, name), values):
+                    formats.remove(name)
+
+
 def input_change(
+    looked: ReadySite,
     sides: Sides,
-    prepared: PreparedRouter,
     rows: Int64[np.ndarray, "rows"],
     is_clean: Bool[np.ndarray, "rows"],
 ) -> InputChange | None:
     """How what both routers read differs; None where one side did not record it."""
-    if not sides.has_other_inputs or sides.source.facts.stage not in INPUT_STAGES:
+    if looked.apart is None:
         return None
-    apart, length = np.zeros(len(rows)), np.zeros(len(rows))
-    formats = dict.fromkeys(_FORMATS, True)
-    is_plain = False
-    stop = 0
-    for batch in sides.batches(prepared, rows):
-        there = slice(stop, stop := stop + len(batch.row))
-        mine, theirs = batch.values, sides.other_values(prepared.router, batch.row)
-        if mine is None:
-            return None
-        apart[there] = np.linalg.norm((theirs - mine).astype(np.float64), axis=1)
-        length[there] = np.linalg.norm(mine.astype(np.float64), axis=1)
-        for name, whole in formats.items():
-            formats[name] = whole and np.array_equal(rounded_to(theirs, name), theirs)
-        is_plain = is_plain or not np.array_equal(rounded_to(mine, _FORMATS[-1]), mine)
+    apart, length = looked.apart.apart, looked.apart.length
     size = float(np.sqrt((length**2).sum()))
     change = float(np.sqrt((apart**2).sum())) / size if size else 0.0
-    rounded = next((name for name, whole in formats.items() if whole), "") if is_plain else ""
+    known = () if looked.apart.plain else looked.apart.rounded
+    rounded = next((name for name in _FORMATS if name in known), "")
     relative = np.divide(apart, length, out=np.zeros_like(apart), where=length > 0.0)
     middle = float(np.median(relative[is_clean])) if is_clean.any() else 0.0
-    far = is_clean & (relative > _FAR * max(middle, UNIT_FLOAT32))
+    # numbers of few bits are equal or differ by a whole rounding
+    finest = UNIT_BFLOAT16 if looked.apart.plain else UNIT_FLOAT32
+    far = is_clean & (relative > _FAR * max(middle, finest))
     if not _FEW <= far.sum() <= 0.5 * is_clean.sum():
         return InputChange(change, rounded)
     # a token that is far is worth what naming one of a few thousand costs
@@ -433,9 +498,6 @@ def input_change(
     times = float(np.median(relative[far])) / middle if middle > 0.0 else np.inf
     return InputChange(change, rounded, float(far.sum() / is_clean.sum()), times, where)
 
-
-#: Formats that inputs may be rounded to, the coarsest first; the last one is the finest.
-_FORMATS = ("bfloat16", "float16", "tf32")
 
 #: A token is far where its inputs differ so many times as much as those of the median token, and
 #: so many have to be; bits that each is worth. Heuristic: rounding spreads by a factor of 2 or so.

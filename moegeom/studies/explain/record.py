@@ -233,7 +233,8 @@ class WeightRule:
     Root mean square of the difference over that of the weights: by the rule of the checkpoint, with
     the bias in them, and by whichever other rule is nearest. ``zeros`` is the share of chosen
     experts that B gives no weight at all, and the rule does; ``zeros_last`` the share of these that
-    have the smallest weight of their token.
+    have the smallest weight of their token. ``outlying`` is the share of tokens whose weights are
+    off 8 times as much as those of the median token.
     """
 
     num_tokens: int
@@ -243,6 +244,7 @@ class WeightRule:
     nearest_error: float
     zeros: float = 0.0
     zeros_last: float = 0.0
+    outlying: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ class LayerEvidence:
     numbered as fits best. ``reproduced`` is the share of ``num_routed`` tokens whose set is one
     that A's router admits for the inputs at hand, all but ``num_differ``; ``num_tried`` operators
     were tried. ``bits`` are those of B's sets for A's router with noise that fits. ``inputs`` is
-    None unless both sides recorded them. ``reason`` says why rows and inputs were not looked at.
+    None unless both sides recorded them and rows could be tried. ``reason`` says why rows and
+    inputs were not looked at.
     """
 
     router: str

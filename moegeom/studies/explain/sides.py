@@ -100,13 +100,19 @@ class Sides:
         self, router: Router, row: Int64[np.ndarray, "rows"]
     ) -> Float[np.ndarray, "rows hidden"]:
         """B's router inputs for some matched tokens, behind the norm."""
-        source, there = self.other.source, self.other.token[self.token[row]]
-        parts = [source.read_values(router.name, start, stop) for start, stop in consecutive(there)]
-        values = np.concatenate(parts)
+        source, values = self.other.source, self.other_recorded(router.name, row)
         check_width(router, source.facts.stage, values.shape[1], source.facts.name)
         if source.facts.stage == "router_input":
             return values
         return through_norm(values, router, source.facts.name)
+
+    def other_recorded(
+        self, router: str, row: Int64[np.ndarray, "rows"]
+    ) -> Float[np.ndarray, "rows width"]:
+        """B's inputs or logits as they are recorded, for some matched tokens."""
+        source, there = self.other.source, self.other.token[self.token[row]]
+        parts = [source.read_values(router, start, stop) for start, stop in consecutive(there)]
+        return np.concatenate(parts)
 
     def other_output(
         self, router: str, kind: str, row: Int64[np.ndarray, "rows"]

@@ -158,14 +158,16 @@ def _layers(
     parts = () if best is None else best.parts or (best,)
     layers, flips = [], []
     for choice, one, score in zip(choices, looked, scores, strict=True):
-        is_met = met_under(parts, score)
+        is_met, is_told = met_under(parts, score), choice.is_clean[rows]
         for part in parts:
             if score.router in part.routers:
-                candidate = score.scored[part.name].candidate
-                one = nearest_under(one, candidate, part.region.is_inside, sides)
+                candidate, inside = score.scored[part.name].candidate, part.region.is_inside
+                one = nearest_under(one, candidate, inside, sides)
+                if candidate.rows is not None:  # what stands beyond its document nothing can tell
+                    is_told = is_told & ~(inside & (candidate.rows < 0))
         layers.append(layer_evidence(choice, sides, one, score, rows, is_met))
         if one.site.has_logits:
-            flips.append(FlippedRouter(one.site, ~is_met, choice.is_clean[rows]))
+            flips.append(FlippedRouter(one.site, ~is_met, is_told))
     return layers, found, spread(flips)
 
 

@@ -93,7 +93,8 @@ def _no_disagreement(found: Evidence) -> CauseVerdict | None:
         matched = f"The {number_of(found.num_matched, 'token')} that are matched agree"
         few = f"{matched}; fewer than {_ENOUGH} say little."
         return CauseVerdict("inconclusive", few)
-    return _wrong_weights(found) or _elsewhere(found, "") or CauseVerdict("no disagreement", "")
+    said = _wrong_weights(found) or _outlying_weights(found) or _elsewhere(found, "")
+    return said or CauseVerdict("no disagreement", "")
 
 
 def _weights_first(found: Evidence) -> CauseVerdict | None:
@@ -132,9 +133,28 @@ def _wrong_weights(
         if rule.error <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
             continue
         near = f"B's are {rule.nearest}, up to {rule.nearest_error:.1g}"
+        if rule.nearest_error > _NOISY_WEIGHTS and not found.has_other_inputs:
+            detail = (
+                f"{where}; no rule that was tried explains it (nearest: {rule.nearest}), and what "
+                "B's router read was not recorded: it may be that which differs."
+            )
+            return CauseVerdict("inconclusive", detail, layer.router)
         if rule.nearest_error > _NOISY_WEIGHTS:
             near = f"no rule that was tried explains it (nearest: {rule.nearest})"
         return CauseVerdict("routing weights differ", f"{where}; {near}.", layer.router)
+    return None
+
+
+def _outlying_weights(found: Evidence) -> CauseVerdict | None:
+    """Weights of some tokens that B's own inputs do not give, where those of most they do."""
+    for layer in found.layers:
+        rule = layer.weights
+        if rule is not None and rule.outlying > 0.0 and found.has_other_inputs:
+            detail = (
+                f"in {found.names(layer.router)} the weights of {_percent(rule.outlying)} of the "
+                "tokens are not those that B's own inputs give; those of the others are."
+            )
+            return CauseVerdict("routing weights differ", detail, layer.router)
     return None
 
 
@@ -163,6 +183,8 @@ def _fault(found: Evidence) -> CauseVerdict | None:
     begins = "the first layer" if not earlier else f"{where}, before which nothing does"
     beside = f", {_named(other)} {margin(best, other):,.0f} fewer" if other is not None else ""
     left = _second(found, best)
+    if not left and found.has_other_inputs:
+        left = " B's own inputs are routed: they leave little room for noise."
     if left and best.repaired < _MOST_REPAIRED:
         part = f"{_percent(best.repaired)} of what differs in {where}"
         detail = f"{_share(found)} {_named(best)} ({best.cause}) would explain {part}.{left}"
@@ -172,7 +194,7 @@ def _fault(found: Evidence) -> CauseVerdict | None:
         f"{_named(best)} reproduces {_percent(best.reproduced[best.router])} of B's choices in "
         f"{where}, nothing changed {_percent(best.before[best.router])}; it begins in {begins}, "
         f"and explains {len(best.routers)} of {len(found.layers)} layers. It saves "
-        f"{best.bits:,.0f} bits{beside}.{left}",
+        f"{best.bits:,.0f} bits{beside}.{_second(found, best)}",
         best.router,
         (best.name,),
         margin(best, other),
@@ -184,6 +206,8 @@ def _second(found: Evidence, best: Fault) -> str:
     odd = found.spread.uneven
     if not odd or best.router not in found.spread.routers:
         return ""
+    if best.cause == "unrelated":
+        return ""  # chance alone explains what is left, spread in any way
     return f" What it leaves is not spread as noise is: {odd[0].text}."
 
 
@@ -415,6 +439,7 @@ _RULES: tuple[Callable[[Evidence], CauseVerdict | None], ...] = (
     _no_disagreement,
     _weights_first,
     _fault,
+    _outlying_weights,
     _another_checkpoint,
     _unrelated,
     _innocent,

@@ -15,6 +15,7 @@ from moegeom.studies.faults.score import (
     REPAIRS,
     Fault,
     SiteScores,
+    equal_sets,
     mended,
 )
 
@@ -58,15 +59,13 @@ def _rest(
     bits -= having[0].scored[fault.name].candidate.bits + sum(own)
     if bits < LEAST_BITS:
         return None
-    name = region.text or "all others"
+    met, before = equal_sets(fault.name, having, inside)
     part = dataclasses.replace(
         fault,
-        region=TokenRegion(inside, name, region.bits),
+        region=TokenRegion(inside, region.text or "all others", region.bits),
         bits=bits,
-        reproduced={
-            site.router: float(site.scored[fault.name].is_met[inside].mean()) for site in having
-        },
-        before={site.router: float(site.is_met[inside].mean()) for site in having},
+        reproduced=met,
+        before=before,
         mended=0.0,
     )
     return part if part.repaired >= REPAIRS else None
@@ -84,7 +83,7 @@ def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:
     first = having[0]
     there = [(first.scored[p.name], p) for p in parts if first.router in p.routers]
     base = min(scored.as_is[part.way] for scored, part in there)
-    own = [float(scored.saved[part.way][part.region.is_inside].sum()) for scored, part in there]
+    own = [float(scored.of_sets[part.way][part.region.is_inside].sum()) for scored, part in there]
     most = max(parts, key=lambda part: part.bits)
     scopes = " and ".join(part.region.text or "all" for part in parts)
     return dataclasses.replace(

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
 from moegeom.core.tokens import TokenColumns
+from moegeom.geometry.set_code import last_and_next
 from moegeom.studies.faults.operator import Site
 from moegeom.studies.faults.scope import listed
 
@@ -156,8 +157,8 @@ def _gap(selection: Float[np.ndarray, "tokens experts"], k: int) -> Float64[np.n
     experts = selection.shape[1]
     if k == experts:
         return np.full(len(selection), np.inf)
-    parted = np.partition(selection, (experts - k - 1, experts - k), axis=1)
-    return np.asarray(parted[:, experts - k] - parted[:, experts - k - 1], np.float64)
+    last, following = last_and_next(selection, k)
+    return np.asarray(last - following, np.float64)
 
 
 def _expected(

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int32, Int64, Integer
+from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64, Integer
 
 from moegeom.core.registry import Rooms
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
-from moegeom.geometry.set_code import TIE_WAYS
+from moegeom.geometry.contrasts import contrasts
+from moegeom.geometry.number_formats import rounded_to
+from moegeom.geometry.set_code import TIE_WAYS, set_distances
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.faults.causes import Cause
+from moegeom.studies.faults.told import Told
 from moegeom.variants.arithmetic import Arithmetic
 from moegeom.variants.emulated import Emulated, emulate
 
@@ -38,8 +41,9 @@ class Site:
     ``previous`` is for each token the row of the one before it in its document, -1 for none.
     ``routers`` are all that are looked at, this one at ``number``; ``other`` is that of the
     checkpoint that B may have loaded. ``has_inputs`` where the rows can be routed again, and
-    ``has_logits`` where there are logits: else the scores are no more than A's sets;
-    ``chosen_at`` gives what A chose at another of the routers, ``values_at`` what A read there.
+    ``has_logits`` where there are logits: else the scores are no more than A's sets; ``told`` is
+    what B recorded beside its choices; ``chosen_at`` gives what A chose at another of the routers,
+    ``values_at`` what A read there.
     """
 
     router: Router
@@ -56,6 +60,7 @@ class Site:
     kernels: Kernels
     has_inputs: bool
     has_logits: bool
+    told: Told | None
     chosen_at: Callable[[int], Int32[np.ndarray, "tokens k"]]
     values_at: Callable[[int], Values]
 
@@ -63,6 +68,25 @@ class Site:
     def differs(self) -> Bool[np.ndarray, "tokens"]:
         """Tokens with different sets."""
         return ~self.kernels["same_set"](self.mine, self.theirs)
+
+    @cached_property
+    def told_apart(self) -> Float64[np.ndarray, "tokens values"] | None:
+        """Contrasts of what B told beside this router as it is."""
+        if self.told is None:
+            return None
+        return self.told.apart(self.router, self.place, self.logits, self.theirs)
+
+    @cached_property
+    def is_of_logits(self) -> bool:
+        """Whether B chose by its own logits as this router would: they differ, and no more."""
+        told = self.told
+        if told is None or not told.is_logits or not self.differs.any():
+            return False
+        rows = np.flatnonzero(self.differs)
+        plain = emulate(self.router, AS_STORED)
+        scores = plain.compared(told.values[rows].astype(self.logits.dtype))
+        selection, _ = group_masked(self.router.rule, scores, self.kernels)
+        return bool(set_distances(selection, self.theirs[rows]).is_met.mean() >= _BY_LOGITS)
 
     @cached_property
     def place(self) -> Int64[np.ndarray, "tokens"]:
@@ -80,6 +104,10 @@ class Site:
         return np.where(same & known, row, -1)
 
 
+#: Share of the sets that differ which B's own logits have to give, to be all that differs.
+_BY_LOGITS = 0.9
+
+
 #: What enters a product in place of a router's own inputs, for some tokens.
 Inputs = Callable[[Site, np.ndarray, np.ndarray], np.ndarray]
 
@@ -90,7 +118,8 @@ class Proposal:
 
     One of three tells what would be chosen: a ``routed`` router (with the rows, biases and rule
     that it would have, behind ``inputs`` if they are changed too), the scores of other ``rows``
-    (-1: nothing is predicted), or ``scores`` as they stand. ``numbers`` are A's numbers of B's
+    (-1: nothing is predicted), or ``scores`` as they stand, with what would be ``told`` beside them
+    if that is not what the router tells as it is. ``numbers`` are A's numbers of B's
     experts; ``of_other`` where the other checkpoint is needed to say it. It counts only where it
     reproduces ``least_met`` of the sets in its scope and, if it is one of all routers
     (``everywhere``), at each of them; with ``of_some_only`` never for all experts together, with
@@ -109,6 +138,7 @@ class Proposal:
     inputs: Inputs | None = None
     rows: Int64[np.ndarray, "tokens"] | None = None
     scores: Callable[[Site], Float[np.ndarray, "tokens experts"]] | None = None
+    told: Callable[[Site], Float64[np.ndarray, "tokens values"]] | None = None
     numbers: Int32[np.ndarray, "experts"] | None = None
     of_other: bool = False
     least_met: float = 0.0
@@ -124,12 +154,15 @@ class Proposal:
         return self.routed is not None
 
     def selection(
-        self, site: Site, rows: np.ndarray, values: Float[np.ndarray, "rows hidden"] | None
+        self,
+        site: Site,
+        rows: np.ndarray,
+        logits: Float[np.ndarray, "rows experts"] | None,
     ) -> Float[np.ndarray, "rows experts"]:
-        """Scores that top-k would compare, for some tokens with these inputs."""
+        """Scores that top-k would compare, for some tokens; of a ``routed`` router with these."""
         if self.routed is not None:
-            # recorded logits stand for those of the inputs where there are none
-            scores = self.unmasked(site, rows, values)
+            assert logits is not None
+            scores = self.routed.compared(logits)
             return group_masked(self.routed.router.rule, scores, site.kernels)[0]
         if self.rows is not None:
             there = self.rows[rows]
@@ -140,16 +173,60 @@ class Proposal:
             return self.scores(site)[rows]
         return site.selection[rows]
 
-    def unmasked(
+    def logits(
         self, site: Site, rows: np.ndarray, values: Float[np.ndarray, "rows hidden"] | None
     ) -> Float[np.ndarray, "rows experts"]:
-        """Scores of a ``routed`` router before its groups are chosen."""
+        """Logits of a ``routed`` router; recorded ones stand for them where there are no inputs."""
         assert self.routed is not None
-        logits = site.logits[rows]
-        if values is not None:
-            seen = values if self.inputs is None else self.inputs(site, rows, values)
-            logits = engine_logits(self.routed, self.routed.inputs(seen))
-        return self.routed.compared(logits)
+        if values is None or self.has_logits_of(site):
+            return site.logits[rows]
+        seen = values if self.inputs is None else self.inputs(site, rows, values)
+        return engine_logits(self.routed, self.routed.inputs(seen))
+
+    def changes_logits(self, site: Site) -> bool:
+        """Whether other logits are predicted than those of the router as it is."""
+        if self.routed is not None:
+            return not self.has_logits_of(site)
+        return self.rows is not None
+
+    def has_logits_of(self, site: Site) -> bool:
+        """Whether a ``routed`` router makes the logits of the site: another rule or bias alone."""
+        routed, own = self.routed, site.router
+        assert routed is not None
+        how = routed.arithmetic
+        is_exact = how.input == how.operands == AS_STORED.input == AS_STORED.operands
+        same_bias = _same(routed.logit_bias, own.logit_bias)
+        return (
+            self.inputs is None
+            and is_exact
+            and same_bias
+            and np.array_equal(routed.router.weight, own.weight)
+        )
+
+    def told_apart(
+        self, site: Site, rows: np.ndarray, logits: Float[np.ndarray, "rows experts"] | None
+    ) -> Float64[np.ndarray, "rows values"] | None:
+        """Contrasts of what B told beside these ``logits`` of a ``routed`` router.
+
+        As the router is where nothing else is predicted.
+        """
+        as_is = site.told_apart
+        if as_is is None or site.told is None:
+            return None
+        if self.told is not None:
+            found = contrasts(site.told.values[rows], self.told(site)[rows])
+            return np.where(np.isnan(found), as_is[rows], found)
+        if self.scores is not None:
+            return as_is[rows]
+        router = site.router
+        if self.routed is not None and logits is not None:
+            router, logits = self.routed.router, rounded_to(logits, self.routed.arithmetic.output)
+        if logits is None:
+            there = rows if self.rows is None else self.rows[rows]
+            logits = site.logits[np.maximum(there, 0)].copy()
+            logits[there < 0] = np.nan
+        found = site.told.apart(router, rows, logits, self.theirs(site, rows))
+        return np.where(np.isnan(found), as_is[rows], found)
 
     def theirs(self, site: Site, rows: np.ndarray) -> Int32[np.ndarray, "rows k"]:
         """What B chose, in A's numbers."""
@@ -216,6 +293,10 @@ def plain(router: Router, has_inputs: bool) -> Router:
 
 def _is_stored_so(emulated: Emulated, router: Router) -> bool:
     """Whether rows and selection bias are what they were: already in the coarser format."""
-    bias, own = emulated.selection_bias, router.selection_bias
-    same_bias = bias is own or (bias is not None and own is not None and np.array_equal(bias, own))
+    same_bias = _same(emulated.selection_bias, router.selection_bias)
+    same_bias = same_bias and _same(emulated.logit_bias, router.logit_bias)
     return same_bias and np.array_equal(emulated.router.weight, router.weight)
+
+
+def _same(bias: np.ndarray | None, own: np.ndarray | None) -> bool:
+    return bias is own or (bias is not None and own is not None and np.array_equal(bias, own))

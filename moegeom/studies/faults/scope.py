@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float64, Int64, Integer
 
 from moegeom.core.registry import Rooms
 from moegeom.core.tokens import TokenColumns
+from moegeom.geometry.set_code import log2_sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +94,26 @@ def sums(
     """What the tokens of each group would save together; tokens of group -1 count nowhere."""
     known = group >= 0
     return np.bincount(group[known], weights=saved[known], minlength=1)
+
+
+#: Documents that are named.
+_NAMED = 8
+
+
+def some_documents(
+    of_each: Float64[np.ndarray, "documents"], names: Int64[np.ndarray, "documents"], most: int
+) -> tuple[Int64[np.ndarray, "some"], str, float]:
+    """The documents, at most so many, that save most beside what it costs to name them.
+
+    Their places, words for them, and the bits that say which of all they are.
+    """
+    order = np.argsort(-of_each, kind="stable")[:most]
+    count = np.arange(1, len(order) + 1)
+    cost = np.array([log2_sets(len(names), int(m)) for m in count]) + math.log2(len(names))
+    best = int((np.cumsum(of_each[order]) - cost).argmax())
+    chosen = np.sort(order[: best + 1])
+    named = f" ({listed(names[chosen])})" if len(chosen) <= _NAMED else ""
+    return chosen, f"{len(chosen)} of {len(names)} documents{named}", float(cost[best])
 
 
 def listed(numbers: np.ndarray, most: int = 6) -> str:

@@ -6,30 +6,19 @@ the base, less the bits for its parameters, its routers and its scope.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from moegeom.engine.choice import group_masked
-from moegeom.geometry.set_code import (
-    TIE_WAYS,
-    SetDistances,
-    boundary,
-    chosen_mask,
-    log2_sets,
-    set_distances,
-)
+from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.causes import Cause
+from moegeom.studies.faults.coding import Apart, Coded, Noise, as_it_is, fitted, fitted_both
 from moegeom.studies.faults.operator import OPERATORS, Proposal, Site, Values
-from moegeom.studies.faults.scope import TokenRegion, Where, best_region, listed
-from moegeom.variants.emulated import Emulated, emulate
-
-#: Noise scales that are tried, in median gaps between the last chosen score and the first other.
-_SCALES = 2.0 ** np.arange(-12.0, 4.0, 1.5)
+from moegeom.studies.faults.scope import TokenRegion, Where, best_region
+from moegeom.studies.faults.some_experts import of_some_experts
 
 #: Tokens of each kind, with equal and with different sets, on which candidates are tried first,
 #: and how many go on to all tokens.
@@ -42,28 +31,18 @@ _WORTH, _SHARE = 20.0, 0.02
 OPERATOR_BITS = 6.0
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Noise of a router: its scale in gaps between scores, and the way in which ties are broken."""
-
-    scale: float
-    ties: str
-
-    def bits(self, distances: SetDistances) -> Float64[np.ndarray, "tokens"]:
-        """Bits of sets under noise of so many of their own gaps."""
-        return distances.bits(self.scale * distances.spacing, self.ties)
-
-
 @dataclass(frozen=True, eq=False)
 class Scored:
     """A candidate on all tokens of a router: sets that it meets, and what it saves of ``as_is``.
 
-    Bits, with the noise that fits if it is all tokens, and if it may be some of them.
+    Bits, with the noise that fits if it is all tokens, and if it may be some of them; ``saved`` of
+    all that B did, ``as_is`` and ``of_sets`` of its sets alone.
     """
 
     candidate: Proposal
     as_is: tuple[float, float]
     saved: tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]
+    of_sets: tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]
     is_met: Bool[np.ndarray, "tokens"]
 
 
@@ -130,14 +109,15 @@ class Fault:
 
 def score_site(site: Site, values: Values) -> SiteScores:
     """The base, and every candidate that saves bits on a sample of tokens."""
-    own = set_distances(site.selection, site.theirs)
+    own = Apart(set_distances(site.selection, site.theirs), site.told_apart)
     share = share_of_equals(site)
-    ties = _fitted(set_distances(site.selection, site.mine), share).ties  # as A breaks them
-    noise = _fitted(own, share, (ties, "chance"))
-    base = noise.bits(own)
-    differs = site.differs
+    a_alone = Apart(set_distances(site.selection, site.mine), None)
+    ties = fitted(a_alone, share).ties  # as A breaks them
+    noise = fitted(own, share, (ties, "chance"))
+    base = noise.code(own)
+    differs, is_met = site.differs, own.sets.is_met
     if not differs.any():
-        return SiteScores(site.router.name, share * base, own.is_met, {}, 0)
+        return SiteScores(site.router.name, share * base.sets, is_met, {}, 0)
     rows, weight = _sample(differs)
     weight = weight * share[rows]
     sample = values(rows) if site.has_inputs else None
@@ -146,7 +126,7 @@ def score_site(site: Site, values: Values) -> SiteScores:
     worth = sorted(tried, key=lambda one: -one.saved)[:_KEPT]
     kept = [one for one in worth if one.saved > max(_WORTH, _SHARE * worth[0].saved)]
     scored = _on_all(site, kept, (own, base), share, values)
-    return SiteScores(site.router.name, share * base, own.is_met, scored, number)
+    return SiteScores(site.router.name, share * base.sets, is_met, scored, number)
 
 
 def share_of_equals(site: Site) -> Float64[np.ndarray, "tokens"]:
@@ -181,58 +161,68 @@ def _tried(
     site: Site,
     rows: Int64[np.ndarray, "rows"],
     weight: Float64[np.ndarray, "rows"],
-    own: SetDistances,
+    own: Apart,
     ties: Sequence[str],
     sample: Float[np.ndarray, "rows hidden"] | None,
 ) -> list[_Tried]:
     """All candidates of all operators, and those whose rows concern some of the experts only."""
-    noise = _fitted(own, weight, ties)
-    base, groups = noise.bits(own), _groups(site, rows)
+    noise = fitted(own, weight, ties)
+    base, groups = noise.code(own), _groups(site, rows)
     found = []
+    only_logits = site.is_of_logits
     for operator in OPERATORS.all():
         for candidate in operator.candidates(site):
-            distances = _distances(site, candidate, rows, sample)
-            one = _compared(candidate, distances, own, base, weight, groups)
+            if only_logits and not candidate.changes_logits(site):
+                continue
+            some: list[Proposal] = []
+            if candidate.needs_inputs:
+                with np.errstate(over="ignore", invalid="ignore"):  # as below
+                    logits = candidate.logits(site, rows, sample)
+                apart = _apart(site, candidate, rows, logits)
+                some = list(of_some_experts(site, candidate, rows, logits, weight))
+            else:
+                apart = _apart(site, candidate, rows, None)
             if not candidate.of_some_only:
-                found.append(one)
-            some = _of_some_experts(site, candidate, rows, sample, weight)
-            if some is not None:
-                of_some = _distances(site, some, rows, sample)
-                found.append(_compared(some, of_some, own, base, weight, groups))
+                found.append(_compared(candidate, apart, own, base, weight, groups))
+            for part in some:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    logits = part.logits(site, rows, sample)
+                apart = _apart(site, part, rows, logits)
+                found.append(_compared(part, apart, own, base, weight, groups))
     return found
 
 
-def _distances(
+def _apart(
     site: Site,
     candidate: Proposal,
     rows: Int64[np.ndarray, "rows"],
-    values: Float[np.ndarray, "rows hidden"] | None,
-) -> SetDistances:
+    logits: Float[np.ndarray, "rows experts"] | None,
+) -> Apart:
+    """How far B is from the candidate, which has these logits if it routes again."""
     with np.errstate(over="ignore", invalid="ignore"):  # a fault may leave the range of numbers
-        selection = candidate.selection(site, rows, values)
-    return set_distances(selection, candidate.theirs(site, rows))
+        selection = candidate.selection(site, rows, logits)
+        told = candidate.told_apart(site, rows, logits)
+    return Apart(set_distances(selection, candidate.theirs(site, rows)), told)
 
 
 def _compared(
     candidate: Proposal,
-    distances: SetDistances,
-    own: SetDistances,
-    base: Float64[np.ndarray, "rows"],
+    apart: Apart,
+    own: Apart,
+    base: Coded,
     weight: Float64[np.ndarray, "rows"],
     groups: Sequence[Int64[np.ndarray, "rows"]],
 ) -> _Tried:
     """The noise under which the candidate takes the fewest bits, alone and with the base."""
-    bits = {noise: noise.bits(distances) for noise in _noises(distances, candidate.ties)}
-    alone = min(bits, key=lambda one: float((weight * bits[one]).sum()))
-    together = min(bits, key=lambda one: float((weight * np.minimum(base, bits[one])).sum()))
-    saved = [weight * (_as_is(own, base, one) - bits[one]) for one in (alone, together)]
+    both = fitted_both(apart, weight, candidate.ties, base)
+    saved = [weight * (as_it_is(own, base, one).both - one.code(apart).both) for one in both]
     worth = max(
         float(np.maximum(np.bincount(group, weights=one), 0.0).sum())
         for one in saved
         # what is routed again costs time, and a few positions of everything are found by chance
         for group in groups[: -2 if candidate.needs_inputs else None]
     )
-    return _Tried(candidate, worth, (alone, together))
+    return _Tried(candidate, worth, both)
 
 
 def _groups(site: Site, rows: Int64[np.ndarray, "rows"]) -> list[Int64[np.ndarray, "rows"]]:
@@ -242,7 +232,7 @@ def _groups(site: Site, rows: Int64[np.ndarray, "rows"]) -> list[Int64[np.ndarra
     position = np.maximum(columns.position.astype(np.int64), 0)
     length = int(position.max()) + 1
     blocks = position * _BLOCKS // length
-    turns = [rows % ranks for ranks in _TURNS]
+    turns = [number % ranks for number in (rows, position) for ranks in _TURNS]
     parts = document * _PARTS + position * _PARTS // length
     return [np.zeros(len(rows), np.int64), document, blocks, *turns, parts, position]
 
@@ -251,114 +241,44 @@ def _groups(site: Site, rows: Int64[np.ndarray, "rows"]) -> list[Int64[np.ndarra
 _BLOCKS, _TURNS, _PARTS = 16, (2, 3, 4, 5, 7, 8), 4
 
 
-def _as_is(
-    own: SetDistances, base: Float64[np.ndarray, "rows"], noise: Noise
-) -> Float64[np.ndarray, "rows"]:
-    """Bits of the base, with its own noise or that of a candidate: less noise is no operator."""
-    return np.minimum(base, Noise(noise.scale, "chance").bits(own))
-
-
-def _of_some_experts(
-    site: Site,
-    candidate: Proposal,
-    rows: Int64[np.ndarray, "rows"],
-    values: Float[np.ndarray, "rows hidden"] | None,
-    weight: Float64[np.ndarray, "rows"],
-) -> Proposal | None:
-    """The same edit of the rows of some experts, where it is wrong for the others.
-
-    Each expert takes the score, edited or not, under which its own choices take fewer bits beside
-    the boundary of the token; the boundary follows, and so again.
-    """
-    edited = candidate.routed
-    if edited is None or candidate.of_all_only or candidate.inputs is not None:
-        return None
-    if _is_same_for_each(site, edited):
-        return None
-    own, rule = site.scores[rows], site.router.rule
-    with np.errstate(over="ignore", invalid="ignore"):
-        other = candidate.unmasked(site, rows, values).astype(own.dtype)
-    theirs, experts = site.theirs[rows], own.shape[1]
-    is_some, is_chosen = np.zeros(experts, bool), chosen_mask(theirs, experts)
-    for _ in range(_ROUNDS):
-        mixed, _ = group_masked(rule, np.where(is_some, other, own), site.kernels)
-        found = set_distances(mixed, theirs)
-        # an expert of a dropped group is not chosen, whatever its score
-        sign = np.where(is_chosen, -1.0, 1.0) * np.isfinite(mixed)
-        middle = boundary(mixed, theirs.shape[1])[:, None]
-        cost = []
-        for scores in (own, other):
-            with np.errstate(invalid="ignore"):
-                wrong = sign * (scores - middle) / (_SOFT * found.spacing)
-            bits = np.log1p(np.exp(np.clip(np.nan_to_num(wrong, nan=_FAR), -_FAR, _FAR)))
-            cost.append(weight @ bits)
-        better = cost[1] < cost[0] - _LEAST_BETTER
-        if (better == is_some).all():
-            break
-        is_some = better
-    number = int(is_some.sum())
-    if not 0 < number < experts:
-        return None
-    chosen = np.flatnonzero(is_some)
-    text = f"{candidate.text}, {number} of {experts} experts ({listed(chosen)})"
-    return dataclasses.replace(
-        candidate,
-        name=f"{candidate.name}_some",
-        text=text,
-        own_bits=candidate.own_bits + log2_sets(experts, number),
-        routed=_mixed(site, edited, is_some),
-    )
-
-
-#: Rounds in which experts take one of two scores; noise scale in gaps between scores, where a
-#: distance in such scales no longer matters, and by how many nats the edited one has to be better.
-_ROUNDS, _SOFT, _FAR, _LEAST_BETTER = 4, 1.0, 12.0, 3.0
-
-
-def _is_same_for_each(site: Site, edited: Emulated) -> bool:
-    """Whether neither rows nor biases of the experts are others."""
-    bias, own = edited.selection_bias, site.router.selection_bias
-    same = bias is own or (bias is not None and own is not None and np.array_equal(bias, own))
-    return same and np.array_equal(edited.router.weight, site.router.weight)
-
-
-def _mixed(site: Site, edited: Emulated, is_some: Bool[np.ndarray, "experts"]) -> Emulated:
-    rows = np.where(is_some[:, None], edited.router.weight, site.router.weight)
-    bias, own = edited.selection_bias, site.router.selection_bias
-    if bias is not None and own is not None:
-        bias = np.where(is_some, bias, own)
-    plain = dataclasses.replace(edited.arithmetic, parameter="float32", bias="float32")
-    router = dataclasses.replace(edited.router, weight=rows, selection_bias=bias)
-    return emulate(router, plain)
-
-
 def _on_all(
     site: Site,
     kept: Sequence[_Tried],
-    own: tuple[SetDistances, Float64[np.ndarray, "tokens"]],
+    own: tuple[Apart, Coded],
     share: Float64[np.ndarray, "tokens"],
     values: Values,
 ) -> dict[str, Scored]:
-    saved = [tuple(_as_is(*own, noise) for noise in one.noise) for one in kept]
-    as_is = [tuple(float((share * bits).sum()) for bits in ways) for ways in saved]
+    before = [[as_it_is(*own, noise) for noise in one.noise] for one in kept]
+    saved = [[share * bits.both for bits in ways] for ways in before]
+    of_sets = [[share * bits.sets for bits in ways] for ways in before]
+    as_is = [[float(bits.sum()) for bits in ways] for ways in of_sets]
     is_met = [np.zeros(len(share), bool) for _ in kept]
     needs = any(one.candidate.needs_inputs for one in kept) and site.has_inputs
     for start in range(0, len(share), _AT_ONCE):
         rows = np.arange(start, min(start + _AT_ONCE, len(share)))
         inputs = values(rows) if needs else None
         for number, one in enumerate(kept):
-            distances = _distances(site, one.candidate, rows, inputs)
-            is_met[number][rows] = distances.is_met
-            for bits, noise in zip(saved[number], one.noise, strict=True):
-                bits[rows] -= noise.bits(distances)
+            logits = None
+            if one.candidate.needs_inputs:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    logits = one.candidate.logits(site, rows, inputs)
+            apart = _apart(site, one.candidate, rows, logits)
+            is_met[number][rows] = apart.sets.is_met
+            for way, noise in enumerate(one.noise):
+                bits = noise.code(apart)
+                saved[number][way][rows] -= share[rows] * bits.both
+                of_sets[number][way][rows] -= share[rows] * bits.sets
     return {
         one.candidate.name: Scored(
             one.candidate,
-            (before[0], before[1]),
-            (share * ways[0], share * ways[1]),
+            (total[0], total[1]),
+            (all_of_it[0], all_of_it[1]),
+            (sets[0], sets[1]),
             met,
         )
-        for one, before, ways, met in zip(kept, as_is, saved, is_met, strict=True)
+        for one, total, all_of_it, sets, met in zip(
+            kept, as_is, saved, of_sets, is_met, strict=True
+        )
     }
 
 
@@ -367,25 +287,6 @@ _INHERITED = 0.25
 
 #: Tokens that are routed again at once.
 _AT_ONCE = 2048
-
-
-def _noises(distances: SetDistances, ties: Sequence[str] = TIE_WAYS) -> Iterator[Noise]:
-    ways = ("chance",) if distances.is_tied is None else ties
-    for scale in _SCALES:
-        for ties in ways:
-            yield Noise(float(scale), ties)
-
-
-def _fitted(
-    distances: SetDistances,
-    weight: np.ndarray | float = 1.0,
-    ties: Sequence[str] = TIE_WAYS,
-) -> Noise:
-    """The noise under which the sets take the fewest bits, ties broken in one of these ways."""
-    return min(
-        _noises(distances, ties),
-        key=lambda noise: float((weight * noise.bits(distances)).sum()),
-    )
 
 
 def _sample(
@@ -435,13 +336,13 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
     gained = sum(float(saved[id(site)][inside].sum()) for site in having)
     cost = OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
     cost += sum(scored[id(site)].candidate.own_bits for site in having)
-    met = {site.router: float(scored[id(site)].is_met[inside].mean()) for site in having}
+    met, before = equal_sets(name, having, inside)
     if met[having[0].router] < candidate.least_met or (
         candidate.everywhere and len(having) < len(sites)
     ):
         return None
     base = lead.as_is[way]
-    own = float(lead.saved[way][inside].sum())
+    own = float(lead.of_sets[way][inside].sum())
     earlier = sites[: sites.index(having[0])]
     return Fault(
         name=name,
@@ -452,13 +353,21 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
         bits=gained - cost,
         explained=own / base if base > 0.0 else 0.0,
         reproduced=met,
-        before={site.router: float(site.is_met[inside].mean()) for site in having},
+        before=before,
         mended=mended(having[0].is_met, np.where(inside, lead.is_met, having[0].is_met)),
         of_other=candidate.of_other,
         is_fitted=candidate.own_bits > 0.0,
         inherits=any(float(site.base.sum()) > _INHERITED * base for site in earlier),
         way=way,
     )
+
+
+def equal_sets(
+    name: str, having: Sequence[SiteScores], inside: Bool[np.ndarray, "tokens"]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of sets of a scope that are met, by router: under an operator, and as it is."""
+    under = {site.router: float(site.scored[name].is_met[inside].mean()) for site in having}
+    return under, {site.router: float(site.is_met[inside].mean()) for site in having}
 
 
 def mended(before: Bool[np.ndarray, "tokens"], after: Bool[np.ndarray, "tokens"]) -> float:
@@ -504,7 +413,7 @@ _NEARLY = 0.85
 def explaining(found: Sequence[Fault]) -> list[Fault]:
     """Those that save enough bits, and most of those in their scope; what is believed first."""
     enough = [one for one in found if not one.inherits and _explains(one)]
-    if not enough or not enough[0].of_other:
+    if not enough or not (enough[0].of_other or enough[0].is_fitted):
         return enough
     most = enough[0].bits
     return sorted(
@@ -517,7 +426,8 @@ def _explains(one: Fault) -> bool:
     if one.bits < LEAST_BITS:
         return False
     if one.cause in _ROUNDING and not one.region.text and not one.is_fitted:
-        return one.bits >= _PARTLY_BITS and one.explained >= _PARTLY
+        # where every set is met, ties tell them apart, and a coarser format only makes more of them
+        return one.bits >= _PARTLY_BITS and one.explained >= _PARTLY and one.mended > 0.0
     # beside a fault of some tokens the noise that fits all of them takes bits everywhere
     is_most = one.explained >= _EXPLAINS or one.mended >= _MENDS
     return is_most and one.repaired >= REPAIRS
@@ -531,7 +441,8 @@ def rival(best: Fault, found: Sequence[Fault]) -> Fault | None:
 
 def margin(best: Fault, other: Fault | None) -> float:
     """Bits by which the best leads what else could be meant: all that it saves, if nothing can."""
-    if other is None or (other.of_other and not best.of_other and not best.is_fitted):
+    is_plain = not best.of_other and not best.is_fitted
+    if other is None or (is_plain and (other.of_other or other.is_fitted)):
         return best.bits
     return best.bits - other.bits
 

@@ -42,6 +42,7 @@ def fault(name: str, bits: float, **facts: Any) -> Fault:
         "explained": 1.0,
         "reproduced": {"text/0": 1.0},
         "before": {"text/0": 0.9},
+        "mended": 1.0,
     }
     return Fault(name=name, text=name.replace("_", " "), bits=bits, **(known | facts))
 

@@ -108,6 +108,7 @@ def site(router, rows=None, tokens: int = TOKENS, noise: float = 0.0, theirs=Non
         kernels=load_kernels("cpu"),
         has_inputs=True,
         has_logits=True,
+        told=None,
         chosen_at=lambda number: chosen[0],
         values_at=lambda number: lambda some: inputs[some],
     )

@@ -6,107 +6,99 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float64
 
-from moegeom.core.router import Router
-from moegeom.geometry.set_code import set_distances
+from moegeom.engine.choice import group_masked
+from moegeom.geometry.set_code import last_and_next, set_distances
+from moegeom.studies.faults.causes import Cause
 from moegeom.studies.faults.operator import AS_STORED, Operator, Proposal, Site, routed
 
 #: Bits that say one fitted bias.
-_BITS_PER_BIAS = 6.0
+_BITS_PER_BIAS = 10.0
 
 #: Tokens that biases are fitted to, steps, and the noise scale in gaps between scores.
 _FITTED, _STEPS, _SOFT = 4096, 20, (0.5, 0.12, 0.03)
 
 
+#: What a bias may be added to, and the words for it.
+_KINDS = {"selection_bias": "selection bias", "logit_bias": "logit bias"}
+
+
+def _biases(site: Site) -> Iterator[tuple[str, str, np.ndarray]]:
+    """The biases that the router has, by the name of their field, in words."""
+    for kind, words in _KINDS.items():
+        own = getattr(site.router, kind)
+        if own is not None and own.any():
+            yield kind, words, own
+
+
 def _cast(site: Site) -> Iterator[Proposal]:
-    if site.router.selection_bias is None:
-        return
-    for name, how, text in (
-        ("bias_bf16", {"bias": "bfloat16"}, "selection bias cast to bf16"),
-        ("bias_fp16", {"bias": "float16"}, "selection bias cast to fp16"),
-        (
-            "selection_bf16",
-            {"bias": "bfloat16", "selection": "bfloat16"},
-            "score + bias added up in bf16",
-        ),
-    ):
-        only_stores = "selection" not in how
-        yield from routed(
-            site,
-            name,
-            text,
-            "bias rounded",
-            site.router,
-            dataclasses.replace(AS_STORED, **how),
-            needs_inputs=False,
-            only_stores=only_stores,
-            bits=1.6,
-        )
+    for kind, words, _ in _biases(site):
+        for name, how, text in (
+            ("bias_bf16", {"bias": "bfloat16"}, f"{words} cast to bf16"),
+            ("bias_fp16", {"bias": "float16"}, f"{words} cast to fp16"),
+            (
+                "selection_bf16",
+                {"bias": "bfloat16", "selection": "bfloat16"},
+                "score + bias added up in bf16",
+            ),
+        ):
+            only_stores = "selection" not in how
+            if kind == "logit_bias" and not only_stores:
+                continue
+            yield from routed(
+                site,
+                name,
+                text,
+                "bias rounded",
+                site.router,
+                dataclasses.replace(AS_STORED, **how),
+                needs_inputs=kind == "logit_bias",
+                only_stores=only_stores,
+                bits=1.6,
+            )
 
 
 BIAS_CAST = Operator("bias_cast", _cast)
 
 
-def _with_bias(router: Router, bias: np.ndarray) -> Router | None:
-    own = router.selection_bias
-    if own is not None and np.array_equal(own, bias):
-        return None
-    return dataclasses.replace(router, selection_bias=bias)
-
-
 def _edited(site: Site) -> Iterator[Proposal]:
-    own = site.router.selection_bias
-    if own is not None and own.any():
-        without = _with_bias(site.router, np.zeros_like(own))
-        yield from routed(
-            site, "bias_missing", "selection bias left out", "bias missing", without,
-            needs_inputs=False,
-        )  # fmt: skip
-        negated = _with_bias(site.router, -own)
-        yield from routed(
-            site, "bias_negated", "selection bias subtracted", "bias differs", negated,
-            needs_inputs=False, bits=1.0,
-        )  # fmt: skip
-        misread = _with_bias(site.router, _read_as_bfloat16(own))
-        text = "selection bias, its float32 bytes read as bf16"
-        yield from routed(
-            site, "bias_misread", text, "bias differs", misread, needs_inputs=False, bits=2.0
-        )
-        for by in (-2, -1, 1, 2):
-            rolled = _with_bias(site.router, np.roll(own, by))
-            text = f"selection bias moved along by {by:+d}"
-            yield from routed(
-                site, f"bias_rolled{by:+d}", text, "bias differs", rolled,
-                needs_inputs=False, bits=2.0,
-            )  # fmt: skip
-        for other in _of_other_layers(site):
-            yield from other
-    logit_bias = site.router.logit_bias
-    if logit_bias is not None and logit_bias.any():
-        without = dataclasses.replace(site.router, logit_bias=None)
-        yield from routed(
-            site, "logit_bias_missing", "logit bias left out", "bias missing", without
-        )
+    for kind, words, own in _biases(site):
+        edits: list[tuple[str, str, Cause, np.ndarray, float]] = [
+            ("bias_missing", f"{words} left out", "bias missing", np.zeros_like(own), 0.0),
+            ("bias_negated", f"{words} subtracted", "bias differs", -own, 1.0),
+        ]
+        text = f"{words}, its float32 bytes read as bf16"
+        edits.append(("bias_misread", text, "bias differs", _read_as_bfloat16(own), 2.0))
+        text = f"{words}, its bf16 bytes read as float32"
+        edits.append(("bias_misread_wide", text, "bias differs", _read_as_float32(own), 2.0))
+        for by in (-2, -1, 1, 2, len(own) // 4):
+            text = f"{words} moved along by {by:+d}"
+            edits.append((f"bias_rolled{by:+d}", text, "bias differs", np.roll(own, by), 2.0))
+        bits = math.log2(max(len(site.routers), 2))
+        for number, other in enumerate(site.routers):
+            bias, apart = getattr(other, kind), number - site.number
+            if not apart or bias is None or bias.shape != own.shape:
+                continue
+            text = f"{words} of the layer {_beside(apart)}"
+            edits.append((f"bias_of_layer{apart:+d}", text, "bias stale", bias, bits))
+        if site.other is not None and getattr(site.other, kind) is not None:
+            text = f"{words} of the other checkpoint"
+            bias = getattr(site.other, kind)
+            edits.append(("bias_of_other", text, "bias stale", bias, 0.0))
+        names = set()
+        for name, text, cause, bias, cost in edits:
+            if name in names or np.array_equal(bias, own):
+                continue
+            names.add(name)
+            edited = dataclasses.replace(site.router, **{kind: bias})
+            is_of_logits = kind == "logit_bias"
+            yield from routed(site, name, text, cause, edited, needs_inputs=is_of_logits, bits=cost)
 
 
 BIAS_EDITED = Operator("bias_edited", _edited)
-
-
-def _of_other_layers(site: Site) -> Iterator[Iterator[Proposal]]:
-    own = site.router.selection_bias
-    bits = math.log2(max(len(site.routers), 2))
-    for number, other in enumerate(site.routers):
-        bias = other.selection_bias
-        if number == site.number or bias is None or own is None or bias.shape != own.shape:
-            continue
-        apart = number - site.number
-        text = f"selection bias of the layer {_beside(apart)}"
-        yield routed(
-            site, f"bias_of_layer{apart:+d}", text, "bias stale", _with_bias(site.router, bias),
-            needs_inputs=False, bits=bits,
-        )  # fmt: skip
 
 
 def _beside(apart: int) -> str:
@@ -120,19 +112,31 @@ def _read_as_bfloat16(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "
     return np.where(np.isfinite(found), found, np.float32(0.0))
 
 
+def _read_as_float32(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
+    """Numbers of bfloat16 two by two as float32, zeros behind them; what is not finite as 0."""
+    halves = bias.astype(ml_dtypes.bfloat16).view(np.uint16)
+    found = np.concatenate([halves, np.zeros_like(halves)]).view(np.float32)
+    return np.where(np.isfinite(found), found, np.float32(0.0))
+
+
 def _fitted(site: Site) -> Iterator[Proposal]:
     """Any bias at all, fitted to all tokens or to those that differ: each number is paid for."""
-    if not site.has_logits or site.router.rule.groups is not None:
+    if not site.has_logits:
         return
-    differs = np.flatnonzero(site.differs)
-    ways = {"bias_fitted": slice(None), "bias_fitted_where_different": differs}
+    # of a token for which B chose other groups, its experts say nothing of each other
+    chosen = np.take_along_axis(site.selection, site.theirs.astype(np.int64), axis=1)
+    is_known = np.isfinite(chosen).all(axis=1)
+    ways = {"bias_fitted": is_known, "bias_fitted_where_different": is_known & site.differs}
     for name, rows in ways.items():
+        if not rows.any():
+            continue
         change = fitted_bias(site.selection[rows], site.theirs[rows])
         if not np.abs(change).max() > 0.0:
             continue
 
         def scores(there: Site, change: np.ndarray = change) -> np.ndarray:
-            return there.selection + change.astype(there.selection.dtype)
+            moved = there.scores + change.astype(there.scores.dtype)
+            return group_masked(there.router.rule, moved, there.kernels)[0]
 
         bits = _BITS_PER_BIAS * len(change)
         text = "another bias for each expert, fitted to B's choices"
@@ -161,8 +165,7 @@ def fitted_bias(
         scale = soft * spacing
         for _ in range(_STEPS):
             moved = finite + bias
-            parted = np.partition(moved, (experts - k - 1, experts - k), axis=1)
-            middle = 0.5 * (parted[:, experts - k] + parted[:, experts - k - 1])
+            middle = 0.5 * np.sum(last_and_next(moved, k), axis=0)
             with np.errstate(over="ignore"):
                 chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
             expected = np.nansum(chance, axis=0)
@@ -196,26 +199,22 @@ LEANING = Operator("leaning", _rounded_sum)
 
 
 def _tied(site: Site) -> Iterator[Proposal]:
-    """Equal scores, told apart in another way than A does."""
+    """Equal scores, told apart in another way than A does; equal rows have equal scores."""
     if not site.has_logits:
         return
+    router = site.router
+    kinds = [router.weight, *(bias[:, None] for _, _, bias in _biases(site))]
+    _, first, group = np.unique(np.hstack(kinds), axis=0, return_index=True, return_inverse=True)
+    same = first[group.ravel()]
+
+    def scores(there: Site) -> np.ndarray:
+        return there.selection[:, same]
+
     for way in ("lowest", "highest"):
         text = f"equal scores go to the {way} numbers"
-        yield Proposal(f"ties_{way}", text, "ties broken by number", 1.0, ties=(way,))
+        yield Proposal(
+            f"ties_{way}", text, "ties broken by number", 1.0, scores=scores, ties=(way,)
+        )
 
 
 TIES = Operator("ties", _tied)
-
-
-def _inherited(site: Site) -> Iterator[Proposal]:
-    own, other = site.router.selection_bias, site.other
-    if own is None or other is None or other.selection_bias is None:
-        return
-    edited = _with_bias(site.router, other.selection_bias)
-    yield from routed(
-        site, "bias_of_other", "selection bias of the other checkpoint", "bias stale", edited,
-        needs_inputs=False,
-    )  # fmt: skip
-
-
-BIAS_OF_OTHER = Operator("bias_of_other", _inherited)

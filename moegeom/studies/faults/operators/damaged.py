@@ -19,8 +19,14 @@ _LEAST, _FITTED, _CELLS = 64, 1024, 2**24
 #: Noise scale in gaps between scores; where a distance in such scales no longer matters.
 _SOFT, _FAR = 3.0, 6.0
 
+#: Noise of what is told beside sets: rows differ by much more.
+_TOLD = 2.0**-5
+
+#: Share of its tokens in which what is told of an expert is off where its row is another.
+_MOSTLY = 0.75
+
 #: Factors of a single row that are tried; 0 is a row of zeros.
-_FACTORS = (0.0, -1.0, 0.25, 0.5, 2.0 / 3.0, 0.8, 1.25, 1.5, 2.0, 4.0, 8.0)
+_FACTORS = (0.0, -1.0, 0.25, 0.5, 2.0 / 3.0, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 #: Bits for having searched all places.
 _SEARCHED = 36.0
@@ -95,7 +101,53 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
         apart = (mapped + np.float32(shift) - middle[:, None]).astype(np.float32) / scale
         signed = np.where(is_chosen[:, expert, None], -apart, apart)
         cost[expert] = np.log1p(np.exp(np.clip(signed, -_FAR, _FAR))).sum(axis=0)
-    return cost / math.log(2.0)
+    return cost / math.log(2.0) + _told_costs(site, rows)
+
+
+def _told_costs(
+    site: Site, rows: Int64[np.ndarray, "rows"]
+) -> Float64[np.ndarray, "experts others"]:
+    """Bits of what B told of expert i with row j and its own bias, beside what it told of others.
+
+    0 where it told nothing.
+    """
+    told, experts = site.told, len(site.matching)
+    cost = np.zeros((experts, experts))
+    if told is None:
+        return cost
+    logits = site.logits[rows]
+    own = site.router.logit_bias
+    bias = np.zeros(experts) if own is None else own.astype(np.float64)
+    plain = logits - bias.astype(logits.dtype)
+    expert = told.experts(site.theirs[rows], experts)
+    apart = told.values[rows] - np.take_along_axis(
+        told.of_each(site.router, logits), expert, axis=1
+    )
+    known = np.isfinite(apart).all(axis=1)
+    expert, apart, plain, values = (
+        expert[known],
+        apart[known],
+        plain[known],
+        told.values[rows][known],
+    )
+    far = np.abs(apart - np.median(apart, axis=1, keepdims=True)) > _TOLD
+    often = np.bincount(expert.ravel(), far.ravel(), experts)
+    is_wrong = often > _MOSTLY * np.bincount(expert.ravel(), minlength=experts)
+    for number in range(experts):
+        there, slot = np.nonzero(expert == number)
+        # the others of the token that are told rightly say what is common to all of it
+        is_other = np.arange(expert.shape[1]) != slot[:, None]
+        is_right = is_other & ~is_wrong[expert[there]]
+        there, slot = there[is_right.any(axis=1)], slot[is_right.any(axis=1)]
+        if not len(there):
+            continue
+        is_right = is_right[is_right.any(axis=1)]
+        usual = np.nanmedian(np.where(is_right, apart[there], np.nan), axis=1)
+        predicted = told.of_each(site.router, plain[there] + bias[number].astype(logits.dtype))
+        off = values[there, slot] - usual
+        bits = np.log2(1.0 + ((off[:, None] - predicted) / _TOLD) ** 2)
+        cost[number] = np.nan_to_num(bits).sum(axis=0)
+    return cost
 
 
 def _scaled(site: Site) -> Iterator[Proposal]:

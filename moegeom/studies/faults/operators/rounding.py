@@ -9,9 +9,13 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 
+from moegeom.engine.choice import group_masked
 from moegeom.geometry.codes import FLOATS, Code, decoded
+from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.operator import AS_STORED, Inputs, Operator, Proposal, Site, routed
+from moegeom.studies.faults.some_experts import ToldOfSome
+from moegeom.variants.emulated import emulate
 
 #: Entries that share a scale, rows and columns, in words; 0 for all there are.
 _GROUPS = {
@@ -69,26 +73,37 @@ def _codes() -> Iterator[tuple[str, Code]]:
 
 
 def _coded(site: Site) -> Iterator[Proposal]:
-    """The codes that reproduce most of the sets that differ, of all that there are."""
+    """The codes that reproduce most of what B did, of all that there are."""
     rows = np.flatnonzero(site.differs)
     if not site.has_inputs or not len(rows):
         return
+    if site.told is not None:  # which tells of every token
+        rows = np.arange(len(site.mine))
     rows = rows[:: max(1, math.ceil(len(rows) / _FIRST))]
     values = site.values_at(site.number)(rows)
-    found = []
+    assert values is not None
     weight = np.ascontiguousarray(site.router.weight, np.float32)
-    for text, code in _codes():
+    codes, plain = list(_codes()), emulate(site.router, AS_STORED)
+    worth = []
+    for _, code in codes:
+        # the float32 product of all, to choose those that are worth an engine's own
+        logits = values @ decoded(weight, code).T
+        if plain.logit_bias is not None:
+            logits += plain.logit_bias.astype(np.float32)
+        scores, _ = group_masked(site.router.rule, plain.compared(logits), site.kernels)
+        met = float(set_distances(scores, site.theirs[rows]).is_met.sum())
+        by_told = ToldOfSome.of(site, site.router, rows, logits)
+        worth.append(met if by_told is None else by_told.worth())
+    best = np.argsort(-np.array(worth), kind="stable")[:_GO_ON]
+    stands = len(codes) - len(best) + 1
+    for number in best.tolist():
+        text, code = codes[number]
         edited = dataclasses.replace(site.router, weight=decoded(weight, code))
         name = f"weights {text}".replace(" ", "_").replace(",", "")
         for one in routed(
             site, name, f"router weights {text}", "weights rounded", edited, bits=_CODE_BITS
         ):
-            met = set_distances(one.selection(site, rows, values), site.theirs[rows]).is_met
-            found.append((float(met.mean()), one))
-    found.sort(key=lambda pair: -pair[0])
-    stands = len(found) - min(len(found), _GO_ON) + 1
-    for number, (_, one) in enumerate(found[:_GO_ON]):
-        yield dataclasses.replace(one, stands_for=1 if number else stands)
+            yield dataclasses.replace(one, stands_for=stands if number == best[0] else 1)
 
 
 ROWS_CODED = Operator("rows_coded", _coded)
@@ -97,6 +112,11 @@ _BF16 = "bfloat16"
 
 
 def _values(site: Site) -> Iterator[Proposal]:
+    if not site.has_inputs:
+        return
+    values = site.values_at(site.number)(np.arange(min(len(site.mine), _FIRST)))
+    if values is not None and np.array_equal(rounded_to(values, _BF16), values):
+        return  # what is rounded already is rounded no further
     how = dataclasses.replace(AS_STORED, input=_BF16)
     inputs = "router inputs rounded to bf16"
     yield from routed(site, "inputs_bf16", inputs, "inputs rounded", site.router, how, bits=1.0)

@@ -11,7 +11,7 @@ from moegeom.core.router import LogitMap, Router, Rule
 from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
 
 #: Soft caps c of logits, c tanh(x / c), that models have.
-_CAPS = (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
+CAPS = (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
 
 
 def _rules(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
@@ -24,20 +24,19 @@ def _rules(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
         score = "max" if groups.score == "top2_sum" else "top2_sum"
         other = dataclasses.replace(groups, score=score)
         yield "other_group_score", "groups scored otherwise", _with_groups(rule, other)
-        for kept in (groups.num_kept - 1, groups.num_kept + 1):
-            if 0 < kept <= groups.num_groups:
-                other = dataclasses.replace(groups, num_kept=kept)
-                yield f"{kept}_groups", f"{kept} groups kept", _with_groups(rule, other)
-        for number in (groups.num_groups // 2, groups.num_groups * 2):
-            if number >= groups.num_kept and number > 1:
-                other = dataclasses.replace(groups, num_groups=number)
-                yield f"of_{number}_groups", f"{number} groups", _with_groups(rule, other)
+        for number in (groups.num_groups // 2, groups.num_groups, groups.num_groups * 2):
+            for kept in range(1, number):
+                if (number, kept) == (groups.num_groups, groups.num_kept):
+                    continue
+                other = dataclasses.replace(groups, num_groups=number, num_kept=kept)
+                text = f"{kept} of {number} groups kept"
+                yield f"{kept}_of_{number}_groups", text, _with_groups(rule, other)
     swapped = {"sigmoid": "softmax", "softmax": "sigmoid"}.get(rule.score)
     if swapped is not None and not rule.is_affine:
         text = "sigmoid for softmax, or the reverse"
         yield "other_score", text, dataclasses.replace(rule, score=swapped)
     if rule.logit_map is None and not rule.is_affine:
-        for cap in _CAPS:
+        for cap in CAPS:
             capped = dataclasses.replace(rule, logit_map=LogitMap(soft_cap=cap))
             yield f"cap_{cap:g}", f"logits capped softly at {cap:g}", capped
     if rule.logit_map is not None:

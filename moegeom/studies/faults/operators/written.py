@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer, UInt64
+from jaxtyping import Float, Int32, Int64, Integer, UInt64
 
 from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.studies.faults.operator import Operator, Proposal, Site, of_sets
@@ -129,13 +129,20 @@ def _repeated(site: Site) -> Iterator[Proposal]:
     known = before >= 0
     if not known.any():
         return
-    sets = site.theirs[np.maximum(before, 0)]
+    row = np.maximum(before, 0)
+    sets = site.theirs[row]
+
+    def told(there: Site) -> np.ndarray:
+        assert there.told is not None
+        return np.where(known[:, None], there.told.values[row], np.nan)
 
     def scores(there: Site) -> np.ndarray:
         return of_sets(sets, len(there.matching), known)
 
     text = "a row of B again (that of the token before)"
-    yield Proposal("repeated", text, "rows repeated", 1.0, scores=scores, least_met=_EXACT)
+    yield Proposal(
+        "repeated", text, "rows repeated", 1.0, scores=scores, told=told, least_met=_EXACT
+    )
 
 
 REPEATED = Operator("repeated", _repeated)
@@ -186,13 +193,26 @@ def _narrow(site: Site) -> Iterator[Proposal]:
             continue
 
         def scores(there: Site, name: np.ndarray = name) -> np.ndarray:
-            found = np.full_like(there.selection, -np.inf)
-            for expert, number in enumerate(name):
-                found[:, number] = np.maximum(found[:, number], there.selection[:, expert])
-            return found
+            return _best_of(there.selection, name)
+
+        def told(there: Site, name: np.ndarray = name) -> np.ndarray:
+            assert there.told is not None
+            each = _best_of(there.told.of_each(there.router, there.logits), name)
+            expert = there.told.experts(there.theirs, each.shape[1])
+            return np.take_along_axis(each, expert, axis=1).astype(np.float64)
 
         text = f"numbers of experts {words}"
-        yield Proposal(f"narrow {words}", text, "experts renamed", 2.0, scores=scores)
+        yield Proposal(f"narrow {words}", text, "experts renamed", 2.0, scores=scores, told=told)
+
+
+def _best_of(
+    scores: Float[np.ndarray, "tokens experts"], name: Int64[np.ndarray, "experts"]
+) -> Float[np.ndarray, "tokens experts"]:
+    """The best score of those that have each name."""
+    found = np.full_like(scores, -np.inf)
+    for expert, number in enumerate(name):
+        found[:, number] = np.maximum(found[:, number], scores[:, expert])
+    return found
 
 
 NARROW = Operator("narrow", _narrow)

@@ -8,11 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float64
 
-from moegeom.geometry.set_code import log2_sets
-from moegeom.studies.faults.scope import Scope, TokenRegion, Where, listed
-
-#: Documents that are named.
-_NAMED = 8
+from moegeom.studies.faults.scope import Scope, TokenRegion, Where, some_documents
 
 
 def _later(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
@@ -27,20 +23,14 @@ def _later(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[Token
         behind = np.cumsum(saved[order[begin:end]][::-1])[::-1]
         first[number] = int(behind.argmax())
         best[number] = behind[first[number]] - math.log2(end - begin)
-    ranked = np.argsort(-best, kind="stable")
-    count = np.arange(1, len(names) + 1)
-    cost = np.array([log2_sets(len(names), int(m)) for m in count]) + math.log2(len(names))
-    most = int((np.cumsum(best[ranked]) - cost).argmax())
-    chosen = np.sort(ranked[: most + 1])
+    chosen, text, bits = some_documents(best, names, len(names))
     inside = np.zeros(len(saved), bool)
     lengths = 0.0
     for number in chosen:
         begin, end = start[number], ends[number]
         inside[order[begin + first[number] : end]] = True
         lengths += math.log2(end - begin)
-    named = f" ({listed(names[chosen])})" if len(chosen) <= _NAMED else ""
-    text = f"the later part of {len(chosen)} of {len(names)} documents{named}"
-    yield TokenRegion(inside, text, float(cost[most]) + lengths)
+    yield TokenRegion(inside, f"the later part of {text}", bits + lengths)
 
 
 LATER_PARTS = Scope("later_parts", _later)

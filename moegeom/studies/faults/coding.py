@@ -1,0 +1,104 @@
+"""What a router would do, what B did, and the bits of the difference under noise that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from moegeom.geometry.contrasts import FINEST, contrast_bits
+from moegeom.geometry.set_code import TIE_WAYS, SetDistances
+
+#: Noise scales that are tried, in median gaps between the last chosen score and the first other.
+_SCALES = 2.0 ** np.arange(-12.0, 4.0, 1.5)
+
+#: Noise scales of what B told beside its choices.
+_TOLD_SCALES = FINEST * 4.0 ** np.arange(0.0, 8.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """How far what B did is from what a router would do: sets, and what was told beside them."""
+
+    sets: SetDistances
+    told: Float64[np.ndarray, "tokens values"] | None
+
+    def at(self, rows: np.ndarray) -> Apart:
+        """That of some tokens."""
+        return Apart(self.sets.at(rows), None if self.told is None else self.told[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """Bits of sets, and of what was told beside them."""
+
+    sets: Float64[np.ndarray, "tokens"]
+    told: Float64[np.ndarray, "tokens"]
+
+    @property
+    def both(self) -> Float64[np.ndarray, "tokens"]:
+        return self.sets + self.told
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise of a router: its scale in gaps between scores, the way in which ties are broken, and
+    the scale of what is told beside the sets.
+    """
+
+    scale: float
+    ties: str
+    told: float
+
+    def code(self, apart: Apart) -> Coded:
+        """Bits of what B did under noise of so many gaps of these scores."""
+        sets = apart.sets.bits(self.scale * apart.sets.spacing, self.ties)
+        if apart.told is None:
+            return Coded(sets, np.zeros(len(sets)))
+        return Coded(sets, contrast_bits(apart.told, self.told))
+
+
+def fitted(apart: Apart, weight: np.ndarray | float = 1.0, ties: Sequence[str] = TIE_WAYS) -> Noise:
+    """The noise under which B takes the fewest bits, ties broken in one of these ways."""
+    return fitted_both(apart, weight, ties, None)[0]
+
+
+def fitted_both(
+    apart: Apart, weight: np.ndarray | float, ties: Sequence[str], base: Coded | None
+) -> tuple[Noise, Noise]:
+    """The same, and the noise that fits best where each token may be coded by the base."""
+    ways = ("chance",) if apart.sets.is_tied is None else ties
+    of_sets = {
+        (float(scale), way): apart.sets.bits(scale * apart.sets.spacing, way)
+        for scale in _SCALES
+        for way in ways
+    }
+    of_told = {float(_TOLD_SCALES[0]): np.zeros(0)}
+    if apart.told is not None:
+        of_told = {float(scale): contrast_bits(apart.told, scale) for scale in _TOLD_SCALES}
+
+    def best(bits: Mapping[Any, np.ndarray], beside: np.ndarray | None) -> Any:
+        """What costs least in all, of the tokens that are cheaper than beside the base."""
+
+        def cost(one: Any) -> float:
+            own = bits[one]
+            return float((weight * (own if beside is None else np.minimum(own, beside))).sum())
+
+        return min(bits, key=cost) if len(bits) > 1 else next(iter(bits))
+
+    found = []
+    for beside in (None, base):
+        scale, way = best(of_sets, None if beside is None else beside.sets)
+        told = best(of_told, None if beside is None else beside.told)
+        found.append(Noise(scale, way, told))
+    return found[0], found[1]
+
+
+def as_it_is(own: Apart, base: Coded, noise: Noise) -> Coded:
+    """Bits of the base, with its own noise or that of a candidate: less noise is no operator."""
+    other = dataclasses.replace(noise, ties="chance").code(own)
+    return Coded(np.minimum(base.sets, other.sets), np.minimum(base.told, other.told))

@@ -1,0 +1,214 @@
+"""An edit of the rows and biases of some experts, found from what each expert would save."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+
+from moegeom.core.router import Router
+from moegeom.engine.choice import group_masked
+from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
+from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances
+from moegeom.studies.faults.operator import Proposal, Site
+from moegeom.studies.faults.scope import listed
+from moegeom.variants.emulated import Emulated, emulate
+
+
+def of_some_experts(
+    site: Site,
+    candidate: Proposal,
+    rows: Int64[np.ndarray, "rows"],
+    logits: Float[np.ndarray, "rows experts"],
+    weight: Float64[np.ndarray, "rows"],
+) -> Iterator[Proposal]:
+    """The same edit of the rows of some experts, where it is wrong for the others.
+
+    As all tokens say, and as those say whose sets differ: outside its scope an edit is wrong.
+    """
+    edited = candidate.routed
+    if edited is None or candidate.of_all_only or candidate.inputs is not None:
+        return
+    if _is_same_for_each(site, edited):
+        return
+    experts, told = len(site.matching), []
+    differs = site.differs[rows]
+    for name, some in (("some", np.ones(len(rows), bool)), ("where_different", differs)):
+        is_some = _experts(site, edited, rows[some], logits[some], weight[some])
+        number = int(is_some.sum())
+        if not 0 < number < experts or any(np.array_equal(is_some, other) for other in told):
+            continue
+        told.append(is_some)
+        words = listed(np.flatnonzero(is_some))
+        yield dataclasses.replace(
+            candidate,
+            name=f"{candidate.name}_{name}",
+            text=f"{candidate.text}, {number} of {experts} experts ({words})",
+            own_bits=candidate.own_bits + log2_sets(experts, number),
+            routed=_mixed(site, edited, is_some),
+        )
+
+
+def _experts(
+    site: Site,
+    edited: Emulated,
+    rows: Int64[np.ndarray, "rows"],
+    logits: Float[np.ndarray, "rows experts"],
+    weight: Float64[np.ndarray, "rows"],
+) -> Bool[np.ndarray, "experts"]:
+    """The experts for which the edit is right.
+
+    Each takes the score, edited or not, under which its own choices take fewer bits beside the
+    boundary of the token; the boundary follows, and so again. Where groups are chosen first, what
+    one expert scores changes what others may be chosen: blocks of experts are tried, too.
+    """
+    own, rule = site.scores[rows], site.router.rule
+    with np.errstate(over="ignore", invalid="ignore"):
+        other = edited.compared(logits).astype(own.dtype)
+    theirs, experts = site.theirs[rows], own.shape[1]
+    is_chosen = chosen_mask(theirs, experts)
+    by_told = ToldOfSome.of(site, edited.router, rows, logits)
+
+    def costs(is_some: np.ndarray) -> list[np.ndarray]:
+        mixed, _ = group_masked(rule, np.where(is_some, other, own), site.kernels)
+        found = set_distances(mixed, theirs)
+        # an expert of a dropped group is not chosen, whatever its score
+        sign = np.where(is_chosen, -1.0, 1.0) * np.isfinite(mixed)
+        middle = boundary(mixed, theirs.shape[1])[:, None]
+        cost = []
+        for scores in (own, other):
+            with np.errstate(invalid="ignore"):
+                wrong = sign * (scores - middle) / (_SOFT * found.spacing)
+            bits = np.log1p(np.exp(np.clip(np.nan_to_num(wrong, nan=_FAR), -_FAR, _FAR)))
+            cost.append(weight @ bits)
+        return cost
+
+    is_some = np.zeros(experts, bool)
+    for _ in range(_ROUNDS):
+        cost = costs(is_some)
+        gained = cost[0] - cost[1]
+        if by_told is not None:
+            gained = gained + by_told.gained(is_some, weight)
+        better = gained > _LEAST_BETTER
+        if (better == is_some).all():
+            break
+        is_some = better
+    if rule.groups is None:
+        return is_some
+
+    def total(one: np.ndarray) -> float:
+        mixed, _ = group_masked(rule, np.where(one, other, own), site.kernels)
+        found = set_distances(mixed, theirs)
+        bits = found.bits(_SOFT * found.spacing)
+        return float(weight @ (bits if by_told is None else bits + by_told.bits(one)))
+
+    number = np.arange(experts)
+    blocks = [number * parts // experts == part for parts in _PARTS for part in range(parts)]
+    return min([is_some, *blocks], key=total)
+
+
+@dataclass(frozen=True, eq=False)
+class ToldOfSome:
+    """What B told of some experts of each token, and what they would tell, edited or not."""
+
+    values: Float[np.ndarray, "rows told"]
+    expert: Int64[np.ndarray, "rows told"]
+    own: Float[np.ndarray, "rows told"]
+    edited: Float[np.ndarray, "rows told"]
+    scale: float
+
+    @staticmethod
+    def of(
+        site: Site,
+        edited: Router,
+        rows: Int64[np.ndarray, "rows"],
+        logits: Float[np.ndarray, "rows experts"],
+    ) -> ToldOfSome | None:
+        """Of these rows; None where B told nothing. The scale is that of what fits best."""
+        told = site.told
+        if told is None:
+            return None
+        expert = told.experts(site.theirs[rows], logits.shape[1])
+        own, other = (
+            np.take_along_axis(told.of_each(router, each), expert, axis=1)
+            for router, each in ((site.router, site.logits[rows]), (edited, logits))
+        )
+        values = told.values[rows]
+        apart = [np.abs(contrasts(values, one)).max(axis=1) for one in (own, other)]
+        near = np.minimum(*apart)
+        known = near[np.isfinite(near)]
+        scale = max(FINEST, float(np.quantile(known, _FITS)) if len(known) else 0.0)
+        return ToldOfSome(values, expert, own, other, scale)
+
+    def bits(self, is_some: Bool[np.ndarray, "experts"]) -> Float64[np.ndarray, "rows"]:
+        """Bits of what B told if these experts are edited."""
+        return self._bits(np.where(is_some[self.expert], self.edited, self.own))
+
+    def worth(self) -> float:
+        """Bits that it saves of these tokens if it is all of them that are edited, or just one."""
+        before = self._bits(self.own)
+        least = np.minimum(before, self._bits(self.edited))
+        for slot in range(self.own.shape[1]):
+            one = self.own.copy()
+            one[:, slot] = self.edited[:, slot]
+            least = np.minimum(least, self._bits(one))
+        return float((before - least).sum())
+
+    def _bits(self, told: Float[np.ndarray, "rows told"]) -> Float64[np.ndarray, "rows"]:
+        return contrast_bits(contrasts(self.values, told), self.scale)
+
+    def gained(
+        self, is_some: Bool[np.ndarray, "experts"], weight: Float64[np.ndarray, "rows"]
+    ) -> Float64[np.ndarray, "experts"]:
+        """Nats that each expert saves by being edited rather than not, the others as they are."""
+        inside = is_some[self.expert]
+        now = np.where(inside, self.edited, self.own)
+        turned = np.where(inside, self.own, self.edited)
+        saved = np.zeros(now.shape)
+        if now.shape[1] < len(is_some):
+            before = self._bits(now)
+            for slot in range(now.shape[1]):
+                other = now.copy()
+                other[:, slot] = turned[:, slot]
+                saved[:, slot] = before - self._bits(other)
+        else:  # of so many the usual difference is that of the token
+            usual = np.median(self.values - now, axis=1, keepdims=True)
+            before, after = (
+                np.log2(1.0 + ((self.values - one - usual) / self.scale) ** 2)
+                for one in (now, turned)
+            )
+            saved = np.nan_to_num(before - after)
+        saved = math.log(2.0) * weight[:, None] * np.where(inside, -saved, saved)
+        return np.bincount(self.expert.ravel(), saved.ravel(), len(is_some))
+
+
+#: Share of the tokens whose numbers fit the better of both to within the noise.
+_FITS = 0.25
+
+#: Numbers of blocks of experts, of which one may be edited.
+_PARTS = (2, 4)
+
+#: Rounds in which experts take one of two scores; noise scale in gaps between scores, where a
+#: distance in such scales no longer matters, and by how many nats the edited one has to be better.
+_ROUNDS, _SOFT, _FAR, _LEAST_BETTER = 4, 1.0, 12.0, 3.0
+
+
+def _is_same_for_each(site: Site, edited: Emulated) -> bool:
+    """Whether neither rows nor biases of the experts are others."""
+    bias, own = edited.selection_bias, site.router.selection_bias
+    same = bias is own or (bias is not None and own is not None and np.array_equal(bias, own))
+    return same and np.array_equal(edited.router.weight, site.router.weight)
+
+
+def _mixed(site: Site, edited: Emulated, is_some: Bool[np.ndarray, "experts"]) -> Emulated:
+    rows = np.where(is_some[:, None], edited.router.weight, site.router.weight)
+    bias, own = edited.selection_bias, site.router.selection_bias
+    if bias is not None and own is not None:
+        bias = np.where(is_some, bias, own)
+    plain = dataclasses.replace(edited.arithmetic, parameter="float32", bias="float32")
+    router = dataclasses.replace(edited.router, weight=rows, selection_bias=bias)
+    return emulate(router, plain)
