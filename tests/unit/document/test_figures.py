@@ -257,3 +257,9 @@ def test_a_view_on_the_page_is_nothing_that_a_terminal_prints():
     assert not drawn
     render(document, "html", View())
     assert drawn == ["made"]
+
+
+def test_the_page_of_figures_lists_each_with_what_it_shows():
+    listed = re.findall(r"^\| `(\w+)` \| (.+) \|$", (ROOT / "docs/figures.md").read_text(), re.M)
+    drawings = sorted(DRAWINGS.all(), key=lambda drawing: (drawing.place, drawing.name))
+    assert listed == [(drawing.name, drawing.text) for drawing in drawings]
