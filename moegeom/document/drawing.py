@@ -54,7 +54,7 @@ class Drawn:
         """Whether a table is there and holds these columns."""
         if table not in self.results.tables():
             return False
-        held = self.results.table(table)
+        held = self.results.part(table, columns)
         return all(c in held.column_names and held[c].null_count < len(held) for c in columns)
 
     def columns(self, table: str, wanted: Sequence[str], **equal: str) -> dict[str, list[Any]]:

@@ -11,6 +11,9 @@ from moegeom.core.text import figure_text
 from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
 
+#: Layers that are drawn.
+_MOST = 4
+
 Matrix = Float64[np.ndarray, "experts experts"]
 
 
@@ -20,7 +23,7 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
     cosines = _matrices(drawn, "row_cosine")
     together = _matrices(drawn, "coactivation")
     scores = {router: 1.0 - s for router, s in drawn.layers("gram_score_centred").items()}
-    worst = sorted(scores, key=lambda router: -scores[router])[: 4 if together else 8]
+    worst = sorted(scores, key=lambda router: -scores[router])[:_MOST]
     shown = [router for router in drawn.routers if router in worst and router in cosines]
     if not shown:
         return
@@ -56,7 +59,7 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         for r in shown
         if r in random and r in best and r in most
     ]
-    kinds = [(r, name, held) for name, of in _NAMES.items() for r, held in _rows(drawn, name, of)]
+    kinds = [(r, name, held) for name in _NAMES for r, held in _rows(drawn, name) if r in shown]
     yield Chart(
         "gram",
         "Rows of the router, and which experts go together",
@@ -68,43 +71,37 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         "; ".join(said) + ".",
         panels,
         [
-            ("router", [r for r, _, held in kinds for row in held for _ in row[1]]),
-            ("matrix", [name for _, name, held in kinds for row in held for _ in row[1]]),
-            ("expert", [row[0] for _, _, held in kinds for row in held for _ in row[1]]),
-            (
-                "other_expert",
-                [
-                    row[0] + 1 + i
-                    for _, _, held in kinds
-                    for row in held
-                    for i in range(len(row[1]))
-                ],
-            ),
-            ("value", [value for _, _, held in kinds for row in held for value in row[1]]),
+            ("router", [r for r, _, held in kinds for _ in held]),
+            ("matrix", [name for _, name, held in kinds for _ in held]),
+            ("expert", [expert for _, _, held in kinds for expert, _ in held]),
+            ("values_for_later_experts", [_cells(row) for _, _, held in kinds for _, row in held]),
         ],
     )
 
 
-#: Matrices that are drawn; of how many layers their numbers are given.
-_NAMES = {"row_cosine": 8, "coactivation": 4}
+#: Matrices that are drawn, side by side.
+_NAMES = ("row_cosine", "coactivation")
 
 
-def _rows(
-    drawn: Drawn, matrix: str, most: int
-) -> Iterator[tuple[str, list[tuple[int, list[float | None]]]]]:
-    held = drawn.by_router("matrices", ["expert", "values"], matrix=matrix)
+def _cells(values: Sequence[float | None]) -> str:
+    """A row of a matrix in one cell: a column for each pair would be a hundred times as long."""
+    return " ".join("" if value is None else f"{value:.4g}" for value in values)
+
+
+def _rows(drawn: Drawn, matrix: str) -> Iterator[tuple[str, list[tuple[int, list[float | None]]]]]:
     scores = drawn.layers("gram_score_centred")
-    worst = sorted((r for r in held if r in scores), key=lambda router: scores[router])[:most]
+    worst = sorted(scores, key=lambda router: scores[router])[:_MOST]
     for router in drawn.routers:
         if router in worst:
-            row = held[router]
-            yield router, list(zip(row["expert"], row["values"], strict=True))
+            row = drawn.columns("matrices", ["expert", "values"], matrix=matrix, router=router)
+            if row["expert"]:
+                yield router, list(zip(row["expert"], row["values"], strict=True))
 
 
 def _matrices(drawn: Drawn, name: str) -> dict[str, Matrix]:
     """Whole matrices by router; nan on the diagonal and where nothing is known."""
     found = {}
-    for router, rows in _rows(drawn, name, _NAMES[name]):
+    for router, rows in _rows(drawn, name):
         matrix = np.full((len(rows), len(rows)), np.nan)
         for expert, values in rows:
             row = np.array([np.nan if v is None else v for v in values], np.float64)

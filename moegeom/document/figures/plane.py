@@ -61,8 +61,8 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         f"{'; '.join(said)}." if said else "Too few tokens to say whether near ones choose alike.",
         panels,
         [
-            ("router", [router for router, rows in held.items() for _ in rows["x"]]),
-            *((name, [v for rows in held.values() for v in rows[name]]) for name in _COLUMNS),
+            ("router", [router for router in shown for _ in held[router]["x"]]),
+            *((name, [v for router in shown for v in held[router][name]]) for name in _COLUMNS),
         ],
     )
 

@@ -39,13 +39,13 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         "Experts along a document",
         "The routing weight of each expert at the first positions of some documents, white where "
         "it is not chosen: runs are experts that stay, columns at the start are sinks.",
-        "Other documents and other layers: the numbers behind it hold all layers.",
+        "Other documents, and other layers: positions.parquet holds them all.",
         f"Layer {drawn.names[router]}, {number_of(tokens, 'token')} of {len(panels)} documents; "
         f"the largest weight is {figure_text(highest)}.",
         panels,
         [
-            ("router", [router for router, rows in held.items() for _ in rows["expert"]]),
-            *((name, [v for rows in held.values() for v in rows[name]]) for name in _COLUMNS),
+            ("router", [router for _ in rows["expert"]]),
+            *((name, rows[name]) for name in _COLUMNS),
         ],
     )
 
