@@ -57,7 +57,9 @@ class Drawn:
         held = self.results.part(table, columns)
         return all(c in held.column_names and held[c].null_count < len(held) for c in columns)
 
-    def columns(self, table: str, wanted: Sequence[str], **equal: str) -> dict[str, list[Any]]:
+    def columns(
+        self, table: str, wanted: Sequence[str], **equal: str | Sequence[str]
+    ) -> dict[str, list[Any]]:
         """Columns of the whole population of the routers as stored, unless ``equal`` says more."""
         where = {"variant": AS_STORED, "population": self.population} | equal
         return self.results.columns(table, wanted, **where)
@@ -76,7 +78,7 @@ class Drawn:
             if router in rows
         }
 
-    def layers(self, column: str, **equal: str) -> dict[str, float]:
+    def layers(self, column: str, **equal: str | Sequence[str]) -> dict[str, float]:
         """A figure of each router that has it."""
         if not self.has("layers", column):
             return {}

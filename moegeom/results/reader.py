@@ -176,8 +176,11 @@ class Results:
             self._check_routers(name, rows)
         return rows
 
-    def columns(self, name: str, wanted: Sequence[str], **equal: str) -> dict[str, list[Any]]:
-        """Columns of the rows that hold what ``equal`` says, such as ``population="all"``.
+    def columns(
+        self, name: str, wanted: Sequence[str], **equal: str | Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """Columns of the rows that hold what ``equal`` says, such as ``population="all"``, or one
+        of several.
 
         None stands for what is not known.
 
@@ -196,7 +199,9 @@ class Results:
             if index < 0 or not fits(name, table.schema.field(index)):
                 return _Row(self._where(name), {})[column]
         for column, value in equal.items():
-            table = table.filter(pc.field(column) == value)
+            table = table.filter(
+                pc.field(column).isin([value] if isinstance(value, str) else [*value])
+            )
         known = {router["name"] for router in self.run["routers"]}
         held = {column: table[column].to_pylist() for column in wanted}
         if not {*held.get("router", ())} <= known:

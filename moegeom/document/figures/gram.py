@@ -91,11 +91,11 @@ def _cells(values: Sequence[float | None]) -> str:
 def _rows(drawn: Drawn, matrix: str) -> Iterator[tuple[str, list[tuple[int, list[float | None]]]]]:
     scores = drawn.layers("gram_score_centred")
     worst = sorted(scores, key=lambda router: scores[router])[:_MOST]
-    for router in drawn.routers:
-        if router in worst:
-            row = drawn.columns("matrices", ["expert", "values"], matrix=matrix, router=router)
-            if row["expert"]:
-                yield router, list(zip(row["expert"], row["values"], strict=True))
+    found = drawn.by_router("matrices", ["matrix", "expert", "values"], router=worst)
+    for router, held in found.items():
+        triples = zip(held["matrix"], held["expert"], held["values"], strict=True)
+        if rows := [(expert, values) for name, expert, values in triples if name == matrix]:
+            yield router, rows
 
 
 def _matrices(drawn: Drawn, name: str) -> dict[str, Matrix]:

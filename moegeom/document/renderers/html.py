@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -151,9 +152,13 @@ def comma_separated(figure: Chart) -> str:
     return text.getvalue()
 
 
+#: What a spreadsheet takes for a formula, numbers aside.
+_FORMULA = re.compile(r"[=+@-](?![\d. e+-]*$)")
+
+
 def _cell(value: str | float | None) -> str | float:
     if isinstance(value, str):
-        return f"'{value}" if value[:1] in "=+-@" else value
+        return f"'{value}" if _FORMULA.match(value) else value
     return "" if value is None else value
 
 
