@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moegeom.checkpoint.folder import Folder, Location, local
+from moegeom.checkpoint.ranks import of_rank_folders
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.url import scheme_of, shown
 from moegeom.checkpoint.store import Format, TensorStore
@@ -48,9 +49,10 @@ def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> Te
     with about("checkpoint", where):
         try:
             location = _remote(url, remote) if url else _local(Path(path))
-            for candidate in FORMATS.all():
-                if candidate.recognises(location):
-                    return candidate.open(location)
+            for place in (location, *of_rank_folders(location)):
+                for candidate in FORMATS.all():
+                    if candidate.recognises(place):
+                        return candidate.open(place)
             raise CheckpointError(*_not_recognised(location))
         except OSError as error:
             raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None

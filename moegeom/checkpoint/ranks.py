@@ -1,14 +1,18 @@
-"""Files of several ranks, each of which holds a copy of the tensors that are not cut."""
+"""Files or folders of several ranks, each of which holds a copy of the tensors that are not cut."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Shaped
 
-from moegeom.checkpoint.folder import Folder
+from moegeom.checkpoint.folder import Folder, LocalFolder, Location
+from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.core.errors import RouterError
 from moegeom.core.text import number_of
@@ -21,9 +25,62 @@ _RANK = re.compile(r"(?<![a-z])((?:[a-z]{2}_)?rank|tp|ep|mp)([._-]?)[0-9]+", re.
 
 
 def are_ranks(files: Collection[str]) -> bool:
-    """True for two files or more whose names differ in the number of a rank alone."""
-    plain = {_RANK.sub(r"\1\2#", name) for name in files}
-    return len(files) > 1 and len(plain) == 1 and "#" in next(iter(plain))
+    """True where each name holds the number of a rank, and is there for two ranks or more, for as
+    many as every other.
+    """
+    plain = Counter(_RANK.sub(r"\1\2#", name) for name in files)
+    counts = set(plain.values())
+    return len(counts) == 1 and min(counts) > 1 and all("#" in name for name in plain)
+
+
+@dataclass(frozen=True)
+class RankFolders:
+    """A folder with a folder for each of ``ranks``, seen as one that holds ``rank_0/FILE``.
+
+    What lies beside weights, such as the config, may lie above them or in the first of them.
+    """
+
+    whole: LocalFolder
+    ranks: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return self.whole.label
+
+    @property
+    def log(self) -> ReadLog:
+        return self.whole.log
+
+    @property
+    def num_parallel(self) -> int:
+        return self.whole.num_parallel
+
+    def files(self) -> Sequence[str]:
+        return [f"{rank}/{name}" for rank in self.ranks for name in self.whole.beside(rank).files()]
+
+    def has(self, name: str) -> bool:
+        return self.whole.has(self._place(name))
+
+    def file(self, name: str) -> CountingFile:
+        return self.whole.file(self._place(name))
+
+    def revision_of(self, names: Collection[str]) -> str:
+        return self.whole.revision_of(names)
+
+    def held(self, name: str, offset: int, size: int) -> AbstractContextManager[None]:
+        return self.whole.held(name, offset, size)
+
+    def _place(self, name: str) -> str:
+        return name if self.whole.has(name) else f"{self.ranks[0]}/{name}"
+
+
+def of_rank_folders(location: Location) -> Iterator[Location]:
+    """The same place with the files of its ranks, where it holds a folder for each."""
+    whole = location.folder
+    if location.file is None and isinstance(whole, LocalFolder):
+        ranks = [n for n in whole.files() if _RANK.search(n) and (whole.path / n).is_dir()]
+        if are_ranks(ranks):
+            yield Location(RankFolders(whole, tuple(ranks)))
 
 
 def open_files(folder: Folder, shards: Mapping[str, CheckpointShard]) -> ShardedStore:

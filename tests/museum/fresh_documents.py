@@ -15,7 +15,8 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.run_facts import column_versions
-from moegeom.metrics import METRICS, RouterRun, measure_router
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
 from moegeom.results.memory import MemoryResults
 from moegeom.router.load import load_routers

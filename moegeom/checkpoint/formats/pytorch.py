@@ -93,11 +93,12 @@ def recognises(location: Location) -> bool:
 
 def _weights(files: Sequence[str]) -> list[str]:
     """The files that hold weights, by their names."""
-    return [
-        name
-        for name in files
-        if name.endswith(_SUFFIXES) and not any(fnmatchcase(name, p) for p in _NO_WEIGHTS)
-    ]
+
+    def holds_weights(name: str) -> bool:
+        plain = name.rpartition("/")[2]
+        return not any(fnmatchcase(plain, pattern) for pattern in _NO_WEIGHTS)
+
+    return [name for name in files if name.endswith(_SUFFIXES) and holds_weights(name)]
 
 
 def open_pytorch(location: Location) -> ShardedStore:

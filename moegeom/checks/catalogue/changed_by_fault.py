@@ -7,8 +7,8 @@ offset of biases where dropped groups are filled with a number. Rows are compare
 projections, biases as they are.
 
 A finding means: training leaves none of these; a conversion wrote other numbers than it read. What
-a baseline cannot know: columns that were scaled, rotations, updates of low rank and casts of rows
-look like training there (moegeom diff, with both checkpoints, tells them apart).
+a baseline cannot know: columns that were scaled, small rotations, updates of low rank and casts of
+rows look like training there (moegeom diff, with both checkpoints, tells them apart).
 
 What to do: compare with the source: moegeom diff SOURCE CHECKPOINT. Where the change is meant,
 write a new baseline (--update-baseline).

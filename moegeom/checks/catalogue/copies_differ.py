@@ -1,7 +1,8 @@
 """MGI114: a router that is stored several times is the same everywhere.
 
-Looked for: files of several ranks that hold tensors of one name (``model-rank-0``, ``mp_rank_01``,
-``tp1``), and a router under several names. Routers, biases and gains are compared byte by byte.
+Looked for: files or folders of several ranks that hold tensors of one name (``model-rank-0``,
+``mp_rank_01``, ``tp1``), and a router under several names. Routers, biases and gains are compared
+byte by byte.
 
 A finding means: the replicas of a router drifted apart in training, as they do when its gradient is
 not summed over the ranks, or the files are of two checkpoints. Which one an engine loads is chance,

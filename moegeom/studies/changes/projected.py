@@ -212,6 +212,7 @@ def _pair(a: KeptRouters, b: KeptRouters, router: str) -> RowPair | None:
         name=router,
         others=others,
         lengths=a.lengths(router),
+        new_lengths=b.lengths(router),
     )
 
 

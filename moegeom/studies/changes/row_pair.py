@@ -44,8 +44,8 @@ class RowPair:
 
     Row i of ``a`` was row ``place[i]`` of A. ``half_step`` bounds the rounding of each value of the
     two together. ``first`` and ``second`` are the routers, None where only projections are known.
-    ``lengths`` are the true ones of projected rows. ``named`` is what was found, ``is_stored``
-    while the rows are still those that A stores.
+    ``lengths`` are the true ones of projected rows of A, ``new_lengths`` those of B. ``named`` is
+    what was found, ``is_stored`` while the rows are still those that A stores.
     """
 
     a: Float64[np.ndarray, "experts dimension"]
@@ -58,6 +58,7 @@ class RowPair:
     name: str = ""
     others: OtherRows | None = None
     lengths: Float64[np.ndarray, "experts"] | None = None
+    new_lengths: Float64[np.ndarray, "experts"] | None = None
     named: tuple[str, ...] = ()
     is_stored: bool = True
 

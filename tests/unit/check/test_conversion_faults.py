@@ -207,6 +207,20 @@ def test_a_cast_that_the_config_states_is_no_error(verdict_of):
     assert errors(verdict) == set()
 
 
+def turned(weight: np.ndarray, layer: int) -> np.ndarray:
+    random = np.random.default_rng([3, weight.shape[1]])
+    return weight @ np.linalg.qr(random.standard_normal(2 * weight.shape[1:]))[0]
+
+
+@pytest.mark.parametrize("model", ["softmax", "trained sigmoid"])
+def test_rows_that_were_rotated_are_not_those_of_another_checkpoint(verdict_of, model):
+    before = MODELS[model]()
+    flat = before.edited("gain", lambda g, _: np.ones_like(g))
+    verdict = verdict_of(flat, flat.edited("weight", turned))
+    assert errors(verdict) == set()
+    assert "MGG401" in {finding.code for finding in verdict.findings}
+
+
 @pytest.mark.parametrize("model", ["softmax", "sigmoid"])
 def test_experts_renumbered_with_all_that_is_theirs_pass(verdict_of, model):
     before = MODELS[model]()

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from moegeom.checkpoint.ranks import are_ranks
+from moegeom.core.errors import CheckpointError
 from moegeom.studies.check.study import GateRequest, gate
 from tests.unit.check.conftest import GATE, Case, keep, write_model
 
@@ -98,6 +99,7 @@ def ranked(tmp_path, change, names=("model-rank-0", "model-rank-1")):
     (model / "model.safetensors").unlink()
     other = {n: change(t) if n == GATE.format(1) else t for n, t in tensors.items()}
     for file, held in zip(names, (tensors, other), strict=True):
+        (model / file).parent.mkdir(exist_ok=True)
         save_file({n: np.ascontiguousarray(t) for n, t in held.items()},
                   model / f"{file}.safetensors")  # fmt: skip
     return model
@@ -127,6 +129,33 @@ def test_a_slice_in_another_rank_is_no_copy_that_is_equal(tmp_path):
     assert "with other shapes or dtypes" in finding.title
 
 
+IN_FOLDERS = ("rank_0/model", "rank_1/model")
+
+
+def test_folders_of_ranks_are_one_checkpoint(tmp_path):
+    model = ranked(tmp_path, lambda gate: gate, IN_FOLDERS)
+    (model / "notes").mkdir()
+    assert (gate(GateRequest("model")).exit_code, outcome("MGI114").state) == (0, "passed")
+
+
+def test_a_config_in_the_first_of_the_folders_counts_for_all(tmp_path):
+    model = ranked(tmp_path, lambda gate: gate, IN_FOLDERS)
+    (model / "config.json").rename(model / "rank_0/config.json")
+    assert gate(GateRequest("model")).exit_code == 0
+
+
+def test_a_router_that_differs_between_folders_is_an_error_that_names_both(tmp_path):
+    ranked(tmp_path, lambda gate: (gate * gate.dtype.type(1.02)).astype(gate.dtype), IN_FOLDERS)
+    (finding,) = outcome("MGI114").findings
+    assert "rank_0/model.safetensors and in rank_1/model.safetensors" in finding.title
+
+
+def test_folders_that_are_no_ranks_are_not_joined(tmp_path):
+    ranked(tmp_path, lambda gate: gate, ("step_1/model", "step_2/model"))
+    with pytest.raises(CheckpointError, match="expected a checkpoint"):
+        gate(GateRequest("model"))
+
+
 RANKS = {
     ("model-rank-0", "model-rank-1"): True,
     ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"): True,
@@ -137,6 +166,9 @@ RANKS = {
     ("step1.pt", "step2.pt"): False,
     ("model-rank-0",): False,
     ("model-rank-0", "other-rank-1"): False,
+    ("rank_0/a", "rank_0/b", "rank_1/a", "rank_1/b"): True,
+    ("rank_0/a", "rank_0/b", "rank_1/a"): False,
+    (): False,
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from moegeom.core.text import percent
 from moegeom.geometry.rows import LEAST_ROWS_FOR_GRAM, gram_noise, size
-from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, says
+from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, always, says
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import RowPair, share
 
@@ -23,6 +23,10 @@ _ROUNDINGS, _PRODUCTS = 2.0, 1e-5
 #: Rows that moved by so much of their length would be those of another router if they had not
 #: turned: then other noise than rounding may have come with the rotation.
 _FAR = 0.7
+
+
+#: Lengths that spread by fewer times what rounding changes of them do not tell rows apart.
+_SPREAD = 4.0
 
 
 def _rotated(pair: RowPair) -> Iterator[RowFit]:
@@ -50,6 +54,26 @@ def _rotated(pair: RowPair) -> Iterator[RowFit]:
     )
 
 
+def _turned(pair: RowPair) -> Iterator[RowFit]:
+    """Projected rows that are nowhere near where they were, and all as long as they were.
+
+    Noise of so much of a row would change its length by a quarter.
+    """
+    if pair.lengths is None or pair.new_lengths is None or len(pair.a) < LEAST_ROWS_FOR_GRAM:
+        return
+    if min(pair.lengths.min(), pair.new_lengths.min()) <= 0.0:
+        return
+    moved = share(size(pair.b - pair.a), size(pair.a))
+    before = np.log(pair.lengths[pair.place])
+    rounding = np.linalg.norm(pair.half_step, axis=1) / np.linalg.norm(pair.b, axis=1)
+    is_kept = np.abs(np.log(pair.new_lengths) - before) <= rounding
+    spread = float(before.std() / rounding.max())
+    if moved < _FAR or not is_kept.all() or spread <= _SPREAD:
+        return
+    detail = f"rows moved by {percent(moved)}, and each is as long as it was"
+    yield RowFit(pair.b, 3.0, size=moved, detail=detail, saved=len(before) * float(np.log2(spread)))
+
+
 def _judge(change: Change, pair: Exported) -> Judgement:
     noise, allowed = float(change.evidence["gram_noise"]), pair.own_rounding()
     told = f"W diag(g)^2 W^T changed as noise of {percent(noise)} on the rows would change it"
@@ -69,4 +93,15 @@ ROTATED = Edit(
     ),
     _judge,
     _rotated,
+)
+
+TURNED = Edit(
+    "turned",
+    "turned, each as long as it was",
+    says(
+        "the same function if rows and hidden states were rotated alike, which needs the rows of "
+        "both checkpoints to be told."
+    ),
+    always("inconclusive"),
+    _turned,
 )
