@@ -150,6 +150,8 @@ def _outlying_weights(found: Evidence) -> CauseVerdict | None:
     for layer in found.layers:
         rule = layer.weights
         if rule is not None and rule.outlying > 0.0 and found.has_other_inputs:
+            if (said := _wrong_weights(found, (layer,))) is not None:
+                return said
             detail = (
                 f"in {found.names(layer.router)} the weights of {_percent(rule.outlying)} of the "
                 "tokens are not those that B's own inputs give; those of the others are."

@@ -194,7 +194,7 @@ class Proposal:
         routed, own = self.routed, site.router
         assert routed is not None
         how = routed.arithmetic
-        is_exact = how.input == how.operands == AS_STORED.input == AS_STORED.operands
+        is_exact = (how.input, how.operands) == (AS_STORED.input, AS_STORED.operands)
         same_bias = _same(routed.logit_bias, own.logit_bias)
         return (
             self.inputs is None
