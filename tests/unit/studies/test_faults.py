@@ -162,7 +162,7 @@ def test_a_few_flips_suffice_where_b_tells_how_it_chose(router, tells):
     weight = np.ascontiguousarray(router.weight, np.float32)
     rows = decoded(weight, Code("int8", 1, 0, 127.0))
     silent, telling = site(router, rows), site(router, rows, tells=tells)
-    assert 0 < telling.differs.sum() < 40
+    assert 0 < telling.differs.mean() < 0.1
     best = believed(found(telling))
     assert best is not None
     assert "int8 by row, scale amax/127" in best.text
@@ -188,7 +188,7 @@ def test_what_b_chose_by_its_own_logits_is_no_fault_behind_them(router):
 
 def test_equal_rows_tie_whatever_a_product_makes_of_them(router):
     weight = router.weight.copy()
-    weight[1::2] = weight[::2]
+    weight[1::3], weight[2::3] = weight[::3], weight[:-2:3]
     twins = dataclasses.replace(router, weight=weight)
     one = site(twins)
     order = np.argsort(-one.logits[:, ::-1].astype(np.float64).round(4), axis=1, kind="stable")
