@@ -300,6 +300,12 @@ def weight_rule(
     logits, chosen = site.logits[some], site.theirs[some]
     theirs = sides.other_output(router.name, "routing_weights", rows[some])
     plain = weights_of(router, logits, chosen)
+    error, is_far = _error(theirs, plain), _are_far(theirs, plain)
+    is_zero = (theirs == 0.0) & (plain > 0.0)
+    last = plain == plain.min(axis=1, keepdims=True)
+    outlying = _FEW <= is_far.sum() <= 0.5 * len(is_far)
+    if outlying:  # the others follow the rule
+        logits, chosen, theirs, plain = (x[is_far] for x in (logits, chosen, theirs, plain))
     found = {
         name: _error(theirs, weights_of(changed, logits, chosen))
         for name, changed in _other_rules(router)
@@ -307,34 +313,31 @@ def weight_rule(
     found["in another order than their experts"] = _error(*(np.sort(x) for x in (theirs, plain)))
     times = float(np.median(np.divide(theirs, plain, out=np.ones_like(plain), where=plain > 0.0)))
     found[f"{times:.3g} times as large"] = _error(theirs, times * plain)
-    with_bias, outlying = None, _outlying(theirs, plain)
+    with_bias = None
     if router.selection_bias is not None and router.selection_bias.any():
         with_bias = _error(theirs, weights_of(router, logits, chosen, leaks=True))
     # of rules that fit as well as stored weights can tell, the first: what is fitted comes last
     nearest = min(found, key=lambda name: max(found[name], _FITS))
-    is_zero = (theirs == 0.0) & (plain > 0.0)
-    last = plain == plain.min(axis=1, keepdims=True)
     return WeightRule(
         len(rows),
-        _error(theirs, plain),
+        error,
         with_bias,
         nearest,
         found[nearest],
         zeros=float(is_zero.mean()),
         zeros_last=float(last[is_zero].mean()) if is_zero.any() else 0.0,
-        outlying=outlying,
+        outlying=float(is_far.mean()) if outlying else 0.0,
     )
 
 
-def _outlying(
+def _are_far(
     theirs: Float64[np.ndarray, "tokens k"], plain: Float64[np.ndarray, "tokens k"]
-) -> float:
-    """Share of the tokens whose weights are off by much more than those of most; 0 for a few."""
+) -> Bool[np.ndarray, "tokens"]:
+    """Tokens whose weights are off by much more than those of most."""
     size = np.sqrt((plain**2).mean(axis=1))
     apart = np.sqrt(((theirs - plain) ** 2).mean(axis=1))
     relative = np.divide(apart, size, out=np.zeros_like(apart), where=size > 0.0)
-    far = relative > max(_FITS, _FAR * float(np.median(relative)))
-    return float(far.mean()) if far.sum() >= _FEW else 0.0
+    return relative > max(_FITS, _FAR * float(np.median(relative)))
 
 
 def _error(theirs: np.ndarray, ours: np.ndarray) -> float:

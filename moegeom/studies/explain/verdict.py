@@ -115,7 +115,7 @@ def _wrong_weights(
 ) -> CauseVerdict | None:
     for layer in found.layers if layers is None else layers:
         rule = layer.weights
-        if rule is None or rule.error <= _SAME_WEIGHTS:
+        if rule is None or (rule.error <= _SAME_WEIGHTS and not rule.outlying):
             continue
         if rule.zeros > 0.0:
             detail = (
@@ -127,6 +127,8 @@ def _wrong_weights(
                 return CauseVerdict("routing weights differ", detail, layer.router)
             return CauseVerdict("capacity", f"{detail}.", layer.router)
         where = f"from {found.names(layer.router)} on weights differ by {rule.error:.2g}, relative"
+        if rule.outlying > 0.0:
+            where += f", those of {_percent(rule.outlying)} of the tokens much more than the others"
         if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
             detail = f"{where}; with the selection bias in the scores by {rule.with_bias:.1g}."
             return CauseVerdict("bias in routing weights", detail, layer.router)
@@ -149,7 +151,11 @@ def _outlying_weights(found: Evidence) -> CauseVerdict | None:
     """Weights of some tokens that B's own inputs do not give, where those of most they do."""
     for layer in found.layers:
         rule = layer.weights
-        if rule is not None and rule.outlying > 0.0 and found.has_other_inputs:
+        if rule is None or rule.outlying == 0.0 or not found.has_other_inputs:
+            continue
+        if layer.reproduced == 1.0:  # else it may be the router that gives them
+            if (said := _wrong_weights(found, (layer,))) is not None:
+                return said
             detail = (
                 f"in {found.names(layer.router)} the weights of {_percent(rule.outlying)} of the "
                 "tokens are not those that B's own inputs give; those of the others are."

@@ -194,12 +194,11 @@ class Proposal:
         routed, own = self.routed, site.router
         assert routed is not None
         how = routed.arithmetic
-        is_exact = how.input == how.operands == AS_STORED.input == AS_STORED.operands
-        same_bias = _same(routed.logit_bias, own.logit_bias)
+        is_exact = (how.input, how.operands) == (AS_STORED.input, AS_STORED.operands)
         return (
             self.inputs is None
             and is_exact
-            and same_bias
+            and same_bias(routed.logit_bias, own.logit_bias)
             and np.array_equal(routed.router.weight, own.weight)
         )
 
@@ -267,7 +266,7 @@ def routed(
     if router is None or not site.has_logits or (needs_inputs and not site.has_inputs):
         return
     emulated = emulate(router, dataclasses.replace(how, name=name))
-    if only_stores and _is_stored_so(emulated, site.router):
+    if only_stores and is_stored_so(emulated, site.router):
         return
     yield Proposal(
         name, text, cause, bits, own_bits, emulated, inputs, of_other=name.endswith("_of_other")
@@ -291,12 +290,15 @@ def plain(router: Router, has_inputs: bool) -> Router:
     return router
 
 
-def _is_stored_so(emulated: Emulated, router: Router) -> bool:
+def is_stored_so(emulated: Emulated, router: Router) -> bool:
     """Whether rows and selection bias are what they were: already in the coarser format."""
-    same_bias = _same(emulated.selection_bias, router.selection_bias)
-    same_bias = same_bias and _same(emulated.logit_bias, router.logit_bias)
-    return same_bias and np.array_equal(emulated.router.weight, router.weight)
+    return (
+        same_bias(emulated.selection_bias, router.selection_bias)
+        and same_bias(emulated.logit_bias, router.logit_bias)
+        and np.array_equal(emulated.router.weight, router.weight)
+    )
 
 
-def _same(bias: np.ndarray | None, own: np.ndarray | None) -> bool:
+def same_bias(bias: np.ndarray | None, own: np.ndarray | None) -> bool:
+    """Whether there is none on either side, or the same numbers."""
     return bias is own or (bias is not None and own is not None and np.array_equal(bias, own))

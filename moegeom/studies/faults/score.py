@@ -394,6 +394,10 @@ def _router_bits(having: Sequence[SiteScores], sites: Sequence[SiteScores]) -> f
 #: it has to lead everything of another cause.
 LEAST_BITS, _EXPLAINS, REPAIRS, _LEADS = 50.0, 0.4, 0.4, 10.0
 
+#: ... of what is fitted, such as the experts that it is about, on some of the tokens alone: with so
+#: much freedom an operator fits a part of what another one did.
+_FITTED_BITS = 400.0
+
 #: ... or this share of all sets that differ there.
 _MENDS = 0.8
 
@@ -423,7 +427,7 @@ def explaining(found: Sequence[Fault]) -> list[Fault]:
 
 def _explains(one: Fault) -> bool:
     """Whether it saves enough; rounding need not, where noise hides it and it is everywhere."""
-    if one.bits < LEAST_BITS:
+    if one.bits < (_FITTED_BITS if one.is_fitted and one.region.text else LEAST_BITS):
         return False
     if one.cause in _ROUNDING and not one.region.text and not one.is_fitted:
         # where every set is met, ties tell them apart, and a coarser format only makes more of them

@@ -14,7 +14,7 @@ from moegeom.core.router import Router
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
 from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances
-from moegeom.studies.faults.operator import Proposal, Site
+from moegeom.studies.faults.operator import Proposal, Site, is_stored_so
 from moegeom.studies.faults.scope import listed
 from moegeom.variants.emulated import Emulated, emulate
 
@@ -33,7 +33,7 @@ def of_some_experts(
     edited = candidate.routed
     if edited is None or candidate.of_all_only or candidate.inputs is not None:
         return
-    if _is_same_for_each(site, edited):
+    if is_stored_so(edited, site.router):
         return
     experts, told = len(site.matching), []
     differs = site.differs[rows]
@@ -197,18 +197,16 @@ _PARTS = (2, 4)
 _ROUNDS, _SOFT, _FAR, _LEAST_BETTER = 4, 1.0, 12.0, 3.0
 
 
-def _is_same_for_each(site: Site, edited: Emulated) -> bool:
-    """Whether neither rows nor biases of the experts are others."""
-    bias, own = edited.selection_bias, site.router.selection_bias
-    same = bias is own or (bias is not None and own is not None and np.array_equal(bias, own))
-    return same and np.array_equal(edited.router.weight, site.router.weight)
-
-
 def _mixed(site: Site, edited: Emulated, is_some: Bool[np.ndarray, "experts"]) -> Emulated:
-    rows = np.where(is_some[:, None], edited.router.weight, site.router.weight)
-    bias, own = edited.selection_bias, site.router.selection_bias
-    if bias is not None and own is not None:
-        bias = np.where(is_some, bias, own)
-    plain = dataclasses.replace(edited.arithmetic, parameter="float32", bias="float32")
-    router = dataclasses.replace(edited.router, weight=rows, selection_bias=bias)
-    return emulate(router, plain)
+    own, biases = site.router, {}
+    rows = np.where(is_some[:, None], edited.router.weight, own.weight)
+    for kind in ("selection_bias", "logit_bias"):
+        bias, plain = getattr(edited, kind), getattr(own, kind)
+        if bias is None and plain is None:
+            continue
+        none = np.zeros(len(is_some))
+        biases[kind] = np.where(
+            is_some, none if bias is None else bias, none if plain is None else plain
+        )
+    how = dataclasses.replace(edited.arithmetic, parameter="float32", bias="float32")
+    return emulate(dataclasses.replace(edited.router, weight=rows, **biases), how)

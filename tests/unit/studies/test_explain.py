@@ -216,6 +216,43 @@ def test_weights_are_judged_first_where_sets_still_agree():
     assert found.cause == "capacity"
 
 
+def test_what_is_fitted_to_b_gives_way_to_what_is_not():
+    fitted = fault("x", 1000.0, cause="bias differs", is_fitted=True)
+    plain = fault("y", 900.0, cause="bias missing")
+    assert verdict(evidence(noisy(), faults=(fitted, plain))).cause == "bias missing"
+    far = fault("y", 800.0, cause="bias missing")
+    assert verdict(evidence(noisy(), faults=(fitted, far))).cause == "bias differs"
+
+
+def test_rounding_that_mends_no_set_is_not_believed():
+    nothing = fault("x", 100.0, mended=0.0)
+    assert verdict(evidence(noisy(), faults=(nothing,))).cause == "arithmetic noise only"
+
+
+def test_weights_that_no_rule_explains_need_the_inputs_of_b():
+    rule = WeightRule(500, 0.4, None, "renormalised", 0.3)
+    first = layer(0, 1.0, weights=rule)
+    assert verdict(evidence(first)).cause == "inconclusive"
+    known = verdict(evidence(first, has_other_inputs=True))
+    assert known.cause == "routing weights differ"
+
+
+def test_weights_of_some_tokens_are_told_where_their_inputs_are_known():
+    rule = WeightRule(500, 0.001, None, "renormalised", 0.3, outlying=0.02)
+    first = layer(0, 1.0, weights=rule)
+    found = verdict(evidence(first, has_other_inputs=True))
+    assert found.cause == "routing weights differ"
+    assert "2 % of the tokens" in found.detail
+    assert verdict(evidence(first)).cause == "no disagreement"
+
+
+def test_a_fault_that_leaves_much_of_b_on_its_own_inputs_is_not_believed():
+    part = fault("x", 100.0, cause="bias missing", reproduced={"text/0": 0.96})
+    found = verdict(evidence(noisy(), faults=(part,), has_other_inputs=True))
+    assert found.cause == "inconclusive"
+    assert verdict(evidence(noisy(), faults=(part,))).cause == "bias missing"
+
+
 def test_another_fingerprint_is_said_before_noise_and_a_found_cause_before_it():
     assert verdict(evidence(noisy(), is_of_another=True)).cause == "another checkpoint"
     found = verdict(evidence(noisy(), faults=(fault("x", 100.0),), is_of_another=True))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
+from moegeom.geometry.codes import Code, decoded
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.faults.compose import met_under, with_composed
@@ -16,6 +19,7 @@ from moegeom.studies.faults.operators.biases import fitted_bias
 from moegeom.studies.faults.operators.damaged import row_costs
 from moegeom.studies.faults.scope import SCOPES, Where, best_region
 from moegeom.studies.faults.score import believed, faults, score_site
+from moegeom.studies.faults.told import Told, weights_of
 from moegeom.variants.emulated import emulate
 from tests.museum.checkpoint import Checkpoint
 from tests.museum.healthy import softmax_model
@@ -82,8 +86,10 @@ def router(tmp_path_factory):
     return load_routers(open_checkpoint(path)).routers[0]
 
 
-def site(router, rows=None, tokens: int = TOKENS, noise: float = 0.0, theirs=None) -> Site:
-    """B routes with other ``rows``, on inputs with noise."""
+def site(
+    router, rows=None, tokens: int = TOKENS, noise: float = 0.0, theirs=None, tells: str = ""
+) -> Site:
+    """B routes with other ``rows``, on inputs with noise; it ``tells`` logits, weights or nothing."""
     random = np.random.default_rng(3)
     inputs = random.standard_normal((tokens, router.hidden_size)).astype(np.float32)
     moved = inputs + np.float32(noise) * random.standard_normal(inputs.shape, np.float32)
@@ -93,6 +99,11 @@ def site(router, rows=None, tokens: int = TOKENS, noise: float = 0.0, theirs=Non
     chosen = [
         np.argsort(-z, axis=1, kind="stable")[:, :k].astype(np.int32) for z in (logits, other)
     ]
+    told = None
+    if tells == "logits":
+        told = Told(other.astype(np.float64), True)
+    elif tells == "weights":
+        told = Told.of_weights(weights_of(router, other, chosen[1]))
     return Site(
         router=router,
         number=0,
@@ -108,7 +119,7 @@ def site(router, rows=None, tokens: int = TOKENS, noise: float = 0.0, theirs=Non
         kernels=load_kernels("cpu"),
         has_inputs=True,
         has_logits=True,
-        told=None,
+        told=told,
         chosen_at=lambda number: chosen[0],
         values_at=lambda number: lambda some: inputs[some],
     )
@@ -144,6 +155,47 @@ def test_rows_that_are_copies_are_found(router):
     best = believed(found(one))
     assert best is not None
     assert (best.cause, best.name) == ("rows damaged", "rows_copied")
+
+
+@pytest.mark.parametrize("tells", ["logits", "weights"])
+def test_a_few_flips_suffice_where_b_tells_how_it_chose(router, tells):
+    weight = np.ascontiguousarray(router.weight, np.float32)
+    rows = decoded(weight, Code("int8", 1, 0, 127.0))
+    silent, telling = site(router, rows), site(router, rows, tells=tells)
+    assert 0 < telling.differs.mean() < 0.1
+    best = believed(found(telling))
+    assert best is not None
+    assert "int8 by row, scale amax/127" in best.text
+    assert best.bits > 100.0 * max(one.bits for one in found(silent))
+
+
+def test_rows_of_some_experts_are_known_by_their_weights(router):
+    rows = router.weight.copy()
+    rows[[5, 20]] *= 1.1
+    best = believed(found(site(router, rows, tells="weights")))
+    assert best is not None
+    assert "rows times 1.1, 2 of 32 experts (5, 20)" in best.text
+
+
+def test_what_b_chose_by_its_own_logits_is_no_fault_behind_them(router):
+    one = site(router, 1.3 * router.weight + 0.2 * router.weight[::-1], tells="logits")
+    assert one.is_of_logits
+    causes = {fault.cause for fault in found(one)}
+    assert not causes & {"bias missing", "bias differs", "rule differs", "ties broken by number"}
+    renamed = np.random.default_rng(0).permutation(EXPERTS)[one.mine].astype(np.int32)
+    assert not site(router, theirs=renamed, tells="logits").is_of_logits
+
+
+def test_equal_rows_tie_whatever_a_product_makes_of_them(router):
+    weight = router.weight.copy()
+    weight[1::3], weight[2::3] = weight[::3], weight[:-2:3]
+    twins = dataclasses.replace(router, weight=weight)
+    one = site(twins)
+    order = np.argsort(-one.logits[:, ::-1].astype(np.float64).round(4), axis=1, kind="stable")
+    theirs = (EXPERTS - 1 - order[:, : twins.rule.top_k]).astype(np.int32)
+    best = believed(found(site(twins, theirs=theirs)))
+    assert best is not None
+    assert (best.cause, best.name) == ("ties broken by number", "ties_highest")
 
 
 def test_small_noise_is_no_fault(router):

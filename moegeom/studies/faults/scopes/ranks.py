@@ -20,9 +20,10 @@ def _in_turn(
     for count in range(2, _MOST + 1):
         group = np.where(number >= 0, number % count, -1)
         of_each = np.append(sums(saved, group), np.zeros(count))[:count]
-        chosen = np.flatnonzero(of_each > 0.0)
+        is_chosen = of_each > 0.0
+        chosen = np.flatnonzero(is_chosen)
         if 0 < len(chosen) < count:
-            inside = np.isin(group, chosen)
+            inside = is_chosen[group] & (group >= 0)
             text = f"{what} {listed(chosen)} modulo {count}"
             yield TokenRegion(inside, text, math.log2(_MOST) + count)
 
