@@ -65,7 +65,7 @@ class Drawn:
         return self.results.columns(table, wanted, **where)
 
     def by_router(
-        self, table: str, wanted: Sequence[str], **equal: str
+        self, table: str, wanted: Sequence[str], **equal: str | Sequence[str]
     ) -> dict[str, dict[str, list[Any]]]:
         """The same for each router that has rows, in the order of the layers."""
         held = self.columns(table, ["router", *wanted], **equal)
