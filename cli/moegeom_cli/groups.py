@@ -196,6 +196,32 @@ class TokenOptions(Options):
         return super().terms | {"router_map": parse_map(self.router_map or ())}
 
 
+@dataclasses.dataclass(frozen=True)
+class RunBOptions(Options):
+    """B, another run, and what its file is where it cannot say it itself."""
+
+    run_b: Annotated[
+        str | None,
+        typer.Option("--run-b", help="B, another run of the same text: recording, or trace."),
+    ] = None
+    stage_b: Annotated[
+        str | None,
+        typer.Option("--stage-b", help="What the numbers of B are, where B is a foreign file."),
+    ] = None
+    dialect_b: Annotated[
+        str | None,
+        typer.Option("--dialect-b", help="Whose trace B is, where the file does not show it."),
+    ] = None
+    map_b: Annotated[
+        list[str] | None, typer.Option("--map-b", help="The same as --map, for the arrays of B.")
+    ] = None
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """Parameters of a request."""
+        return super().terms | {"map_b": parse_map(self.map_b or ())}
+
+
 def _known_device(text: str | None) -> str | None:
     if text is not None:
         from moegeom.engine.devices.choice import refuse_unknown_device

@@ -26,18 +26,6 @@ Tokens = Annotated[
         help="Recording, trace of an engine; or npy, npz, safetensors, Parquet with --stage.",
     ),
 ]
-RunB = Annotated[
-    str | None,
-    typer.Option("--run-b", help="B, another run of the same text: recording, or trace."),
-]
-StageB = Annotated[
-    str | None,
-    typer.Option("--stage-b", help="What the numbers of B are, where B is a foreign file."),
-]
-DialectB = Annotated[
-    str | None,
-    typer.Option("--dialect-b", help="Whose trace B is, where the file does not show it."),
-]
 LogProbsFile = Annotated[
     Path | None,
     typer.Option(

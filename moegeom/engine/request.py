@@ -152,9 +152,10 @@ class TokensRequest(Terms):
 class ScanRequest(TokensRequest, MeasureOptions):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
 
-    ``run_b`` are choices of another run for the same tokens, ``checkpoint_b`` is a second
-    checkpoint, whose routers choose for the same inputs. ``out`` None is a folder of its own for
-    each request in ``runs``; results of the same request that are there already are the answer.
+    ``run_b`` are choices of another run for the same tokens, ``map_b`` says which of its arrays is
+    which router; ``checkpoint_b`` is a second checkpoint, whose routers choose for the same inputs.
+    ``out`` None is a folder of its own for each request in ``runs``; results of the same request
+    that are there already are the answer.
     """
 
     #: What names of results end in where ``out`` is None.
@@ -166,6 +167,7 @@ class ScanRequest(TokensRequest, MeasureOptions):
     run_b: str | None = None
     stage_b: str | None = None
     dialect_b: str | None = None
+    map_b: Mapping[str, str] = field(default_factory=dict)
     checkpoint_b: str | None = field(
         default=None, metadata=outside_plan("a path; what its routers are stands beside it")
     )

@@ -302,6 +302,10 @@ def explain_command(request: ScanRequest) -> str:
         return ""
     typed = [request.checkpoint, "--tokens", path, "--run-b", request.run_b]
     typed += [] if request.checkpoint_b is None else ["--checkpoint-b", request.checkpoint_b]
+    for option, value in (("--stage-b", request.stage_b), ("--dialect-b", request.dialect_b)):
+        typed += [] if value is None else [option, value]
+    for key, router in request.map_b.items():
+        typed += ["--map-b", f"{key}={router}"]
     return f"{shlex.join(['moegeom', 'explain', *typed])} {request.typed_again()}".rstrip()
 
 

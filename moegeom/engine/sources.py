@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
@@ -22,6 +24,9 @@ from moegeom.tokens.traces.run_b import RunB, match_run_b
 
 #: Tokens drawn from a synthetic prior when none are recorded.
 PRIOR_TOKENS = 16_384
+
+#: Options of the file of A in a hint; each has a sister for B.
+_OF_TOKENS = re.compile(r"(--(?:stage|dialect|map))(?![\w-])")
 
 
 def open_source(
@@ -101,13 +106,22 @@ def open_run_b(
     if source is None or isinstance(source, CountedSource):
         raise UsageError("--run-b needs --tokens, a recording of the same text.")
     known = known_routers(whole)
-    opened = open_choices(request.run_b, request.stage_b, request.dialect_b, known)
+    opened = open_choices(request.run_b, request, known)
     return match_run_b(source, opened, known)
 
 
-def open_choices(
-    path: str, stage: str | None, dialect: str | None, known: tuple[KnownRouter, ...]
-) -> TokenSource:
+class OfRunB(Protocol):
+    """What a request says of the file of B, as it does of that of A."""
+
+    @property
+    def stage_b(self) -> str | None: ...
+    @property
+    def dialect_b(self) -> str | None: ...
+    @property
+    def map_b(self) -> Mapping[str, str]: ...
+
+
+def open_choices(path: str, asked: OfRunB, known: tuple[KnownRouter, ...]) -> TokenSource:
     """What another run chose, token by token: a recording, a trace or a foreign file.
 
     Raises
@@ -117,9 +131,11 @@ def open_choices(
     """
     names = tuple(router.name for router in known)
     try:
-        opened = open_tokens(path, stage, None, names, known, dialect)
-    except UsageError as refusal:  # whose hints are those of --tokens
-        refusal.hint = refusal.hint.replace("--stage", "--stage-b")
+        opened = open_tokens(
+            path, asked.stage_b, asked.map_b or None, names, known, asked.dialect_b
+        )
+    except MoeGeomError as refusal:  # whose hints are those of --tokens
+        refusal.hint = _OF_TOKENS.sub(r"\1-b", refusal.hint)
         raise
     if isinstance(opened, CountedSource):
         raise UsageError(

@@ -12,12 +12,13 @@ from moegeom_cli.groups import (
     ModelOptions,
     OutOptions,
     PlotOptions,
+    RunBOptions,
     RunOptions,
     ScreenOptions,
     TokenOptions,
     with_groups,
 )
-from moegeom_cli.options import DialectB, ExcludeFirst, OutOfScan, RunB, StageB, Tokens
+from moegeom_cli.options import ExcludeFirst, OutOfScan, Tokens
 
 COMMAND = Command(Group.explore, 1, "moegeom boundary-report CKPT --tokens REC --arith bf16")
 
@@ -27,6 +28,7 @@ def run(
     checkpoint: Annotated[
         str, typer.Argument(help="Checkpoint, or results of an earlier boundary-report.")
     ],
+    other: RunBOptions,
     token_options: TokenOptions,
     model: ModelOptions,
     work: RunOptions,
@@ -42,9 +44,6 @@ def run(
         str | None,
         typer.Option("--reference", help="The arithmetic to compare with [default: as stored]."),
     ] = None,
-    run_b: RunB = None,
-    stage_b: StageB = None,
-    dialect_b: DialectB = None,
     checkpoint_b: Annotated[
         str | None,
         typer.Option("--checkpoint-b", help="A second checkpoint: its routers on the same inputs."),
@@ -77,10 +76,8 @@ def run(
             arithmetics=arithmetics,
             reference=reference,
             noise=noise,
-            run_b=run_b,
-            stage_b=stage_b,
-            dialect_b=dialect_b,
             checkpoint_b=checkpoint_b,
+            **other.terms,
             **token_options.terms,
             **model.terms,
             **work.terms,

@@ -7,8 +7,15 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOptions, with_groups
-from moegeom_cli.options import CHECKPOINT, DialectB, LogProbsFile, RunB, StageB, Tokens
+from moegeom_cli.groups import (
+    ModelOptions,
+    PlotOptions,
+    RunBOptions,
+    ScreenOptions,
+    TokenOptions,
+    with_groups,
+)
+from moegeom_cli.options import CHECKPOINT, LogProbsFile, Tokens
 
 COMMAND = Command(Group.compare, 2, "moegeom explain CKPT --tokens REC_A --run-b REC_B")
 
@@ -16,14 +23,12 @@ COMMAND = Command(Group.compare, 2, "moegeom explain CKPT --tokens REC_A --run-b
 @with_groups
 def run(
     checkpoint: Annotated[str, typer.Argument(help=f"What A ran: {CHECKPOINT}.")],
+    other: RunBOptions,
     token_options: TokenOptions,
     model: ModelOptions,
     screen: ScreenOptions,
     plots: PlotOptions,
     tokens: Tokens = None,
-    run_b: RunB = None,
-    stage_b: StageB = None,
-    dialect_b: DialectB = None,
     checkpoint_b: Annotated[
         str | None,
         typer.Option("--checkpoint-b", help="Checkpoint that B may have loaded instead."),
@@ -40,11 +45,9 @@ def run(
         ExplainRequest,
         checkpoint=checkpoint,
         tokens=tokens,
-        run_b=run_b,
-        stage_b=stage_b,
-        dialect_b=dialect_b,
         checkpoint_b=checkpoint_b,
         log_probs=log_probs,
+        **other.terms,
         **token_options.terms,
         **model.terms,
     )

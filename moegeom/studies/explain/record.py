@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +17,14 @@ from moegeom.studies.log_probs import LogProbs
 class ExplainRequest(TokensRequest):
     """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``run_b``.
 
-    ``checkpoint_b`` is a checkpoint that B may have loaded instead, ``log_probs`` a file of
-    log-probabilities of both.
+    ``map_b`` says which array of B is which router; ``checkpoint_b`` is a checkpoint that B may
+    have loaded instead, ``log_probs`` a file of log-probabilities of both.
     """
 
     run_b: str | None = None
     stage_b: str | None = None
     dialect_b: str | None = None
+    map_b: Mapping[str, str] = field(default_factory=dict)
     checkpoint_b: str | None = None
     log_probs: Path | None = None
 

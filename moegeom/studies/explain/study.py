@@ -189,7 +189,7 @@ def _told(fault: Fault) -> NamedFault:
 def _open_run_b(request: ExplainRequest, source: TokenSource, whole: Sequence[Router]) -> RunB:
     assert request.run_b is not None
     known = known_routers(whole)
-    opened = open_choices(request.run_b, request.stage_b, request.dialect_b, known)
+    opened = open_choices(request.run_b, request, known)
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
 
     def routed(name: str) -> np.ndarray:
