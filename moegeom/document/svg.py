@@ -123,7 +123,8 @@ class _Plot:
         inner = width - left - _RIGHT
         top = _TOP if panel.title else 8.0
         top += _LEGEND * len(_legend_lines(panel.marks, inner))
-        slant = 3.8 * max(map(len, panel.x.names)) if _is_slanted(panel.x.names, inner) else 0.0
+        name = min(max(map(len, panel.x.names), default=0), _LONGEST_NAME)
+        slant = 3.8 * name if _is_slanted(panel.x.names, inner) else 0.0
         below = _BOTTOM + max(slant - 8.0, 0.0) + (_KEY if heat else 0.0)
         height = _HEIGHT
         if heat is not None:
