@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import CHECKS, NO_NAME, measured_results, run_checks
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
@@ -26,12 +26,12 @@ from moegeom.core.registry import unknown_name
 from moegeom.engine.parameters import option_of
 from moegeom.engine.request import tokens_path
 from moegeom.engine.run_facts import refused_facts
+from moegeom.engine.session import Session
 from moegeom.metrics import METRICS
-from moegeom.pipeline import ScanRequest, Watch, lint, results_of
+from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
-from moegeom.router.load import load_routers
 from moegeom.studies.check.record import Gate, GateRequest
 from moegeom.studies.check.since_baseline import drifts_since
 
@@ -55,9 +55,9 @@ def gate(
     baseline = None
     if baseline_file is not None and not request.update_baseline:
         baseline = read_baseline(baseline_file)
-    results = measured_target(request, watch)
-    if _has_samples(baseline) and "refused" not in results.run and not is_results(request.target):
-        results = with_expert_samples(results, _samples(request, announce))
+    results, opened = measured_target(request, watch)
+    if _has_samples(baseline) and opened is not None:
+        results = with_expert_samples(results, _samples(opened, announce))
     verdict = judge_results(request, results, profile, baseline)
     release = None
     if profile.base == "default" and not verdict.exit_code:
@@ -71,7 +71,9 @@ def gate(
     written = None
     if request.update_baseline:
         written = baseline_file or Path(DEFAULT_BASELINE)
-        update_baseline(request, results, written, announce)
+        if opened is not None:
+            results = with_expert_samples(results, _samples(opened, announce))
+        update_baseline(request, results, written)
     return Gate(verdict, results.run, written, release)
 
 
@@ -155,27 +157,34 @@ def _other_side(request: GateRequest) -> tuple[str, ...]:
     return (f"{RUN_FILE} beside the weights: results count in a folder of their own",)
 
 
-def measured_target(request: GateRequest, watch: Watch | None = None) -> ResultsView:
-    """Results of the target: read, measured on tokens, or what its weights tell."""
+def measured_target(
+    request: GateRequest, watch: Watch | None = None
+) -> tuple[ResultsView, Session | None]:
+    """Results of the target, read, measured on tokens, or what its weights tell; and the target,
+    where it is a checkpoint whose routers can be read.
+    """
     if is_results(request.target):
         _refuse_measuring(request)
-        return open_results(request.target)
-    if request.tokens is None and request.out is None:
-        return lint(request.target, request)
-    asked = ScanRequest(
-        checkpoint=request.target,
-        out=request.out,
-        tokens=request.tokens,
-        skip_non_finite=request.skip_non_finite,
-        **request.shared(),
-    )
+        return open_results(request.target), None
     try:
-        return results_of(asked, watch)
+        has_tokens = request.tokens is not None
+        opened = Session.of(request.target, request, with_listed=has_tokens)
+        if not has_tokens and request.out is None:
+            return lint(request.target, request, opened), opened
+        asked = ScanRequest(
+            checkpoint=request.target,
+            out=request.out,
+            tokens=request.tokens,
+            skip_non_finite=request.skip_non_finite,
+            **request.shared(),
+        )
+        opened = opened.on(request.tokens)
+        return results_of(asked, watch, functools.partial(scan, opened=opened)), opened
     except RouterError as refusal:
         # a refusal that a check stands for is its finding, with tokens as without
         if not refusal.code:
             raise
-        return MemoryResults(refused_facts(refusal), {})
+        return MemoryResults(refused_facts(refusal), {}), None
 
 
 def _refuse_measuring(request: GateRequest) -> None:
@@ -219,17 +228,13 @@ def judge_results(
     return run_checks(measured, profile)
 
 
-def update_baseline(
-    request: GateRequest, results: ResultsView, file: Path, announce: Callable[[str], None]
-) -> None:
-    """Writes the baseline of these results, with a sample of the experts where they are at hand."""
+def update_baseline(request: GateRequest, results: ResultsView, file: Path) -> None:
+    """Writes the baseline of these results."""
     if "refused" in results.run:
         raise UsageError(
             f"{request.target}: its routers cannot be read, so there is nothing to write down.",
             "`moegeom check` without --update-baseline says what is wrong.",
         )
-    if not is_results(request.target):
-        results = with_expert_samples(results, _samples(request, announce))
     write_baseline(file, baseline_of(results))
 
 
@@ -244,10 +249,9 @@ def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryR
     return MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
 
 
-def _samples(request: GateRequest, announce: Callable[[str], None]) -> ExpertSamples:
-    store = open_checkpoint(request.target, request.remote)
-    routers = load_routers(store, asked=request.asked).routers
-    samples = read_expert_samples(store, routers)
+def _samples(opened: Session, announce: Callable[[str], None]) -> ExpertSamples:
+    routers = [router for router in opened.routers.routers if not router.listed]
+    samples = read_expert_samples(opened.store, routers)
     announce(f"read {samples.bytes_read:,} bytes of headers and expert weights to know experts by")
     return samples
 

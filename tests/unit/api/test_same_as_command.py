@@ -41,6 +41,16 @@ def told(value: object) -> object:
     return [told(entry) for entry in value] if isinstance(value, list) else value
 
 
+@pytest.fixture
+def openings(monkeypatch) -> list[str]:
+    """Names of checkpoints as they are opened."""
+    from moegeom.checkpoint import open as opening
+
+    found, local = [], opening._local
+    monkeypatch.setattr(opening, "_local", lambda path: found.append(path.name) or local(path))
+    return found
+
+
 def assert_same(report: mg.Report, *arguments: object) -> None:
     assert told(json.loads(report.json())) == told(command(*arguments))
 
@@ -64,9 +74,10 @@ def test_a_scan_that_is_kept_is_what_report_prints(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [None, REC])
-def test_check_finds_what_check_prints(tokens):
+def test_check_finds_what_check_prints(tokens, openings):
     given = [] if tokens is None else ["--tokens", tokens]
     found = mg.check(CKPT, tokens, select=["MGI", "MGB"], fail_on="warning")
+    assert openings == ["step_1500"], "it is opened once"
     assert_same(found, "check", CKPT, *given, "--select", "MGI,MGB", "--fail-on", "warning")
 
 
@@ -198,16 +209,6 @@ def _arrays(step: str, kind: str = "values") -> dict[str, np.ndarray]:
 def _file(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     np.savez(path, **{name.replace("/", "."): array for name, array in arrays.items()})
     return path
-
-
-@pytest.fixture
-def openings(monkeypatch) -> list[str]:
-    """Names of checkpoints as they are opened."""
-    from moegeom.checkpoint import open as opening
-
-    found, local = [], opening._local
-    monkeypatch.setattr(opening, "_local", lambda path: found.append(path.name) or local(path))
-    return found
 
 
 def test_two_sides_in_memory_are_compared_as_files_of_them_are(tmp_path, openings):
