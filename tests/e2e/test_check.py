@@ -290,7 +290,7 @@ def test_unreachable_limits(moegeom_gate):
     moegeom_gate("{ROOT / COLLAPSED}", fail_on="warning", profile=__file__.replace(".py", ".toml"))
 """
     )
-    (tmp_path / "test_gate.toml").write_text("[limits.MGG203]\nratio = 1.01\n")
+    (tmp_path / "test_gate.toml").write_text("[limits.MGG203]\nratio = 1.01\nsigmas = 0.1\n")
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_gate.py"],
         cwd=tmp_path,

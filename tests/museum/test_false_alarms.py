@@ -75,7 +75,7 @@ def test_fresh_documents_give_no_finding(number, population):
 def test_what_is_measured_here_is_what_the_gate_measures():
     population = POPULATIONS["trained sigmoid"]()
     source = population.draw(np.random.default_rng(5), 40)
-    by_gate = gate(GateRequest(population.path, source=source, profile=None)).verdict
+    by_gate = gate(GateRequest(population.path, tokens=source)).verdict
     here, *_ = verdicts(population.path, results_on(population.path, source))
     assert here.outcomes == by_gate.outcomes
     assert here.detectable == by_gate.detectable

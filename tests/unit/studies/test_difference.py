@@ -269,6 +269,7 @@ def test_every_word_has_a_case():
         "experts moved alone",
         "not compared",
         "logit bias shifted",
+        "turned",
     }
     assert tested | elsewhere == set(EDITS.names())
 
@@ -671,6 +672,25 @@ def test_exchanged_layers_are_told_by_results_too(differ, tmp_path):
         ("router of layer 1 of A",),
         ("router of layer 0 of A",),
     ]
+
+
+@pytest.mark.parametrize(("noise_of", "word"), [(0.0, "turned"), (0.3, "unrelated")])
+def test_rows_that_turned_are_told_by_their_lengths_where_results_are_left(
+    tmp_path, noise_of, word
+):
+    random = np.random.default_rng(6)
+    turn, _ = np.linalg.qr(random.standard_normal((256, 256)))
+
+    def turned(w, layer):
+        return w @ turn * np.exp(noise_of * random.standard_normal((len(w), 1)))
+
+    flat = softmax().edited("gain", lambda g, _: np.ones_like(g))
+    sides = (flat, flat.edited("weight", turned))
+    a, b = (
+        ProjectedRouters(lint(str(model.write(tmp_path / side))))
+        for side, model in zip("ab", sides, strict=True)
+    )
+    assert [words(compare_projected(a, b, name)[0]) for name in a.names()] == [[word]] * 2
 
 
 # ------------------------------------------------------------------------------- a subset of rows

@@ -25,8 +25,8 @@ _ROUNDINGS, _PRODUCTS = 2.0, 1e-5
 _FAR = 0.7
 
 
-#: Lengths that spread by fewer times what rounding changes of them do not tell rows apart.
-_SPREAD = 4.0
+#: Lengths that are told from those of other rows by fewer bits may be equal by chance.
+_LENGTH_BITS = 16.0
 
 
 def _rotated(pair: RowPair) -> Iterator[RowFit]:
@@ -67,11 +67,11 @@ def _turned(pair: RowPair) -> Iterator[RowFit]:
     before = np.log(pair.lengths[pair.place])
     rounding = np.linalg.norm(pair.half_step, axis=1) / np.linalg.norm(pair.b, axis=1)
     is_kept = np.abs(np.log(pair.new_lengths) - before) <= rounding
-    spread = float(before.std() / rounding.max())
-    if moved < _FAR or not is_kept.all() or spread <= _SPREAD:
+    told = len(before) * float(np.log2(max(before.std() / rounding.max(), 1.0)))
+    if moved < _FAR or not is_kept.all() or told < _LENGTH_BITS:
         return
     detail = f"rows moved by {percent(moved)}, and each is as long as it was"
-    yield RowFit(pair.b, 3.0, size=moved, detail=detail, saved=len(before) * float(np.log2(spread)))
+    yield RowFit(pair.b, 3.0, size=moved, detail=detail, saved=told)
 
 
 def _judge(change: Change, pair: Exported) -> Judgement:
