@@ -327,6 +327,7 @@ def weight_rule(
         zeros=float(is_zero.mean()),
         zeros_last=float(last[is_zero].mean()) if is_zero.any() else 0.0,
         outlying=float(is_far.mean()) if outlying else 0.0,
+        outlying_error=_error(theirs, plain) if outlying else 0.0,
     )
 
 

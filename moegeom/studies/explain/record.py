@@ -235,8 +235,8 @@ class WeightRule:
     the bias in them, and by whichever other rule is nearest. ``zeros`` is the share of chosen
     experts that B gives no weight at all, and the rule does; ``zeros_last`` the share of these that
     have the smallest weight of their token. ``outlying`` is the share of tokens whose weights are
-    off 8 times as much as those of the median token: if there are some, rules are held against
-    these alone.
+    off 8 times as much as those of the median token, by ``outlying_error``: if there are some,
+    rules are held against these alone.
     """
 
     num_tokens: int
@@ -247,6 +247,7 @@ class WeightRule:
     zeros: float = 0.0
     zeros_last: float = 0.0
     outlying: float = 0.0
+    outlying_error: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,9 @@ _CHANCE, _CHANCE_RENAMED, _ENOUGH = 0.05, 0.25, 64
 #: and what small noise on the inputs leaves of them.
 _SAME_WEIGHTS, _NOISY_WEIGHTS = 2.0**-6, 2.0**-4
 
+#: What another rule leaves of the error of some tokens where it is theirs. Heuristic.
+_CLEARLY = 0.125
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -115,7 +118,10 @@ def _wrong_weights(
 ) -> CauseVerdict | None:
     for layer in found.layers if layers is None else layers:
         rule = layer.weights
-        if rule is None or (rule.error <= _SAME_WEIGHTS and not rule.outlying):
+        if rule is None:
+            continue
+        off = rule.outlying_error if rule.outlying > 0.0 else rule.error
+        if off <= _SAME_WEIGHTS:
             continue
         if rule.zeros > 0.0:
             detail = (
@@ -132,7 +138,11 @@ def _wrong_weights(
         if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
             detail = f"{where}; with the selection bias in the scores by {rule.with_bias:.1g}."
             return CauseVerdict("bias in routing weights", detail, layer.router)
-        if rule.error <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
+        if off <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
+            continue
+        # tokens that read something else have other weights by the same rule
+        is_told = found.has_other_inputs or rule.nearest_error <= _CLEARLY * off
+        if rule.outlying > 0.0 and not is_told:
             continue
         near = f"B's are {rule.nearest}, up to {rule.nearest_error:.1g}"
         if rule.nearest_error > _NOISY_WEIGHTS and not found.has_other_inputs:

@@ -246,6 +246,15 @@ def test_weights_of_some_tokens_are_told_where_their_inputs_are_known():
     assert verdict(evidence(first)).cause == "no disagreement"
 
 
+def test_another_rule_has_to_explain_the_weights_of_some_tokens():
+    rule = WeightRule(500, 0.01, None, "renormalised", 0.02, outlying=0.02, outlying_error=0.08)
+    assert verdict(evidence(layer(0, 1.0, weights=rule))).cause == "no disagreement"
+    fits = dataclasses.replace(rule, nearest_error=0.001)
+    found = verdict(evidence(layer(0, 1.0, weights=fits)))
+    assert found.cause == "routing weights differ"
+    assert "those of 2 % of the tokens much more than the others" in found.detail
+
+
 def test_a_fault_that_leaves_much_of_b_on_its_own_inputs_is_not_believed():
     part = fault("x", 100.0, cause="bias missing", reproduced={"text/0": 0.96})
     found = verdict(evidence(noisy(), faults=(part,), has_other_inputs=True))
