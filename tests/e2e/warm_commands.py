@@ -55,7 +55,7 @@ def warm_up() -> None:
 WIDTHS = (80, 140)
 
 
-def show_everything(screen, document, found, is_ascii: bool = False) -> None:
+def show_everything(screen, document, found, is_ascii: bool = False, plots=None) -> None:
     """In place of one screen: all formats that there are, at all widths, as one JSON document."""
     views = [View(width, is_ascii=is_ascii) for width in WIDTHS]
     told = {view: document(found, view) for view in views}

@@ -208,6 +208,7 @@ FOUND = (
     ("results of tokens", 3911),
     ("unfinished results", 3350),
     ("baseline", 1376),
+    ("odd weights", 35),
 )
 
 

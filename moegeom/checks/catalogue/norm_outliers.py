@@ -40,6 +40,8 @@ def _judge(measured: Measured, limits: Limits) -> Iterator[Finding]:
             for e in measured.experts[router]
             if e["centred_row_norm"] is not None and e.get("row_norm")  # zero rows: MGI103
         }
+        if not ratios:
+            continue
         bound = max(math.log(limit), limits("sigmas", router) * _spread(ratios.values()))
         far = [(e, r) for e, r in ratios.items() if not r or abs(math.log(r)) > bound]
         far.sort(key=lambda pair: -max(pair[1], 1.0 / pair[1] if pair[1] else float("inf")))
