@@ -20,7 +20,7 @@ MOST_DOCUMENTS = 4
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     found = reductions["beginnings"]
-    if facts.is_random or not len(found["document"]):
+    if facts.is_random or not facts.is_whole or not len(found["document"]):
         return {"layers": {}}
     numbers = np.unique(found["document"])[:MOST_DOCUMENTS]
     row = np.flatnonzero(np.isin(found["document"], numbers))

@@ -62,6 +62,7 @@ def quantities_of(token: np.ndarray) -> TokenBatch:
         population=labels[0][token],
         block=labels[1][token],
         chosen=chosen[token],
+        weights=floats[4][token, None] / np.arange(1, chosen.shape[1] + 1),
         margin=floats[0][token],
         group_margin=floats[1][token],
         distance=floats[2][token],

@@ -275,6 +275,7 @@ class _Beginnings(TokenSample):
     def __init__(self, extent: Extent) -> None:
         slots = np.empty((0, extent.top_k))
         columns = {
+            **dict.fromkeys(("population", "block"), np.empty(0, np.int32)),
             "document": np.empty(0, np.int64),
             "position": np.empty(0, np.int32),
             "chosen": slots.astype(np.int32),
@@ -288,6 +289,8 @@ class _Beginnings(TokenSample):
         is_early = (position < FIRST_POSITIONS) & (document >= 0)
         row = np.flatnonzero((batch.token < FIRST_TOKENS) & is_early)
         columns = {
+            "population": batch.population[row],
+            "block": batch.block[row],
             "document": document[row],
             "position": position[row],
             "chosen": batch.chosen[row],
@@ -299,8 +302,7 @@ class _Beginnings(TokenSample):
 def _select_beginnings(
     state: State, population: int | None, without: int | None
 ) -> dict[str, np.ndarray]:
-    """All of it; nothing for a domain."""
-    row = slice(None) if population is None else slice(0)
+    row = rows_of(state, population, without)
     return {name: state[name][row] for name in ("document", "position", "chosen", "weights")}
 
 

@@ -40,7 +40,7 @@ def refused(error: UsageError) -> tuple[str, str]:
 
 
 def test_exports_need_packages_that_their_extra_brings():
-    assert NEEDY == ["picture", "tensorboard"]
+    assert NEEDY == ["tensorboard"]
     for name in NEEDY:
         export = SERIES_EXPORTS[name]
         assert any(export.package in entry for entry in EXTRAS[export.extra])

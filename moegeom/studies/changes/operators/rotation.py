@@ -65,7 +65,10 @@ def _turned(pair: RowPair) -> Iterator[RowFit]:
         return
     moved = share(size(pair.b - pair.a), size(pair.a))
     before = np.log(pair.lengths[pair.place])
-    rounding = np.linalg.norm(pair.half_step, axis=1) / np.linalg.norm(pair.b, axis=1)
+    sizes = np.linalg.norm(pair.b, axis=1)
+    if not sizes.all():  # a row of zeros is none that turned
+        return
+    rounding = np.linalg.norm(pair.half_step, axis=1) / sizes
     is_kept = np.abs(np.log(pair.new_lengths) - before) <= rounding
     told = len(before) * float(np.log2(max(before.std() / rounding.max(), 1.0)))
     if moved < _FAR or not is_kept.all() or told < _LENGTH_BITS:
