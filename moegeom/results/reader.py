@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -202,10 +202,9 @@ class Results:
             table = table.filter(
                 pc.field(column).isin([value] if isinstance(value, str) else [*value])
             )
-        known = {router["name"] for router in self.run["routers"]}
         held = {column: table[column].to_pylist() for column in wanted}
-        if not {*held.get("router", ())} <= known:
-            self._check_routers(name, [{"router": r} for r in held["router"]])
+        known = {router["name"] for router in self.run["routers"]}
+        self._refuse_foreign(name, {*held.get("router", ())} - known)
         return held
 
     def _where(self, name: str) -> str:
@@ -222,9 +221,12 @@ class Results:
                 for row in rows
                 if row["variant"] == "as_stored" and is_whole(row["population"])
             }
+        self._refuse_foreign(name, wrong)
+
+    def _refuse_foreign(self, name: str, wrong: Collection[object]) -> None:
         if wrong:
             raise ResultsError(
-                f"{self._where(name)}: router {min(wrong)[:60]!r} is not in it and in "
+                f"{self._where(name)}: router {min(map(str, wrong))[:60]!r} is not in it and in "
                 f"{RUN_FILE} alike.",
                 "Files of two scans lie together: scan again.",
             )

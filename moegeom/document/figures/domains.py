@@ -18,7 +18,8 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         return
     whole = drawn.by_router("experts", ["expert", "load"])
     parts = {name: drawn.by_router("experts", ["load"], population=name) for name in domains}
-    shown = drawn.worst("domain_information_share", _MOST) or drawn.routers[:_MOST]
+    told = drawn.worst("domain_information_share", _MOST) or drawn.routers[:_MOST]
+    shown = [router for router in told if router in whole]
     panels, said = [], []
     for router in shown:
         load = whole[router]["load"]

@@ -11,11 +11,13 @@ from moegeom.document.drawing import Drawing, Drawn, interval
 
 
 def _draw(drawn: Drawn) -> Iterator[Chart]:
-    shown = drawn.worst("max_vio_global")
-    if not shown or not drawn.has("experts", "load"):
+    if not drawn.has("experts", "load"):
         return
     columns = ["expert", "load", "load_se"]
     rows = drawn.by_router("experts", columns)
+    shown = [router for router in drawn.worst("max_vio_global") if router in rows]
+    if not shown:
+        return
     random = drawn.by_router("experts", ["load"], variant=RANDOM)
     panels, said = [], []
     for router in shown:

@@ -127,6 +127,7 @@ OTHER_VALUES = {
     "run_b": "other",
     "stage_b": "ids",
     "dialect_b": "vllm",
+    "map_b": {"a": "text/0"},
     "noise": InputNoise(0.25),
 }
 

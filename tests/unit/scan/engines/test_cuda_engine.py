@@ -111,7 +111,7 @@ TIES = {
 }
 
 #: Arrays of float64 that differ in the last bits: softmax scores are added up in another order.
-SUMMED = ("agreement/margin",)
+SUMMED = ("agreement/margin", "input_sample/margin", "beginnings/weights")
 
 
 def _assert_equal_engines(router, source, **changes) -> Progress:
