@@ -22,9 +22,9 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts, top_k = reductions["expert_pairs"], facts.router.rule.top_k
     is_kept = facts.is_whole and not facts.is_random and len(counts) <= MOST_EXPERTS
     if not is_kept or top_k < 2 or not counts.any():
-        return {"layers": {}}
+        return {}
     over = coactivation_over_chance(counts, int(np.trace(counts)) // top_k, top_k)
-    return {"layers": {}, "matrices": upper_triangle("coactivation", over)}
+    return {"matrices": upper_triangle("coactivation", over)}
 
 
 METRIC = Metric(

@@ -42,10 +42,10 @@ def _finish(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     rows: EffectiveRows = quantities["effective_rows"]
     experts = len(rows.finite)
     if facts.is_random or experts > MOST_EXPERTS:
-        return {"layers": {}}
+        return {}
     matrix = np.full((experts, experts), np.nan)
     matrix[np.ix_(rows.finite, rows.finite)] = cosines(rows.gram)
-    return {"layers": {}, "matrices": upper_triangle("row_cosine", matrix)}
+    return {"matrices": upper_triangle("row_cosine", matrix)}
 
 
 METRIC = Metric(

@@ -21,13 +21,12 @@ MOST_DOCUMENTS = 4
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     found = reductions["beginnings"]
     if facts.is_random or not facts.is_whole or not len(found["document"]):
-        return {"layers": {}}
+        return {}
     numbers = np.unique(found["document"])[:MOST_DOCUMENTS]
     row = np.flatnonzero(np.isin(found["document"], numbers))
     row = row[np.lexsort((found["position"][row], found["document"][row]))]
     slots = found["chosen"].shape[1]
     return {
-        "layers": {},
         "positions": {
             "document_number": np.repeat(np.searchsorted(numbers, found["document"][row]), slots),
             "position": np.repeat(found["position"][row], slots),
