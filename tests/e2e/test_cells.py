@@ -115,6 +115,7 @@ def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp
     assert answer["margin"] > 1e-3
 
 
+@pytest.mark.nightly
 def test_witnesses_of_a_slice_choose_their_expert_set_as_router_inputs(moegeom, tmp_path):
     ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:3", "--out", "found")
     assert ran.code == 0, ran.err
@@ -140,7 +141,7 @@ def test_a_slice_that_was_written_is_read_again(moegeom, tmp_path):
     assert one.equals(two)
 
 
-@pytest.mark.parametrize("bound", ["radius", "box"])
+@pytest.mark.parametrize("bound", ["box", pytest.param("radius", marks=pytest.mark.nightly)])
 def test_a_bounded_search_finds_the_cells_of_the_points_inside(tmp_path, bound):
     for name, bounds in (("found", {bound: 1.0}), ("whole", {})):
         cells_of(of_sample(subspace="pca:3", out=tmp_path / name, **bounds))
@@ -222,6 +223,7 @@ def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, tmp_path):
     assert (tmp_path / "figure.labels.csv").exists()
 
 
+@pytest.mark.nightly
 def test_a_budget_of_vertices_is_said_and_lists_nothing(moegeom, tmp_path):
     ran = moegeom(tmp_path, *ON_SAMPLE, "--subspace", "pca:4", "--vertices", "50", "--out", "found")
     assert ran.code == 4

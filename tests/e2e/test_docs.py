@@ -48,7 +48,14 @@ def run_page(folder: Path, page: str) -> str:
     return finished.stdout
 
 
-@pytest.mark.parametrize("page", PAGES)
+#: Pages whose blocks scan or run a model for long: at night.
+LONG = ("docs/capture/own_loop.md", "docs/series.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.nightly) if page in LONG else page for page in PAGES],
+)
 def test_every_python_block_runs(documented_place, page):
     run_page(documented_place, page)
     if page == "docs/recordings.md":

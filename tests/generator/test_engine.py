@@ -68,7 +68,9 @@ def test_chunks_batches_and_decoding_give_what_a_whole_prefill_gives(family):
         np.testing.assert_allclose(packed.weights[layer], plain.weights[layer], atol=1e-4)
 
 
-@pytest.mark.parametrize("arithmetic", [Arithmetic(), Arithmetic(is_bf16=True)])
+@pytest.mark.parametrize(
+    "arithmetic", [Arithmetic(), pytest.param(Arithmetic(is_bf16=True), marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_recorded_is_what_the_router_on_disk_chooses(family, arithmetic, tmp_path):
     model, text = world(family)

@@ -10,7 +10,10 @@ from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.walk.enumeration import Enumeration, enumerate_cells
 
 
-@pytest.mark.parametrize(("experts", "k", "dims"), [(8, 2, 2), (12, 4, 4), (14, 11, 3), (10, 3, 7)])
+@pytest.mark.parametrize(
+    ("experts", "k", "dims"),
+    [(8, 2, 2), (12, 4, 4), (14, 11, 3), pytest.param(10, 3, 7, marks=pytest.mark.nightly)],
+)
 def test_cells_are_those_of_the_walk_with_a_point_in_each(experts, k, dims):
     generator = np.random.default_rng(experts)
     weight, bias = generator.standard_normal((experts, dims)), generator.standard_normal(experts)

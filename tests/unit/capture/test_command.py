@@ -205,7 +205,8 @@ def typed(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "moegeom_cli", "capture", *arguments]
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kills", [1, 3])
 def test_killed_captures_lose_at_most_the_last_shard_and_go_on(
     balanced: Sample, text: Path, tmp_path: Path, kills: int
 ) -> None:
