@@ -50,7 +50,7 @@ class Polyline:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each name of the x axis, from 0, or one for each pair of ``x``."""
+    """A bar for each name of the x axis, from 0; several marks of one panel stand side by side."""
 
     text: str
     role: Role
@@ -61,12 +61,11 @@ class Bars:
 
 @dataclass(frozen=True)
 class Guide:
-    """A line across the panel at a value of the y axis, or of the x axis."""
+    """A line across the panel at a value of the y axis."""
 
     text: str
     role: Role
     at: float
-    of: Literal["x", "y"] = "y"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ ROLES: Mapping[str, tuple[str, str]] = {
 
 #: Groups without a meaning of their own, in their order.
 GROUPS: Sequence[str] = (
-    "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a3b12", "#7d7d7d", "#2b2b80",
+    "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a3b12", "#b4b4b4", "#2b2b80",
 )  # fmt: skip
 
 

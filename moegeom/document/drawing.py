@@ -19,15 +19,22 @@ from moegeom.results.reader import Results
 #: Layers that get a picture of their own, where a figure has one for each layer: the worst of them.
 MOST_LAYERS = 8
 
-#: Blocks of documents behind a standard error.
-NUM_BLOCKS = 16
-
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
     """Results as figures see them: columns by table, routers by their names on the screen."""
 
     results: Results
+
+    @cached_property
+    def _kept(self) -> dict[str, Results]:
+        return {}
+
+    def _holding(self, table: str) -> Results:
+        """Results that hold this table in memory: many columns are asked of a few tables."""
+        if table not in self._kept:
+            self._kept[table] = Results(None, self.results.run, {table: self.results.table(table)})
+        return self._kept[table]
 
     @cached_property
     def routers(self) -> list[str]:
@@ -37,8 +44,8 @@ class Drawn:
     @cached_property
     def population(self) -> str:
         """What was measured as a whole: all tokens, or those of a prior."""
-        found = self.results.columns("layers", ["population"], variant=AS_STORED)["population"]
-        return next((name for name in found if is_whole(name)), ALL)
+        found = self._holding("layers").columns("layers", ["population"], variant=AS_STORED)
+        return next((name for name in found["population"] if is_whole(name)), ALL)
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -54,7 +61,7 @@ class Drawn:
         """Whether a table is there and holds these columns."""
         if table not in self.results.tables():
             return False
-        held = self.results.part(table, columns)
+        held = self._holding(table).table(table)
         return all(c in held.column_names and held[c].null_count < len(held) for c in columns)
 
     def columns(
@@ -62,7 +69,7 @@ class Drawn:
     ) -> dict[str, list[Any]]:
         """Columns of the whole population of the routers as stored, unless ``equal`` says more."""
         where = {"variant": AS_STORED, "population": self.population} | equal
-        return self.results.columns(table, wanted, **where)
+        return self._holding(table).columns(table, wanted, **where)
 
     def by_router(
         self, table: str, wanted: Sequence[str], **equal: str | Sequence[str]
@@ -86,6 +93,11 @@ class Drawn:
         pairs = zip(held["router"], held[column], strict=True)
         found = {router: float(value) for router, value in pairs if value is not None}
         return {router: found[router] for router in self.routers if router in found}
+
+    def blocks(self, router: str) -> int | None:
+        """Blocks of documents behind the standard errors of a router."""
+        number = self.layers("num_blocks").get(router)
+        return None if number is None else int(number)
 
     def worst(self, column: str, most: int = MOST_LAYERS) -> list[str]:
         """Routers with the largest figures, in the order of the layers."""
@@ -137,12 +149,14 @@ def figure_named(figures: Sequence[Chart], name: str | None) -> Chart:
 
 
 # ------------------------------------------------------------------------------------------ helpers
-def interval(value: Numbers, error: Numbers) -> tuple[Numbers, Numbers]:
-    """Ends of the 95 % intervals; None where a value or an error is not known."""
+def interval(value: Numbers, error: Numbers, num_blocks: int | None) -> tuple[Numbers, Numbers]:
+    """Ends of the 95 % intervals over so many blocks of documents; None where a value or an error
+    is not known.
+    """
     ends = [
         (None, None) if v is None or e is None else (max(v - w, 0.0), v + w)
         for v, e in zip(value, error, strict=True)
-        for w in [half_width(e or 0.0, NUM_BLOCKS)]
+        for w in [half_width(e or 0.0, num_blocks)]
     ]
     return [low for low, _ in ends], [high for _, high in ends]
 

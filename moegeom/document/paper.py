@@ -174,8 +174,7 @@ def _bars(axis: Axes, mark: Bars, number: int, of: int) -> None:
 
 
 def _rule(axis: Axes, mark: Guide, *_: int) -> None:
-    draw = axis.axhline if mark.of == "y" else axis.axvline
-    draw(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
+    axis.axhline(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
 
 
 def _points(axis: Axes, mark: Points, *_: int) -> None:

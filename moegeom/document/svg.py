@@ -173,7 +173,7 @@ def _values(mark: Mark, of: str) -> Iterator[float | None]:
             yield from mark.x if of == "x" else (*mark.y, *mark.low, *mark.high)
         case Bars() if of == "y":
             yield from (0.0, *mark.y, *mark.low, *mark.high)
-        case Guide() if mark.of == of:
+        case Guide() if of == "y":
             yield mark.at
         case Points():
             yield from mark.x if of == "x" else mark.y
@@ -325,15 +325,9 @@ def _bars(plot: _Plot, mark: Bars, number: int, of: int) -> Iterator[str]:
 
 
 def _rule(plot: _Plot, mark: Guide, *_: int) -> Iterator[str]:
-    ends = plot.y if mark.of == "y" else plot.x
-    if not _drawable(mark.at, ends):
+    if not _drawable(mark.at, plot.y):
         return
-    at = ends.at(mark.at)
-    along = (
-        f"M{plot.left:.1f} {at:.1f}h{plot.width:.1f}"
-        if mark.of == "y"
-        else f"M{at:.1f} {plot.top:.1f}v{plot.height:.1f}"
-    )
+    along = f"M{plot.left:.1f} {plot.y.at(mark.at):.1f}h{plot.width:.1f}"
     title = f"<title>{escape(mark.text)}</title>"
     yield f'<path class="rule s {mark.role}" fill="none" d="{along}">{title}</path>'
 

@@ -123,22 +123,10 @@ class Results:
             if name not in self.held:
                 raise unknown_name("table", name, self.held)
             return self.held[name]
-        return self.part(name, None)
-
-    def part(self, name: str, columns: Sequence[str] | None) -> pa.Table:
-        """The table, or those of the columns that it has, from its file or from memory."""
-        if self.path is None:
-            table = self.table(name)
-            return (
-                table
-                if columns is None
-                else table.select([c for c in columns if c in table.column_names])
-            )
         path = self.path / f"{name}.parquet"
         try:
             facts = parquet_facts(path)
-            names = facts.names if columns is None else [c for c in columns if c in facts.names]
-            return read_columns(facts, names)
+            return read_columns(facts, facts.names)
         except (OSError, DocumentError) as error:
             raise ResultsError(
                 f"{path}: table cannot be read: {error}.", "Run the scan again."
@@ -193,7 +181,7 @@ class Results:
 
         from moegeom.results.schema import fits
 
-        table = self.part(name, list(dict.fromkeys((*wanted, *equal))))
+        table = self.table(name)
         for column in (*wanted, *equal):
             index = table.schema.get_field_index(column)
             if index < 0 or not fits(name, table.schema.field(index)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moegeom.core.row_keys import AS_STORED, RANDOM, is_random, under_random
-from moegeom.core.text import figure_text
+from moegeom.core.text import percent
 from moegeom.document.chart import Axis, Bars, Chart, Panel
 from moegeom.document.drawing import Drawing, Drawn, middle
 
@@ -34,8 +34,8 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         "the layer that flips most, in the median layer, and in that of the random routers.",
         "A wrong answer: a flipped expert is not one. Inputs of deeper layers would differ too.",
         "; ".join(
-            f"{name}: {figure_text(100 * shares[name][worst[name]])} % in layer "
-            f"{drawn.names[worst[name]]}, {figure_text(100 * (middle(shares[name]) or 0.0))} % in "
+            f"{name}: {percent(shares[name][worst[name]], '.3g')} in layer "
+            f"{drawn.names[worst[name]]}, {percent(middle(shares[name]) or 0.0, '.3g')} in "
             "the median layer"
             for name in shares
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64
@@ -16,15 +16,17 @@ _MOST = 4
 
 Matrix = Float64[np.ndarray, "experts experts"]
 
+Rows = list[tuple[int, list[float | None]]]
+
 
 def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("matrices", "values"):
         return
-    cosines = _matrices(drawn, "row_cosine")
-    together = _matrices(drawn, "coactivation")
-    scores = {router: 1.0 - s for router, s in drawn.layers("gram_score_centred").items()}
-    worst = sorted(scores, key=lambda router: -scores[router])[:_MOST]
-    shown = [router for router in drawn.routers if router in worst and router in cosines]
+    scores = drawn.layers("gram_score_centred")
+    lowest = sorted(scores, key=lambda router: scores[router])[:_MOST]
+    rows = _rows(drawn, lowest)
+    cosines, together = (_whole(rows[name]) for name in _NAMES)
+    shown = list(cosines)
     if not shown:
         return
     orders = {router: by_likeness(cosines[router]) for router in shown}
@@ -53,13 +55,13 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
     random, best = drawn.layers("gram_score_random"), drawn.layers("gram_score_best")
     most = drawn.layers("max_cosine_centred")
     said = [
-        f"layer {drawn.names[r]}: Gram score {figure_text(1.0 - scores[r])} (random rows "
+        f"layer {drawn.names[r]}: Gram score {figure_text(scores[r])} (random rows "
         f"{figure_text(random[r])}, best possible {figure_text(best[r])}), largest cosine "
         f"{figure_text(most[r])}"
         for r in shown
         if r in random and r in best and r in most
     ]
-    kinds = [(r, name, held) for name in _NAMES for r, held in _rows(drawn, name) if r in shown]
+    kinds = [(r, name, held) for name in _NAMES for r, held in rows[name].items()]
     yield Chart(
         "gram",
         "Rows of the router, and which experts go together",
@@ -88,24 +90,25 @@ def _cells(values: Sequence[float | None]) -> str:
     return " ".join("" if value is None else f"{value:.4g}" for value in values)
 
 
-def _rows(drawn: Drawn, matrix: str) -> Iterator[tuple[str, list[tuple[int, list[float | None]]]]]:
-    scores = drawn.layers("gram_score_centred")
-    worst = sorted(scores, key=lambda router: scores[router])[:_MOST]
-    found = drawn.by_router("matrices", ["matrix", "expert", "values"], router=worst)
-    for router, held in found.items():
-        triples = zip(held["matrix"], held["expert"], held["values"], strict=True)
-        if rows := [(expert, values) for name, expert, values in triples if name == matrix]:
-            yield router, rows
+def _rows(drawn: Drawn, routers: Sequence[str]) -> dict[str, dict[str, Rows]]:
+    """By matrix and router: experts, each with its values for the later ones."""
+    found: dict[str, dict[str, Rows]] = {name: {} for name in _NAMES}
+    held = drawn.by_router("matrices", ["matrix", "expert", "values"], router=routers)
+    for router, columns in held.items():
+        for name, expert, values in zip(*columns.values(), strict=True):
+            if name in found:
+                found[name].setdefault(router, []).append((expert, values))
+    return found
 
 
-def _matrices(drawn: Drawn, name: str) -> dict[str, Matrix]:
+def _whole(rows: Mapping[str, Rows]) -> dict[str, Matrix]:
     """Whole matrices by router; nan on the diagonal and where nothing is known."""
     found = {}
-    for router, rows in _rows(drawn, name):
-        matrix = np.full((len(rows), len(rows)), np.nan)
-        for expert, values in rows:
+    for router, listed in rows.items():
+        matrix = np.full((len(listed), len(listed)), np.nan)
+        for expert, values in listed:
             row = np.array([np.nan if v is None else v for v in values], np.float64)
-            if len(row) == len(rows) - 1 - expert:
+            if len(row) == len(listed) - 1 - expert:
                 matrix[expert, expert + 1 :] = matrix[expert + 1 :, expert] = row
         found[router] = matrix
     return found

@@ -24,7 +24,8 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         row = rows[router]
         order = sorted(range(len(row["load"])), key=lambda i: -(row["load"][i] or 0.0))
         load = [row["load"][i] for i in order]
-        low, high = interval(load, [row["load_se"][i] for i in order])
+        errors = [row["load_se"][i] for i in order]
+        low, high = interval(load, errors, drawn.blocks(router))
         experts = [str(row["expert"][i]) for i in order]
         marks = [
             Bars("tokens, 95 % interval", "tokens", load, low, high),

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from moegeom.core.row_keys import RANDOM
-from moegeom.core.text import figure_text
+from moegeom.core.text import figure_text, percent
 from moegeom.document.chart import Axis, Chart, Mark, Panel, Polyline
 from moegeom.document.drawing import Drawing, Drawn, interval
 
@@ -28,13 +28,13 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("margins", "share_below"):
         return
     held = drawn.columns("margins", _COLUMNS)
+    random = drawn.columns("margins", _COLUMNS, variant=RANDOM)
     panels, said = [], []
     for quantity, words in _QUANTITIES.items():
         curves = _curves(held, quantity)
         if not curves:
             continue
-        random = _curves(drawn.columns("margins", _COLUMNS, variant=RANDOM), quantity)
-        panel, sentence = _panel(drawn, words, curves, random)
+        panel, sentence = _panel(drawn, words, curves, _curves(random, quantity))
         panels.append(panel)
         said.append(sentence)
     if panels:
@@ -44,7 +44,8 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
             "The share of tokens nearer to a boundary than the threshold below: what noise of that "
             "size can flip. The layer with the largest share and its 95 % interval over "
             "documents, the median layer, and the median of the random routers.",
-            "What a flip costs. A token beyond the threshold cannot flip; one within it may.",
+            "What a flip costs. A change smaller than the boundary distance cannot flip a token; a "
+            "larger one may, and noise has no largest size.",
             " ".join(said),
             panels,
             [(name, held[name]) for name in _COLUMNS],
@@ -69,9 +70,10 @@ def _panel(
     at = min(steps, key=lambda x: abs((middle[steps.index(x)] or 0.0) - 0.01))
     worst = max(curves, key=lambda router: curves[router].get(at, (0.0, None))[0] or 0.0)
     shares = [curves[worst].get(x, (None, None)) for x in steps]
-    low, high = interval([s for s, _ in shares], [e for _, e in shares])
+    found, errors = [share for share, _ in shares], [error for _, error in shares]
+    low, high = interval(found, errors, drawn.blocks(worst))
     name = f"layer {drawn.names[worst]}"
-    marks: list[Mark] = [Polyline(name, "tokens", steps, [s for s, _ in shares], low, high)]
+    marks: list[Mark] = [Polyline(name, "tokens", steps, found, low, high)]
     if len(curves) > 1:
         marks.append(Polyline("median layer", "dim", steps, middle))
     if random:
@@ -81,8 +83,8 @@ def _panel(
     least = min((m for m in middle if m), default=1e-4)
     sentence = (
         f"{words[:1].upper()}{words[1:]} below {figure_text(at)}: "
-        f"{figure_text(100 * (curves[worst].get(at, (0.0, None))[0] or 0.0))} % of the tokens in "
-        f"{name}, {figure_text(100 * (middle[steps.index(at)] or 0.0))} % in the median layer."
+        f"{percent(curves[worst].get(at, (0.0, None))[0] or 0.0, '.3g')} of the tokens in "
+        f"{name}, {percent(middle[steps.index(at)] or 0.0, '.3g')} in the median layer."
     )
     return Panel(
         "", axis, Axis("share of tokens nearer", "log10", low=least, high=1.0), marks, False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import figure_text
+from moegeom.core.text import figure_text, percent
 from moegeom.document.chart import Axis, Chart, Panel, Points
 from moegeom.document.colours import GROUPS
 from moegeom.document.drawing import Drawing, Drawn
@@ -44,10 +44,10 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
     same, chance = drawn.layers("near_same_choice"), drawn.layers("near_same_choice_chance")
     wide, near = drawn.layers("plane_share"), drawn.layers("choice_silhouette")
     said = [
-        f"layer {drawn.names[r]}: {figure_text(100 * same[r])} % of the 10 nearest tokens, in all "
-        f"dimensions, choose the same first expert ({figure_text(100 * chance[r])} % by chance)"
+        f"layer {drawn.names[r]}: {percent(same[r], '.3g')} of the 10 nearest tokens, in all "
+        f"dimensions, choose the same first expert ({percent(chance[r], '.3g')} by chance)"
         + (f", silhouette {figure_text(near[r])}" if r in near else "")
-        + (f"; the plane holds {figure_text(100 * wide[r])} % of the variance" if r in wide else "")
+        + (f"; the plane holds {percent(wide[r], '.3g')} of the variance" if r in wide else "")
         for r in shown
         if r in same and r in chance
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moegeom.core.text import figure_text, number_of
+from moegeom.core.text import figure_text, number_of, percent
 from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
 from moegeom.document.place import place
 from moegeom.studies.explain.record import Explanation
@@ -58,14 +58,15 @@ def _layers(found: Explanation) -> Iterator[Chart]:
     share = [layer.num_clean / layer.num_tokens if layer.num_tokens else None for layer in layers]
     first = next(i for i, layer in enumerate(layers) if layer.agreement < 1.0)
     least = min(at, key=lambda i: layers[i].agreement)
+    equal = [percent(layers[i].agreement, ".3g") for i in (first, least)]
     yield Chart(
         "agreement",
         "Where the two runs part",
         "The share of tokens with equal sets of experts in each layer, and of those that agreed in "
         "every layer before it: from the first layer that differs on, the rest may only follow.",
         "Why: see the faults.",
-        f"The first layer that differs is {names[first]}, {_percent(layers[first].agreement)} "
-        f"equal; the least equal is {names[least]}, {_percent(layers[least].agreement)}.",
+        f"The first layer that differs is {names[first]}, {equal[0]} equal; the least equal is "
+        f"{names[least]}, {equal[1]}.",
         [
             Panel(
                 "",
@@ -84,7 +85,3 @@ def _layers(found: Explanation) -> Iterator[Chart]:
             ("num_tokens", [layer.num_tokens for layer in layers]),
         ],
     )
-
-
-def _percent(share: float) -> str:
-    return f"{figure_text(100 * share)} %"

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
-from moegeom.core.text import figure_text, number_of
+from moegeom.core.text import figure_text, number_of, percent
 from moegeom.document.chart import Areas, Axis, Chart, Guide, Mark, Numbers, Panel, Polyline
 from moegeom.document.colours import GROUPS
 from moegeom.document.drawing import interval
 from moegeom.document.place import place
+from moegeom.kernels.batch import NUM_BLOCKS
 
 #: Figures that get a panel, as far as they are known.
 _PANELS = (
@@ -85,7 +86,7 @@ def _lines(series: Series, curves: Sequence[Curve], steps: Sequence[float]) -> l
     names = series.routers()
 
     def line(curve: Curve, role: str, text: str) -> Polyline:
-        low, high = interval(curve.values, curve.errors)
+        low, high = interval(curve.values, curve.errors, NUM_BLOCKS)
         return Polyline(text, role, steps, curve.values, low, high)
 
     if len(curves) <= _NAMED:
@@ -129,8 +130,8 @@ def _usage(series: Series) -> Iterator[Chart]:
             marks.append(Guide("fair share", "limit", 1.0 / len(experts)))
         title = f"layer {name}"
         panels.append(Panel(title, Axis("training step"), Axis("share of choices"), marks, False))
-        ends = [figure_text(100 * (shares[0][at] or 0.0)) for at in (0, -1)]
-        said.append(f"layer {name}: expert {experts[0]} {ends[0]} %, then {ends[1]} %")
+        ends = [percent(shares[0][at] or 0.0, ".3g") for at in (0, -1)]
+        said.append(f"layer {name}: expert {experts[0]} {ends[0]}, then {ends[1]}")
     yield Chart(
         "usage",
         "Who gets the tokens, step by step",
