@@ -21,7 +21,7 @@ from moegeom.core.metric import Column, Metric
 from moegeom.core.row_keys import under_random
 from moegeom.core.text import half_width
 from moegeom.core.tokens import InputNoise
-from moegeom.metrics import METRICS
+from moegeom.metrics import METRICS, read_columns_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "metrics"
@@ -114,7 +114,8 @@ def reference(metric: Metric) -> str:
     """The part of a page that follows from the code: statement, columns, needs."""
     module = import_module(f"moegeom.metrics.{metric.name}")
     lines = [f"# `{metric.name}`", "", inspect.getdoc(module) or "", ""]
-    for table, columns in metric.columns.items():
+    for table in metric.columns:
+        columns = read_columns_of(metric, table)
         lines += [f"## Columns of `{table}`", "", "| column | unit | what it is | formula |"]
         lines += ["|---|---|---|---|", *(_column(column) for column in columns), ""]
     held = ", ".join(metric.invariances).replace("_", " ") or "nothing that is declared"
@@ -183,7 +184,7 @@ def example(metric: Metric, tables: dict, picture: str) -> str:
         names = {"as_stored": VARIANT, "random": under_random(VARIANT)}
         shown = [(model, names[variant]) for model, variant in shown]
         under = f" under `{VARIANT}`"
-    columns = [c for c in metric.columns.get("layers", ()) if c.kind != "list"]
+    columns = [c for c in read_columns_of(metric, "layers") if c.kind != "list"]
     if columns:
         said = f"One layer of each sample at its last step{under}, with 95 % ranges over documents."
         lines += [said, ""]

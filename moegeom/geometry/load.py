@@ -106,11 +106,6 @@ def jain(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     return np.float64(1.0) / (1.0 + load_cv(counts) ** 2)
 
 
-def kl_to_uniform_nats(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
-    """Kullback-Leibler divergence of the load from even load, log E - H; 0 at balance."""
-    return np.log(counts.shape[-1]) - load_entropy_nats(counts)
-
-
 def load_cv_squared_debiased(block_counts: Int64[np.ndarray, "blocks experts"]) -> float:
     r"""Squared CV of the expected load, without what the choice of documents adds.
 

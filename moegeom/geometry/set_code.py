@@ -25,6 +25,9 @@ TIE_WAYS = ("chance", "lowest", "highest")
 #: Distances from the boundary, in noise scales, beyond which a bit count no longer changes.
 _FAR = 60.0
 
+#: Tokens that biases are fitted to, steps, and the noise scales in gaps between scores.
+_FITTED, _STEPS, _SOFT = 4096, 20, (0.5, 0.12, 0.03)
+
 
 @dataclass(frozen=True, eq=False)
 class SetDistances:
@@ -172,3 +175,33 @@ def log2_sets(experts: int, k: int) -> float:
     r""":math:`\log_2 \binom{E}{k}`."""
     total = math.lgamma(experts + 1) - math.lgamma(k + 1) - math.lgamma(experts - k + 1)
     return total / math.log(2.0)
+
+
+def fitted_bias(
+    selection: Float[np.ndarray, "tokens experts"], theirs: Integer[np.ndarray, "tokens k"]
+) -> Float64[np.ndarray, "experts"]:
+    r"""Offsets under which each expert is chosen as often as B chose it, soft by the usual gap.
+
+    Solves :math:`\sum_t \sigma((s_{te} + b_e - \mu_t)/T) = n_e` by damped steps in the log odds;
+    :math:`\mu_t` is the boundary of the token under the offsets so far.
+    """
+    step = max(1, len(selection) // _FITTED)
+    scores, chosen = selection[::step].astype(np.float64), theirs[::step].astype(np.int64)
+    finite = np.where(np.isfinite(scores), scores, np.nan)
+    experts, k = scores.shape[1], chosen.shape[1]
+    wanted = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
+    spacing = set_distances(scores, chosen).spacing
+    bias = np.zeros(experts)
+    for soft in _SOFT:
+        scale = soft * spacing
+        for _ in range(_STEPS):
+            moved = finite + bias
+            middle = 0.5 * np.sum(last_and_next(moved, k), axis=0)
+            with np.errstate(over="ignore"):
+                chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
+            expected = np.nansum(chance, axis=0)
+            slope = np.nansum(chance * (1.0 - chance), axis=0) / scale
+            change = (wanted - expected) / np.maximum(slope, 1e-3 * slope.max() + 1e-12)
+            bias += np.clip(change, -4.0 * scale, 4.0 * scale)
+            bias -= np.median(bias)
+    return bias

@@ -1,7 +1,10 @@
 """Metrics, one file each: reductions in, values and standard errors out; none sees a token."""
 
-from moegeom.core.metric import Metric
+from collections.abc import Sequence
+
+from moegeom.core.metric import Column, Metric
 from moegeom.core.registry import Registry
+from moegeom.results.derived import DERIVED
 
 #: Metrics by file name.
 METRICS: Registry[Metric] = Registry("metric", "moegeom.metrics", "METRIC", Metric)
@@ -11,3 +14,17 @@ def metrics_of_scan(compares: bool = False, is_noisy: bool = False) -> list[Metr
     """All metrics but those of what was not asked for: another choice to compare with, noise."""
     asked = {"flip": compares, "noise": is_noisy, "exposure": compares}
     return [metric for metric in METRICS.all() if asked.get(metric.scope, True)]
+
+
+def read_columns_of(metric: Metric, table: str) -> Sequence[Column]:
+    """Columns that readers of ``table`` find: those that the metric fills, and derived ones."""
+    filled = metric.columns.get(table, ())
+    names = {column.name for column in filled} if table == "layers" else set()
+    return [
+        *filled,
+        *(
+            Column(name, derived.text, derived.unit, formula=derived.formula, has_se=True)
+            for name, derived in DERIVED.items()
+            if derived.column in names
+        ),
+    ]

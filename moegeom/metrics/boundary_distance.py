@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from moegeom.core.metric import Column
 from moegeom.metrics._ladder import ladder_metric
 
 METRIC = ladder_metric(
@@ -31,18 +30,4 @@ METRIC = ladder_metric(
     ("distance_histogram",),
     2.0 ** np.arange(-12, 9),  # from far below the rounding of an input to the size of one
     ("token_permutation", "expert_relabelling", "common_row_shift"),
-    after=(
-        Column(
-            "boundary_distance_rms_p50",
-            "median distance over the root of the hidden size; a lower bound unless "
-            "distance_exact_share is 1",
-            "rms of the input",
-            formula="boundary_distance",
-            has_se=True,
-        ),
-    ),
-    more=lambda _, facts, quantiles: {
-        "boundary_distance_rms_p50": quantiles["boundary_distance_p50"]
-        / np.sqrt(facts.router.hidden_size)
-    },
 )

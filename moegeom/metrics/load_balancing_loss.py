@@ -24,15 +24,15 @@ from moegeom.kernels.reductions.scores import FIXED_POINT
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["expert_counts"].astype(np.float64)
     scores = reductions["score_sums"] / FIXED_POINT
-    experts, top_k = facts.router.num_experts, facts.router.rule.top_k
+    experts = facts.router.num_experts
     if not counts.any():
-        nothing = {"load_balancing_loss_megatron": None, "load_balancing_loss_hf": None}
+        nothing = {"load_balancing_loss_megatron": None}
         unknown = np.full(experts, np.nan)
         return {"layers": nothing, "experts": _experts(unknown, experts)}
     mean_score = scores / scores.sum()
     loss = float(experts * (counts / counts.sum() * mean_score).sum())
     return {
-        "layers": {"load_balancing_loss_megatron": loss, "load_balancing_loss_hf": loss * top_k},
+        "layers": {"load_balancing_loss_megatron": loss},
         "experts": _experts(mean_score, experts),
     }
 
@@ -52,12 +52,6 @@ METRIC = Metric(
             Column(
                 "load_balancing_loss_megatron",
                 "E sum f P with f over slots; 1 at balance",
-                formula="load_balancing_loss",
-                has_se=True,
-            ),
-            Column(
-                "load_balancing_loss_hf",
-                "E sum f P with f over tokens, this layer alone; k at balance",
                 formula="load_balancing_loss",
                 has_se=True,
             ),

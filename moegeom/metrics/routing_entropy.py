@@ -30,14 +30,11 @@ ENTROPY_OF = {
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     entropy, inside, mass = means(reductions["routing_entropy"])
-    experts, top_k = facts.router.num_experts, facts.router.rule.top_k
     return {
         "layers": {
             "entropy_of": ENTROPY_OF[facts.router.rule.score],
-            "routing_entropy_nats": entropy,
-            "routing_entropy_normalised": _over(entropy, experts),
+            "routing_entropy_normalised": _over(entropy, facts.router.num_experts),
             "chosen_entropy_nats": inside,
-            "chosen_entropy_normalised": _over(inside, top_k),
             "chosen_score_share": mass,
         }
     }
@@ -57,15 +54,8 @@ METRIC = Metric(
         "layers": (
             Column("entropy_of", "which distribution the entropy is of", "", "str"),
             Column(
-                "routing_entropy_nats",
-                "mean entropy of a token's scores over all experts",
-                "nats",
-                formula="routing_entropy",
-                has_se=True,
-            ),
-            Column(
                 "routing_entropy_normalised",
-                "the same divided by log E",
+                "mean entropy of a token's scores over all experts, over log E",
                 formula="routing_entropy",
                 has_se=True,
             ),
@@ -73,12 +63,6 @@ METRIC = Metric(
                 "chosen_entropy_nats",
                 "mean entropy of the scores of the chosen experts over their sum",
                 "nats",
-                formula="routing_entropy",
-                has_se=True,
-            ),
-            Column(
-                "chosen_entropy_normalised",
-                "the same divided by log k",
                 formula="routing_entropy",
                 has_se=True,
             ),

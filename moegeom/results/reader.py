@@ -14,6 +14,7 @@ from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.registry import unknown_name
 from moegeom.core.row_keys import ALL, AS_STORED, is_whole
 from moegeom.core.text import number_of, quoted
+from moegeom.results.derived import with_derived
 from moegeom.results.run_file import fault
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Results:
         return sorted(path.stem for path in self.path.glob("*.parquet"))
 
     def table(self, name: str) -> pa.Table:
-        """The table ``<name>.parquet``.
+        """The table ``<name>.parquet``; ``layers`` with the columns that are derived from others.
 
         Raises
         ------
@@ -126,11 +127,12 @@ class Results:
         path = self.path / f"{name}.parquet"
         try:
             facts = parquet_facts(path)
-            return read_columns(facts, facts.names)
+            found = read_columns(facts, facts.names)
         except (OSError, DocumentError) as error:
             raise ResultsError(
                 f"{path}: table cannot be read: {error}.", "Run the scan again."
             ) from error
+        return with_derived(found, self.run["routers"]) if name == "layers" else found
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The table as a list of rows.

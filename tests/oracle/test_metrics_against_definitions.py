@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import scipy.special
 import scipy.stats
@@ -19,8 +20,10 @@ from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestNeighbors
 
 from moegeom.checkpoint.open import open_checkpoint
+from moegeom.engine.run_facts import router_facts
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
+from moegeom.results.derived import with_derived
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 
@@ -43,9 +46,10 @@ def sample(request):
     columns = source.read_columns(0, tokens)
     run = RouterRun(router, source, METRICS.all())
     rows = measure_router(run).rows
-    (layer,) = [
+    written = [
         row for row in rows["layers"] if (row["variant"], row["population"]) == ("as_stored", "all")
     ]
+    (layer,) = with_derived(pa.Table.from_pylist(written), [router_facts(router)]).to_pylist()
     z = y @ router.weight.astype(np.float64).T
     chosen = np.array(source.read_chosen(router.name, 0, tokens)).astype(int)
     score = {"softmax": scipy.special.softmax(z, axis=1), "sigmoid": scipy.special.expit(z)}

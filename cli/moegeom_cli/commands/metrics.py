@@ -16,7 +16,7 @@ COMMAND = Command(Group.reference, 2, "moegeom metrics margin", needs_arguments=
 
 def run(words: Words = None, format: PrintFormat = Format.table) -> None:
     """What a scan measures: every column by topic, or in full those with a word."""
-    from moegeom.metrics import METRICS
+    from moegeom.metrics import METRICS, read_columns_of
 
     rows = matching(
         [
@@ -28,8 +28,8 @@ def run(words: Words = None, format: PrintFormat = Format.table) -> None:
                 "meaning": column.text,
             }
             for metric in METRICS.all()
-            for table, columns in metric.columns.items()
-            for column in columns
+            for table in metric.columns
+            for column in read_columns_of(metric, table)
         ],
         words,
         "column",

@@ -132,7 +132,7 @@ def _layer_columns() -> Iterator[Any]:
 
 def _columns() -> list[str]:
     """Figures with a standard error, once each."""
-    return [c.name for c in _layer_columns() if c.has_se and c.name not in SAME_TEST]
+    return [c.name for c in _layer_columns() if c.has_se]
 
 
 #: Figures whose expected value does not depend on the number of tokens: means over tokens or over
@@ -168,20 +168,6 @@ FREE_OF_T: tuple[str, ...] = (
     "same_token_overlap",
     "z_loss",
 )
-
-#: Figures that are another one times, or plus, a number that does not change for one router: the
-#: same test twice would only cost power.
-SAME_TEST: dict[str, str] = {
-    "boundary_distance_rms_p50": "boundary_distance_p50",
-    "chosen_entropy_normalised": "chosen_entropy_nats",
-    "diversity": "effective_experts",
-    "kl_to_uniform_nats": "load_entropy_normalised",
-    "load_balancing_loss_hf": "load_balancing_loss_megatron",
-    "load_cv_ddof1": "load_cv_ddof0",
-    "load_entropy_nats": "load_entropy_normalised",
-    "load_imbalance_global": "max_vio_global",
-    "routing_entropy_nats": "routing_entropy_normalised",
-}
 
 #: Quantiles with few tokens below them have no standard error by leaving out documents: the share,
 #: by the end of the name.

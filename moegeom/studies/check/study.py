@@ -27,7 +27,7 @@ from moegeom.engine.parameters import option_of
 from moegeom.engine.request import tokens_path
 from moegeom.engine.run_facts import refused_facts
 from moegeom.engine.session import Session
-from moegeom.metrics import METRICS
+from moegeom.metrics import METRICS, read_columns_of
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
@@ -208,7 +208,7 @@ def check_thresholds(profile: Profile) -> None:
     known = [
         column.name
         for metric in METRICS.all()
-        for column in metric.columns.get("layers", ())
+        for column in read_columns_of(metric, "layers")
         if column.kind in ("float", "int")
     ]
     for threshold in profile.thresholds:

@@ -342,9 +342,11 @@ def _are_far(
 
 
 def _error(theirs: np.ndarray, ours: np.ndarray) -> float:
-    """Rms of the difference over the rms of ours."""
+    """Rms of the difference over the rms of ours; infinite where that is 0 or not finite."""
     size = float((ours**2).mean())
-    return float(np.sqrt(((theirs - ours) ** 2).mean() / size)) if size else np.inf
+    if size == 0.0 or not np.isfinite(size):
+        return np.inf
+    return float(np.sqrt(((theirs - ours) ** 2).mean() / size))
 
 
 #: Nearest boundaries of a token that are looked at.

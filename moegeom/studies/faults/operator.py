@@ -17,7 +17,7 @@ from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
 from moegeom.geometry.contrasts import contrasts
 from moegeom.geometry.number_formats import rounded_to
-from moegeom.geometry.set_code import TIE_WAYS, set_distances
+from moegeom.geometry.set_code import TIE_WAYS, fitted_bias, set_distances
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.faults.causes import Cause
 from moegeom.studies.faults.told import Told
@@ -92,6 +92,21 @@ class Site:
     def place(self) -> Int64[np.ndarray, "tokens"]:
         """Row of each token: the token s further on is at ``place[row] + s``, if it is there."""
         return np.arange(len(self.columns.document))
+
+    @cached_property
+    def fitted_biases(self) -> dict[str, Float64[np.ndarray, "experts"]]:
+        """What to add to each expert's score to choose it as often as B does; by which tokens say
+        so, all or those that differ.
+        """
+        # of a token for which B chose other groups, its experts say nothing of each other
+        chosen = np.take_along_axis(self.selection, self.theirs.astype(np.int64), axis=1)
+        is_known = np.isfinite(chosen).all(axis=1)
+        ways = {"bias_fitted": is_known, "bias_fitted_where_different": is_known & self.differs}
+        return {
+            name: fitted_bias(self.selection[rows], self.theirs[rows])
+            for name, rows in ways.items()
+            if rows.any()
+        }
 
     def shifted(self, by: int) -> Int64[np.ndarray, "tokens"]:
         """Row of the token that stands ``by`` further on in the same document; -1 for none."""

@@ -63,8 +63,10 @@ def _experts(
     """The experts for which the edit is right.
 
     Each takes the score, edited or not, under which its own choices take fewer bits beside the
-    boundary of the token; the boundary follows, and so again. Where groups are chosen first, what
-    one expert scores changes what others may be chosen: blocks of experts are tried, too.
+    boundary of the token; the boundary follows, and so again. An edit that adds a number to each
+    expert's score is held against fitted biases, too: small numbers beside large ones are seen
+    there. Where groups are chosen first, what one expert scores changes what others may be chosen:
+    blocks of experts are tried.
     """
     own, rule = site.scores[rows], site.router.rule
     with np.errstate(over="ignore", invalid="ignore"):
@@ -97,8 +99,10 @@ def _experts(
         if (better == is_some).all():
             break
         is_some = better
-    if rule.groups is None:
-        return is_some
+    guesses = [is_some, *(_snapped(other - own, by) for by in site.fitted_biases.values())]
+    if rule.groups is not None:
+        number = np.arange(experts)
+        guesses += [number * parts // experts == part for parts in _PARTS for part in range(parts)]
 
     def total(one: np.ndarray) -> float:
         mixed, _ = group_masked(rule, np.where(one, other, own), site.kernels)
@@ -106,9 +110,28 @@ def _experts(
         bits = found.bits(_SOFT * found.spacing)
         return float(weight @ (bits if by_told is None else bits + by_told.bits(one)))
 
-    number = np.arange(experts)
-    blocks = [number * parts // experts == part for parts in _PARTS for part in range(parts)]
-    return min([is_some, *blocks], key=total)
+    unlike = {guess.tobytes(): guess for guess in guesses}
+    return is_some if len(unlike) == 1 else min(unlike.values(), key=total)
+
+
+def _snapped(
+    change: Float[np.ndarray, "rows experts"], fitted: Float64[np.ndarray, "experts"]
+) -> Bool[np.ndarray, "experts"]:
+    """The experts whose fitted bias is nearer to what the edit adds than to nothing.
+
+    None where the edit does not add the same to all tokens. Fitted biases are known up to a common
+    number, which is the one that leaves least: then it fits one expert outright.
+    """
+    added = np.median(change, axis=0).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        if not np.abs(change - added).max() <= _SAME * np.abs(added).max():
+            return np.zeros(len(fitted), bool)
+    common = np.concatenate([fitted, fitted - added])
+    left = np.minimum(
+        np.abs(fitted - common[:, None]), np.abs(fitted - common[:, None] - added)
+    ).sum(axis=1)
+    moved = fitted - common[left.argmin()]
+    return np.abs(moved - added) < np.abs(moved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +211,9 @@ class ToldOfSome:
 
 #: Share of the tokens whose numbers fit the better of both to within the noise.
 _FITS = 0.25
+
+#: Part of the largest number added by which it may differ from token to token: rounding.
+_SAME = 1e-3
 
 #: Numbers of blocks of experts, of which one may be edited.
 _PARTS = (2, 4)

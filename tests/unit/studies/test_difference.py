@@ -23,7 +23,6 @@ from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.figures import (
     FREE_OF_T,
     LEVEL,
-    SAME_TEST,
     figure_changes,
     is_free_of_t,
 )
@@ -528,7 +527,6 @@ def test_the_lists_of_figures_name_figures():
 
     for pattern in FREE_OF_T:
         assert any(fnmatchcase(name, pattern) for name in known), pattern
-    assert {*SAME_TEST, *SAME_TEST.values()} <= set(known)
     assert not any(is_free_of_t(name) for name in ("load_cv_ddof0", "max_vio_global", "num_dead"))
 
 

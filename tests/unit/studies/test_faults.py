@@ -10,12 +10,12 @@ import pytest
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.codes import Code, decoded
+from moegeom.geometry.set_code import fitted_bias
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
 from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
-from moegeom.studies.faults.operators.biases import fitted_bias
 from moegeom.studies.faults.operators.damaged import row_costs
 from moegeom.studies.faults.scope import SCOPES, Where, best_region
 from moegeom.studies.faults.score import believed, faults, score_site
@@ -209,6 +209,24 @@ def test_a_bias_is_fitted_up_to_a_common_number(router):
     fit = fitted_bias(one.logits, moved)
     apart = (fit - bias) - np.median(fit - bias)
     assert np.abs(apart).max() < 0.2 * bias.std()
+
+
+def test_a_small_bias_that_was_left_out_is_found_beside_a_large_one(router):
+    random = np.random.default_rng(1)
+    plain = site(router)
+    bias = (plain.logits.std() * random.uniform(0.5, 1.0, router.num_experts)).astype(np.float32)
+    left_out = [4, 20]
+    bias[4] *= 0.1
+    logits = plain.logits + bias
+    read = logits + 0.2 * plain.logits.std() * random.standard_normal(logits.shape)
+    read[:, left_out] -= bias[left_out]
+    k = router.rule.top_k
+    mine, theirs = (np.argsort(-z, axis=1)[:, :k].astype(np.int32) for z in (logits, read))
+    one = dataclasses.replace(
+        plain, router=dataclasses.replace(router, logit_bias=bias), logits=logits, scores=logits,
+        selection=logits, mine=mine, theirs=theirs, chosen_at=lambda number: mine,
+    )  # fmt: skip
+    assert "logit bias left out, 2 of 32 experts (4, 20)" in [fault.text for fault in found(one)]
 
 
 def rows_of(by: np.ndarray, sets: np.ndarray) -> np.ndarray:

@@ -11,15 +11,12 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from moegeom.engine.choice import group_masked
-from moegeom.geometry.set_code import last_and_next, set_distances
+from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.causes import Cause
 from moegeom.studies.faults.operator import AS_STORED, Operator, Proposal, Site, routed
 
 #: Bits that say one fitted bias.
 _BITS_PER_BIAS = 10.0
-
-#: Tokens that biases are fitted to, steps, and the noise scale in gaps between scores.
-_FITTED, _STEPS, _SOFT = 4096, 20, (0.5, 0.12, 0.03)
 
 
 #: What a bias may be added to, and the words for it.
@@ -123,57 +120,33 @@ def _fitted(site: Site) -> Iterator[Proposal]:
     """Any bias at all, fitted to all tokens or to those that differ: each number is paid for."""
     if not site.has_logits:
         return
-    # of a token for which B chose other groups, its experts say nothing of each other
-    chosen = np.take_along_axis(site.selection, site.theirs.astype(np.int64), axis=1)
-    is_known = np.isfinite(chosen).all(axis=1)
-    ways = {"bias_fitted": is_known, "bias_fitted_where_different": is_known & site.differs}
-    for name, rows in ways.items():
-        if not rows.any():
-            continue
-        change = fitted_bias(site.selection[rows], site.theirs[rows])
+    experts = site.scores.shape[1]
+    for name, change in site.fitted_biases.items():
         if not np.abs(change).max() > 0.0:
             continue
-
-        def scores(there: Site, change: np.ndarray = change) -> np.ndarray:
-            moved = there.scores + change.astype(there.scores.dtype)
-            return group_masked(there.router.rule, moved, there.kernels)[0]
-
-        bits = _BITS_PER_BIAS * len(change)
         text = "another bias for each expert, fitted to B's choices"
-        yield Proposal(name, text, "bias differs", own_bits=bits, scores=scores)
+        yield from _moved(site, name, text, change, _BITS_PER_BIAS * experts)
+
+
+def _moved(
+    site: Site, name: str, text: str, change: Float64[np.ndarray, "experts"], bits: float
+) -> Iterator[Proposal]:
+    """These numbers added to the bias that the router has; to its scores if it has none."""
+    for kind, _, own in _biases(site):
+        if kind == "selection_bias" or site.has_inputs:
+            edited = dataclasses.replace(site.router, **{kind: own + change.astype(own.dtype)})
+            how = {"needs_inputs": kind == "logit_bias", "own_bits": bits}
+            yield from routed(site, name, text, "bias differs", edited, **how)
+            return
+
+    def scores(there: Site) -> np.ndarray:
+        moved = there.scores + change.astype(there.scores.dtype)
+        return group_masked(there.router.rule, moved, there.kernels)[0]
+
+    yield Proposal(name, text, "bias differs", own_bits=bits, scores=scores)
 
 
 BIAS_FITTED = Operator("bias_fitted", _fitted)
-
-
-def fitted_bias(
-    selection: Float[np.ndarray, "tokens experts"], theirs: np.ndarray
-) -> Float64[np.ndarray, "experts"]:
-    r"""Offsets under which each expert is chosen as often as B chose it, soft by the usual gap.
-
-    Solves :math:`\sum_t \sigma((s_{te} + b_e - \mu_t)/T) = n_e` by damped steps in the log odds;
-    :math:`\mu_t` is the boundary of the token under the offsets so far.
-    """
-    step = max(1, len(selection) // _FITTED)
-    scores, chosen = selection[::step].astype(np.float64), theirs[::step].astype(np.int64)
-    finite = np.where(np.isfinite(scores), scores, np.nan)
-    experts, k = scores.shape[1], chosen.shape[1]
-    wanted = np.bincount(chosen.ravel(), minlength=experts).astype(np.float64)
-    spacing = set_distances(scores, chosen).spacing
-    bias = np.zeros(experts)
-    for soft in _SOFT:
-        scale = soft * spacing
-        for _ in range(_STEPS):
-            moved = finite + bias
-            middle = 0.5 * np.sum(last_and_next(moved, k), axis=0)
-            with np.errstate(over="ignore"):
-                chance = 1.0 / (1.0 + np.exp(-(moved - middle[:, None]) / scale))
-            expected = np.nansum(chance, axis=0)
-            slope = np.nansum(chance * (1.0 - chance), axis=0) / scale
-            change = (wanted - expected) / np.maximum(slope, 1e-3 * slope.max() + 1e-12)
-            bias += np.clip(change, -4.0 * scale, 4.0 * scale)
-            bias -= np.median(bias)
-    return bias
 
 
 def _rounded_sum(site: Site) -> Iterator[Proposal]:
