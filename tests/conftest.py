@@ -14,6 +14,7 @@ import functools
 import os
 import sys
 import typing
+import zlib
 from pathlib import Path
 
 import beartype
@@ -145,5 +146,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and why_no_gpu():
             item.add_marker(pytest.mark.skip(reason=why_no_gpu()))
-        if item.get_closest_marker("nightly") and PROFILE != "nightly":
+        if PROFILE != "nightly" and (item.get_closest_marker("nightly") or is_left_out(item)):
             item.add_marker(pytest.mark.skip(reason="nightly only (HYPOTHESIS_PROFILE=nightly)"))
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether ``one_in(n)`` leaves this case of a test to the night, by the hash of its name.
+
+    For crosses and seeds, of which any part shows what all would; the same part on every machine.
+    """
+    marker = item.get_closest_marker("one_in")
+    return marker is not None and zlib.crc32(item.nodeid.encode()) % marker.args[0] != 0

@@ -302,7 +302,7 @@ def weight_rule(
     plain = weights_of(router, logits, chosen)
     error, is_far = _error(theirs, plain), _are_far(theirs, plain)
     is_zero = (theirs == 0.0) & (plain > 0.0)
-    last = plain == plain.min(axis=1, keepdims=True)
+    of_token = is_zero.sum(axis=1)
     outlying = _FEW <= is_far.sum() <= 0.5 * len(is_far)
     if outlying:  # the others follow the rule
         logits, chosen, theirs, plain = (x[is_far] for x in (logits, chosen, theirs, plain))
@@ -325,7 +325,7 @@ def weight_rule(
         nearest,
         found[nearest],
         zeros=float(is_zero.mean()),
-        zeros_last=float(last[is_zero].mean()) if is_zero.any() else 0.0,
+        zeros_even=float(np.bincount(of_token)[1:].max(initial=0) / len(of_token)),
         outlying=float(is_far.mean()) if outlying else 0.0,
         outlying_error=_error(theirs, plain) if outlying else 0.0,
     )

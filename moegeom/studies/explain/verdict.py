@@ -13,7 +13,7 @@ from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS, Spread
 from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
 from moegeom.studies.log_probs import LogProbs
 
-#: Share of the weights of 0 that are the smallest of their token where fewer experts are used.
+#: Share of the tokens with equally many weights of 0 where fewer experts are used than chosen.
 _FEWER = 0.95
 
 #: Left-over sets of which a fault removes this share may be spread in any way.
@@ -128,8 +128,8 @@ def _wrong_weights(
                 f"from {found.names(layer.router)} on {_percent(rule.zeros)} of the chosen experts "
                 "have weight 0, which the rule never gives"
             )
-            if rule.zeros_last >= _FEWER:
-                detail += ", always those with the smallest: fewer experts are used than chosen."
+            if rule.zeros_even >= _FEWER:
+                detail += ", equally many in every token: fewer experts are used than chosen."
                 return CauseVerdict("routing weights differ", detail, layer.router)
             return CauseVerdict("capacity", f"{detail}.", layer.router)
         where = f"from {found.names(layer.router)} on weights differ by {rule.error:.2g}, relative"

@@ -211,9 +211,12 @@ def test_weights_are_judged_first_where_sets_still_agree():
     behind = dataclasses.replace(noisy(0.3), router="text/1")
     found = verdict(evidence(first, behind))
     assert (found.cause, found.router) == ("routing weights differ", "text/0")
-    dropped = dataclasses.replace(rule, zeros=0.1, zeros_last=0.3)
+    dropped = dataclasses.replace(rule, zeros=0.1, zeros_even=0.3)
     found = verdict(evidence(layer(0, 1.0, weights=dropped), behind))
     assert found.cause == "capacity"
+    fewer = dataclasses.replace(rule, zeros=0.5, zeros_even=1.0)
+    found = verdict(evidence(layer(0, 1.0, weights=fewer), behind))
+    assert found.cause == "routing weights differ"
 
 
 def test_what_is_fitted_to_b_gives_way_to_what_is_not():
