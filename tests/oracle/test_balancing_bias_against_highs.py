@@ -60,6 +60,7 @@ def program(q: np.ndarray, k: int) -> float:
     return -solved.fun
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("tokens", "experts", "k"), SHAPES)
 def test_the_value_is_that_of_the_whole_program(kind, tokens, experts, k):
@@ -69,6 +70,7 @@ def test_the_value_is_that_of_the_whole_program(kind, tokens, experts, k):
     np.testing.assert_allclose(found.value, program(q, k), rtol=1e-9, atol=1e-9 * score_spread(q))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("tokens", "experts", "k"), SHAPES)
 def test_counts_miss_the_quota_by_no_more_than_the_tied_tokens(kind, tokens, experts, k):

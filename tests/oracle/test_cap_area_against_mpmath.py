@@ -23,6 +23,7 @@ def area(sine: float, dimension: int):
         return mpmath.betainc(half, 0.5, 0, square, regularized=True) / 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 @pytest.mark.parametrize("sine", SINES)
 def test_the_logarithm_of_the_area_is_mpmaths(sine, dimension):

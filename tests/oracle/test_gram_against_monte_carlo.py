@@ -65,6 +65,7 @@ def squares(cosine):
     return (1.0 - gram_score(cosine)) ** 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_centred", [False, True])
 @pytest.mark.parametrize(("experts", "hidden", "count"), SHAPES)
 def test_both_moments_are_those_of_drawn_rows(experts, hidden, count, is_centred):
@@ -78,6 +79,7 @@ def test_both_moments_are_those_of_drawn_rows(experts, hidden, count, is_centred
     np.testing.assert_allclose(moments.variance, found.var(), rtol=error)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_centred", [False, True])
 @pytest.mark.parametrize(("experts", "hidden", "count"), SHAPES)
 def test_score_and_spread_are_those_of_drawn_rows(experts, hidden, count, is_centred):

@@ -65,6 +65,7 @@ def pairs(kind, experts, k, number=30):
     return KINDS[kind](random, number, experts)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("experts", "k"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_crossings_are_the_changes_between_all_ties(kind, experts, k):
@@ -83,6 +84,7 @@ def test_exact_crossings_are_the_breaks_of_the_sweep_that_lie_on_the_segment(k):
         assert found == [at for at in breaks if 0 < at < 1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("experts", "k"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_counts_and_places_are_exact(kind, experts, k):

@@ -106,6 +106,7 @@ def affine(rows: int, groups: int, bits: int, is_symmetric: bool) -> Tensors:
     return parts
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -191,6 +191,7 @@ def overflowing(monkeypatch):
     monkeypatch.setattr(sketch, "CAPACITY", 20)
 
 
+@pytest.mark.one_in(2)
 @EVERY
 def test_merging_is_associative_and_commutative_and_equals_folding(name):
     merge = REDUCTIONS[name].merge
@@ -220,6 +221,7 @@ def test_merging_samples_of_a_longer_stream_is_associative_and_commutative(name,
     assert 30 < len(folded(name, np.arange(TOKENS))["key"]) < 130
 
 
+@pytest.mark.one_in(2)
 @EVERY
 def test_the_empty_state_is_neutral(name):
     reduction = REDUCTIONS[name]
@@ -228,6 +230,7 @@ def test_the_empty_state_is_neutral(name):
     np.testing.assert_equal(reduction.merge(some, empty), some)
 
 
+@pytest.mark.one_in(2)
 @EVERY
 def test_asking_for_the_state_twice_changes_nothing(name):
     accumulator = REDUCTIONS[name].start(extent_of(name))
@@ -239,6 +242,7 @@ def test_asking_for_the_state_twice_changes_nothing(name):
     np.testing.assert_equal(accumulator.state(), folded(name, np.arange(TOKENS)))
 
 
+@pytest.mark.one_in(2)
 @EVERY
 def test_leaving_out_each_block_counts_every_other_block(name):
     """What is selected without block b is what folding the other blocks' tokens selects."""
@@ -255,6 +259,7 @@ def test_leaving_out_each_block_counts_every_other_block(name):
             )
 
 
+@pytest.mark.one_in(2)
 @EVERY
 def test_populations_partition_the_whole(name):
     """Except for what is kept for the whole only."""
@@ -269,6 +274,7 @@ def test_populations_partition_the_whole(name):
         )
 
 
+@pytest.mark.one_in(2)
 @EVERY
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 def test_states_folded_with_any_backend_are_equal(name, backend):

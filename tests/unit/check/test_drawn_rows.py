@@ -24,6 +24,7 @@ def router(experts: int, hidden: int, drawn: int, seed: int = 0) -> np.ndarray:
     return rows
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("drawn", [8, 32, 48])
 def test_new_rows_among_trained_ones_are_named(drawn, seed):
@@ -32,6 +33,7 @@ def test_new_rows_among_trained_ones_are_named(drawn, seed):
     assert len(found) >= 0.8 * drawn
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("shape", [(16, 256), (64, 1024), (256, 512)])
 def test_trained_rows_of_the_drawn_length_are_not_named(shape, seed):

@@ -248,6 +248,7 @@ def test_every_function_that_makes_a_document_is_looked_at():
     assert len(JUDGES) == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "form"), CASES)
 @pytest.mark.parametrize("width", [80, 140])
 def test_no_control_character_reaches_the_output(shown, kind, form, width):

@@ -231,6 +231,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("metric", WEIGHTS_METRICS, ids=lambda metric: metric.name)
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_degenerate_routers_give_null_and_no_exception(case, metric):

@@ -137,6 +137,7 @@ def test_what_is_said_of_a_run_json_is_short(results):
         (results / "run.json").write_text(before)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
 @pytest.mark.parametrize(
     "value", [[], {}, "x", "x/y", 1.5, 0, -1, True, None, [[]], {"a": {"b": 1}}]
@@ -173,6 +174,7 @@ def test_a_run_json_that_is_none_is_refused(results, text):
         open_results(results)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("column", ["router", "variant", "population", "num_tokens", "margin_p50"])
 @pytest.mark.parametrize("change", ["missing", "text", "bytes", "struct", "null", "twice"])
 @pytest.mark.parametrize("table", ["layers", "experts"])

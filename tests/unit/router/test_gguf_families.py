@@ -277,6 +277,7 @@ def test_every_architecture_that_gguf_knows_with_a_router_is_held_or_left_out() 
     assert all(family_of(f"gguf-{architecture}") is None for architecture in LEFT_OUT)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", sorted(CALLS.keys() & _HAVE_A_ROUTER.keys()))
 def test_tensors_are_called_as_package_gguf_calls_them(architecture: str) -> None:
     family = family_of(f"gguf-{architecture}")
@@ -289,6 +290,7 @@ def test_tensors_are_called_as_package_gguf_calls_them(architecture: str) -> Non
     assert bool(stack.selection_bias) == ("blk.{layer}.exp_probs_b" in known)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", sorted(CALLS))
 def test_routers_and_their_parts_are_found(
     architecture: str, load: Callable[..., RouterSet]
@@ -313,12 +315,14 @@ def test_routers_and_their_parts_are_found(
         np.testing.assert_allclose(router.gain, stored[router.norm.tensor] * root, rtol=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", sorted(CALLS))
 def test_weights_are_those_of_llama_cpp(architecture: str, load: Callable[..., RouterSet]) -> None:
     (router,) = load(architecture).routers
     _assert_routes_as_llama_cpp(router, architecture, _keys(architecture), _logits())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", sorted(a for a, c in CALLS.items() if c.gate < 0))
 @pytest.mark.parametrize("gate", [SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS])
 def test_the_gate_is_that_of_the_file(
@@ -332,6 +336,7 @@ def test_the_gate_is_that_of_the_file(
 _OPTIONAL = ("expert_gating_func", "expert_weights_norm", "expert_weights_scale")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "architecture", sorted(a for a, c in CALLS.items() if c.gate > 0 and a != "deepseek4")
 )
@@ -367,6 +372,7 @@ def test_a_gate_that_llama_cpp_cannot_do_without_is_named(
         assert caught.value.code == GATING_UNSAID
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", sorted(CALLS.keys() - {"grovemoe"}))
 def test_groups_are_compared_by_their_two_largest_scores(
     architecture: str, load: Callable[..., RouterSet]

@@ -31,6 +31,7 @@ def cleaned(path: Path, dialect: str, num_experts: int) -> CleanTrace:
     return clean(DIALECTS[dialect].read(path), known(num_experts))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("planted", "name"), CASES, ids=[f"{planted.name}-{name}" for planted, name in CASES]
 )
