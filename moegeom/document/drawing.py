@@ -123,10 +123,14 @@ class Drawing:
 DRAWINGS: Registry[Drawing] = Registry("figure", "moegeom.document.figures", "DRAWING", Drawing)
 
 
-def figures_of(results: Results) -> list[Chart]:
-    """Every figure that these results have the numbers for, in the order of a page."""
+def figures_of(results: Results, names: Sequence[str] = ()) -> list[Chart]:
+    """Every figure, or those of these names, that the results have the numbers for.
+
+    In the order of a page.
+    """
     drawn = Drawn(results)
-    ordered = sorted(DRAWINGS.all(), key=lambda drawing: (drawing.place, drawing.name))
+    wanted = [DRAWINGS[name] for name in names] or DRAWINGS.all()
+    ordered = sorted(wanted, key=lambda drawing: (drawing.place, drawing.name))
     return [figure for drawing in ordered for figure in drawing.draw(drawn)]
 
 
