@@ -25,6 +25,11 @@ GROUPS: Sequence[str] = (
     "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a3b12", "#b4b4b4", "#2b2b80",
 )  # fmt: skip
 
+#: The same on black: those that are too dark there are lighter.
+GROUPS_ON_BLACK: Sequence[str] = (
+    "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#c0673a", "#b4b4b4", "#8f8fff",
+)  # fmt: skip
+
 
 def of_role(role: str) -> str:
     """The colour of a meaning, or of a group such as ``g3``, on white."""

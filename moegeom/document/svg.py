@@ -29,7 +29,7 @@ from moegeom.document.chart import (
     Polyline,
     Scale,
 )
-from moegeom.document.colours import GROUPS, ROLES, ramp
+from moegeom.document.colours import GROUPS, GROUPS_ON_BLACK, ROLES, ramp
 
 #: Pixels of a wide and of a narrow panel, of its plot in height, and around it.
 _WIDE, _NARROW, _HEIGHT = 760.0, 372.0, 220.0
@@ -68,13 +68,15 @@ STYLE = "\n".join(
         ".grid { stroke: currentColor; opacity: .1; }",
         ".line { fill: none; stroke-width: 1.6; } .band { opacity: .18; stroke: none; }",
         ".whisker { stroke: currentColor; stroke-width: 1; opacity: .7; fill: none; }",
+        ".whisker.many { opacity: .25; stroke-width: .6; }",
         ".rule { stroke-width: 1.3; stroke-dasharray: 5 3; }",
         ".pixels { image-rendering: pixelated; }",
         *(f".{n} {{ --c: {light}; }}" for n, (light, _) in ROLES.items()),
         *(f".g{i} {{ --c: {colour}; }}" for i, colour in enumerate(GROUPS)),
         ".s { stroke: var(--c); } .f { fill: var(--c); }",
-        "@media (prefers-color-scheme: dark) {",
+        "@media screen and (prefers-color-scheme: dark) {",
         *(f".{n} {{ --c: {dark}; }}" for n, (_, dark) in ROLES.items()),
+        *(f".g{i} {{ --c: {colour}; }}" for i, colour in enumerate(GROUPS_ON_BLACK)),
         "}",
     ]
 )
@@ -353,7 +355,8 @@ def _bars(plot: _Plot, mark: Bars, number: int, of: int) -> Iterator[str]:
     else:
         yield f'<path {kind} d="{"".join(path for _, path in paths)}"/>'
     if whiskers:
-        yield f'<path class="whisker" d="{"".join(whiskers)}"/>'
+        many = " many" if len(whiskers) > _MOST_BARS else ""
+        yield f'<path class="whisker{many}" d="{"".join(whiskers)}"/>'
 
 
 def _rule(plot: _Plot, mark: Guide, *_: int) -> Iterator[str]:

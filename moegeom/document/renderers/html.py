@@ -54,8 +54,12 @@ figure { margin: 2em 0; } figure h2 { margin-bottom: .2em; } figcaption { max-wi
 .card .strong, .card dd { color: #111; }
 a { color: inherit; } .word { text-decoration: underline dotted; text-underline-offset: .2em; }
 tr:target, dt:target { outline: 2px solid #1f6fb4; } .scroll { overflow-x: auto; }
-@media print { body { margin: 0; max-width: none; } figure { break-inside: avoid; } }
-@media (prefers-color-scheme: dark) {
+@media (max-width: 40em) { .words { grid-template-columns: 1fr; } }
+@media print {
+  body { margin: 0; max-width: none; } .panels > div, tr { break-inside: avoid; }
+  h2 { break-after: avoid; } .wide svg { min-width: 0; } .wide, .scroll { overflow: visible; }
+}
+@media screen and (prefers-color-scheme: dark) {
   body { background: #111; color: #ddd; } .card .strong, .card dd { color: #ddd; }
   .good { color: #3fb950; } .warning { color: #d29922; } .error { color: #ff7b72; }
 }
@@ -114,7 +118,7 @@ def _words(body: str) -> str:
     if not said:
         return ""
     rows = (f'<dt id="{_anchor(w)}">{escape(w)}</dt><dd>{escape(WORDS[w])}</dd>' for w in said)
-    return f"<section><h2>Words</h2><dl>{''.join(rows)}</dl></section>"
+    return f'<section><h2>Words</h2><dl class="words">{"".join(rows)}</dl></section>'
 
 
 def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
