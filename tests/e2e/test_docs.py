@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +64,24 @@ def test_every_python_block_runs(documented_place, page):
         run = open_results(documented_place / "my_results").run
         assert run["tokens"]["num_tokens"] == 4096
         assert run["trust"]["fingerprint"] == "matches"
+
+
+def told(notebook: dict) -> list[str]:
+    """What its cells show as text; times, and pages, differ from run to run."""
+    shown = [out for cell in notebook["cells"] for out in cell.get("outputs", [])]
+    return ["".join(out.get("text") or out["data"]["text/plain"]) for out in shown]
+
+
+def test_the_notebook_shows_what_its_cells_do():
+    """And is small, and names no folder of the machine that ran it."""
+    path = ROOT / "docs/notebook.ipynb"
+    stored = json.loads(path.read_text("utf-8"))
+    again = runpy.run_path(str(ROOT / "docs/refresh_notebook.py"))["executed"](stored)
+    assert told(again) == told(stored)
+    assert len(told(stored)) > 5
+    assert [cell["source"] for cell in again["cells"]] == [c["source"] for c in stored["cells"]]
+    assert path.stat().st_size < 200_000
+    assert not re.search(r"/(?:home|root|tmp|work|Users)/", path.read_text("utf-8"))
 
 
 def test_the_pages_with_code_are_those_that_promise_it():
