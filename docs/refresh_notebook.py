@@ -1,6 +1,6 @@
 """Runs the cells of docs/notebook.ipynb and writes what they show into it.
 
-python docs/refresh_notebook.py
+``python docs/refresh_notebook.py``; with ``--print`` the file is left alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ast
 import contextlib
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,4 +61,8 @@ def lines(text: str) -> list[str]:
 
 if __name__ == "__main__":
     found = executed(json.loads(NOTEBOOK.read_text("utf-8")))
-    NOTEBOOK.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    if sys.argv[1:] == ["--print"]:
+        sys.stdout.write(text)
+    else:
+        NOTEBOOK.write_text(text, encoding="utf-8")

@@ -96,8 +96,8 @@ class Heat:
     """A colour for each value, rows downwards; None is blank.
 
     Colours run from ``low`` to ``high``; with a ``middle`` they part there into two directions.
-    ``cells`` are texts to write into them where there is room, ``ends`` what low and high are
-    called where they are no numbers.
+    ``cells`` are texts to write into them where there is room, ``ends`` what low, the middle if
+    there is one, and high are called where they are no numbers.
     """
 
     values: Sequence[Numbers]
@@ -107,7 +107,7 @@ class Heat:
     middle: float | None = None
     scale: Scale = "linear"
     cells: Sequence[Sequence[str]] = ()
-    ends: tuple[str, str] | None = None
+    ends: Sequence[str] = ()
 
 
 Mark = Polyline | Bars | Guide | Points | Areas | Heat

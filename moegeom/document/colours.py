@@ -50,6 +50,12 @@ def ramp(parts: bool) -> tuple[tuple[int, int, int], ...]:
     return tuple((int(r), int(g), int(b)) for r, g, b in zip(*channels, strict=True))
 
 
+def is_dark(colour: tuple[int, int, int]) -> bool:
+    """Whether a text on this colour has to be light."""
+    red, green, blue = colour
+    return 0.3 * red + 0.59 * green + 0.11 * blue < 140
+
+
 def parsed(colour: str) -> tuple[int, int, int]:
     """Red, green and blue of ``#rrggbb``."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -27,8 +27,8 @@ from moegeom.document.chart import (
     Points,
     Polyline,
 )
-from moegeom.document.colours import GROUPS, of_role, ramp
-from moegeom.document.svg import tick_text
+from moegeom.document.colours import GROUPS, is_dark, of_role, ramp
+from moegeom.document.svg import shades, tick_text
 from moegeom.document.untrusted import printable
 
 if TYPE_CHECKING:
@@ -144,9 +144,11 @@ def _axis(axis: Axes, of: str, facts: Axis, has_scale: bool) -> None:
         most = 24 if of == "x" else 40
         step = math.ceil(len(facts.names) / most)
         places = list(range(0, len(facts.names), step))
-        names = [facts.names[place][: 32 if of == "x" else 44] for place in places]
-        longest = max(map(len, names))
-        turn = {"rotation": 35, "ha": "right"} if of == "x" and longest > 4 else {}
+        longest = 32 if of == "x" else 44
+        names = [facts.names[place] for place in places]
+        names = [n if len(n) <= longest else f"{n[: longest - 1]}…" for n in names]
+        is_long = max(map(len, names)) > 4
+        turn = {"rotation": 35, "ha": "right"} if of == "x" and is_long else {}
         getattr(axis, f"set_{of}ticks")(places, names, fontsize=7, **turn)
     elif has_scale and facts.scale != "linear":
         base = 2 if facts.scale == "log2" else 10
@@ -204,7 +206,8 @@ def _points(axis: Axes, mark: Points, *_: int) -> None:
         is_in, name = group == number, mark.names[number]
         label = name if len(mark.names) <= len(GROUPS) else None
         colour = GROUPS[number % len(GROUPS)]
-        axis.scatter(x[is_in], y[is_in], s=4, alpha=0.6, color=colour, label=label, lw=0)
+        looks: Any = {"s": 4, "alpha": 0.6, "color": colour, "label": label, "lw": 0}
+        axis.scatter(x[is_in], y[is_in], zorder=2.0 + 1.0 / (1 + number), **looks)
 
 
 def _areas(axis: Axes, mark: Areas, *_: int) -> None:
@@ -223,16 +226,17 @@ def _heat(axis: Axes, mark: Heat, *_: int) -> None:
     shown = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     ends = [mark.low, mark.high] if mark.middle is None else [mark.low, mark.middle, mark.high]
     bar = axis.figure.colorbar(shown, ax=axis, shrink=0.9, pad=0.02)
-    said = [figure_text(end) for end in ends]
-    if mark.ends is not None:
-        said[0], said[-1] = mark.ends
+    said = mark.ends or [figure_text(end) for end in ends]
     bar.set_ticks(ends, labels=said, minor=False)
     bar.set_ticks([], minor=True)
     bar.set_label(textwrap.fill(mark.text, 22), fontsize=7)
     if mark.cells and values.size <= 400:
+        places, coloured = shades(mark), ramp(mark.middle is not None)
         for i, row in enumerate(mark.cells):
             for j, cell in enumerate(row):
-                axis.text(j, i, cell, ha="center", va="center", fontsize=6)
+                place = places[i][j]
+                ink = "white" if place and is_dark(coloured[place - 1]) else "black"
+                axis.text(j, i, cell, ha="center", va="center", fontsize=6, color=ink)
 
 
 def _norm(mark: Heat) -> Any:

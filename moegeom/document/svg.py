@@ -29,7 +29,7 @@ from moegeom.document.chart import (
     Polyline,
     Scale,
 )
-from moegeom.document.colours import GROUPS, GROUPS_ON_BLACK, ROLES, ramp
+from moegeom.document.colours import GROUPS, GROUPS_ON_BLACK, ROLES, is_dark, ramp
 
 #: Pixels of a wide and of a narrow panel, of its plot in height, and around it.
 _WIDE, _NARROW, _HEIGHT = 760.0, 372.0, 220.0
@@ -47,8 +47,8 @@ _LONGEST_SIDE = 52
 #: Pixels of a bar that lies, and between those of two names.
 _BAR, _GAP = 13.0, 7.0
 
-#: Rows of a heat map up to which they are tall.
-_FEW_ROWS = 12
+#: Rows of a heat map up to which they are tall, and pixels of the whole at most.
+_FEW_ROWS, _TALLEST = 12, 720.0
 
 #: Cells of a heat map up to which each is a shape of its own, with its value on hovering.
 _MOST_SHAPES = 1500
@@ -148,7 +148,7 @@ class _Plot:
             is_square = len(panel.y.names) == 0
             tallest = 22.0 if rows <= _FEW_ROWS else 15.0
             height = inner * rows / columns if is_square else max(min(cell, tallest), 13.0) * rows
-            height = min(max(height, 24.0), 900.0)
+            height = min(max(height, 24.0), _TALLEST)
         x = _ends(panel.x, panel.marks, "y" if panel.is_lying else "x", left, inner)
         y = _ends(panel.y, panel.marks, "y", top + height, -height)
         if panel.is_lying:
@@ -371,7 +371,7 @@ def _rule(plot: _Plot, mark: Guide, *_: int) -> Iterator[str]:
 
 
 def _points(plot: _Plot, mark: Points, *_: int) -> Iterator[str]:
-    for number in sorted(set(mark.group)):
+    for number in sorted(set(mark.group), reverse=True):  # the first on top
         dots = [
             f"M{plot.x.at(x):.1f} {plot.y.at(y):.1f}h0"
             for x, y, group in zip(mark.x, mark.y, mark.group, strict=True)
@@ -420,7 +420,7 @@ def _heat(plot: _Plot, mark: Heat, *_: int) -> Iterator[str]:
                 cell = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
                 yield f'<rect {cell} fill="rgb({r},{g},{b})"><title>{escape(said)}</title></rect>'
                 if mark.cells and 6.2 * len(said) < width and height > 11.0:
-                    ink = "light" if 0.3 * r + 0.59 * g + 0.11 * b < 140 else "dark"
+                    ink = "light" if is_dark((r, g, b)) else "dark"
                     text = _text(x + width / 2, y + height / 2 + 4, said, "middle")
                     yield f'<g class="{ink}">{text}</g>'
     yield from _key(plot, mark)
@@ -436,9 +436,9 @@ def _key(plot: _Plot, mark: Heat) -> Iterator[str]:
             f'x="{left + i * length / steps:.1f}" y="{y:.1f}" width="{length / steps + 0.3:.1f}"'
         )
         yield f'<rect {place} height="9" fill="rgb({r},{g},{b})"/>'
-    low, high = mark.ends or (figure_text(mark.low), figure_text(mark.high))
-    yield _text(left - 4.0, y + 9.0, low, "end")
-    yield _text(left + length + 4.0, y + 9.0, high, "start")
+    ends = mark.ends or (figure_text(mark.low), figure_text(mark.high))
+    yield _text(left - 4.0, y + 9.0, ends[0], "end")
+    yield _text(left + length + 4.0, y + 9.0, ends[-1], "start")
     yield _text(left, y + 22.0, mark.text, "start", most=60)
 
 

@@ -68,7 +68,7 @@ def gate_figures(found: Gate) -> Iterator[Chart]:
                         1.0,
                         0.0,
                         cells=[["" if end == "passed" else end for end in row] for row in ends],
-                        ends=("not judged", "error"),
+                        ends=("not judged", "passed", "error"),
                     )
                 ],
             )

@@ -97,12 +97,28 @@ def test_routing_on_text_is_drawn_against_its_limit_and_a_run_again():
     assert "the limit is 4 %; A run again differs in 2 %; the most in layer 1, 30 %" in figure.alt
 
 
-def test_a_sign_off_without_recordings_has_no_figure():
+def test_a_sign_off_of_nothing_in_common_has_no_figure():
     assert signed() == []
 
 
+def test_what_changed_in_each_router_is_red_where_it_failed():
+    trained = {"word": "trained on", "state": "failed", "size": 0.1}
+    folded = {"word": "folded", "state": "passed", "size": None}
+    routers = {
+        "text/0": {"state": "failed", "changes": [folded, trained]},
+        "text/1": {"state": "passed", "changes": [folded]},
+    }
+    (figure,) = signed(routers=routers)
+    red, blue = figure.panels[0].marks
+    assert isinstance(red, Bars)
+    assert isinstance(blue, Bars)
+    assert (red.role, red.y, blue.y) == ("limit", [0.1, None], [None, 0.0])
+    assert column(figure, "size") == [None, 0.1, None]
+    assert "2 routers compared, 1 failed; the largest change is 10 %, in layer 0." in figure.alt
+
+
 def test_figures_of_a_balance_hold_its_loads_and_its_bias():
-    found = mg.balance(CKPT, REC)
+    found = mg.balance(CKPT, REC, layers=[0, 2])
     loads, bias = found.document.figures()
     routers = found.value.routers
     assert column(loads, "max_vio") == [router.before.max_vio for router in routers]
