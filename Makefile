@@ -14,15 +14,17 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 CREATED := $(VENV)/.stamp-created
 CORE    := $(VENV)/.stamp-core
 TEST    := $(VENV)/.stamp-test
+DOCS    := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format docs clean
 
 help:
 	@echo "make demo     install moegeom without torch and scan a sample checkpoint"
 	@echo "make test     install everything the tests need, then lint, types, imports and tests"
 	@echo "make lint     the same without the tests"
 	@echo "make format   rewrite files in the project's format"
+	@echo "make docs     write docs/ as a site, build/site/index.html, and look at every link of it"
 	@echo "make clean    remove the environment, caches and the demo's results"
 	@echo
 	@echo "PYTHON=/path/to/python3.12 chooses the interpreter, VENV=... the environment's folder."
@@ -77,6 +79,14 @@ test: lint
 format: $(TEST)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+$(DOCS): $(CREATED) pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e '.[docs]'
+	@touch $(CORE) $@
+
+docs: $(DOCS)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf "$(VENV)" .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

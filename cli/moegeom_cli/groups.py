@@ -323,6 +323,7 @@ class ScreenOptions:
 
         Then writes its page, and the figure that ``plots`` ask for.
         """
+        from moegeom.core.errors import UsageError
         from moegeom.core.files import write_whole
         from moegeom.document.model import View
         from moegeom.document.report import Report
@@ -335,4 +336,9 @@ class ScreenOptions:
             write_whole(self.html, report.html())
             self.note(f"page: {self.html}")
         if plots is not None and plots.plot is not None:
-            self.note(f"figure: {report.plot(plots.plot, plots.figure)}")
+            try:
+                self.note(f"figure: {report.plot(plots.plot, plots.figure)}")
+            except UsageError as error:  # what a gate found outweighs a figure that there is not
+                if not getattr(found, "exit_code", 0):
+                    raise
+                self.note(str(error))

@@ -50,7 +50,11 @@ class Polyline:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each name of the x axis, from 0; several marks of one panel stand side by side."""
+    """A bar for each name, from 0, upwards, or to the right where the y axis has the names.
+
+    Several marks of one panel stand side by side where a name has several values. ``y`` are the
+    values, whichever way the bars lie.
+    """
 
     text: str
     role: Role
@@ -61,7 +65,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Guide:
-    """A line across the panel at a value of the y axis."""
+    """A line across the panel at a value of the y axis; of the x axis where bars lie."""
 
     text: str
     role: Role
@@ -92,7 +96,8 @@ class Heat:
     """A colour for each value, rows downwards; None is blank.
 
     Colours run from ``low`` to ``high``; with a ``middle`` they part there into two directions.
-    ``cells`` are texts to write into them where there is room.
+    ``cells`` are texts to write into them where there is room, ``ends`` what low, the middle if
+    there is one, and high are called where they are no numbers.
     """
 
     values: Sequence[Numbers]
@@ -102,6 +107,7 @@ class Heat:
     middle: float | None = None
     scale: Scale = "linear"
     cells: Sequence[Sequence[str]] = ()
+    ends: Sequence[str] = ()
 
 
 Mark = Polyline | Bars | Guide | Points | Areas | Heat
@@ -116,6 +122,19 @@ class Panel:
     y: Axis
     marks: Sequence[Mark]
     is_wide: bool = True
+
+    @property
+    def is_lying(self) -> bool:
+        """Whether bars run to the right, which leaves room for long names."""
+        return bool(self.y.names) and any(isinstance(mark, Bars) for mark in self.marks)
+
+    def slot(self, mark: Mark) -> tuple[int, int]:
+        """Which of how many bars of a name this mark is: (0, 1) where a name has one at most."""
+        bars = [each for each in self.marks if isinstance(each, Bars)]
+        values = zip(*(each.y for each in bars), strict=True)
+        if mark not in bars or all(sum(v is not None for v in each) < 2 for each in values):
+            return 0, 1
+        return bars.index(mark), len(bars)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ GROUPS: Sequence[str] = (
     "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a3b12", "#b4b4b4", "#2b2b80",
 )  # fmt: skip
 
+#: The same on black: those that are too dark there are lighter.
+GROUPS_ON_BLACK: Sequence[str] = (
+    "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#c0673a", "#b4b4b4", "#8f8fff",
+)  # fmt: skip
+
 
 def of_role(role: str) -> str:
     """The colour of a meaning, or of a group such as ``g3``, on white."""
@@ -43,6 +48,12 @@ def ramp(parts: bool) -> tuple[tuple[int, int, int], ...]:
     at = np.linspace(0.0, len(stops) - 1.0, 255)
     channels = [np.rint(np.interp(at, range(len(stops)), stops[:, i])) for i in range(3)]
     return tuple((int(r), int(g), int(b)) for r, g, b in zip(*channels, strict=True))
+
+
+def is_dark(colour: tuple[int, int, int]) -> bool:
+    """Whether a text on this colour has to be light."""
+    red, green, blue = colour
+    return 0.3 * red + 0.59 * green + 0.11 * blue < 140
 
 
 def parsed(colour: str) -> tuple[int, int, int]:

@@ -69,7 +69,9 @@ class Drawn:
     ) -> dict[str, list[Any]]:
         """Columns of the whole population of the routers as stored, unless ``equal`` says more."""
         where = {"variant": AS_STORED, "population": self.population} | equal
-        return self._holding(table).columns(table, wanted, **where)
+        held = self._holding(table).table(table)
+        few = held.select([name for name in held.column_names if name in (*wanted, *where)])
+        return Results(None, self.results.run, {table: few}).columns(table, wanted, **where)
 
     def by_router(
         self, table: str, wanted: Sequence[str], **equal: str | Sequence[str]
@@ -123,10 +125,14 @@ class Drawing:
 DRAWINGS: Registry[Drawing] = Registry("figure", "moegeom.document.figures", "DRAWING", Drawing)
 
 
-def figures_of(results: Results) -> list[Chart]:
-    """Every figure that these results have the numbers for, in the order of a page."""
+def figures_of(results: Results, names: Sequence[str] = ()) -> list[Chart]:
+    """Every figure, or those of these names, that the results have the numbers for.
+
+    In the order of a page.
+    """
     drawn = Drawn(results)
-    ordered = sorted(DRAWINGS.all(), key=lambda drawing: (drawing.place, drawing.name))
+    wanted = [DRAWINGS[name] for name in names] or DRAWINGS.all()
+    ordered = sorted(wanted, key=lambda drawing: (drawing.place, drawing.name))
     return [figure for drawing in ordered for figure in drawing.draw(drawn)]
 
 

@@ -27,8 +27,8 @@ from moegeom.document.chart import (
     Points,
     Polyline,
 )
-from moegeom.document.colours import GROUPS, of_role, ramp
-from moegeom.document.svg import tick_text
+from moegeom.document.colours import GROUPS, is_dark, of_role, ramp
+from moegeom.document.svg import shades, tick_text
 from moegeom.document.untrusted import printable
 
 if TYPE_CHECKING:
@@ -111,6 +111,9 @@ def write_figure(figure: Chart, path: Path) -> None:
 
 def _height(panel: Panel) -> float:
     heat = next((mark for mark in panel.marks if isinstance(mark, Heat)), None)
+    if panel.is_lying:
+        bars = max(panel.slot(mark)[1] for mark in panel.marks)
+        return len(panel.y.names) * (0.07 + 0.12 * bars) + 0.6
     if heat is None:
         return _HEIGHT
     if not panel.y.names:
@@ -119,12 +122,16 @@ def _height(panel: Panel) -> float:
 
 
 def _panel(axis: Axes, panel: Panel) -> None:
-    bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
     for mark in panel.marks:
-        slot = (bars.index(mark), len(bars)) if isinstance(mark, Bars) else (0, 1)
-        _DRAW[type(mark)](axis, mark, *slot)
+        if panel.is_lying and isinstance(mark, Bars | Guide):
+            _LYING[type(mark)](axis, mark, *panel.slot(mark))
+        else:
+            _DRAW[type(mark)](axis, mark, *panel.slot(mark))
+    if panel.is_lying:
+        axis.invert_yaxis()
+    is_standing = any(isinstance(mark, Bars) for mark in panel.marks) and not panel.is_lying
     axis.set_title(panel.title, loc="left")
-    _axis(axis, "x", panel.x, has_scale=not bars)
+    _axis(axis, "x", panel.x, has_scale=not is_standing)
     _axis(axis, "y", panel.y, has_scale=True)
     names = [n for mark in panel.marks for n in _names(mark)]
     if len(names) > 1:
@@ -137,9 +144,11 @@ def _axis(axis: Axes, of: str, facts: Axis, has_scale: bool) -> None:
         most = 24 if of == "x" else 40
         step = math.ceil(len(facts.names) / most)
         places = list(range(0, len(facts.names), step))
-        names = [facts.names[place][:32] for place in places]
-        longest = max(map(len, names))
-        turn = {"rotation": 35, "ha": "right"} if of == "x" and longest > 4 else {}
+        longest = 32 if of == "x" else 44
+        names = [facts.names[place] for place in places]
+        names = [n if len(n) <= longest else f"{n[: longest - 1]}…" for n in names]
+        is_long = max(map(len, names)) > 4
+        turn = {"rotation": 35, "ha": "right"} if of == "x" and is_long else {}
         getattr(axis, f"set_{of}ticks")(places, names, fontsize=7, **turn)
     elif has_scale and facts.scale != "linear":
         base = 2 if facts.scale == "log2" else 10
@@ -164,17 +173,31 @@ def _line(axis: Axes, mark: Polyline, *_: int) -> None:
         axis.fill_between(x, _numbers(mark.low), _numbers(mark.high), color=colour, alpha=0.2, lw=0)
 
 
-def _bars(axis: Axes, mark: Bars, number: int, of: int) -> None:
+def _placed(mark: Bars, number: int, of: int) -> tuple[np.ndarray, float, Any]:
+    """Where each bar stands, how wide it is, and how far its interval reaches down and up."""
     y, width = _numbers(mark.y), 0.8 / of
-    x = np.arange(len(y)) + (number - (of - 1) / 2) * width
-    ends: Any = None
-    if mark.low:
-        ends = np.abs(np.stack([y - _numbers(mark.low), _numbers(mark.high) - y]))
-    axis.bar(x, y, width, yerr=ends, color=of_role(mark.role), label=mark.text, ecolor="#333")
+    ends = np.abs(np.stack([y - _numbers(mark.low), _numbers(mark.high) - y])) if mark.low else None
+    return np.arange(len(y)) + (number - (of - 1) / 2) * width, width, ends
+
+
+def _bars(axis: Axes, mark: Bars, *slot: int) -> None:
+    x, width, ends = _placed(mark, *slot)
+    looks: Any = {"color": of_role(mark.role), "label": mark.text, "ecolor": "#333"}
+    axis.bar(x, _numbers(mark.y), width, yerr=ends, **looks)
+
+
+def _lying_bars(axis: Axes, mark: Bars, *slot: int) -> None:
+    y, width, ends = _placed(mark, *slot)
+    looks: Any = {"color": of_role(mark.role), "label": mark.text, "ecolor": "#333"}
+    axis.barh(y, _numbers(mark.y), width, xerr=ends, **looks)
 
 
 def _rule(axis: Axes, mark: Guide, *_: int) -> None:
     axis.axhline(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
+
+
+def _lying_rule(axis: Axes, mark: Guide, *_: int) -> None:
+    axis.axvline(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
 
 
 def _points(axis: Axes, mark: Points, *_: int) -> None:
@@ -183,7 +206,8 @@ def _points(axis: Axes, mark: Points, *_: int) -> None:
         is_in, name = group == number, mark.names[number]
         label = name if len(mark.names) <= len(GROUPS) else None
         colour = GROUPS[number % len(GROUPS)]
-        axis.scatter(x[is_in], y[is_in], s=4, alpha=0.6, color=colour, label=label, lw=0)
+        looks: Any = {"s": 4, "alpha": 0.6, "color": colour, "label": label, "lw": 0}
+        axis.scatter(x[is_in], y[is_in], zorder=2.0 + 1.0 / (1 + number), **looks)
 
 
 def _areas(axis: Axes, mark: Areas, *_: int) -> None:
@@ -202,13 +226,17 @@ def _heat(axis: Axes, mark: Heat, *_: int) -> None:
     shown = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     ends = [mark.low, mark.high] if mark.middle is None else [mark.low, mark.middle, mark.high]
     bar = axis.figure.colorbar(shown, ax=axis, shrink=0.9, pad=0.02)
-    bar.set_ticks(ends, labels=[figure_text(end) for end in ends], minor=False)
+    said = mark.ends or [figure_text(end) for end in ends]
+    bar.set_ticks(ends, labels=said, minor=False)
     bar.set_ticks([], minor=True)
     bar.set_label(textwrap.fill(mark.text, 22), fontsize=7)
     if mark.cells and values.size <= 400:
+        places, coloured = shades(mark), ramp(mark.middle is not None)
         for i, row in enumerate(mark.cells):
             for j, cell in enumerate(row):
-                axis.text(j, i, cell, ha="center", va="center", fontsize=6)
+                place = places[i][j]
+                ink = "white" if place and is_dark(coloured[place - 1]) else "black"
+                axis.text(j, i, cell, ha="center", va="center", fontsize=6, color=ink)
 
 
 def _norm(mark: Heat) -> Any:
@@ -229,6 +257,9 @@ _DRAW: dict[type, Callable[..., None]] = {
     Areas: _areas,
     Heat: _heat,
 }
+
+#: What is drawn otherwise where bars lie.
+_LYING: dict[type, Callable[..., None]] = {Bars: _lying_bars, Guide: _lying_rule}
 
 
 def _names(mark: Mark) -> Sequence[str]:

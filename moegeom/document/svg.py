@@ -29,7 +29,7 @@ from moegeom.document.chart import (
     Polyline,
     Scale,
 )
-from moegeom.document.colours import GROUPS, ROLES, ramp
+from moegeom.document.colours import GROUPS, GROUPS_ON_BLACK, ROLES, is_dark, ramp
 
 #: Pixels of a wide and of a narrow panel, of its plot in height, and around it.
 _WIDE, _NARROW, _HEIGHT = 760.0, 372.0, 220.0
@@ -40,6 +40,15 @@ _LEGEND, _CHARACTER = 16.0, 5.9
 
 #: Pixels of the key of a heat map, and characters of a name that are shown.
 _KEY, _LONGEST_NAME = 26.0, 28
+
+#: Characters of a name at the side of a wide panel.
+_LONGEST_SIDE = 52
+
+#: Pixels of a bar that lies, and between those of two names.
+_BAR, _GAP = 13.0, 7.0
+
+#: Rows of a heat map up to which they are tall, and pixels of the whole at most.
+_FEW_ROWS, _TALLEST = 12, 720.0
 
 #: Cells of a heat map up to which each is a shape of its own, with its value on hovering.
 _MOST_SHAPES = 1500
@@ -59,13 +68,15 @@ STYLE = "\n".join(
         ".grid { stroke: currentColor; opacity: .1; }",
         ".line { fill: none; stroke-width: 1.6; } .band { opacity: .18; stroke: none; }",
         ".whisker { stroke: currentColor; stroke-width: 1; opacity: .7; fill: none; }",
+        ".whisker.many { opacity: .25; stroke-width: .6; }",
         ".rule { stroke-width: 1.3; stroke-dasharray: 5 3; }",
         ".pixels { image-rendering: pixelated; }",
         *(f".{n} {{ --c: {light}; }}" for n, (light, _) in ROLES.items()),
         *(f".g{i} {{ --c: {colour}; }}" for i, colour in enumerate(GROUPS)),
         ".s { stroke: var(--c); } .f { fill: var(--c); }",
-        "@media (prefers-color-scheme: dark) {",
+        "@media screen and (prefers-color-scheme: dark) {",
         *(f".{n} {{ --c: {dark}; }}" for n, (_, dark) in ROLES.items()),
+        *(f".g{i} {{ --c: {colour}; }}" for i, colour in enumerate(GROUPS_ON_BLACK)),
         "}",
     ]
 )
@@ -77,10 +88,8 @@ def panel_svg(panel: Panel, alt: str) -> str:
     heat = next((mark for mark in panel.marks if isinstance(mark, Heat)), None)
     plot = _Plot.of(panel, width, heat)
     body = "".join(_axes(plot, panel))
-    bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
     for mark in panel.marks:
-        slot = (bars.index(mark), len(bars)) if isinstance(mark, Bars) else (0, 1)
-        body += "".join(_DRAW[type(mark)](plot, mark, *slot))
+        body += "".join(_DRAW[type(mark)](plot, mark, *panel.slot(mark)))
     body += "".join(_legend(plot, panel.marks, bool(panel.title)))
     size = f"{width:.0f} {plot.height + plot.top + plot.below:.0f}"
     title = f'<text x="{plot.left:.0f}" y="14" font-weight="600">{escape(panel.title)}</text>'
@@ -115,11 +124,14 @@ class _Plot:
     width: float
     height: float
     below: float
+    is_lying: bool
+    names: Sequence[str]
 
     @classmethod
     def of(cls, panel: Panel, width: float, heat: Heat | None) -> _Plot:
         longest = max((len(name) for name in panel.y.names), default=0)
-        left = _LEFT + min(max(longest - 4, 0), 22) * 5.6
+        most = _LONGEST_SIDE if panel.is_wide else _LONGEST_NAME
+        left = _LEFT + max(min(longest, most) - 4, 0) * 5.6
         inner = width - left - _RIGHT
         top = _TOP if panel.title else 8.0
         top += _LEGEND * len(_legend_lines(panel.marks, inner))
@@ -127,20 +139,42 @@ class _Plot:
         slant = 3.8 * name if _is_slanted(panel.x.names, inner) else 0.0
         below = _BOTTOM + max(slant - 8.0, 0.0) + (_KEY if heat else 0.0)
         height = _HEIGHT
+        if panel.is_lying:
+            bars = [panel.slot(mark)[1] for mark in panel.marks if isinstance(mark, Bars)]
+            height = len(panel.y.names) * (_BAR * max(bars) + _GAP)
         if heat is not None:
             rows, columns = len(heat.values), max(len(heat.values[0]) if heat.values else 1, 1)
             cell = min(inner / columns, 22.0)
             is_square = len(panel.y.names) == 0
-            height = inner * rows / columns if is_square else max(min(cell, 22.0), 13.0) * rows
-            height = min(max(height, 24.0), 900.0)
-        x = _ends(panel.x, panel.marks, "x", left, inner)
+            tallest = 22.0 if rows <= _FEW_ROWS else 15.0
+            height = inner * rows / columns if is_square else max(min(cell, tallest), 13.0) * rows
+            height = min(max(height, 24.0), _TALLEST)
+        x = _ends(panel.x, panel.marks, "y" if panel.is_lying else "x", left, inner)
         y = _ends(panel.y, panel.marks, "y", top + height, -height)
+        if panel.is_lying:
+            y = _Ends(-0.5, len(panel.y.names) - 0.5, "linear", top, height)
         if heat is not None:  # rows run downwards
             y = _Ends(-0.5, len(heat.values) - 0.5, "linear", top, height)
             x = _Ends(
                 -0.5, (len(heat.values[0]) if heat.values else 1) - 0.5, "linear", left, inner
             )
-        return cls(x, y, left, top, inner, height, below)
+        names = panel.y.names if panel.is_lying else panel.x.names
+        return cls(x, y, left, top, inner, height, below, panel.is_lying, names)
+
+    def bar(self, at: float, width: float, value: float) -> str:
+        """A bar from 0 to a value, ``width`` pixels wide around the place ``at``."""
+        ends = self.x if self.is_lying else self.y
+        foot, end = ends.at(max(ends.low, 0.0)), ends.at(value)
+        low, length, side = min(foot, end), abs(end - foot), at - width / 2
+        if self.is_lying:
+            return f"M{low:.1f} {side:.1f}h{length:.1f}v{width:.1f}h-{length:.1f}z"
+        return f"M{side:.1f} {low:.1f}h{width:.1f}v{length:.1f}h-{width:.1f}z"
+
+    def stroke(self, at: float, low: float, high: float) -> str:
+        """A line along a bar, from one value to another."""
+        if self.is_lying:
+            return f"M{self.x.at(low):.1f} {at:.1f}H{self.x.at(high):.1f}"
+        return f"M{at:.1f} {self.y.at(low):.1f}V{self.y.at(high):.1f}"
 
 
 def _scaled(value: float, scale: Scale) -> float:
@@ -232,7 +266,8 @@ def _axes(plot: _Plot, panel: Panel) -> Iterator[str]:
             yield _text(x, foot + 14, tick_text(value, plot.x.scale), "middle")
     if panel.y.names:
         for i, name in _shown_names(panel.y.names, plot.height, 12.0):
-            text = _text(plot.left - 5, plot.y.at(i) + 4.0, name, "end")
+            most = _LONGEST_SIDE if panel.is_wide else _LONGEST_NAME
+            text = _text(plot.left - 5, plot.y.at(i) + 4.0, name, "end", most=most)
             yield _linked(text, panel.y.links, i)
     elif not is_heat:
         for value in _ticks(plot.y):
@@ -300,40 +335,43 @@ def _runs(plot: _Plot, mark: Polyline) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _bars(plot: _Plot, mark: Bars, number: int, of: int) -> Iterator[str]:
-    width = 0.78 * plot.width / max(len(mark.y), 1) / of
+    along, room = (plot.y, plot.height) if plot.is_lying else (plot.x, plot.width)
+    width = 0.78 * room / max(len(mark.y), 1) / of
     shift = (number - (of - 1) / 2) * width
-    foot = plot.y.at(max(plot.y.low, 0.0))
     paths, whiskers = [], []
     for i, value in enumerate(mark.y):
         if value is None:
             continue
-        x, y = plot.x.at(i) + shift - width / 2, plot.y.at(value)
-        top, height = min(y, foot), abs(foot - y)
-        paths.append((i, f"M{x:.1f} {top:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z"))
+        at = along.at(i) + shift
+        paths.append((i, plot.bar(at, width, value)))
         if mark.low and mark.low[i] is not None and mark.high[i] is not None:
-            low, high = plot.y.at(mark.low[i] or 0.0), plot.y.at(mark.high[i] or 0.0)
-            whiskers.append(f"M{plot.x.at(i) + shift:.1f} {low:.1f}V{high:.1f}")
+            whiskers.append(plot.stroke(at, mark.low[i] or 0.0, mark.high[i] or 0.0))
     kind = f'class="f {mark.role}"'
     if len(paths) <= _MOST_BARS:
         for i, path in paths:
-            said = escape(f"{i}: {figure_text(mark.y[i] or 0.0)}")
+            name = plot.names[i] if plot.names else i
+            said = escape(f"{name}: {mark.text} {figure_text(mark.y[i] or 0.0)}")
             yield f'<path {kind} d="{path}"><title>{said}</title></path>'
     else:
         yield f'<path {kind} d="{"".join(path for _, path in paths)}"/>'
     if whiskers:
-        yield f'<path class="whisker" d="{"".join(whiskers)}"/>'
+        many = " many" if len(whiskers) > _MOST_BARS else ""
+        yield f'<path class="whisker{many}" d="{"".join(whiskers)}"/>'
 
 
 def _rule(plot: _Plot, mark: Guide, *_: int) -> Iterator[str]:
-    if not _drawable(mark.at, plot.y):
+    if not _drawable(mark.at, plot.x if plot.is_lying else plot.y):
         return
-    along = f"M{plot.left:.1f} {plot.y.at(mark.at):.1f}h{plot.width:.1f}"
+    if plot.is_lying:
+        along = f"M{plot.x.at(mark.at):.1f} {plot.top:.1f}v{plot.height:.1f}"
+    else:
+        along = f"M{plot.left:.1f} {plot.y.at(mark.at):.1f}h{plot.width:.1f}"
     title = f"<title>{escape(mark.text)}</title>"
     yield f'<path class="rule s {mark.role}" fill="none" d="{along}">{title}</path>'
 
 
 def _points(plot: _Plot, mark: Points, *_: int) -> Iterator[str]:
-    for number in sorted(set(mark.group)):
+    for number in sorted(set(mark.group), reverse=True):  # the first on top
         dots = [
             f"M{plot.x.at(x):.1f} {plot.y.at(y):.1f}h0"
             for x, y, group in zip(mark.x, mark.y, mark.group, strict=True)
@@ -382,7 +420,7 @@ def _heat(plot: _Plot, mark: Heat, *_: int) -> Iterator[str]:
                 cell = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
                 yield f'<rect {cell} fill="rgb({r},{g},{b})"><title>{escape(said)}</title></rect>'
                 if mark.cells and 6.2 * len(said) < width and height > 11.0:
-                    ink = "light" if 0.3 * r + 0.59 * g + 0.11 * b < 140 else "dark"
+                    ink = "light" if is_dark((r, g, b)) else "dark"
                     text = _text(x + width / 2, y + height / 2 + 4, said, "middle")
                     yield f'<g class="{ink}">{text}</g>'
     yield from _key(plot, mark)
@@ -391,15 +429,16 @@ def _heat(plot: _Plot, mark: Heat, *_: int) -> Iterator[str]:
 def _key(plot: _Plot, mark: Heat) -> Iterator[str]:
     """The bar of colours below a heat map, with the values of its ends."""
     colours, steps, length = ramp(mark.middle is not None), 32, 128.0
-    y, left = plot.top + plot.height + plot.below - _KEY, plot.left + 40.0
+    y, left = plot.top + plot.height + plot.below - _KEY, plot.left + 60.0
     for i in range(steps):
         r, g, b = colours[round(i * 254 / (steps - 1))]
         place = (
             f'x="{left + i * length / steps:.1f}" y="{y:.1f}" width="{length / steps + 0.3:.1f}"'
         )
         yield f'<rect {place} height="9" fill="rgb({r},{g},{b})"/>'
-    yield _text(left - 4.0, y + 9.0, figure_text(mark.low), "end")
-    yield _text(left + length + 4.0, y + 9.0, figure_text(mark.high), "start")
+    ends = mark.ends or (figure_text(mark.low), figure_text(mark.high))
+    yield _text(left - 4.0, y + 9.0, ends[0], "end")
+    yield _text(left + length + 4.0, y + 9.0, ends[-1], "start")
     yield _text(left, y + 22.0, mark.text, "start", most=60)
 
 

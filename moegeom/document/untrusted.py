@@ -13,6 +13,9 @@ T = TypeVar("T")
 #: Runners of workflows look for these at the beginning of a line, or anywhere in it.
 _COMMAND = re.compile(r"::(?=[A-Za-z])|##\[")
 
+#: What holds no text.
+_NUMBERS = frozenset([bool, int, float, type(None)])
+
 
 def printable(value: T) -> T:
     r"""The same value with every text in it on one line and without unprintable characters.
@@ -36,6 +39,8 @@ def _mapped(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_mapped(key): _mapped(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
+        if _NUMBERS.issuperset(map(type, value)):  # as the long lists of a figure are
+            return value
         return type(value)(_mapped(entry) for entry in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)

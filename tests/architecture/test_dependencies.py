@@ -34,6 +34,7 @@ NOT_IMPORTED = {
     "build": "run by the release workflow and tests/e2e/test_install.py",
     "hatchling": "builds the package, without isolation in the tests",
     "import-linter": "run as lint-imports by tests/architecture/test_import_contracts.py",
+    "mkdocs": "run by `make docs`",
     "nvidia-cuda-nvrtc": "a shared library that the tests load to compile CUDA sources",
     "pytest-xdist": "pytest's -n, in `make test`",
     "ruff": "run by `make lint`",
@@ -81,7 +82,7 @@ def declared(*extras: str) -> set[str]:
     return {canonical(line) for line in lines} - OWN
 
 
-DEVELOPERS = {"test", "dev"}
+DEVELOPERS = {"test", "dev", "docs"}
 USERS = PROJECT["optional-dependencies"].keys() - DEVELOPERS
 
 

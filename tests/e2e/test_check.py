@@ -142,6 +142,23 @@ def test_a_refused_router_is_a_finding_with_its_code(moegeom, folder) -> None:
     assert ran.code == 1
     assert "MGI105" in ran.out
     assert moegeom(folder, "routers", name).code == 3
+    drawn = moegeom(folder, "check", name, "--plot", "checks.svg")
+    assert drawn.code == 1  # what was found outweighs a figure that there is not
+    assert "There is no figure" in drawn.err
+    assert not (folder / "checks.svg").exists()
+
+
+def test_the_map_of_checks_is_drawn_of_a_checkpoint_that_passes_and_of_one_that_does_not(
+    moegeom, folder
+) -> None:
+    def zero(tensors) -> None:
+        tensors[GATES[1]][3] = 0.0
+
+    for name, code in ((HEALTHY, 0), (changed(folder, zero), 1)):
+        ran = moegeom(folder, "check", name, "--plot", "checks.svg", "--figure", "checks")
+        assert ran.code == code, ran.err
+        assert (folder / "checks.svg").read_text("utf-8").count("MGI103") == 1
+    assert moegeom(folder, "check", HEALTHY, "--plot", "a.svg", "--figure", "no").code == 2
 
 
 def test_results_are_judged_without_the_checkpoint(moegeom, folder) -> None:

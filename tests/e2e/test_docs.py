@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -35,9 +36,13 @@ def documented_place(world, moegeom, tmp_path) -> Path:
 
 def run_page(folder: Path, page: str) -> str:
     code = "\n".join(BLOCK.findall((ROOT / page).read_text("utf-8")))
+    return run_python(folder, "-W", "error::DeprecationWarning:__main__", "-c", code)
+
+
+def run_python(folder: Path, *arguments: str) -> str:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
     finished = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code],
+        [sys.executable, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
@@ -62,6 +67,24 @@ def test_every_python_block_runs(documented_place, page):
         run = open_results(documented_place / "my_results").run
         assert run["tokens"]["num_tokens"] == 4096
         assert run["trust"]["fingerprint"] == "matches"
+
+
+def told(notebook: dict) -> list[str]:
+    """What its cells show as text; times, and pages, differ from run to run."""
+    shown = [out for cell in notebook["cells"] for out in cell.get("outputs", [])]
+    return ["".join(out.get("text") or out["data"]["text/plain"]) for out in shown]
+
+
+def test_the_notebook_shows_what_its_cells_do():
+    """And is small, and names no folder of the machine that ran it."""
+    path = ROOT / "docs/notebook.ipynb"
+    stored = json.loads(path.read_text("utf-8"))
+    again = json.loads(run_python(ROOT, str(ROOT / "docs/refresh_notebook.py"), "--print"))
+    assert told(again) == told(stored)
+    assert len(told(stored)) > 5
+    assert [cell["source"] for cell in again["cells"]] == [c["source"] for c in stored["cells"]]
+    assert path.stat().st_size < 200_000
+    assert not re.search(r"/(?:home|root|tmp|work|Users)/", path.read_text("utf-8"))
 
 
 def test_the_pages_with_code_are_those_that_promise_it():

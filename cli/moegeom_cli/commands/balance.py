@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
+from moegeom_cli.groups import (
+    ModelOptions,
+    PlotOptions,
+    ScreenOptions,
+    TokenOptions,
+    with_groups,
+)
 from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
 
 COMMAND = Command(Group.explore, 2, "moegeom balance CKPT --tokens REC")
@@ -20,6 +26,7 @@ def run(
     token_options: TokenOptions,
     model: ModelOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     tokens: Tokens = None,
     out: Annotated[
         Path | None,
@@ -45,4 +52,4 @@ def run(
     )
     with screen.watching() as watch:
         found = balance(request, watch)
-    screen.show(document, found)
+    screen.show(document, found, plots=plots)

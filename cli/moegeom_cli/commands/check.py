@@ -11,6 +11,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import (
     ModelOptions,
     OutOptions,
+    PlotOptions,
     RunOptions,
     ScreenOptions,
     TokenOptions,
@@ -28,6 +29,7 @@ def run(
     work: RunOptions,
     existing: OutOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     target: CheckpointOrResults = None,
     tokens: Tokens = None,
     baseline: Annotated[
@@ -99,7 +101,7 @@ def run(
     )
     with screen.watching() as watch:
         found = gate(request, watch, screen.note)
-    screen.show(document, found)
+    screen.show(document, found, plots=plots)
     write_reports(reports, document, found)
     if found.written is not None:
         doubt = ", although the gate did not pass" if found.exit_code else ""

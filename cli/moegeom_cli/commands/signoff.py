@@ -7,7 +7,13 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
+from moegeom_cli.groups import (
+    ModelOptions,
+    PlotOptions,
+    ScreenOptions,
+    TokenOptions,
+    with_groups,
+)
 from moegeom_cli.options import CHECKPOINT, LogProbsFile
 
 COMMAND = Command(Group.judge, 2, "moegeom signoff A B --tokens REC_A --tokens REC_B")
@@ -20,6 +26,7 @@ def run(
     token_options: TokenOptions,
     model: ModelOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     tokens: Annotated[
         list[str] | None,
         typer.Option("--tokens", help="Recording with choices; twice: of A, then of B."),
@@ -53,5 +60,5 @@ def run(
         **model.terms,
     )
     found = sign_off(request)
-    screen.show(document, found)
+    screen.show(document, found, plots=plots)
     return found.exit_code

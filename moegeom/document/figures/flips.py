@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from moegeom.core.row_keys import AS_STORED, RANDOM, is_random, under_random
 from moegeom.core.text import percent
-from moegeom.document.chart import Axis, Bars, Chart, Panel
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn, middle
 
 
@@ -27,11 +27,21 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         Bars("random router, median", "random", [middle(random[name]) for name in shares]),
     ]
     routers = [router for router in drawn.routers if any(router in v for v in shares.values())]
+    table = [[shares[name].get(router) for router in routers] for name in shares]
+    most = max(max(values.values()) for values in shares.values())
+    layers = Heat(
+        table,
+        "share of tokens that flip",
+        0.0,
+        most or 1.0,
+        cells=[["" if v is None else percent(v, ".2g") for v in row] for row in table],
+    )
     yield Chart(
         "flips",
         "What flips under another arithmetic",
         "The share of tokens whose set of experts is another one, on the same recorded inputs: in "
-        "the layer that flips most, in the median layer, and in that of the random routers.",
+        "the layer that flips most, in the median layer, and in that of the random routers; below, "
+        "in every layer.",
         "A wrong answer: a flipped expert is not one. Inputs of deeper layers would differ too.",
         "; ".join(
             f"{name}: {percent(shares[name][worst[name]], '.3g')} in layer "
@@ -39,11 +49,16 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
             "the median layer"
             for name in shares
         ),
-        [Panel("", Axis("", names=list(shares)), Axis("share of tokens that flip"), marks)],
         [
-            ("router", routers),
-            *((name, [values.get(r) for r in routers]) for name, values in shares.items()),
+            Panel("", Axis("share of tokens that flip"), Axis("", names=list(shares)), marks),
+            Panel(
+                "",
+                Axis("layer", names=[drawn.names[router] for router in routers]),
+                Axis("", names=list(shares)),
+                [layers],
+            ),
         ],
+        [("router", routers), *zip(shares, table, strict=True)],
     )
 
 

@@ -65,7 +65,7 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
     yield Chart(
         "gram",
         "Rows of the router, and which experts go together",
-        "Left, how alike the directions of two experts are, with the mean of all rows taken off: "
+        "First, how alike the directions of two experts are, with the mean of all rows taken off: "
         "-1 opposite, blue, 1 equal, red. Experts stand in the order of a clustering by likeness, "
         "so that families of experts are squares on the diagonal. Then, in the same order, how "
         "often two experts are chosen together, over even chance. Layers with the lowest score.",

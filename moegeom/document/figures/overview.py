@@ -25,6 +25,9 @@ _COLUMNS = {
     "domain_information_share": "information on the domain",
 }
 
+#: What means nothing where the tokens are of one domain.
+_DOMAIN = "domain_information_share"
+
 #: Layers below which none can be called unlike the others.
 _LEAST = 5
 
@@ -36,7 +39,10 @@ _NORMAL = 1.4826
 
 
 def _draw(drawn: Drawn) -> Iterator[Chart]:
-    found = {column: drawn.layers(column) for column in _COLUMNS}
+    has_domains = drawn.has("domains") and len(drawn.results.table("domains")) > 1
+    found = {
+        column: drawn.layers(column) for column in _COLUMNS if has_domains or column != _DOMAIN
+    }
     found = {column: values for column, values in found.items() if values}
     routers = [r for r in drawn.routers if any(r in values for values in found.values())]
     if not found or len(routers) < _LEAST:

@@ -55,8 +55,8 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         "plane",
         "Tokens in the plane of their widest directions",
         "A sample of tokens by the two principal components of the router inputs, coloured by "
-        "their first choice, and by domain. The sentence below gives what does not depend on a "
-        "plane: whether near tokens choose alike.",
+        "their first choice, and by domain if there are any. The sentence below gives what does "
+        "not depend on a plane: whether near tokens choose alike.",
         "Clusters and gaps that look like any: all but two of the directions are left out.",
         f"{'; '.join(said)}." if said else "Too few tokens to say whether near ones choose alike.",
         panels,

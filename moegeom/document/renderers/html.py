@@ -15,6 +15,7 @@ from html import escape
 from itertools import zip_longest
 
 from moegeom.document.chart import Chart
+from moegeom.document.glossary import WORDS, pattern, word_of
 from moegeom.document.model import (
     Block,
     Command,
@@ -38,6 +39,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; 
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1em; margin: .3em 0; }
 dt { font-weight: 600; } dd { margin: 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5em 0; }
+.scroll table { width: max-content; } th { max-width: 8em; } td { max-width: 32em; }
+h1, h2 { overflow-wrap: anywhere; }
 th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #8884; }
 .left { text-align: left; } .dim { opacity: .7; } .right { float: right; font-weight: 400; }
 .good { color: #1a7f37; } .warning { color: #9a6700; } .error { color: #cf222e; }
@@ -46,20 +49,28 @@ figure { margin: 2em 0; } figure h2 { margin-bottom: .2em; } figcaption { max-wi
 .panels { display: grid; gap: .8em; }
 .panels { grid-template-columns: repeat(auto-fill, minmax(min(23em, 100%), 1fr)); }
 .panels > * { min-width: 0; } .panels > .wide { grid-column: 1 / -1; overflow-x: auto; }
-.wide svg { min-width: 36em; }
-.card { border: 2px solid; border-radius: .5em; padding: .3em 1em; }
-.card.plain, .card.strong, .card.dim { border-color: #8884; }
-.card dt, .card.error { border-color: currentColor; }
-a { color: inherit; } tr:target { outline: 2px solid #1f6fb4; } .scroll { overflow-x: auto; }
-@media print { body { margin: 0; max-width: none; } figure { break-inside: avoid; } }
-@media (prefers-color-scheme: dark) {
-  body { background: #111; color: #ddd; }
+.wide svg { min-width: 640px; }
+.card { border-left: .3em solid; border-radius: .3em; padding: .4em .8em; background: #8881; }
+.card .strong, .card dd { color: #111; }
+a { color: inherit; } .word { text-decoration: underline dotted; text-underline-offset: .2em; }
+tr:target, dt:target { outline: 2px solid #1f6fb4; } .scroll { overflow-x: auto; }
+@media (max-width: 40em) { .words { grid-template-columns: 1fr; } }
+@media print {
+  body { margin: 0; max-width: none; } .panels > div, tr { break-inside: avoid; }
+  h2 { break-after: avoid; } .wide svg { min-width: 0; } .wide, .scroll { overflow: visible; }
+}
+@media screen and (prefers-color-scheme: dark) {
+  body { background: #111; color: #ddd; } .card .strong, .card dd { color: #ddd; }
   .good { color: #3fb950; } .warning { color: #d29922; } .error { color: #ff7b72; }
 }
 """
 
 #: Nothing may be loaded, whatever a name smuggles in.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+#: Looks of what was judged: a bar of their colour stands beside it.
+_JUDGED = ("good", "warning", "error")
 
 
 def render(document: Document, view: View) -> str:
@@ -72,8 +83,42 @@ def render(document: Document, view: View) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<title>{heading}</title><style>{_STYLE}{STYLE}</style></head><body><h1>{heading}</h1>"
     )
-    sections = (f"<section>{''.join(_blocks(s))}</section>" for s in document.sections if s)
-    return "\n".join((head, *sections, "</body></html>", ""))
+    told = [[_untitled(b, document.name) for b in blocks] for blocks in document.sections if blocks]
+    sections = [f"<section>{''.join(_blocks(blocks))}</section>" for blocks in told]
+    return "\n".join((head, *sections, _words("".join(sections)), "</body></html>", ""))
+
+
+def _untitled(block: Block, name: str) -> Block:
+    """A title without the name that is the heading of the page."""
+    return Title("", block.text) if isinstance(block, Title) and block.name == name else block
+
+
+def _text(text: str) -> str:
+    """A sentence; each word of the glossary, the first time, leads to what it means."""
+    seen: set[str] = set()
+
+    def linked(found: re.Match[str]) -> str:
+        word = word_of(found[0])
+        if word in seen:
+            return found[0]
+        seen.add(word)
+        means = escape(WORDS[word])
+        return f'<a class="word" href="#{_anchor(word)}" title="{means}">{found[0]}</a>'
+
+    return pattern().sub(linked, escape(text))
+
+
+def _anchor(word: str) -> str:
+    return f"word-{re.sub('[^a-z0-9]+', '-', word.lower())}"
+
+
+def _words(body: str) -> str:
+    """What the words mean that the page says: for those who print it, or cannot hover."""
+    said = [word for word in WORDS if f'href="#{_anchor(word)}"' in body]
+    if not said:
+        return ""
+    rows = (f'<dt id="{_anchor(w)}">{escape(w)}</dt><dd>{escape(WORDS[w])}</dd>' for w in said)
+    return f'<section><h2>Words</h2><dl class="words">{"".join(rows)}</dl></section>'
 
 
 def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
@@ -91,30 +136,32 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
 def _facts(facts: Sequence[Fact]) -> Iterator[str]:
     if not facts:
         return
-    yield "<dl>"
+    look = facts[0].look
+    yield f'<dl class="card {look}">' if look in _JUDGED else "<dl>"
     for fact in facts:
         right = f'<span class="right">{escape(fact.right)}</span>' if fact.right else ""
         yield f'<dt class="{fact.look}">{escape(fact.label)}</dt>'
-        yield f"<dd>{escape(fact.text)}{right}</dd>"
+        yield f"<dd>{_text(fact.text)}{right}</dd>"
     yield "</dl>"
 
 
 def _block(block: Block) -> Iterator[str]:
     match block:
         case Title(name, text):
-            yield f"<h2>{escape(name)}</h2>" + (f"<p>{escape(text)}</p>" if text else "")
+            yield f"<h2>{escape(name)}</h2>" if name else ""
+            yield f"<p>{_text(text)}</p>" if text else ""
         case Problem(finding, places):
             look = {"note": "dim"}.get(finding.severity, finding.severity)
             head = f"{finding.severity.upper()} {finding.code}"
-            yield f'<p><b class="{look}">{escape(head)}</b> {escape(f"{places}: {finding.title}")}'
-            yield f"<br>{escape(finding.detail)}" if finding.detail else ""
+            yield f'<p><b class="{look}">{escape(head)}</b> {_text(f"{places}: {finding.title}")}'
+            yield f"<br>{_text(finding.detail)}" if finding.detail else ""
             yield f"<br>fix: {escape(finding.fix)}" if finding.fix else ""
             typed = finding.next_command
             yield f"<br>next: <code>{escape(typed)}</code></p>" if typed else "</p>"
         case Table():
             yield from _table(block)
         case Note(text, look):
-            yield f'<p class="{look}">{escape(text)}</p>'
+            yield f'<p class="{look}">{_text(text)}</p>'
         case Command(label, text):
             yield f'<p><span class="dim">{escape(label)}</span> <code>{escape(text)}</code></p>'
         case Excerpt(_, page, summary):
@@ -134,9 +181,9 @@ def _figure(figure: Chart) -> Iterator[str]:
         yield f"<div{kind}>{panel_svg(panel, figure.alt)}</div>"
     numbers = b64encode(comma_separated(figure).encode()).decode()
     link = f'href="data:text/csv;base64,{numbers}" download="{escape(figure.name)}.csv"'
-    yield f"</div><figcaption>{escape(figure.shows)} "
-    yield f"<b>It does not show:</b> {escape(figure.shows_not)} <a {link}>Numbers as CSV</a>"
-    yield f'<p class="dim">{escape(figure.alt)}</p></figcaption></figure>'
+    yield f"</div><figcaption>{_text(figure.shows)} "
+    yield f"<b>It does not show:</b> {_text(figure.shows_not)} <a {link}>Numbers as CSV</a>"
+    yield f'<p class="dim">{_text(figure.alt)}</p></figcaption></figure>'
 
 
 def comma_separated(figure: Chart) -> str:
@@ -164,8 +211,9 @@ def _cell(value: str | float | None) -> str | float:
 
 def _table(table: Table) -> Iterator[str]:
     def row(tag: str, cells: Sequence[str], look: str = "", anchor: str = "") -> str:
+        shown = _text if tag == "th" else escape
         said = "".join(
-            f"<{tag}{' class=left' if place in table.left else ''}>{escape(cell.strip())}</{tag}>"
+            f"<{tag}{' class=left' if place in table.left else ''}>{shown(cell.strip())}</{tag}>"
             for place, cell in enumerate(cells)
         )
         name = f' id="{escape(anchor)}"' if anchor else ""

@@ -14,6 +14,7 @@ from moegeom.document.model import (
     Document,
     Excerpt,
     Fact,
+    Gallery,
     Look,
     Note,
     Table,
@@ -22,6 +23,7 @@ from moegeom.document.model import (
 )
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
+from moegeom.studies.balance.figures import balance_figures
 from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
 
 #: Routers that a screen shows before the rest is counted.
@@ -71,6 +73,7 @@ def document(found: Balance, view: View) -> Document:
                 Fact("sample", _sample(found)),
             ],
             [*_meanings(found)],
+            [Gallery(lambda: [*balance_figures(found)])],
             [Excerpt([_table(found, shown, view)], [page])],
             [Excerpt([*_pushes(found, shown)], [])],
             [*map(Note, ending)],

@@ -9,13 +9,28 @@ from typing import Any
 
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
 from moegeom.core.text import number_of, percent, percent_of_all
+from moegeom.document.drawing import figures_of
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
-from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Note, Table, Title, View
+from moegeom.document.model import (
+    Block,
+    Command,
+    Document,
+    Excerpt,
+    Fact,
+    Gallery,
+    Note,
+    Table,
+    Title,
+    View,
+)
 from moegeom.document.rule_trust import rule_facts
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 
 #: Pairs of experts that are named, and layers.
 _NAMED = 3
+
+#: Figures of results that are about boundaries.
+_FIGURES = ("flips", "near_boundary")
 
 #: The last column is for pages alone.
 _HEADS = (
@@ -48,6 +63,7 @@ def document(found: BoundaryReport, view: View) -> Document:
             _header(found),
             _verdict(found),
             [_table(found)],
+            [Gallery(lambda: figures_of(found.results, _FIGURES))],
             [*(Fact("noise", text, "dim") for text in _noise(found)), details],
             [*map(Note, (*_remarks(found), *_limits(), *skipped(found.summary)))],
         ],

@@ -104,10 +104,11 @@ class VariantFlips:
 
 @dataclass(frozen=True)
 class BoundaryReport:
-    """All variants of a results directory, in the order in which they were measured."""
+    """All variants of ``results``, in the order in which they were measured."""
 
     summary: Summary
     variants: tuple[VariantFlips, ...]
+    results: Results
 
     def share_column(self, column: str) -> list[tuple[str, float]]:
         """(router, value) of a column of the routers as stored, where it is known."""
@@ -155,7 +156,7 @@ def boundary_report_of(results: Results) -> BoundaryReport:
         )
         for name in held
     )
-    return BoundaryReport(summarise(results), variants)
+    return BoundaryReport(summarise(results), variants, results)
 
 
 def _most(swaps: Sequence[Row], variant: str) -> list[Row]:

@@ -15,6 +15,7 @@ from moegeom.document.model import (
     Document,
     Excerpt,
     Fact,
+    Gallery,
     Judged,
     Note,
     Problem,
@@ -26,6 +27,7 @@ from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary, summarise_verdict
 from moegeom.document.verdict_blocks import checks_table, unjudged, verdict_fact, verdict_record
 from moegeom.document.verdict_text import places, profile_line, verdict_word
+from moegeom.studies.check.figures import gate_figures
 from moegeom.studies.check.record import Gate
 
 #: Codes in the line of the built-in profile ``release``, before the rest is counted.
@@ -47,6 +49,7 @@ def document(found: Gate, view: View) -> Document:
             [Excerpt([said], [])],
             [Problem(finding, places(finding.routers, run)) for finding in verdict.findings],
             [*unjudged(verdict, run)],
+            [Gallery(lambda: [*gate_figures(found)])],
             [Excerpt([], [checks_table(verdict)], f"All checks ({len(verdict.outcomes)})")],
             [*_of_release(found.release), *_ending(verdict, summary)],
         ],

@@ -26,8 +26,9 @@ def _faults(found: Explanation) -> Iterator[Chart]:
     named = [f for f in shown if f.name in found.verdict.faults]
     names = [f"{f.text}{f', {f.scope}' if f.scope else ''}" for f in shown]
     marks = [
-        Bars("named", "other", [f.bits if f in named else None for f in shown]),
-        Bars("not named", "tokens", [None if f in named else f.bits for f in shown]),
+        Bars(text, role, [f.bits if (f in named) == is_named else None for f in shown])
+        for text, role, is_named in (("named", "other", True), ("not named", "tokens", False))
+        if any((f in named) == is_named for f in shown)
     ]
     said = f"{names[0]} saves {figure_text(shown[0].bits)} bits"
     if len(shown) > 1:
@@ -39,7 +40,7 @@ def _faults(found: Explanation) -> Iterator[Chart]:
         "less the bits that tell the fault. One bit more makes it twice as likely.",
         "Faults that were not tried, and causes outside the router.",
         f"{number_of(found.num_tried, 'fault')} tried; {said}.",
-        [Panel("", Axis("", names=names), Axis("bits saved", low=0.0), marks)],
+        [Panel("", Axis("bits saved", low=0.0), Axis("", names=names), marks)],
         [
             ("fault", [f.text for f in found.faults]),
             ("scope", [f.scope or "all" for f in found.faults]),

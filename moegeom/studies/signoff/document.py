@@ -7,8 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moegeom.document.header import size
-from moegeom.document.model import Block, Command, Document, Fact, Look, Note, Title, View
+from moegeom.document.model import (
+    Block,
+    Command,
+    Document,
+    Fact,
+    Gallery,
+    Look,
+    Note,
+    Title,
+    View,
+)
 from moegeom.studies.diff.record import Side
+from moegeom.studies.signoff.figures import sign_off_figures
 from moegeom.studies.signoff.record import Line, LineState, SignOff
 
 #: How each state looks.
@@ -39,7 +50,13 @@ def document(found: SignOff, view: View) -> Document:
     return Document(
         "signoff",
         f"{first.name} and {second.name}",
-        [sides, [verdict], *map(_line, found.lines), [*map(Note, ending)]],
+        [
+            sides,
+            [verdict],
+            *map(_line, found.lines),
+            [Gallery(lambda: [*sign_off_figures(found)])],
+            [*map(Note, ending)],
+        ],
         lambda: _record(found),
     )
 

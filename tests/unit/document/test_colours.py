@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moegeom.document.colours import GROUPS, ROLES, parsed
+from moegeom.document.colours import GROUPS, GROUPS_ON_BLACK, ROLES, parsed
 from moegeom.studies.cells.pictures._legend import PALETTE
 
 #: Machado, Oliveira and Fernandes 2009, severity 1, on linear red, green and blue.
@@ -31,7 +31,8 @@ def oklab(linear):
 TOGETHER = {
     "meanings on white": [on_white for on_white, _ in ROLES.values()],
     "meanings on black": [on_black for _, on_black in ROLES.values()],
-    "groups": GROUPS,
+    "groups on white": GROUPS,
+    "groups on black": GROUPS_ON_BLACK,
     "cells": PALETTE,
 }
 

@@ -44,6 +44,16 @@ PANELS = {
         Axis("y"),
         [Bars("A", "tokens", [1.0, None, -2.0], [0.5, None, -3.0], [1.5, None, -1.0])],
     ),
+    "lying": Panel(
+        "t",
+        Axis("x"),
+        Axis("y", names=["a long name " * 9, "b", "c"]),
+        [
+            Bars("A", "tokens", [1.0, None, 2.0], [0.5, None, 1.0], [1.5, None, 3.0]),
+            Bars("B", "other", [None, 4.0, 1.0]),
+            Guide("r", "limit", 3.0),
+        ],
+    ),
     "points": Panel("t", Axis("x"), Axis("y"), [Points([0, 1], [0, None], [0, 1], ["p", "q"])]),
     "areas": Panel("t", Axis("x"), Axis("y"), [Areas([0, 1], [[0.2, 0.5], [0.8, None]], "pq")]),
     "heat": Panel(
@@ -203,6 +213,28 @@ def test_every_mark_is_a_file_for_a_paper_of_equal_bytes(kind, ending, tmp_path)
     write_figure(figure(PANELS[kind]), second)
     assert first.read_bytes() == second.read_bytes()
     assert len(first.read_bytes()) > 1000
+
+
+def test_bars_lie_where_their_names_stand_at_the_side():
+    text = panel_svg(PANELS["lying"], "alt")
+    bars = re.findall(r'<path class="f (?:tokens|other)" d="M([\d.]+) [\d.]+h([\d.]+)v', text)
+    assert len({start for start, _ in bars}) == 1  # all begin at 0
+    lengths = [float(length) for _, length in bars]  # of 1, 2; 4, 1
+    assert lengths == pytest.approx([lengths[0] * n for n in (1, 2, 4, 1)], abs=0.2)
+    assert "rotate(-38" not in text
+    assert re.search(r'<path class="rule s limit" fill="none" d="M[\d.]+ [\d.]+v', text)
+
+
+def test_bars_that_no_name_has_two_of_take_the_whole_room():
+    alone = [Bars("A", "tokens", [1.0, None]), Bars("B", "other", [None, 2.0])]
+    beside = [Bars("A", "tokens", [1.0, 1.0]), Bars("B", "other", [None, 2.0])]
+    widths = []
+    for marks in (alone, beside):
+        text = panel_svg(Panel("", Axis("x", names="ab"), Axis("y"), marks), "alt")
+        widths.append(
+            float(re.findall(r'<path class="f tokens" d="M[\d.]+ [\d.]+h([\d.]+)v', text)[0])
+        )
+    assert widths[0] == pytest.approx(2 * widths[1], abs=0.1)
 
 
 def test_another_ending_is_refused(tmp_path):

@@ -12,6 +12,7 @@ from moegeom.document.model import View
 from moegeom.document.render import render
 from moegeom.document.summary import Summary
 from moegeom.pipeline import refuse_disproved
+from moegeom.results.reader import Results
 from moegeom.studies.boundary.document import document
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 from tests.unit.document.records import sample_run
@@ -37,7 +38,8 @@ def shown(found: BoundaryReport, form: str, **view: Any) -> str:
 
 def exposure(*variants: VariantFlips) -> BoundaryReport:
     layers = [{"router": f"text/{number}"} for number in range(3)]
-    return BoundaryReport(Summary(sample_run(), layers, [], [], []), variants)
+    run = sample_run()
+    return BoundaryReport(Summary(run, layers, [], [], []), variants, Results(None, run, {}))
 
 
 @pytest.mark.parametrize("form", ["table", "md", "json", "html"])
@@ -46,6 +48,7 @@ def test_tokens_that_flipped_against_a_proof_end_a_scan_and_not_a_report(form):
         refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 3}])
     refuse_disproved([{"router": "text/0", "variant": "bf16", "num_disproved": 0}, {}])
     text = shown(exposure(variant("bf16", 0.1, num_disproved=3)), form, width=200)
+    text = re.sub(r"</?a[^>]*>", "", text)  # words that lead to what they mean
     assert "bf16: 9 tokens flipped that were proved to stay: a mistake of moegeom" in text
 
 
