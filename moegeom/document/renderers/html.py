@@ -117,7 +117,7 @@ def _block(block: Block) -> Iterator[str]:
             yield f'<p class="{look}">{escape(text)}</p>'
         case Command(label, text):
             yield f'<p><span class="dim">{escape(label)}</span> <code>{escape(text)}</code></p>'
-        case Excerpt(_, page, summary):
+        case Excerpt(page=page, summary=summary):
             yield f"<details><summary>{escape(summary)}</summary>" if summary else ""
             yield from _blocks(page)
             yield "</details>" if summary else ""

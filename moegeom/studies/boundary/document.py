@@ -9,6 +9,7 @@ from typing import Any
 
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
 from moegeom.core.text import number_of, percent, percent_of_all
+from moegeom.document.excerpts import in_part
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
@@ -37,19 +38,23 @@ _NEARNESS = (
 def document(found: BoundaryReport, view: View) -> Document:
     """What ``moegeom boundary-report`` says; a page has details of every variant."""
     flipped = [variant for variant in found.variants if variant.mean("flipped_share")]
-    details = Excerpt(
-        [line for variant in _shown(flipped, view) for line in _details(found, variant)],
-        page=[line for variant in flipped for line in _details(found, variant)],
-    )
+    details = [line for variant in _shown(flipped, view) for line in _details(found, variant)]
+    whole = [line for variant in flipped for line in _details(found, variant)]
+    near = [Fact("near" * (not n), text, "plain") for n, text in enumerate(_distances(found))]
+    notes = [*map(Note, (*_remarks(found), *_limits(), *skipped(found.summary)))]
     return Document(
         "boundary-report",
         found.summary.run["checkpoint"]["name"],
         [
-            _header(found),
             _verdict(found),
+            _header(found),
             [_table(found)],
-            [*(Fact("noise", text, "dim") for text in _noise(found)), details],
-            [*map(Note, (*_remarks(found), *_limits(), *skipped(found.summary)))],
+            [
+                *(Fact("noise", text, "dim") for text in _noise(found)),
+                in_part(details, "line", view.detail, page=whole),
+            ],
+            [in_part(near, "line", view.detail, least=1)],
+            [in_part(notes, "note", view.detail)],
         ],
         lambda: _record(found),
     )
@@ -57,7 +62,7 @@ def document(found: BoundaryReport, view: View) -> Document:
 
 def _shown(flipped: Sequence[VariantFlips], view: View) -> Sequence[VariantFlips]:
     """Variants with details on the screen: what A is compared with, or else the worst."""
-    if view.all_layers:
+    if view.detail:
         return flipped
     sides = [variant for variant in flipped if variant.name in SIDES]
     return sides or sorted(flipped, key=lambda v: -(v.mean("flipped_share") or 0.0))[:1]
@@ -115,10 +120,7 @@ def _against(found: BoundaryReport) -> Iterator[Fact]:
 
 
 def _verdict(found: BoundaryReport) -> list[Block]:
-    blocks: list[Block] = [
-        Fact("VERDICT", _verdict_sentence(found)),
-        *(Fact("", text) for text in _distances(found)),
-    ]
+    blocks: list[Block] = [Fact("VERDICT", _verdict_sentence(found))]
     if typed := found.summary.run.get("next_command"):
         blocks.append(Command("next: ", str(typed)))
     return blocks

@@ -48,7 +48,7 @@ _ROADS = {
 def document(found: Enumerations, view: View) -> Document:
     """What ``moegeom cells`` says."""
     routers = [[*_router(router)] for router in found.routers]
-    shown = len(routers) if view.all_layers else _MOST_ROUTERS
+    shown = len(routers) if view.detail else _MOST_ROUTERS
     return Document(
         "cells",
         found.name,
@@ -92,7 +92,7 @@ def _answers(found: Enumerations) -> Iterator[Block]:
 
 def _ending(found: Enumerations, rest: int) -> Iterator[Block]:
     if rest:
-        yield Excerpt([Note(f"and {number_of(rest, 'more router')}: --all-layers")], [])
+        yield Excerpt([Note(f"and {number_of(rest, 'more router')}: --detail")], [])
     for router, why in found.left_out:
         yield Fact("left out", f"{router}: {why}.", "dim")
     files = ", ".join(found.files)

@@ -51,7 +51,7 @@ def test_a_function_has_the_name_of_its_command():
 def test_an_option_is_spelled_as_its_parameter_says(name):
     """The options of a command are those of the parameters that they fill."""
     params = Commands().get_command(None, typed_name(name)).params
-    own = {"format", "quiet", "all_layers", "help", "is_ascii", "no_cache", "non_finite", "words"}
+    own = {"format", "quiet", "detail", "help", "is_ascii", "no_cache", "non_finite", "words"}
     for param in params:
         if param.param_type_name == "option" and param.name not in own:
             assert option_of(param.name) in param.opts, param.name
