@@ -18,14 +18,16 @@ def in_part(
     least: int = 0,
     indent: int = 0,
     page: Sequence[Block] | None = None,
+    is_aside: bool = False,
 ) -> Excerpt:
     """All of the blocks; or the first of them, ``least`` or more, and how many ``what`` more.
 
-    With ``detail`` a screen shows all in any case. A page shows ``page``, or all.
+    With ``detail`` a screen shows all in any case. A page shows ``page``, or all. What ``is_aside``
+    is cut before anything else.
     """
     steps = () if detail else range(min(len(blocks) - 1, MOST), least - 1, -1)
     shorter = [[*blocks[:n], not_shown(len(blocks) - n, what, indent)] for n in steps]
-    return Excerpt(blocks, blocks if page is None else page, shorter=shorter)
+    return Excerpt(blocks, blocks if page is None else page, shorter=shorter, is_aside=is_aside)
 
 
 def not_shown(number: int, what: str, indent: int = 0) -> Note:

@@ -102,13 +102,15 @@ class Excerpt:
     """What a screen shows of something, and the whole, which a page has room for.
 
     With a ``summary``, a page folds the whole away behind it. ``shorter`` stands for ``screen``,
-    one step after the other, as long as a screen does not fit: each says what it leaves out.
+    one step after the other, as long as a screen does not fit: each says what it leaves out. The
+    longest excerpt is made shorter first, those with ``is_aside`` before all others.
     """
 
     screen: Sequence[Block]
     page: Sequence[Block]
     summary: str = ""
     shorter: Sequence[Sequence[Block]] = ()
+    is_aside: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ def results_document(results: Results, view: View) -> Document:
             findings_excerpt(summary.findings, summary.run, view.detail),
             [Gallery(lambda: figures_of(results))],
             [layer_excerpt(summary, view.detail)],
-            [*ending, in_part(notes, "note", view.detail)],
+            [*ending, in_part(notes, "note", view.detail, is_aside=True)],
         ],
         lambda: _record(results),
     )

@@ -10,7 +10,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 MARK = "│"
 
 #: For terminals that cannot show block characters.
-ASCII: Mapping[int, str] = str.maketrans(BLOCKS + MARK, "_.-=+*#@|")
+ASCII: Mapping[int, int] = str.maketrans(BLOCKS + MARK, "_.-=+*#@|")
 
 
 def sparkline(values: Sequence[float | None]) -> str:

@@ -72,7 +72,8 @@ def render(document: Document, view: View) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<title>{heading}</title><style>{_STYLE}{STYLE}</style></head><body><h1>{heading}</h1>"
     )
-    sections = (f"<section>{''.join(_blocks(s))}</section>" for s in document.sections if s)
+    told = ("".join(_blocks(section)) for section in document.sections)
+    sections = (f"<section>{text}</section>" for text in told if text)
     return "\n".join((head, *sections, "</body></html>", ""))
 
 

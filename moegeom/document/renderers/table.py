@@ -70,7 +70,7 @@ def render(document: Document, view: View) -> str:
         longer = [place for place, block in enumerate(blocks) if block.can_be_shorter]
         if not longer:
             break
-        longest = max(longer, key=lambda place: blocks[place].height)
+        longest = max(longer, key=lambda place: (blocks[place].is_aside, blocks[place].height))
         blocks[longest] = dataclasses.replace(blocks[longest], step=blocks[longest].step + 1)
     lines: list[Text] = []
     for section in _sections(blocks):
@@ -90,6 +90,10 @@ class _Steps:
     @property
     def can_be_shorter(self) -> bool:
         return isinstance(self.block, Excerpt) and self.step < len(self.block.shorter)
+
+    @property
+    def is_aside(self) -> bool:
+        return isinstance(self.block, Excerpt) and self.block.is_aside
 
     @functools.cached_property
     def lines(self) -> list[Text]:

@@ -75,7 +75,7 @@ def document(found: Balance, view: View) -> Document:
             ],
             [Excerpt([_table(found, shown)], [page], shorter=shorter)],
             [in_part([*_pushes(found, shown)], "line", view.detail, page=[])],
-            [in_part([*map(Note, ending)], "note", view.detail)],
+            [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
         ],
         lambda: _record(found),
     )

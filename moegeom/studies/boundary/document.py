@@ -18,6 +18,9 @@ from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 #: Pairs of experts that are named, and layers.
 _NAMED = 3
 
+#: Variants that a screen shows where it has no room for more.
+_LEAST_ROWS = 4
+
 #: The last column is for pages alone.
 _HEADS = (
     ("arithmetic", "choices flipped", "", "", "tokens with", "weight", "provably", "predicted"),
@@ -48,13 +51,13 @@ def document(found: BoundaryReport, view: View) -> Document:
         [
             _verdict(found),
             _header(found),
-            [_table(found)],
+            [_table(found, view)],
             [
                 *(Fact("noise", text, "dim") for text in _noise(found)),
                 in_part(details, "line", view.detail, page=whole),
             ],
             [in_part(near, "line", view.detail, least=1)],
-            [in_part(notes, "note", view.detail)],
+            [in_part(notes, "note", view.detail, is_aside=True)],
         ],
         lambda: _record(found),
     )
@@ -65,7 +68,7 @@ def _shown(flipped: Sequence[VariantFlips], view: View) -> Sequence[VariantFlips
     if view.detail:
         return flipped
     sides = [variant for variant in flipped if variant.name in SIDES]
-    return sides or sorted(flipped, key=lambda v: -(v.mean("flipped_share") or 0.0))[:1]
+    return sides or sorted(flipped, key=lambda variant: -_flipped(variant))[:1]
 
 
 def _header(found: BoundaryReport) -> list[Block]:
@@ -239,15 +242,32 @@ def _bound(found: BoundaryReport) -> str:
     return " at least" if any(share < 1.0 for _, share in exact) else ""
 
 
-def _table(found: BoundaryReport) -> Excerpt:
-    """A row for each variant; a sentence where the screen is too narrow."""
-    rows = [_cells(found, variant) for variant in found.variants]
-    screen = Table(
+def _table(found: BoundaryReport, view: View) -> Excerpt:
+    """A row for each variant, or for those that flip most; a sentence where that is too wide."""
+    ranked = sorted(found.variants, key=lambda v: (v.name not in SIDES, -_flipped(v)))
+    least = len(ranked) if view.detail else min(len(ranked), _LEAST_ROWS)
+    screen, *shorter = (
+        [_rows(found, ranked[:number])] for number in range(len(ranked), least - 1, -1)
+    )
+    page = Table(_HEADS, [_cells(found, variant) for variant in found.variants])
+    return Excerpt(screen, page=[page], shorter=shorter)
+
+
+def _flipped(variant: VariantFlips) -> float:
+    return variant.mean("flipped_share") or 0.0
+
+
+def _rows(found: BoundaryReport, kept: Sequence[VariantFlips]) -> Table:
+    """Rows of the variants that are kept, in the order in which they were asked for."""
+    names = {variant.name for variant in kept}
+    rows = [_cells(found, variant) for variant in found.variants if variant.name in names]
+    rest = len(found.variants) - len(rows)
+    return Table(
         heads=[heads[:-1] for heads in _HEADS],
         rows=[row[:-1] for row in rows],
         paragraphs=[(f"  {row[0]:<12}  ", _paragraph(row)) for row in rows],
+        rest=f"and {rest} more that flip less: --detail" if rest else "",
     )
-    return Excerpt([screen], page=[Table(_HEADS, rows)])
 
 
 def _cells(found: BoundaryReport, variant: VariantFlips) -> Sequence[str]:

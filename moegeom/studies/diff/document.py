@@ -34,6 +34,9 @@ from moegeom.studies.diff.record import (
 #: Routers, and figures, that a screen shows before the rest is counted.
 _MOST_LINES = 12
 
+#: Changes that the verdict names, those of most routers first.
+_MOST_GROUPS = 6
+
 #: Columns at most that all names of routers have in front of what happened to them.
 _MOST_INDENT = 22
 
@@ -126,7 +129,11 @@ def verdict_sentence(found: Difference) -> str:
     """How many routers are identical, what happened to the others, how many figures changed."""
     routers = found.routers
     same = sum(router.is_identical for router in routers)
-    changes = "; ".join(f"{_where(names, found)} {what}" for what, names in _groups(found))
+    groups = _groups(found)
+    named = [f"{_where(names, found)} {what}" for what, names in groups[:_MOST_GROUPS]]
+    if rest := sum(len(names) for _, names in groups[_MOST_GROUPS:]):
+        named.append(f"{number_of(rest, 'more router')} otherwise")
+    changes = "; ".join(named)
     if not routers:
         said = "the two have no router in common"
     elif same == len(routers):
@@ -280,7 +287,7 @@ def _figures(found: Difference, figures: Figures, view: View) -> Iterator[Block]
         )
         yield Excerpt(screen, [page], shorter=shorter)
     notes = [Note(said) for said in (_detectable(figures), *_left_out(figures)) if said]
-    yield in_part(notes, "note", view.detail)
+    yield in_part(notes, "note", view.detail, is_aside=True)
 
 
 def _figures_sentence(figures: Figures) -> str:

@@ -256,7 +256,7 @@ def _ending(found: Explanation, view: View) -> list[Block]:
     told = (*_growth(found), *_details(found), *scored)
     untold = sorted({layer.reason for layer in found.layers if layer.reason})
     return [
-        in_part([Note(text, "plain") for text in told], "note", view.detail),
+        in_part([Note(text, "plain") for text in told], "note", view.detail, is_aside=True),
         in_part([Note(f"not tried: {r}.", "plain") for r in untold], "reason", view.detail),
         *map(Note, _limits(found)),
     ]

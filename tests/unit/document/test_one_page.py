@@ -72,6 +72,14 @@ def test_the_longest_part_is_cut_first():
     assert screen[-1] == "Not shown: 48 more lines: --detail"
 
 
+def test_what_stands_aside_is_cut_before_what_is_longer():
+    aside = in_part([Note(f"aside {n}") for n in range(6)], "note", detail=False, is_aside=True)
+    long = in_part([Note(f"long {n}") for n in range(36)], "line", detail=False)
+    screen = page_of([aside], [long])
+    assert screen[:3] == ["aside 0", "aside 1", "Not shown: 4 more notes: --detail"]
+    assert sum(line.startswith("long") for line in screen) == 36
+
+
 def test_a_command_that_a_terminal_folds_counts_as_its_lines():
     assert len(page_of([in_part([Note("x" * 160)] * 30, "note", detail=False)])) == 13
 
