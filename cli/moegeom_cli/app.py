@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": WIDEST},
-    epilog="Example: moegeom check CKPT (every command has one: moegeom COMMAND --help)",
+    epilog="CKPT is a checkpoint, REC a recording of tokens: moegeom COMMAND --help says more.",
 )
 
 

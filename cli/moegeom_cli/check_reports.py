@@ -54,12 +54,12 @@ def write_reports(
     document: Callable[[T, View], Document],
     found: T,
 ) -> None:
-    """Writes each report to its file, or to stdout."""
+    """Writes each report, with all that there is to say, to its file or to stdout."""
     from moegeom.core.files import write_whole, writing
     from moegeom.document.model import View
     from moegeom.document.report import Report
 
-    view = View(_FILE_WIDTH)
+    view = View(_FILE_WIDTH, detail=True)
     for name, file in reports:
         text = Report(found, document).render(name, view)
         if file is None:

@@ -115,21 +115,30 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Groups under their headings, with whole sentences."""
+        """Groups under their headings, with whole sentences, each with something to type."""
         names = command_names()
         widest = max(map(len, names))
         for group in Group:
-            rows = [
-                (name.ljust(widest), self.get_command(ctx, name).get_short_help_str(10**6))
-                for name in names
-                if COMMANDS[name.replace("-", "_")].group is group
-            ]
             with formatter.section(group.value):
-                formatter.write_dl(rows)
+                for name in names:
+                    command = COMMANDS[name.replace("-", "_")]
+                    if command.group is group:
+                        said = self.get_command(ctx, name).get_short_help_str(10**6)
+                        formatter.write_dl([(name.ljust(widest), said)])
+                        indent = formatter.current_indent + widest + 2
+                        formatter.write(f"{'':{indent}}$ {command.example}\n")
 
 
 class Helpful(TyperCommand):
-    """A command whose help speaks of CKPT and N, with its panels of options last."""
+    """A command whose help begins with an example, and speaks of CKPT and N, with its panels of
+    options last.
+    """
+
+    example = ""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(f"Example: {self.example}\n\n")
+        super().format_help(ctx, formatter)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [_plain_name(piece) for piece in super().collect_usage_pieces(ctx)]
@@ -149,13 +158,12 @@ class Helpful(TyperCommand):
 def _built(module: str) -> Any:
     command = COMMANDS[module]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(
-        name=typed_name(module),
-        cls=Helpful,
-        no_args_is_help=command.needs_arguments,
-        epilog=f"Example: {command.example}",
-    )(importlib.import_module(f"moegeom_cli.commands.{module}").run)
-    return typer.main.get_command(alone)
+    alone.command(name=typed_name(module), cls=Helpful, no_args_is_help=command.needs_arguments)(
+        importlib.import_module(f"moegeom_cli.commands.{module}").run
+    )
+    built = typer.main.get_command(alone)
+    built.example = command.example  # type: ignore[attr-defined] - cls is Helpful
+    return built
 
 
 def _heading(param: Any) -> str:

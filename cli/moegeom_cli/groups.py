@@ -291,9 +291,10 @@ class PlotOptions:
 class ScreenOptions:
     """How what was found is printed."""
 
-    all_layers: Annotated[bool, typer.Option("--all-layers", help="A line for every layer.")] = (
-        False
-    )
+    detail: Annotated[
+        bool,
+        typer.Option("--detail", help="All of it, however long: every layer, every finding."),
+    ] = False
     format: PrintFormat = Format.table
     quiet: Quiet = False
     html: Annotated[
@@ -329,7 +330,7 @@ class ScreenOptions:
         from moegeom.document.report import Report
 
         is_plain = is_ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
-        view = View(width(), has_colours(), self.all_layers, is_plain)
+        view = View(width(), has_colours(), self.detail, is_plain)
         report = Report(found, document)
         typer.echo(report.render(self.format.value, view), nl=False)
         if self.html is not None:

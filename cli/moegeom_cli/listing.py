@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
@@ -24,7 +25,11 @@ _UNKNOWN_WIDTH = 120
 
 #: What lists are filtered by.
 Words = Annotated[
-    list[str] | None, typer.Argument(help="Only what has each of these words.", metavar="WORD")
+    list[str] | None,
+    typer.Argument(
+        help="Only what has each of these words; 'margin_*' is a pattern of whole names.",
+        metavar="WORD",
+    ),
 ]
 
 
@@ -36,12 +41,20 @@ def matching(
     The first column holds the names that a wrong word is compared with.
     """
     wanted = [word.lower() for word in words or ()]
-    found = [r for r in rows if all(w in " ".join(map(str, r.values())).lower() for w in wanted)]
+    found = [row for row in rows if all(_has(row, word) for word in wanted)]
     if not found:
         names = {str(next(iter(row.values()))) for row in rows}
         guess = nearest_name(" ".join(wanted), names)
         raise UsageError(f"No {kind} with {' and '.join(words or ())}.{guess}", "Try another word.")
     return found
+
+
+def _has(row: Mapping[str, object], word: str) -> bool:
+    """Is the word anywhere in the row, or, with a ``*`` or a ``?``, the pattern of a whole cell?"""
+    cells = [str(cell).lower() for cell in row.values()]
+    if "*" in word or "?" in word:
+        return any(fnmatchcase(cell, word) for cell in cells)
+    return word in " ".join(cells)
 
 
 def render_briefly(rows: Sequence[Mapping[str, object]], indent: str = "") -> str:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from typing import Protocol
 
@@ -120,6 +121,10 @@ class Watching(Protocol):
     def close(self) -> None: ...
 
 
+#: Said when the first kernel is compiled: the bar stands still meanwhile.
+_COMPILING = "compiling kernels, once per machine and version of moegeom ..."
+
+
 class ProgressBar:
     """One line on stderr with rate and time left, in tokens times routers or another ``unit``."""
 
@@ -138,10 +143,14 @@ class ProgressBar:
         )
         self._task = self._progress.add_task("", total=None, rate="")
         self._unit = unit
+        self._listening = ExitStack()
 
     def start(self, num_tokens: int) -> None:
+        from moegeom.kernels.cpu.compilation import told_once
+
         self._progress.update(self._task, total=num_tokens)
         self._progress.start()
+        self._listening.enter_context(told_once(lambda: self.say(_COMPILING)))
 
     def begin(self, what: str) -> None:
         self._progress.update(self._task, description=f"{what:<10}")
@@ -157,6 +166,7 @@ class ProgressBar:
         self._progress.console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
+        self._listening.close()
         self._progress.stop()
 
 

@@ -10,6 +10,10 @@ Severity = Literal["error", "warning", "note"]
 #: Order in which findings are shown, worst first.
 SEVERITY_ORDER: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
 
+#: Fair shares that one expert may take before a check finds that too many, where no profile says
+#: otherwise; bars of loads on a screen end there.
+MOST_FAIR_SHARES = 3.0
+
 
 @dataclass(frozen=True)
 class Finding:

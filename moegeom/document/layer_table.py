@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from moegeom.core.finding import MOST_FAIR_SHARES, SEVERITY_ORDER
 from moegeom.core.text import half_width, number_of, percent
-from moegeom.document.model import Look, Table
+from moegeom.document.model import Excerpt, Look, Note, Table
+from moegeom.document.place import span
+from moegeom.document.sparkline import MARK, bar
 from moegeom.document.summary import Summary
 
 Row = Mapping[str, Any]
@@ -17,8 +22,9 @@ Row = Mapping[str, Any]
 #: Checkpoints up to this many layers are shown whole.
 SHORT = 12
 
-#: Lines of a long checkpoint: those with findings, at most this many.
+#: Lines of a long checkpoint, the worst of it: at most, and where a screen has no room for them.
 MOST_LINES = 10
+LEAST_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -82,71 +88,138 @@ WEIGHT_COLUMNS = (
 DUPLICATES = LayerColumn(("dup.", "rows"), _column("num_duplicate_rows"), lambda v: f"{v:.0f}")
 
 
-#: How a layer looks that has a finding.
+#: How a layer looks that has a finding, and what stands behind it.
 _LOOKS: dict[str, Look] = {"error": "error", "warning": "warning"}
+_WORDS = {"error": "ERROR", "warning": "warn"}
 
 
-def layer_table(summary: Summary, all_layers: bool, has_bars: bool = True) -> Table:
-    """The lines worth showing: layers with findings first, then the rest or their quantiles.
+@dataclass(frozen=True)
+class _Line:
+    """Layers that follow each other and of which the same is said; ``numbers`` count from 0.
 
-    With ``has_bars`` a bar stands beside the load of the busiest expert.
+    ``rank`` is smaller the sooner they are shown: the worst layer of each finding, then by what
+    their own finding weighs, then by the figure that is told first.
     """
-    has_tokens = any(row.get("load_cv_ddof0") is not None for row in summary.layers)
-    has_margins = any(row.get("margin_p50") is not None for row in summary.layers)
-    columns = (*(TOKEN_COLUMNS if has_tokens or has_margins else WEIGHT_COLUMNS), DUPLICATES)
-    columns = tuple(c for c in columns if any(c.value(row) is not None for row in summary.layers))
-    worst = summary.worst
-    marked = [row for row in summary.layers if row["router"] in worst]
-    plain = [row for row in summary.layers if row["router"] not in worst]
-    is_short = all_layers or len(summary.layers) <= SHORT
-    shown = [*marked, *plain] if is_short else marked[:MOST_LINES]
-    order = {row["router"]: number for number, row in enumerate(summary.layers)}
-    anchors = [f"layer-{order[row['router']]}" for row in shown]
-    largest = max((_load(row) or 0.0 for row in shown), default=0.0) if has_bars else 0.0
-    lines: list[list[str]] = []
-    looks: list[Look] = []
-    for row in shown:
-        finding = worst.get(row["router"])
-        lines.append(
-            [
-                summary.place(row["router"]),
-                *(_cell(column, row, largest) for column in columns),
-                {"error": "ERROR", "warning": "warn"}.get(finding.severity, "") if finding else "",
-            ]
-        )
-        looks.append(_LOOKS.get(finding.severity, "dim") if finding else "plain")
+
+    name: str
+    numbers: tuple[int, ...]
+    cells: tuple[str, ...]
+    severity: str
+    rank: tuple[bool, int, float]
+
+
+def layer_excerpt(summary: Summary, detail: bool) -> Excerpt:
+    """Layers with findings first, those alike together; the worst of them where there are many.
+
+    Beside the load of the busiest expert a screen has a bar.
+    """
+    columns = _columns(summary)
+    each = [
+        _line(summary, columns, number, row, has_bars=True)
+        for number, row in enumerate(summary.layers)
+    ]
+    bare = [
+        _line(summary, columns, number, row, has_bars=False)
+        for number, row in enumerate(summary.layers)
+    ]
+    page = [_table(summary, columns, bare, bare, has_anchors=True)]
+    has_loads = any(_load(row) is not None for row in summary.layers)
+    legend = [Note(_LEGEND)] if has_loads else []
+    if detail:
+        return Excerpt([_table(summary, columns, each, each), *legend], page)
+    lines = _grouped(summary, each)
+    most = len(lines) if len(lines) <= SHORT else MOST_LINES
+    first, *shorter = (
+        [_table(summary, columns, lines, sorted(lines, key=lambda line: line.rank)[:n]), *legend]
+        for n in range(most, min(most, LEAST_LINES) - 1, -1)
+    )
+    return Excerpt(first, page, shorter=shorter)
+
+
+#: What bars are: their end, and the line across them.
+_LEGEND = f"Bars of load end at the limit, {MOST_FAIR_SHARES:g}x; {MARK} marks the mean, 1x."
+
+
+def _columns(summary: Summary) -> tuple[LayerColumn, ...]:
+    """Of tokens where there are some, else of weights; none that no layer has."""
+    names = ("load_cv_ddof0", "margin_p50")
+    has_tokens = any(row.get(name) is not None for row in summary.layers for name in names)
+    columns = (*(TOKEN_COLUMNS if has_tokens else WEIGHT_COLUMNS), DUPLICATES)
+    return tuple(c for c in columns if any(c.value(row) is not None for row in summary.layers))
+
+
+def _line(
+    summary: Summary, columns: Sequence[LayerColumn], number: int, row: Row, has_bars: bool
+) -> _Line:
+    finding = summary.worst.get(row["router"])
+    severity = finding.severity if finding else ""
+    cells = (*(_cell(column, row, has_bars) for column in columns), _WORDS.get(severity, ""))
+    is_named = any(f.routers[:1] == (row["router"],) for f in summary.findings)
+    leading = _load(row) or row.get("row_norm_max_over_median") or 0.0
+    rank = (not is_named, SEVERITY_ORDER.get(severity, len(SEVERITY_ORDER)), -leading)
+    return _Line(summary.place(row["router"]), (number,), cells, severity, rank)
+
+
+def _grouped(summary: Summary, lines: Sequence[_Line]) -> list[_Line]:
+    """Layers that follow each other with the same cells become one line: ``3-7 (5)``."""
+    found: list[_Line] = []
+    for _, alike in itertools.groupby(lines, key=lambda line: (line.cells, line.severity)):
+        first, *others = alike
+        if others:
+            routers = [summary.layers[line.numbers[0]]["router"] for line in (first, *others)]
+            first = dataclasses.replace(
+                first,
+                name=f"{span(routers, first.name)} ({len(routers)})",
+                numbers=tuple(line.numbers[0] for line in (first, *others)),
+                rank=min(line.rank for line in (first, *others)),
+            )
+        found.append(first)
+    return found
+
+
+def _table(
+    summary: Summary,
+    columns: Sequence[LayerColumn],
+    lines: Sequence[_Line],
+    chosen: Sequence[_Line],
+    has_anchors: bool = False,
+) -> Table:
+    """The chosen lines, those with findings first, and quantiles over all layers."""
+    shown = sorted(chosen, key=lambda line: (line.rank[1], line.numbers))
+    rows = [[line.name, *line.cells] for line in shown]
+    looks: list[Look] = [_LOOKS.get(line.severity, "plain") for line in shown]
     if len(summary.layers) > 1:
         number = number_of(len(summary.layers), "layer")
-        more = "" if is_short else "--all-layers"
-        lines.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), number])
-        lines.append(["p5-p95", *(_quantile(c, summary.layers, (5, 95)) for c in columns), more])
+        rows.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), number])
+        rows.append(["p5-p95", *(_quantile(c, summary.layers, (5, 95)) for c in columns), ""])
         looks.extend(("dim", "dim"))
     if summary.random:
-        lines.append(["random", *(_quantile(c, summary.random, (50,)) for c in columns), "routers"])
+        rows.append(["random", *(_quantile(c, summary.random, (50,)) for c in columns), "routers"])
         looks.append("dim")
     headings = (("layer", ""), *(column.heading for column in columns), ("verdict", ""))
+    hidden = sum(len(line.numbers) for line in lines) - sum(len(line.numbers) for line in shown)
     return Table(
         [list(line) for line in zip(*headings, strict=True)],
-        lines,
+        rows,
         looks,
         left=(0, len(headings) - 1),
         drops=(0, *(column.drop for column in columns), 0),
         gap=3,
         heads_look="strong",
-        anchors=anchors,
+        rest=f"and {number_of(hidden, 'more layer')}: --detail" if hidden else "",
+        anchors=[f"layer-{line.numbers[0]}" for line in shown] if has_anchors else (),
     )
 
 
-def _cell(column: LayerColumn, row: Row, largest: float) -> str:
+def _cell(column: LayerColumn, row: Row, has_bars: bool) -> str:
     value = column.value(row)
     if value is None:
         return "-"
     text, error = column.text(value), column.error(row)
     if error is not None:
         text += f" +-{_short(half_width(error, row.get('num_blocks')), 2)}"
-    if column.value is _load and largest > 0:
-        bar = "#" * max(1, round(10 * value / largest))
-        text = f"{bar:<10} {text:>5}"
+    if has_bars and column.value is _load:
+        text = f"{bar(value, MOST_FAIR_SHARES)} {text:>5}"
     return text
 
 

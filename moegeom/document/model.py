@@ -101,12 +101,16 @@ class Command:
 class Excerpt:
     """What a screen shows of something, and the whole, which a page has room for.
 
-    With a ``summary``, a page folds the whole away behind it.
+    With a ``summary``, a page folds the whole away behind it. ``shorter`` stands for ``screen``,
+    one step after the other, as long as a screen does not fit: each says what it leaves out. The
+    longest excerpt is made shorter first, those with ``is_aside`` before all others.
     """
 
     screen: Sequence[Block]
     page: Sequence[Block]
     summary: str = ""
+    shorter: Sequence[Sequence[Block]] = ()
+    is_aside: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +152,11 @@ class Document:
 
 @dataclass(frozen=True)
 class View:
-    """How to show: columns of the screen, colours, whether every layer gets a line, and whether
-    the output can show no more than ASCII.
+    """How to show: columns of the screen, colours, whether all is said however long that is, and
+    whether the output can show no more than ASCII.
     """
 
     width: int = 100
     colours: bool = False
-    all_layers: bool = False
+    detail: bool = False
     is_ascii: bool = False

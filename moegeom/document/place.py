@@ -1,8 +1,8 @@
-"""The short name of a router on a screen."""
+"""Short names of routers on a screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def place(router: str, routers: Iterable[str]) -> str:
@@ -10,3 +10,15 @@ def place(router: str, routers: Iterable[str]) -> str:
     names = [name.split("/") for name in routers]
     is_plain = len({parts[0] for parts in names}) == 1 and all(len(p) == 2 for p in names)
     return router.split("/")[1] if is_plain else router
+
+
+def span(routers: Sequence[str], first: str) -> str:
+    """``31-33`` for routers that follow each other, beginning with ``first`` as a screen calls it.
+
+    Slots of one layer, and stacks, are named from the first to the last.
+    """
+    (stack, begin, *slot), (last, end, *other) = routers[0].split("/"), routers[-1].split("/")
+    is_run = stack == last and int(end) - int(begin) == len(routers) - 1
+    if slot or other or not is_run:
+        return f"{routers[0]} to {routers[-1]}"
+    return f"{first}-{end}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moegeom.core.errors import InternalError
 from moegeom.core.registry import Registry
 from moegeom.document.model import Document, View
-from moegeom.document.sparkline import ASCII, BLOCKS
+from moegeom.document.sparkline import ASCII
 from moegeom.document.untrusted import printable
 
 
@@ -51,4 +51,4 @@ def render(document: Document, name: str, view: View | None = None) -> str:
     )
     view = view or View()
     text = renderer.render(shown, view)
-    return text.translate(str.maketrans(BLOCKS, ASCII)) if view.is_ascii else text
+    return text.translate(ASCII) if view.is_ascii else text

@@ -48,9 +48,9 @@ class Report(Generic[T]):
         view = view or View()
         return render(self.tell(self.value, view), name, view)
 
-    def text(self, width: int = 100, all_layers: bool = False, colours: bool = False) -> str:
-        """As a terminal of ``width`` columns shows it; with ``all_layers`` a line for each."""
-        return self.render("table", View(width, colours, all_layers))
+    def text(self, width: int = 100, detail: bool = False, colours: bool = False) -> str:
+        """As a terminal of ``width`` columns shows it; with ``detail`` all of it."""
+        return self.render("table", View(width, colours, detail))
 
     def markdown(self) -> str:
         """As Markdown."""

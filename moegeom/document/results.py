@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moegeom.core.finding import Finding
 from moegeom.core.text import number_of
 from moegeom.document.drawing import figures_of
+from moegeom.document.excerpts import in_part
 from moegeom.document.header import (
     gate_rule_line,
     routers_line,
@@ -17,94 +16,62 @@ from moegeom.document.header import (
     tokens_line,
     trust_line,
 )
-from moegeom.document.layer_table import layer_table
+from moegeom.document.layer_table import layer_excerpt
 from moegeom.document.model import (
     Block,
-    Command,
     Document,
-    Excerpt,
     Fact,
     Gallery,
     Look,
     Note,
-    Problem,
     Title,
     View,
 )
 from moegeom.document.recording_hint import recording_hint
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary, summarise
+from moegeom.document.verdict_blocks import findings_excerpt
 from moegeom.results.reader import Results
 from moegeom.results.schema import OF_FIGURES
-
-#: Findings that a screen shows; the rest are counted there.
-_MOST_FINDINGS = 6
 
 
 def results_document(results: Results, view: View) -> Document:
     """What ``moegeom scan`` and ``moegeom report`` say."""
     summary = summarise(results)
-    table = Excerpt(
-        [layer_table(summary, view.all_layers)],
-        [layer_table(summary, all_layers=True, has_bars=False)],
-    )
+    notes = [*map(Note, _notes(summary))]
     ending = [*map(Note, (*_limits(summary), *_not_looked_at(summary)))]
     return Document(
         "scan",
         summary.run["checkpoint"]["name"],
         [
-            _header(summary),
-            _verdict(summary, results.name),
-            _findings(summary),
+            _verdict(summary),
+            _header(summary, results.name),
+            findings_excerpt(summary.findings, summary.run, view.detail),
             [Gallery(lambda: figures_of(results))],
-            [table],
-            ending,
+            [layer_excerpt(summary, view.detail)],
+            [*ending, in_part(notes, "note", view.detail, is_aside=True)],
         ],
         lambda: _record(results),
     )
 
 
-def _header(summary: Summary) -> Sequence[Block]:
+def _header(summary: Summary, where: str) -> Sequence[Block]:
     title = Title(summary.run["checkpoint"]["name"], rule_line(summary))
     routers = Fact("routers", routers_line(summary))
-    tokens = Fact("tokens", tokens_line(summary))
+    tokens, results = Fact("tokens", tokens_line(summary)), Fact("results", where)
     if summary.run["tokens"] is None:
-        return title, routers, Fact("rule", gate_rule_line(summary.run)), tokens
-    return title, routers, tokens, Fact("trust", trust_line(summary))
+        return title, routers, Fact("rule", gate_rule_line(summary.run)), tokens, results
+    return title, routers, tokens, Fact("trust", trust_line(summary)), results
 
 
-def _verdict(summary: Summary, where: str) -> Sequence[Block]:
+def _verdict(summary: Summary) -> Sequence[Block]:
     errors, warnings = summary.count("error"), summary.count("warning")
     counted = [
         f"{number} {word}{'' if number == 1 else 's'}"
         for number, word in ((errors, "error"), (warnings, "warning"))
     ]
     look: Look = "error" if errors else "warning" if warnings else "good"
-    verdict = Fact("VERDICT", f"{', '.join(counted)}; {summary.told}", look)
-    return verdict, Fact("results", where)
-
-
-def _findings(summary: Summary) -> Sequence[Block]:
-    """The first of them as short as a screen has room for, all of them on a page."""
-    if not summary.findings:
-        return ()
-    screen = [
-        block for finding in summary.findings[:_MOST_FINDINGS] for block in _brief(summary, finding)
-    ]
-    rest = summary.findings[_MOST_FINDINGS:]
-    if rest:
-        codes = ", ".join(sorted({finding.code for finding in rest}))
-        screen.append(Note(f"and {len(rest)} more ({codes}): --format json, or findings.parquet"))
-    whole = [Problem(finding, summary.places(finding.routers)) for finding in summary.findings]
-    return (Excerpt(screen, whole),)
-
-
-def _brief(summary: Summary, finding: Finding) -> Iterator[Block]:
-    """Without the fix, which ``moegeom check`` tells."""
-    bare = dataclasses.replace(finding, next_command="", fix="")
-    yield Problem(bare, summary.places(finding.routers))
-    if finding.next_command:
-        yield Command("next: ", finding.next_command)
+    return [Fact("VERDICT", f"{', '.join(counted)}; {summary.told}", look)]
 
 
 def _limits(summary: Summary) -> list[str]:
@@ -127,15 +94,19 @@ def _limits(summary: Summary) -> list[str]:
 
 def _not_looked_at(summary: Summary) -> list[str]:
     nothing = ["expert weights", "other engines", "quantised activations"]
-    lines = [f"Not checked: {', '.join(nothing)}.", *skipped(summary)]
-    if summary.run["tokens"] is not None:
-        lines += [
-            f"Note, {summary.places(note.routers)}: {note.title}"
-            if note.routers
-            else f"Note: {note.title}"
-            for note in summary.notes
-        ]
-    return lines
+    return [f"Not checked: {', '.join(nothing)}.", *skipped(summary)]
+
+
+def _notes(summary: Summary) -> list[str]:
+    """Why figures are missing, where there are tokens to have them of."""
+    if summary.run["tokens"] is None:
+        return []
+    return [
+        f"Note, {summary.places(note.routers)}: {note.title}"
+        if note.routers
+        else f"Note: {note.title}"
+        for note in summary.notes
+    ]
 
 
 def _record(results: Results) -> Mapping[str, Any]:

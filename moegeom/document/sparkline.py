@@ -1,13 +1,16 @@
-"""A series of numbers as a word of block characters."""
+"""Numbers as words of block characters: a series, a bar."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
+#: A line across a bar.
+MARK = "│"
+
 #: For terminals that cannot show block characters.
-ASCII = "_.-=+*#@"
+ASCII: Mapping[int, int] = str.maketrans(BLOCKS + MARK, "_.-=+*#@|")
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -27,3 +30,16 @@ def sparkline(values: Sequence[float | None]) -> str:
         else BLOCKS[min(int((value - low) / span * len(BLOCKS)), len(BLOCKS) - 1)]
         for value in values
     )
+
+
+def bar(value: float, limit: float, fair: float = 1.0, size: int = 9) -> str:
+    """A bar of ``size`` columns that ends at ``limit``, and one more that marks ``fair``.
+
+    What is beyond the limit ends in ``>``; a value above 0 has one column at least.
+    """
+    filled = min(max(round(size * value / limit), value > 0.0), size)
+    blocks = f"{BLOCKS[6] * filled:<{size}}"
+    if value > limit:
+        blocks = f"{blocks[:-1]}>"
+    at = round(size * fair / limit)
+    return blocks[:at] + MARK + blocks[at:]

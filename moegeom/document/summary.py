@@ -11,6 +11,7 @@ from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity, Verdict
 from moegeom.core.row_keys import OUTLIERS, is_whole
 from moegeom.core.text import quoted
 from moegeom.document.place import place
+from moegeom.document.verdict_text import places
 from moegeom.results.reader import Results
 
 Row = Mapping[str, Any]
@@ -65,14 +66,10 @@ class Summary:
         return place(router, (row["router"] for row in self.layers))
 
     def places(self, routers: Sequence[str]) -> str:
-        """``layer 31`` or ``layers 2 3 5``; long lists are cut and counted."""
-        if not routers:
-            return "checkpoint"
-        named = [self.place(router) for router in routers]
-        if len(named) == len(self.layers) > 1:
+        """``layer 31``, ``layers 2-3,5`` or ``all layers``; long lists are cut and counted."""
+        if len(routers) == len(self.layers) > 1:
             return "all layers"
-        shown = " ".join(named[:8]) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
-        return f"layer{'s' if len(named) > 1 else ''} {shown}"
+        return places(routers, {"routers": [{"name": row["router"]} for row in self.layers]})
 
 
 def _severity(found: object) -> Severity:

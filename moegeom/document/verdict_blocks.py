@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.finding import SEVERITY_ORDER, STATES, Outcome, Verdict
-from moegeom.document.model import Fact, Look, Table
+from moegeom.core.finding import SEVERITY_ORDER, STATES, Finding, Outcome, Verdict
+from moegeom.core.text import number_of
+from moegeom.document.excerpts import MOST, in_part
+from moegeom.document.model import Block, Excerpt, Fact, Look, Note, Problem, Table
 from moegeom.document.verdict_text import places, verdict_sentence, verdict_word, why_not_judged
 
 
@@ -25,8 +27,40 @@ def _look(verdict: Verdict) -> Look:
     return "good" if is_clean else "warning"
 
 
-def unjudged(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[Fact]:
+def findings_excerpt(
+    findings: Sequence[Finding], run: Mapping[str, Any], detail: bool
+) -> Sequence[Block]:
+    """Findings, worst first: on a screen without room the last by their titles, then counted."""
+    whole = [Problem(finding, places(finding.routers, run)) for finding in findings]
+    bare = {"detail": "", "fix": "", "next_command": ""}
+    titles = [
+        Problem(dataclasses.replace(problem.finding, **bare), problem.places) for problem in whole
+    ]
+    shown = min(len(whole), MOST)
+    steps = [(full, shown) for full in range(min(shown, len(whole) - 1), 0, -1)]
+    steps += [(1, title) for title in range(shown - 1, 0, -1)]
+    shorter = [
+        [*whole[:full], *titles[full:title], *_left_out(titles[full:title], titles[title:])]
+        for full, title in steps
+    ]
+    return [Excerpt(whole, whole, shorter=shorter)] if whole and not detail else whole
+
+
+def _left_out(brief: Sequence[Problem], hidden: Sequence[Problem]) -> Iterator[Note]:
+    """What a screen does not say of the findings."""
+    codes = ", ".join(dict.fromkeys(problem.finding.code for problem in hidden))
+    told = [f"the evidence of {number_of(len(brief), 'finding')}"] if brief else []
+    told += [f"{number_of(len(hidden), 'more finding')} ({codes})"] if hidden else []
+    if told:
+        yield Note(f"Not shown: {'; '.join(told)}: --detail")
+
+
+def unjudged(verdict: Verdict, run: Mapping[str, Any], detail: bool) -> Iterator[Block]:
     """Checks that could not be judged, and those whose findings are accepted; one line each."""
+    yield in_part([*_unjudged(verdict, run)], "check", detail, least=1)
+
+
+def _unjudged(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[Fact]:
 
     def line(label: str, text: str, look: Look) -> Fact:
         return Fact(label, text, look, indent=len(label) + 2)

@@ -62,6 +62,9 @@ class Hooks:
 
 NO_HOOKS = Hooks()
 
+#: Batches that a worker has at least, where there are as many tiles.
+_BATCHES = 2
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -120,7 +123,10 @@ def scan_router(
             if hooks.advanced:
                 hooks.advanced(batch.stop - batch.start)
 
-        longest = min(max(pace.batch_tokens // TILE, 1), MAX_TILES)
+        each = -(
+            -len(tiles) // (_BATCHES * pace.num_workers)
+        )  # of few tokens every worker has some
+        longest = min(max(pace.batch_tokens // TILE, 1), MAX_TILES, max(each, 1))
         for batch in token_ranges(tiles, folded, task.source.facts.num_tokens, longest):
             pending.append((batch, workers.submit(batch.start, batch.stop)))
             if len(pending) > 2 * pace.num_workers:

@@ -168,18 +168,44 @@ def measure_router(run: RouterRun) -> MeasuredRouter:
     """Rows of all metrics for the stored router and, where tokens allow, for its random router."""
     started = time.perf_counter()
     passes = plan_passes(run)
+    told = dataclasses.replace(run, advanced=_evenly(run, passes))
     progress = {
-        planned.name: _scan(run, planned) if planned.name == MAIN else _scan_again(run, planned)
+        planned.name: _scan(told, planned) if planned.name == MAIN else _scan_again(told, planned)
         for planned in passes
     }
     return finish_passes(run, passes, progress, time.perf_counter() - started)
 
 
 def _scan_again(run: RouterRun, planned: Pass) -> Progress:
-    """A pass after the first; those of an arithmetic over all tokens count as work done."""
-    counts = planned.task.compares and planned.task.prepared.router is run.router
-    hooks = Hooks(advanced=run.advanced if counts else None)
+    """A pass after the first."""
+    hooks = Hooks(advanced=run.advanced)
     return scan_router(planned.task, planned.tiles, _pace(run), planned.skip_non_finite, hooks)
+
+
+def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | None:
+    """Tells the tokens of every pass as a part of those that count: of all tokens, and of all once
+    more for each arithmetic.
+    """
+    tell = run.advanced
+    if tell is None:
+        return None
+    num_tokens, done, told = run.source.facts.num_tokens, 0, 0
+    work = [min(len(planned.tiles) * TILE, num_tokens) for planned in passes]
+    counted = [
+        planned.name == MAIN
+        or (planned.task.compares and planned.task.prepared.router is run.router)
+        for planned in passes
+    ]
+    share = sum(tokens for tokens, counts in zip(work, counted, strict=True) if counts) / sum(work)
+
+    def advance(tokens: int) -> None:
+        nonlocal done, told
+        done += tokens
+        due = round(share * done)
+        tell(due - told)
+        told = due
+
+    return advance
 
 
 def plan_passes(run: RouterRun) -> tuple[Pass, ...]:

@@ -182,6 +182,8 @@ def test_the_example_of_a_command_is_parsed_by_it(name):
 def test_the_list_of_commands_is_in_groups_and_never_cut(moegeom, tmp_path, columns):
     screen = moegeom(tmp_path, "--help", COLUMNS=str(columns)).out
     assert [group for group in Group if f"\n{group.value}:\n" not in screen] == []
+    examples = re.findall(r"\$ (moegeom .*)", screen)
+    assert sorted(examples) == sorted(command.example for command in COMMAND_FILES.all())
     assert "..." not in screen.replace("[ARGS]...", "")
     assert max(map(len, screen.splitlines())) <= columns
     if columns == 140:
@@ -192,10 +194,11 @@ def test_the_list_of_commands_is_in_groups_and_never_cut(moegeom, tmp_path, colu
 @pytest.mark.parametrize("columns", [80, 140])
 def test_help_speaks_of_values_and_not_of_types(moegeom, tmp_path, name, columns):
     screen = moegeom(tmp_path, name, "--help", COLUMNS=str(columns)).out
-    usage, *rest = screen.splitlines()
+    example, blank, usage, *rest = screen.splitlines()
+    assert example == f"Example: {COMMAND_FILES[name.replace('-', '_')].example}"
+    assert (blank, usage[:6]) == ("", "Usage:")
     assert "{" not in usage
     assert re.findall(r"<(?:int|str|path|float|list)\b[^>]*>|x[<>]=?[\d.]|<=x", screen) == []
-    assert "\n  Example: moegeom " in screen
     assert max(map(len, rest)) <= columns
 
 

@@ -66,7 +66,7 @@ def test_two_steps_of_a_training_differ_without_a_pattern(moegeom, folder):
 
 @pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.nightly)])
 def test_figures_of_two_recordings_are_compared(moegeom, folder, columns):
-    ran = moegeom(folder, "diff", OLD, NEW, *TOKENS, COLUMNS=str(columns))
+    ran = moegeom(folder, "diff", OLD, NEW, *TOKENS, "--detail", COLUMNS=str(columns))
     assert ran.code == 0, ran.err
     assert all(len(line) <= columns for line in ran.out.splitlines())
     assert "Tokens: 4,096 in 64 documents (step_1500)" in words(ran.out)

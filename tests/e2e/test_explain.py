@@ -74,7 +74,7 @@ def test_the_screen_fits_and_names_the_cause(moegeom, place, columns):
 
 
 def test_every_hypothesis_fits_a_narrow_screen_and_keeps_its_words(moegeom, place):
-    asked = (place, "explain", CKPT, "--tokens", REC, "--run-b", "int4", "--quiet", "--all-layers")
+    asked = (place, "explain", CKPT, "--tokens", REC, "--run-b", "int4", "--quiet", "--detail")
     narrow, wide = (moegeom(*asked, COLUMNS=columns) for columns in ("80", "120"))
     assert (narrow.code, narrow.err) == (0, "")
     assert max(map(len, narrow.out.splitlines())) <= 80

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,19 @@ def test_a_word_filters_the_columns_and_prints_them_in_full(moegeom, tmp_path):
         screen.splitlines()[1].split()
         == "margin_p50 margins layers selection score 50 % quantile of the margin".split()
     )
+
+
+@pytest.mark.parametrize(
+    ("list_of", "pattern", "name"),
+    [("metrics", "Margin_p*", "column"), ("families", "qwen?_moe", "family")],
+)
+def test_a_pattern_is_of_whole_names(moegeom, tmp_path, list_of, pattern, name):
+    rows = json.loads(moegeom(tmp_path, list_of, pattern, "--format", "json").out)
+    found = {row[name] for row in rows}
+    assert found
+    assert all(fnmatchcase(one, pattern.lower()) for one in found)
+    whole = json.loads(moegeom(tmp_path, list_of, "--format", "json").out)
+    assert found == {r[name] for r in whole if fnmatchcase(r[name], pattern.lower())}
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder, columns):
     )
     assert (ran.code, ran.err) == (0, "")
     said = words(ran.out)
-    assert "VERDICT signed off: all 4 lines passed; 4 things not checked." in said
+    assert "VERDICT PASSED, signed off: all 4 lines passed; 4 things not checked." in said
     assert "of 4,096 tokens differ at one layer or more" in said
     assert "Within the limit of 5 % (--max-flipped)." in said
     assert "times as often" in said

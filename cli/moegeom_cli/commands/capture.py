@@ -99,7 +99,7 @@ def run(
         restart=restart,
         asked=RequestedFamily(family),
     )
-    view = View(width(), has_colours(), all_layers=False)
+    view = View(width(), has_colours(), detail=False)
     plan = plan_capture(request)
     planned = plan_document(plan, request, view)
     if plan_only:

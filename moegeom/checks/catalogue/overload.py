@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from moegeom.checks.check import Limit
 from moegeom.checks.figure import Figure, figure_check
+from moegeom.core.finding import MOST_FAIR_SHARES
 
 
 def _words(figure: Figure) -> tuple[str, str]:
@@ -45,7 +46,7 @@ CHECK = figure_check(
     "one expert takes several fair shares",
     "max_vio_global",
     # From practice: healthy trained layers stay below 2.
-    Limit("fair_shares", 3.0, "largest load of an expert, in fair shares"),
+    Limit("fair_shares", MOST_FAIR_SHARES, "largest load of an expert, in fair shares"),
     _words,
     lambda shift: f"an expert {shift:.2f} fair shares above its limit",
     room=_room,

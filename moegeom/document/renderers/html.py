@@ -83,8 +83,8 @@ def render(document: Document, view: View) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<title>{heading}</title><style>{_STYLE}{STYLE}</style></head><body><h1>{heading}</h1>"
     )
-    told = [[_untitled(b, document.name) for b in blocks] for blocks in document.sections if blocks]
-    sections = [f"<section>{''.join(_blocks(blocks))}</section>" for blocks in told]
+    told = ("".join(_blocks([_untitled(b, document.name) for b in s])) for s in document.sections)
+    sections = [f"<section>{text}</section>" for text in told if text]
     return "\n".join((head, *sections, _words("".join(sections)), "</body></html>", ""))
 
 
@@ -164,7 +164,7 @@ def _block(block: Block) -> Iterator[str]:
             yield f'<p class="{look}">{_text(text)}</p>'
         case Command(label, text):
             yield f'<p><span class="dim">{escape(label)}</span> <code>{escape(text)}</code></p>'
-        case Excerpt(_, page, summary):
+        case Excerpt(page=page, summary=summary):
             yield f"<details><summary>{escape(summary)}</summary>" if summary else ""
             yield from _blocks(page)
             yield "</details>" if summary else ""

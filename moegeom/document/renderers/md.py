@@ -64,7 +64,7 @@ def _block(block: Block) -> Iterator[str]:
             yield from ("", _escaped(text), "")
         case Command(label, text):
             yield f"- {_escaped(label.strip().rstrip(':'))}: {_code(text)}"
-        case Excerpt(_, page, summary):
+        case Excerpt(page=page, summary=summary):
             folded = ("", "<details>", f"<summary>{_escaped(summary)}</summary>", "")
             yield from folded if summary else ()
             for part in page:

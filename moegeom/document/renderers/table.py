@@ -1,11 +1,18 @@
-"""A document as a terminal shows it: folded to the width, coloured, verdict and labels in front."""
+"""A document as a terminal shows it: folded to the width, coloured, as long as a page at most.
+
+What is longer is cut where the document says how: the longest excerpt by a step, and again.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
+import itertools
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
@@ -30,6 +37,9 @@ from moegeom.document.render import Renderer
 #: Columns that text is never narrower than, beside a name that fills the screen.
 _LEAST = 20
 
+#: Lines of a page: a screen is cut down to them, where it can be.
+PAGE = 40
+
 _STYLES: dict[Look, str] = {
     "plain": "",
     "strong": "bold",
@@ -47,12 +57,67 @@ _SEVERITIES: dict[str, tuple[str, Look]] = {
 
 
 def render(document: Document, view: View) -> str:
-    """Text of at most ``view.width`` columns, but for commands, which stay whole."""
+    """Text of at most ``view.width`` columns, but for commands, which stay whole.
+
+    It has ``PAGE`` lines at most, where excerpts can be that short and ``view.detail`` is not set.
+    """
+    blocks = [
+        _Steps(number, block, view.width, 0)
+        for number, section in enumerate(document.sections)
+        for block in section
+    ]
+    while not view.detail and _height(blocks) > PAGE:
+        longer = [place for place, block in enumerate(blocks) if block.can_be_shorter]
+        if not longer:
+            break
+        longest = max(longer, key=lambda place: (blocks[place].is_aside, blocks[place].height))
+        blocks[longest] = dataclasses.replace(blocks[longest], step=blocks[longest].step + 1)
     lines: list[Text] = []
-    for section in document.sections:
-        part = [line for block in section for line in _block(block, view.width)]
-        lines += [Text(), *part] if lines and part else part
+    for section in _sections(blocks):
+        lines += [Text(), *section] if lines else section
     return _printed(lines, view)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """A block of the section ``number``, ``step`` steps shorter than it could be."""
+
+    number: int
+    block: Block
+    width: int
+    step: int
+
+    @property
+    def can_be_shorter(self) -> bool:
+        return isinstance(self.block, Excerpt) and self.step < len(self.block.shorter)
+
+    @property
+    def is_aside(self) -> bool:
+        return isinstance(self.block, Excerpt) and self.block.is_aside
+
+    @functools.cached_property
+    def lines(self) -> list[Text]:
+        if isinstance(self.block, Excerpt) and self.step:
+            parts = self.block.shorter[self.step - 1]
+            return [line for part in parts for line in _block(part, self.width)]
+        return _block(self.block, self.width)
+
+    @functools.cached_property
+    def height(self) -> int:
+        """Lines on the screen, which folds a command that is longer than it is wide."""
+        return sum(max(1, math.ceil(len(line) / self.width)) for line in self.lines)
+
+
+def _sections(blocks: Sequence[_Steps]) -> Iterator[list[Text]]:
+    """Lines of each section that has some."""
+    for _, section in itertools.groupby(blocks, key=lambda block: block.number):
+        if lines := [line for block in section for line in block.lines]:
+            yield lines
+
+
+def _height(blocks: Sequence[_Steps]) -> int:
+    """Lines on the screen, with those between sections."""
+    return sum(block.height for block in blocks) + len([*_sections(blocks)]) - 1
 
 
 def _printed(lines: Sequence[Text], view: View) -> str:
@@ -85,7 +150,7 @@ def _block(block: Block, width: int) -> list[Text]:
             return [Text(part, style=_STYLES[look]) for part in _wrapped(text, width, " " * indent)]
         case Command(label, text):
             return [Text.assemble((f"   {label}", "dim"), text)]
-        case Excerpt(screen, _, _):
+        case Excerpt(screen=screen):
             return [line for part in screen for line in _block(part, width)]
         case Gallery():
             return []
@@ -128,9 +193,9 @@ def _problem(problem: Problem, width: int) -> list[Text]:
     lines = _hanging(f"{word} {finding.code}  ", f"{problem.places}: {finding.title}", width, look)
     lines += map(Text, _wrapped(finding.detail, width, "   "))
     if finding.fix:
-        lines += _hanging("   fix     ", finding.fix, width, "dim")
+        lines += _hanging("   fix:  ", finding.fix, width, "dim")
     if finding.next_command:
-        lines += _block(Command("next    ", finding.next_command), width)
+        lines += _block(Command("next: ", finding.next_command), width)
     return lines
 
 

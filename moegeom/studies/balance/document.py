@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.text import number_of, percent
+from moegeom.document.excerpts import in_part
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
 from moegeom.document.model import (
     Block,
@@ -26,8 +27,8 @@ from moegeom.document.summary import Summary
 from moegeom.studies.balance.figures import balance_figures
 from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
 
-#: Routers that a screen shows before the rest is counted.
-_MOST_LINES = 12
+#: Routers that a screen shows before the rest is counted, and where it has no room for them.
+_MOST_LINES, _LEAST_LINES = 12, 3
 
 #: Columns of ``layer 10`` in front of the experts that its bias moves.
 _ROUTER = 10
@@ -54,17 +55,19 @@ def document(found: Balance, view: View) -> Document:
     """What ``moegeom balance`` says."""
     run, summary = found.run, _summary(found)
     name = run["checkpoint"]["name"]
-    shown = _shown(found, view)
     ending = [*_limits(found), *skipped(summary)]
     if found.written:
         ending.append(
             f"Biases written to {found.written}: change and selection_bias of each router."
         )
     page = Table([_PAGE_HEADS], [*map(_page_cells, found.routers)], left=(0, 10, 14))
+    shown, *fewer = _steps(found, view)
+    shorter = [[_table(found, some)] for some in fewer]
     return Document(
         "balance",
         name,
         [
+            [*_meanings(found)],
             [
                 Title(name, rule_line(summary)),
                 Fact("routers", routers_line(summary)),
@@ -72,11 +75,10 @@ def document(found: Balance, view: View) -> Document:
                 Fact("tokens", tokens_line(summary)),
                 Fact("sample", _sample(found)),
             ],
-            [*_meanings(found)],
             [Gallery(lambda: [*balance_figures(found)])],
-            [Excerpt([_table(found, shown, view)], [page])],
-            [Excerpt([*_pushes(found, shown)], [])],
-            [*map(Note, ending)],
+            [Excerpt([_table(found, shown)], [page], shorter=shorter)],
+            [in_part([*_pushes(found, shown)], "line", view.detail, page=[])],
+            [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
         ],
         lambda: _record(found),
     )
@@ -145,22 +147,25 @@ def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------ routers
 
 
-def _shown(found: Balance, view: View) -> list[RouterBalance]:
-    """The routers that get a line on a screen, in the order of the checkpoint."""
+def _steps(found: Balance, view: View) -> Iterator[list[RouterBalance]]:
+    """The routers that get a line on a screen, in the order of the checkpoint, and ever fewer."""
     routers = list(found.routers)
-    if view.all_layers or len(routers) <= _MOST_LINES:
-        return routers
-    worst = sorted(routers, key=lambda r: -r.before.max_vio)[:_MOST_LINES]
-    return [router for router in routers if router in worst]
+    if view.detail:
+        yield routers
+        return
+    worst = sorted(routers, key=lambda r: -r.before.max_vio)
+    most = min(len(routers), _MOST_LINES)
+    for number in range(most, min(most, _LEAST_LINES) - 1, -1):
+        yield [router for router in routers if router in worst[:number]]
 
 
-def _table(found: Balance, shown: Sequence[RouterBalance], view: View) -> Table:
+def _table(found: Balance, shown: Sequence[RouterBalance]) -> Table:
     """A line for each; the three columns of CV stay or go together."""
     summary = _summary(found)
     heads = _HEADS
     rows = [(summary.place(router.router), *_cells(router)) for router in shown]
     rest = len(found.routers) - len(shown)
-    more = f"and {rest} more that were more even: --all-layers" if rest else ""
+    more = f"and {rest} more that were more even: --detail" if rest else ""
     return Table(heads, rows, drops=_DROPS, rest=more)
 
 

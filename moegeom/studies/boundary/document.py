@@ -10,6 +10,7 @@ from typing import Any
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
 from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.drawing import figures_of
+from moegeom.document.excerpts import in_part
 from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
 from moegeom.document.model import (
     Block,
@@ -31,6 +32,8 @@ _NAMED = 3
 
 #: Figures of results that are about boundaries.
 _FIGURES = ("flips", "near_boundary")
+#: Variants that a screen shows where it has no room for more.
+_LEAST_ROWS = 4
 
 #: The last column is for pages alone.
 _HEADS = (
@@ -52,20 +55,24 @@ _NEARNESS = (
 def document(found: BoundaryReport, view: View) -> Document:
     """What ``moegeom boundary-report`` says; a page has details of every variant."""
     flipped = [variant for variant in found.variants if variant.mean("flipped_share")]
-    details = Excerpt(
-        [line for variant in _shown(flipped, view) for line in _details(found, variant)],
-        page=[line for variant in flipped for line in _details(found, variant)],
-    )
+    details = [line for variant in _shown(flipped, view) for line in _details(found, variant)]
+    whole = [line for variant in flipped for line in _details(found, variant)]
+    near = [Fact("near" * (not n), text, "plain") for n, text in enumerate(_distances(found))]
+    notes = [*map(Note, (*_remarks(found), *_limits(), *skipped(found.summary)))]
     return Document(
         "boundary-report",
         found.summary.run["checkpoint"]["name"],
         [
-            _header(found),
             _verdict(found),
-            [_table(found)],
+            _header(found),
+            [_table(found, view)],
             [Gallery(lambda: figures_of(found.results, _FIGURES))],
-            [*(Fact("noise", text, "dim") for text in _noise(found)), details],
-            [*map(Note, (*_remarks(found), *_limits(), *skipped(found.summary)))],
+            [
+                *(Fact("noise", text, "dim") for text in _noise(found)),
+                in_part(details, "line", view.detail, page=whole),
+            ],
+            [in_part(near, "line", view.detail, least=1)],
+            [in_part(notes, "note", view.detail, is_aside=True)],
         ],
         lambda: _record(found),
     )
@@ -73,10 +80,10 @@ def document(found: BoundaryReport, view: View) -> Document:
 
 def _shown(flipped: Sequence[VariantFlips], view: View) -> Sequence[VariantFlips]:
     """Variants with details on the screen: what A is compared with, or else the worst."""
-    if view.all_layers:
+    if view.detail:
         return flipped
     sides = [variant for variant in flipped if variant.name in SIDES]
-    return sides or sorted(flipped, key=lambda v: -(v.mean("flipped_share") or 0.0))[:1]
+    return sides or sorted(flipped, key=lambda variant: -_flipped(variant))[:1]
 
 
 def _header(found: BoundaryReport) -> list[Block]:
@@ -131,10 +138,7 @@ def _against(found: BoundaryReport) -> Iterator[Fact]:
 
 
 def _verdict(found: BoundaryReport) -> list[Block]:
-    blocks: list[Block] = [
-        Fact("VERDICT", _verdict_sentence(found)),
-        *(Fact("", text) for text in _distances(found)),
-    ]
+    blocks: list[Block] = [Fact("VERDICT", _verdict_sentence(found))]
     if typed := found.summary.run.get("next_command"):
         blocks.append(Command("next: ", str(typed)))
     return blocks
@@ -253,15 +257,32 @@ def _bound(found: BoundaryReport) -> str:
     return " at least" if any(share < 1.0 for _, share in exact) else ""
 
 
-def _table(found: BoundaryReport) -> Excerpt:
-    """A row for each variant; a sentence where the screen is too narrow."""
-    rows = [_cells(found, variant) for variant in found.variants]
-    screen = Table(
+def _table(found: BoundaryReport, view: View) -> Excerpt:
+    """A row for each variant, or for those that flip most; a sentence where that is too wide."""
+    ranked = sorted(found.variants, key=lambda v: (v.name not in SIDES, -_flipped(v)))
+    least = len(ranked) if view.detail else min(len(ranked), _LEAST_ROWS)
+    screen, *shorter = (
+        [_rows(found, ranked[:number])] for number in range(len(ranked), least - 1, -1)
+    )
+    page = Table(_HEADS, [_cells(found, variant) for variant in found.variants])
+    return Excerpt(screen, page=[page], shorter=shorter)
+
+
+def _flipped(variant: VariantFlips) -> float:
+    return variant.mean("flipped_share") or 0.0
+
+
+def _rows(found: BoundaryReport, kept: Sequence[VariantFlips]) -> Table:
+    """Rows of the variants that are kept, in the order in which they were asked for."""
+    names = {variant.name for variant in kept}
+    rows = [_cells(found, variant) for variant in found.variants if variant.name in names]
+    rest = len(found.variants) - len(rows)
+    return Table(
         heads=[heads[:-1] for heads in _HEADS],
         rows=[row[:-1] for row in rows],
         paragraphs=[(f"  {row[0]:<12}  ", _paragraph(row)) for row in rows],
+        rest=f"and {rest} more that flip less: --detail" if rest else "",
     )
-    return Excerpt([screen], page=[Table(_HEADS, rows)])
 
 
 def _cells(found: BoundaryReport, variant: VariantFlips) -> Sequence[str]:

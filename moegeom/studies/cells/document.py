@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moegeom.core.text import number_of, percent, percent_of_all
+from moegeom.document.excerpts import in_part
 from moegeom.document.header import (
     duration,
     gate_rule_line,
@@ -48,13 +49,14 @@ _ROADS = {
 def document(found: Enumerations, view: View) -> Document:
     """What ``moegeom cells`` says."""
     routers = [[*_router(router)] for router in found.routers]
-    shown = len(routers) if view.all_layers else _MOST_ROUTERS
+    shown = len(routers) if view.detail else _MOST_ROUTERS
+    screens = [[title, in_part(facts, "line", view.detail, 1)] for title, *facts in routers[:shown]]
     return Document(
         "cells",
         found.name,
         [
             [*_header(found)],
-            *routers[:shown],
+            *screens,
             *([Excerpt([], router)] for router in routers[shown:]),
             [*_answers(found)],
             [*_ending(found, len(routers[shown:]))],
@@ -92,7 +94,7 @@ def _answers(found: Enumerations) -> Iterator[Block]:
 
 def _ending(found: Enumerations, rest: int) -> Iterator[Block]:
     if rest:
-        yield Excerpt([Note(f"and {number_of(rest, 'more router')}: --all-layers")], [])
+        yield Excerpt([Note(f"and {number_of(rest, 'more router')}: --detail")], [])
     for router, why in found.left_out:
         yield Fact("left out", f"{router}: {why}.", "dim")
     files = ", ".join(found.files)

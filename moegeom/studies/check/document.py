@@ -18,15 +18,20 @@ from moegeom.document.model import (
     Gallery,
     Judged,
     Note,
-    Problem,
     Title,
     View,
 )
 from moegeom.document.recording_hint import recording_hint
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary, summarise_verdict
-from moegeom.document.verdict_blocks import checks_table, unjudged, verdict_fact, verdict_record
-from moegeom.document.verdict_text import places, profile_line, verdict_word
+from moegeom.document.verdict_blocks import (
+    checks_table,
+    findings_excerpt,
+    unjudged,
+    verdict_fact,
+    verdict_record,
+)
+from moegeom.document.verdict_text import profile_line, verdict_word
 from moegeom.studies.check.figures import gate_figures
 from moegeom.studies.check.record import Gate
 
@@ -35,20 +40,17 @@ _MOST_CODES = 8
 
 
 def document(found: Gate, view: View) -> Document:
-    """What ``moegeom check`` says; a page begins with the verdict, a screen with the checkpoint."""
-    del view
+    """What ``moegeom check`` says."""
     verdict, run = found.verdict, found.run
     summary = summarise_verdict(verdict, run)
-    said = verdict_fact(verdict)
     return Document(
         "check",
         run["checkpoint"]["name"],
         [
-            [Excerpt([], [said])],
+            [verdict_fact(verdict)],
             [*_header(verdict, summary)],
-            [Excerpt([said], [])],
-            [Problem(finding, places(finding.routers, run)) for finding in verdict.findings],
-            [*unjudged(verdict, run)],
+            [*findings_excerpt(verdict.findings, run, view.detail)],
+            [*unjudged(verdict, run, view.detail)],
             [Gallery(lambda: [*gate_figures(found)])],
             [Excerpt([], [checks_table(verdict)], f"All checks ({len(verdict.outcomes)})")],
             [*_of_release(found.release), *_ending(verdict, summary)],

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.text import number_of, percent
+from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
 from moegeom.document.model import (
     Block,
@@ -33,8 +34,11 @@ from moegeom.studies.diff.record import (
 #: Routers, and figures, that a screen shows before the rest is counted.
 _MOST_LINES = 12
 
-#: Columns of ``layer 10`` in front of what happened to it.
-_ROUTER = 10
+#: Changes that the verdict names, those of most routers first.
+_MOST_GROUPS = 6
+
+#: Columns at most that all names of routers have in front of what happened to them.
+_MOST_INDENT = 22
 
 _HEADS = ("figure", "routers", "worst in", "A", "B", "change +- error", "p")
 
@@ -71,12 +75,12 @@ def document(found: Difference, view: View) -> Document:
         "diff",
         f"{first.name} and {second.name}",
         [
-            [*_side("A", first), *_side("B", second)],
             [
                 Fact("VERDICT", verdict_sentence(found), _mood(found)),
                 *(Fact("UNLIKE", text, "error") for text in _unlike(found)),
             ],
-            [Excerpt([*_routers(found, view)], [*_routers_whole(found)])],
+            [*_side("A", first), *_side("B", second)],
+            [_routers(found, view)],
             [Fact("means", f"{word}: {text}", "dim") for word, text in _meanings(found).items()],
             [] if found.figures is None else [*_figures(found, found.figures, view)],
             [Gallery(lambda: [*difference_figures(found)])],
@@ -125,7 +129,11 @@ def verdict_sentence(found: Difference) -> str:
     """How many routers are identical, what happened to the others, how many figures changed."""
     routers = found.routers
     same = sum(router.is_identical for router in routers)
-    changes = "; ".join(f"{_where(names, found)} {what}" for what, names in _groups(found))
+    groups = _groups(found)
+    named = [f"{_where(names, found)} {what}" for what, names in groups[:_MOST_GROUPS]]
+    if rest := sum(len(names) for _, names in groups[_MOST_GROUPS:]):
+        named.append(f"{number_of(rest, 'more router')} otherwise")
+    changes = "; ".join(named)
     if not routers:
         said = "the two have no router in common"
     elif same == len(routers):
@@ -173,31 +181,46 @@ def _groups(found: Difference) -> list[tuple[str, list[str]]]:
 # ------------------------------------------------------------------------------------------ routers
 
 
-def _routers(found: Difference, view: View) -> Iterator[Block]:
-    """A paragraph for each changed router, on a screen for those that moved most."""
-    changed = _changed(found)
-    shown = changed
-    if len(changed) > _MOST_LINES and not view.all_layers:
-        shown = sorted(changed, key=_largest, reverse=True)[:_MOST_LINES]
-    for router in shown:
-        yield from _router(router, found)
-    for said, routers in _unchanged_beside(found).items():
-        yield Fact(f"{_where(routers, found)}  ", said, "dim", indent=0)
-    if rest := len(changed) - len(shown):
-        yield Note(f"and {rest} more that moved less: --all-layers")
+def _routers(found: Difference, view: View) -> Excerpt:
+    """A paragraph for each change, on a screen for those that moved routers most."""
+    alike: dict[tuple[str, ...], list[RouterChange]] = {}
+    for router in _changed(found):
+        alike.setdefault(_sentences(router), []).append(router)
+    same = [
+        Fact(f"{_where(routers, found)}  ", said, "dim", indent=0)
+        for said, routers in _unchanged_beside(found).items()
+    ]
+    most = len(alike) if view.detail else min(len(alike), _MOST_LINES)
+    screen, *shorter = (
+        [*_paragraphs(alike, number, found), *same] for number in range(most, min(most, 1) - 1, -1)
+    )
+    page = [*_routers_whole(found)]
+    return Excerpt(screen, page, shorter=[] if view.detail else shorter)
 
 
-def _router(router: RouterChange, found: Difference) -> Iterator[Block]:
-    """A line for each thing that happened, and what is told beside them."""
-    said = [
+def _paragraphs(
+    alike: Mapping[tuple[str, ...], Sequence[RouterChange]], number: int, found: Difference
+) -> Iterator[Block]:
+    """``number`` of them, and how many routers moved less."""
+    shown = [*alike]
+    if number < len(shown):
+        shown.sort(key=lambda said: max(map(_largest, alike[said])), reverse=True)
+    names = [f"{_where([one.router for one in alike[said]], found)}  " for said in shown[:number]]
+    indent = min(max(map(len, names), default=0), _MOST_INDENT)
+    for name, said in zip(names, shown, strict=False):
+        for label, text in zip([name, *("" for _ in said[1:])], said, strict=True):
+            yield Fact(label, text, "warning", indent=max(indent, len(name)))
+    if rest := sum(len(alike[said]) for said in shown[number:]):
+        yield Note(f"and {rest} more that moved less: --detail")
+
+
+def _sentences(router: RouterChange) -> tuple[str, ...]:
+    """One for each thing that happened, the last with what is told beside them."""
+    *said, last = (
         f"{_described(change)}: {change.detail}." if change.detail else f"{_described(change)}."
         for change in router.changes
-    ]
-    if router.beside:
-        said[-1] += f" ({', '.join(router.beside)})"
-    name = f"{_where((router.router,), found)}  "
-    for label, text in zip([name, *("" for _ in said[1:])], said, strict=True):
-        yield Fact(label, text, "warning", indent=max(_ROUTER, len(name)))
+    )
+    return (*said, f"{last} ({', '.join(router.beside)})" if router.beside else last)
 
 
 def _routers_whole(found: Difference) -> Iterator[Block]:
@@ -259,10 +282,12 @@ def _figures(found: Difference, figures: Figures, view: View) -> Iterator[Block]
     if figures.significant:
         rows = [_page_cells(test, f"{n} of {of}", found) for test, n, of in _by_column(figures)]
         page = Table([_PAGE_HEADS], rows)
-        yield Excerpt([_table(found, figures, view)], [page])
-    if said := _detectable(figures):
-        yield Note(said)
-    yield from map(Note, _left_out(figures))
+        screen, *shorter = (
+            [_table(found, figures, view.detail, most)] for most in range(_MOST_LINES, 2, -1)
+        )
+        yield Excerpt(screen, [page], shorter=shorter)
+    notes = [Note(said) for said in (_detectable(figures), *_left_out(figures)) if said]
+    yield in_part(notes, "note", view.detail, is_aside=True)
 
 
 def _figures_sentence(figures: Figures) -> str:
@@ -283,21 +308,21 @@ def _figures_sentence(figures: Figures) -> str:
     )
 
 
-def _table(found: Difference, figures: Figures, view: View) -> Table:
-    """One line for each figure, at its worst router; all of them with ``all_layers``."""
-    if view.all_layers:
+def _table(found: Difference, figures: Figures, detail: bool, most: int) -> Table:
+    """One line for each figure, at its worst router; all of them with ``detail``."""
+    if detail:
         chosen = [(test, "") for test in figures.significant]
         shown = chosen
     else:
         chosen = [(test, f"{n} of {of}") for test, n, of in _by_column(figures)]
-        shown = chosen[:_MOST_LINES]
+        shown = chosen[:most]
     rows = [_HEADS, *(_cells(test, count, found) for test, count in shown)]
     rest = len(chosen) - len(shown)
     return Table(
         rows[:1],
         rows[1:],
         drops=_DROPS,
-        rest=f"and {number_of(rest, 'more figure')}: --all-layers" if rest else "",
+        rest=f"and {number_of(rest, 'more figure')}: --detail" if rest else "",
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.text import number_of
+from moegeom.document.excerpts import in_part
 from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
 from moegeom.document.model import (
     Block,
@@ -21,6 +23,7 @@ from moegeom.document.model import (
     Title,
     View,
 )
+from moegeom.document.place import span
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
 from moegeom.studies.explain.figures import explanation_figures
@@ -31,6 +34,9 @@ _SHOWN = 5
 
 #: Layers that a screen shows, evenly spread.
 _LAYERS = 8
+
+#: Hypotheses, and layers, that a screen shows where it has no room for more.
+_LEAST = 2
 
 #: Verdicts that are no fault.
 _FINE = ("no disagreement", "arithmetic noise only")
@@ -44,22 +50,33 @@ _LAYER_HEADS = (
 
 def document(found: Explanation, view: View) -> Document:
     """What ``moegeom explain`` says; where nothing disagrees, a screen asks nothing further."""
-    is_open = found.verdict.cause != "no disagreement"
-    causes = _faults(found, view.all_layers) if is_open else []
-    layers = _layers(found, view.all_layers) if is_open else []
     return Document(
         "explain",
         found.run["checkpoint"]["name"],
         [
-            _header(found),
             _verdict(found),
-            [Excerpt(causes, page=_faults(found, all_of_them=True))],
-            [Excerpt(layers, page=_layers(found, all_of_them=True, is_page=True))],
+            _header(found),
+            [_cut(found, _faults, _SHOWN, _faults(found, None), view)],
+            [_cut(found, _layers, _LAYERS, _layers(found, None, is_page=True), view)],
             [Gallery(lambda: explanation_figures(found))],
-            _ending(found),
+            _ending(found, view),
         ],
         lambda: _record(found),
     )
+
+
+def _cut(
+    found: Explanation,
+    tell: Callable[[Explanation, int | None], list[Block]],
+    most: int,
+    page: list[Block],
+    view: View,
+) -> Excerpt:
+    """What ``tell`` says of ``most`` at most, or of ever fewer; of all with ``detail``."""
+    if found.verdict.cause == "no disagreement":
+        return Excerpt([], page)
+    first, *shorter = [None] if view.detail else range(most, _LEAST - 1, -1)
+    return Excerpt(tell(found, first), page, shorter=[tell(found, number) for number in shorter])
 
 
 def _summary(found: Explanation) -> Summary:
@@ -116,13 +133,16 @@ def _verdict_sentence(found: Explanation) -> str:
     return f"{said} Not checked: {unseen} thing{'' if unseen == 1 else 's'}, below."
 
 
-def _faults(found: Explanation, all_of_them: bool) -> list[Block]:
-    """What each operator saves on its scope, and how much of B it reproduces there."""
+def _faults(found: Explanation, most: int | None) -> list[Block]:
+    """What each operator saves on its scope, and how much of B it reproduces there.
+
+    Not those that save nothing, unless ``most`` is None.
+    """
     if not any(layer.num_tried for layer in found.layers):
         return []
     summary, named = _summary(found), found.verdict.faults
     worth = [fault for fault in found.faults if fault.bits > 0.0 or fault.name in named]
-    shown = found.faults if all_of_them else worth[:_SHOWN]
+    shown = found.faults if most is None else worth[:most]
     first = next((layer for layer in found.layers if layer.agreement < 1.0), found.layers[0])
     place, equal = summary.place(first.router), _equal(first.reproduced)
     rows = [("   nothing changed", "all", place, equal, "", "0")]
@@ -153,7 +173,7 @@ def _faults(found: Explanation, all_of_them: bool) -> list[Block]:
     rest = found.num_tried - len(shown)
     hidden = len(found.faults) - len(shown)
     if rest > 0:
-        more = ": --all-layers" if hidden else ""
+        more = ": --detail" if hidden else ""
         blocks.append(Fact("", f"{rest} others save fewer bits, or none{more}", "dim"))
     return blocks
 
@@ -169,16 +189,16 @@ def _whose_inputs(found: Explanation) -> str:
     return f"{own}; sets equal to B's in the first of the layers, bits saved in all"
 
 
-def _layers(found: Explanation, all_of_them: bool, is_page: bool = False) -> list[Block]:
+def _layers(found: Explanation, most: int | None, is_page: bool = False) -> list[Block]:
     """How often A and B agree, layer by layer, and the noise that makes what is left over."""
-    shown = _shown_layers(found, all_of_them)
+    shown = _shown_layers(found, most)
     summary, columns = _summary(found), slice(None if is_page else -1)
-    rest = len(found.layers) - len(shown)
+    rest = len(found.layers) - sum(map(len, shown))
     table = Table(
         heads=[heads[columns] for heads in _LAYER_HEADS],
-        rows=[(summary.place(layer.router), *_figures(layer))[columns] for layer in shown],
+        rows=[(_name(summary, layers), *_figures(layers[0]))[columns] for layers in shown],
         indent=2,
-        rest=f"and {number_of(rest, 'more layer')}: --all-layers" if rest else "",
+        rest=f"and {number_of(rest, 'more layer')}: --detail" if rest else "",
     )
     told = found.verdict.faults
     if not told or found.verdict.cause == "inconclusive":
@@ -188,17 +208,33 @@ def _layers(found: Explanation, all_of_them: bool, is_page: bool = False) -> lis
     return [Fact("residual", left), table]
 
 
-def _shown_layers(found: Explanation, all_of_them: bool) -> list[LayerEvidence]:
-    """Layers to show: all, or some evenly spread with the one of the verdict."""
-    layers = found.layers
-    if all_of_them or len(layers) <= _LAYERS:
-        return list(layers)
-    step = (len(layers) - 1) / (_LAYERS - 1)
-    numbers = {round(number * step) for number in range(_LAYERS)}
+def _name(summary: Summary, layers: Sequence[LayerEvidence]) -> str:
+    """``3``, or ``3-7 (5)``."""
+    first = summary.place(layers[0].router)
+    if len(layers) == 1:
+        return first
+    return f"{span([layer.router for layer in layers], first)} ({len(layers)})"
+
+
+def _shown_layers(found: Explanation, most: int | None) -> list[list[LayerEvidence]]:
+    """Layers to show, each alone where ``most`` is None.
+
+    Else those are together that follow each other with the same figures, and of many some are
+    evenly spread with those of the verdict.
+    """
+    if most is None:
+        return [[layer] for layer in found.layers]
+    runs = [[*alike] for _, alike in itertools.groupby(found.layers, key=_figures)]
+    if len(runs) <= most:
+        return runs
+    step = (len(runs) - 1) / (most - 1)
+    numbers = {round(number * step) for number in range(most)}
     numbers |= {
-        number for number, layer in enumerate(layers) if layer.router == found.verdict.router
+        number
+        for number, run in enumerate(runs)
+        if found.verdict.router in [layer.router for layer in run]
     }
-    return [layers[number] for number in sorted(numbers)]
+    return [runs[number] for number in sorted(numbers)]
 
 
 def _figures(layer: LayerEvidence) -> Sequence[str]:
@@ -215,13 +251,13 @@ def _figures(layer: LayerEvidence) -> Sequence[str]:
     return _equal(layer.agreement), f"{layer.num_clean:,}", *noisy
 
 
-def _ending(found: Explanation) -> list[Block]:
+def _ending(found: Explanation, view: View) -> list[Block]:
     scored = () if found.log_probs is None else (found.log_probs.sentence,)
     told = (*_growth(found), *_details(found), *scored)
     untold = sorted({layer.reason for layer in found.layers if layer.reason})
     return [
-        *(Note(text, "plain") for text in told),
-        *(Note(f"not tried: {reason}.", "plain") for reason in untold),
+        in_part([Note(text, "plain") for text in told], "note", view.detail, is_aside=True),
+        in_part([Note(f"not tried: {r}.", "plain") for r in untold], "reason", view.detail),
         *map(Note, _limits(found)),
     ]
 

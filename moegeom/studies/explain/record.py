@@ -234,9 +234,9 @@ class WeightRule:
     Root mean square of the difference over that of the weights: by the rule of the checkpoint, with
     the bias in them, and by whichever other rule is nearest. ``zeros`` is the share of chosen
     experts that B gives no weight at all, and the rule does; ``zeros_even`` the largest share of
-    tokens with the same number of these, at least one. ``outlying`` is the share of tokens whose weights are
-    off 8 times as much as those of the median token, by ``outlying_error``: if there are some,
-    rules are held against these alone.
+    tokens with the same number of these, at least one. ``outlying`` is the share of tokens whose
+    weights are off 8 times as much as those of the median token, by ``outlying_error``: if there
+    are some, rules are held against these alone.
     """
 
     num_tokens: int

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
 from moegeom.document.model import (
     Block,
@@ -36,7 +37,6 @@ _STATE = 14
 
 def document(found: SignOff, view: View) -> Document:
     """What ``moegeom signoff`` says."""
-    del view
     first, second = found.sides
     sides = [
         block for name, side in zip("AB", found.sides, strict=True) for block in _side(name, side)
@@ -51,9 +51,9 @@ def document(found: SignOff, view: View) -> Document:
         "signoff",
         f"{first.name} and {second.name}",
         [
-            sides,
             [verdict],
-            *map(_line, found.lines),
+            sides,
+            *(_line(line, view.detail) for line in found.lines),
             [Gallery(lambda: [*sign_off_figures(found)])],
             [*map(Note, ending)],
         ],
@@ -62,7 +62,7 @@ def document(found: SignOff, view: View) -> Document:
 
 
 def verdict_sentence(found: SignOff) -> str:
-    """``signed off: all 4 lines passed; 3 things not checked.``, or what stands in the way."""
+    """``PASSED, signed off: all 4 lines passed; 3 things not checked.``, or what is in the way."""
     told = {
         state: ", ".join(line.name for line in lines)
         for state in _LOOKS
@@ -70,11 +70,11 @@ def verdict_sentence(found: SignOff) -> str:
     }
     unseen = _unseen(found)
     if not told:
-        return f"signed off: all {len(found.lines)} lines passed{unseen}."
+        return f"PASSED, signed off: all {len(found.lines)} lines passed{unseen}."
     stands = "; ".join(f"{names} {state}" for state, names in told.items())
     if "failed" in told:
-        return f"not signed off: {stands}{unseen}."
-    return f"not signed off: {_missing(found)}{stands}; nothing failed{unseen}."
+        return f"FAILED, not signed off: {stands}{unseen}."
+    return f"INCONCLUSIVE, not signed off: {_missing(found)}{stands}; nothing failed{unseen}."
 
 
 def _missing(found: SignOff) -> str:
@@ -110,11 +110,12 @@ def _read(side: Side) -> str:
     return f"{side.num_routers} router{plural}, read {size(side.bytes_read)}{of}.{tokens}"
 
 
-def _line(line: Line) -> list[Block]:
+def _line(line: Line, detail: bool) -> list[Block]:
     look = _LOOKS[line.state]
+    details = [Note(text, indent=_STATE) for text in line.details]
     return [
         Fact(line.state, f"{line.name}: {line.sentence}", look, indent=_STATE),
-        *(Note(text, indent=_STATE) for text in line.details),
+        in_part(details, "paragraph", detail, indent=_STATE),
         *(Command("fill in ", text) for text in line.commands),
     ]
 

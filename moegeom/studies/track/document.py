@@ -18,19 +18,23 @@ from moegeom.document.model import (
     Gallery,
     Judged,
     Note,
-    Problem,
     Table,
     Title,
     View,
 )
 from moegeom.document.place import place
 from moegeom.document.sparkline import sparkline
-from moegeom.document.verdict_blocks import checks_table, unjudged, verdict_fact, verdict_record
-from moegeom.document.verdict_text import places
+from moegeom.document.verdict_blocks import (
+    checks_table,
+    findings_excerpt,
+    unjudged,
+    verdict_fact,
+    verdict_record,
+)
 from moegeom.studies.track.figures import series_figures
 
-#: Routers shown without --all-layers.
-MOST_ROUTERS = 12
+#: Routers shown without --detail, and where a screen has no room for them.
+MOST_ROUTERS, LEAST_ROUTERS = 12, 3
 
 #: The figure that the lines of routers show: load with tokens, drift without.
 LEADING = ("max_vio_global", "row_drift_median", "gram_score_centred")
@@ -58,17 +62,16 @@ def document(found: Series, view: View) -> Document:
     verdict = found.verdict
     said = [verdict_fact(verdict)] if verdict else []
     findings = verdict.findings if verdict else ()
-    shown = [_lines(loads[0].column, loads, found, size, view.all_layers)] if loads else []
+    shown = [_lines(loads[0].column, loads, found, size, view.detail)] if loads else []
     return Document(
         "track",
         found.name,
         [
-            [Excerpt([], said)],
+            said,
             [*_header(found)],
-            [Excerpt(said, [])],
-            [Problem(finding, places(finding.routers, found.run)) for finding in findings],
-            [*(unjudged(verdict, found.run) if verdict else ())],
-            [*_routers(found, size, view.all_layers)],
+            [*findings_excerpt(findings, found.run, view.detail)],
+            [*(unjudged(verdict, found.run, view.detail) if verdict else ())],
+            [*_routers(found, size, view.detail)],
             shown,
             [_medians(found, size)],
             [Gallery(lambda: series_figures(found))],
@@ -112,12 +115,12 @@ def _tokens(series: Series) -> str:
     return text
 
 
-def _routers(series: Series, size: int, all_layers: bool) -> Iterator[Block]:
+def _routers(series: Series, size: int, detail: bool) -> Iterator[Block]:
     leading = next((name for name in LEADING if series.of_column(name)), None)
     if leading is None:
         return
     curves = sorted(series.of_column(leading), key=lambda c: -(_last(c) or 0.0))
-    yield _lines(_WORDS[leading], curves, series, size, all_layers)
+    yield _lines(_WORDS[leading], curves, series, size, detail)
     drivers = [d for d in series.drivers if d.kind == "expert"]
     for curve in curves[:3]:
         named = [d for d in drivers if d.router == curve.router]
@@ -137,9 +140,7 @@ def _routers(series: Series, size: int, all_layers: bool) -> Iterator[Block]:
         yield Note(f"domains whose MaxVio moved most: {', '.join(parts)}", "plain", indent=3)
 
 
-def _lines(
-    title: str, curves: Sequence[Curve], series: Series, size: int, all_layers: bool
-) -> Excerpt:
+def _lines(title: str, curves: Sequence[Curve], series: Series, size: int, detail: bool) -> Excerpt:
     """A line for each router, on a screen for the first of them."""
     rows = [
         [
@@ -152,14 +153,18 @@ def _lines(
         for curve in curves
     ]
     heads = [[_LAYER, " " * size, _ENDS, _SLOPE, "since step"]]
-    rest = len(rows) - MOST_ROUTERS
     whole = Table(heads, rows, left=(0, 1, 4))
-    shown = whole
-    if rest > 0 and not all_layers:
-        more = f"and {rest} more: --all-layers"
-        shown = dataclasses.replace(whole, rows=rows[:MOST_ROUTERS], rest=more)
+    most = len(rows) if detail else min(len(rows), MOST_ROUTERS)
+    first, *shorter = (
+        dataclasses.replace(
+            whole,
+            rows=rows[:number],
+            rest=f"and {len(rows) - number} more: --detail" if number < len(rows) else "",
+        )
+        for number in range(most, min(most, len(rows) if detail else LEAST_ROUTERS) - 1, -1)
+    )
     head = Note(title, "strong")
-    return Excerpt([head, shown], [head, whole])
+    return Excerpt([head, first], [head, whole], shorter=[[head, table] for table in shorter])
 
 
 def _medians(series: Series, size: int) -> Table:

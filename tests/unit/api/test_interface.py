@@ -51,7 +51,7 @@ def test_a_function_has_the_name_of_its_command():
 def test_an_option_is_spelled_as_its_parameter_says(name):
     """The options of a command are those of the parameters that they fill."""
     params = Commands().get_command(None, typed_name(name)).params
-    own = {"format", "quiet", "all_layers", "help", "is_ascii", "no_cache", "non_finite", "words"}
+    own = {"format", "quiet", "detail", "help", "is_ascii", "no_cache", "non_finite", "words"}
     for param in params:
         if param.param_type_name == "option" and param.name not in own:
             assert option_of(param.name) in param.opts, param.name
@@ -149,7 +149,8 @@ def test_a_checkpoint_is_shown_with_a_row_for_each_router(monkeypatch):
 def test_answers_are_short_in_a_console_and_pages_in_a_notebook():
     found = mg.check(CKPT)
     assert repr(found) == "GateReport(check: step_1500, passed)"
-    assert str(found).splitlines()[0].startswith("step_1500")
+    assert str(found).startswith("VERDICT  PASSED: ")
+    assert "\n\nstep_1500  olmoe: " in str(found)
     for shown in (found, mg.open(CKPT)):
         assert shown._repr_html_().startswith("<iframe sandbox")
         assert "<script" not in shown._repr_html_()

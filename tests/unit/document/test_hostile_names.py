@@ -255,7 +255,7 @@ def test_every_function_that_makes_a_document_is_looked_at():
 @pytest.mark.parametrize("width", [80, 140])
 def test_no_control_character_reaches_the_output(shown, kind, form, width):
     for every in (False, True):
-        text = shown(kind, form, width=width, all_layers=every)
+        text = shown(kind, form, width=width, detail=every)
         assert [c for c in text if not c.isprintable() and c != "\n"] == []
         assert "pwned" in text.lower(), "the names are not shown: nothing was tested"
 
@@ -269,7 +269,7 @@ def test_with_colours_nothing_but_colours_is_sent(shown, kind):
 
 @pytest.mark.parametrize(("kind", "form"), CASES)
 def test_no_name_begins_a_command_of_a_workflow(shown, kind, form):
-    text = shown(kind, form, width=80, all_layers=True)
+    text = shown(kind, form, width=80, detail=True)
     if form == "github":
         # a line break that the runner would decode is ours, never one of a name
         assert "%0A::" not in text.replace("%250A", "")
@@ -284,7 +284,7 @@ def test_no_name_begins_a_command_of_a_workflow(shown, kind, form):
 
 @pytest.mark.parametrize("kind", cases("md"))
 def test_markdown_holds_no_markup_of_names(shown, kind):
-    text = shown(kind, "md", all_layers=True)
+    text = shown(kind, "md", detail=True)
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
     inner = [child for token in tokens for child in (token.children or ())]
     markup = [t.content for t in (*tokens, *inner) if t.type in ("html_block", "html_inline")]
@@ -322,7 +322,7 @@ class Page(html.parser.HTMLParser):
 @pytest.mark.parametrize("kind", cases("html"))
 def test_a_page_holds_no_tag_of_names(shown, kind):
     page = Page()
-    page.feed(shown(kind, "html", all_layers=True))
+    page.feed(shown(kind, "html", detail=True))
     page.close()
     ours = "html head meta title style body h1 h2 section details summary p b br span code dl dt dd"
     drawn = "figure figcaption div a svg text path rect circle g image"

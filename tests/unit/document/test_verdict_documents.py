@@ -141,7 +141,7 @@ def test_printable_text_is_left_alone_and_other_text_is_written_out():
 def test_only_commands_are_longer_than_the_screen(request, run, name, width):
     text = rendered("table", request.getfixturevalue(name), run, width=width)
     long = [line for line in text.splitlines() if len(line) > width]
-    assert [line for line in long if not line.startswith("   next    moegeom")] == []
+    assert [line for line in long if not line.startswith("   next: moegeom")] == []
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
 
@@ -154,20 +154,20 @@ def test_the_exit_code_stands_at_the_right_end(failed, run, width):
 def test_the_screen_is_the_one_to_aim_at(warned, run):
     screen = rendered("table", warned, run, width=100)
     assert screen == (
+        "VERDICT  PASSED: 0 errors, 1 warning, 1 note; 2 checks passed, 1 needs tokens, 1 needs a baseline, 1\n"
+        "         does not apply, 1 ignored.                                                           exit 0\n"
+        "\n"
         "model@rev  deepseek_v3: sigmoid + selection bias, best 4 of 8 groups, top 8 of 256. Boundaries are\n"
         "         non-linear.\n"
         "routers  58 of 58 expected. Read 226 MB of 688 GB in 9.0 s. Stored bf16.\n"
         "rule     assumed from config (no recorded choices yet; a capture of 256 tokens would verify it)\n"
         "\n"
-        "VERDICT  PASSED: 0 errors, 1 warning, 1 note; 2 checks passed, 1 needs tokens, 1 needs a baseline, 1\n"
-        "         does not apply, 1 ignored.                                                           exit 0\n"
-        "\n"
         "WARN  MGN112  layers 3-60: the selection bias does not survive a cast to bf16.\n"
         "   256 distinct values become 9 to 14: they spread 0.31 around 6.9, where bf16 steps by 0.031.\n"
         "   Harmless as stored (fp32); most tokens would be mis-routed if an engine casts it.\n"
-        "   fix     subtract 6.9 from every bias of the layer: 212 values survive. Proof that no choice\n"
-        "           changes: scores are compared with scores; a common shift cancels.\n"
-        "   next    moegeom check --explain MGN112\n"
+        "   fix:  subtract 6.9 from every bias of the layer: 212 values survive. Proof that no choice\n"
+        "         changes: scores are compared with scores; a common shift cancels.\n"
+        "   next: moegeom check --explain MGN112\n"
         "NOTE  MGN115  layers 3,5: the biases have a common offset.\n"
         "\n"
         "ignored MGG203  layer 9: a row is much longer than its layer's: known since step 900\n"
@@ -189,7 +189,7 @@ def test_findings_come_worst_first_and_inconclusive_checks_after_them(failed, ru
 def test_a_command_is_one_line_however_long(failed, run):
     (finding, *_) = failed.findings
     screen = rendered("table", failed, run, width=80)
-    assert f"   next    {finding.next_command}" in screen.splitlines()
+    assert f"   next: {finding.next_command}" in screen.splitlines()
 
 
 def test_with_tokens_the_rule_is_verified_and_nothing_is_asked_for(warned, run_on_tokens):

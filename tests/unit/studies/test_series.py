@@ -345,9 +345,9 @@ def test_no_line_is_wider_than_the_screen_and_names_cannot_command_it(width, num
     assert max(map(len, text.splitlines())) <= width
     assert "\x1b" not in text
     assert text.isascii()
-    assert "and 18 more: --all-layers" in text
-    whole = rendered(long_series(number, 30), "table", View(width, all_layers=True))
-    assert "more: --all-layers" not in whole
+    assert "and 18 more: --detail" in text
+    whole = rendered(long_series(number, 30), "table", View(width, detail=True))
+    assert "more: --detail" not in whole
 
 
 @pytest.mark.parametrize("name", [one.name for one in RENDERERS.all() if not one.of_verdicts])

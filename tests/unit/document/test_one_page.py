@@ -1,0 +1,175 @@
+"""A screen fits one page and counts what it leaves out; --detail and pages leave out nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from moegeom.core.finding import MOST_FAIR_SHARES, Finding
+from moegeom.document.excerpts import in_part
+from moegeom.document.layer_table import layer_excerpt
+from moegeom.document.model import Document, Excerpt, Note, Table, View
+from moegeom.document.place import span
+from moegeom.document.render import render
+from moegeom.document.renderers.table import PAGE
+from moegeom.document.sparkline import MARK, bar
+from moegeom.document.summary import Summary
+from moegeom.document.verdict_blocks import findings_excerpt
+
+RUN = {"routers": [{"name": f"text/{layer}"} for layer in range(48)]}
+
+
+def page_of(*sections, **view) -> list[str]:
+    document = Document("check", "model", sections, dict)
+    return render(document, "table", View(80, **view)).splitlines()
+
+
+def findings(number: int) -> list[Finding]:
+    return [
+        Finding(
+            "warning",
+            f"MGB{n}",
+            (f"text/{n}",),
+            f"finding {n}.",
+            f"evidence {n}. " * 9,
+            f"next {n}",
+        )
+        for n in range(number)
+    ]
+
+
+@pytest.mark.parametrize("number", [1, 5, 7, 13, 48])
+def test_findings_fit_a_page_and_what_is_left_out_is_counted(number):
+    found = findings(number)
+    screen = page_of(findings_excerpt(found, RUN, False), [Note("the end")])
+    assert len(screen) <= PAGE
+    shown = [line for line in screen if line.startswith("WARN ")]
+    told = {*re.findall(r"evidence (\d+)\.", "\n".join(screen))}
+    said = " ".join(screen)
+    hidden = int((re.findall(r"(\d+) more finding", said) or [0])[0])
+    brief = int((re.findall(r"evidence of (\d+)", said) or [0])[0])
+    assert (len(shown) + hidden, len(told) + brief) == (number, len(shown))
+    assert screen[-1] == "the end"
+
+
+def test_with_detail_and_in_markdown_every_finding_is_whole():
+    found = findings(48)
+    assert sum("evidence" in line for line in page_of(findings_excerpt(found, RUN, True))) >= 48
+    document = Document("check", "model", [findings_excerpt(found, RUN, False)], dict)
+    text = render(document, "md")
+    assert all(f"evidence {n}." in text and f"next {n}`" in text for n in range(48))
+    assert "--detail" not in text
+
+
+def test_the_longest_part_is_cut_first():
+    short = in_part([Note(f"short {n}") for n in range(6)], "note", detail=False)
+    long = in_part([Note(f"long {n}") for n in range(60)], "line", detail=False)
+    screen = page_of([short], [long])
+    assert sum(line.startswith("short") for line in screen) == 6
+    assert sum(line.startswith("long") for line in screen) == 12
+    assert screen[-1] == "Not shown: 48 more lines: --detail"
+
+
+def test_what_stands_aside_is_cut_before_what_is_longer():
+    aside = in_part([Note(f"aside {n}") for n in range(6)], "note", detail=False, is_aside=True)
+    long = in_part([Note(f"long {n}") for n in range(36)], "line", detail=False)
+    screen = page_of([aside], [long])
+    assert screen[:3] == ["aside 0", "aside 1", "Not shown: 4 more notes: --detail"]
+    assert sum(line.startswith("long") for line in screen) == 36
+
+
+def test_a_command_that_a_terminal_folds_counts_as_its_lines():
+    assert len(page_of([in_part([Note("x" * 160)] * 30, "note", detail=False)])) == 13
+
+
+# ------------------------------------------------------------------------------------------- layers
+
+
+def summary(loads: list[float], found: list[Finding] = ()) -> Summary:
+    rows = [
+        {"router": f"text/{n}", "max_vio_global": load - 1.0, "load_cv_ddof0": 0.1, "num_dead": 0}
+        for n, load in enumerate(loads)
+    ]
+    return Summary(RUN, rows, [], found, [])
+
+
+def lines_of(excerpt: Excerpt) -> list[list[str]]:
+    (table,) = (block for block in excerpt.screen if isinstance(block, Table))
+    return [[*row] for row in table.rows]
+
+
+def test_layers_that_follow_each_other_and_print_alike_are_one_line():
+    lines = lines_of(layer_excerpt(summary([1.5] * 7 + [2.5] + [1.5] * 40), detail=False))
+    assert [line[0] for line in lines] == ["0-6 (7)", "7", "8-47 (40)", "median", "p5-p95"]
+    every = lines_of(layer_excerpt(summary([1.5] * 48), detail=True))
+    assert [line[0] for line in every[:48]] == [str(n) for n in range(48)]
+
+
+def test_a_long_table_shows_the_worst_and_says_how_many_it_does_not():
+    loads = [1.0 + 0.1 * ((7 * n) % 48) for n in range(48)]
+    excerpt = layer_excerpt(summary(loads), detail=False)
+    shown = [int(line[0]) for line in lines_of(excerpt)[:-2]]
+    worst = sorted(range(48), key=lambda n: -loads[n])[: len(shown)]
+    assert shown == sorted(worst)
+    (table,) = (block for block in excerpt.screen if isinstance(block, Table))
+    assert table.rest == f"and {48 - len(shown)} more layers: --detail"
+
+
+def test_the_worst_layer_of_every_finding_is_among_those_shown():
+    codes = [dataclasses.replace(one, severity="error") for one in findings(3)]
+    many = dataclasses.replace(codes[0], routers=tuple(f"text/{n}" for n in range(40)))
+    late = dataclasses.replace(findings(1)[0], routers=("text/47",))
+    loads = [2.0 + 0.1 * n for n in range(46)] + [1.1, 1.2]
+    lines = lines_of(layer_excerpt(summary(loads, [many, late]), detail=False))
+    assert {"0", "47"} <= {line[0] for line in lines}
+
+
+def test_a_page_has_a_line_for_every_layer_and_no_bars():
+    excerpt = layer_excerpt(summary([1.5] * 48), detail=False)
+    (table,) = excerpt.page
+    assert len(table.rows) == 50
+    assert len(set(table.anchors)) == 48
+    assert not any(MARK in cell for row in table.rows for cell in row)
+
+
+@pytest.mark.parametrize(
+    ("value", "drawn"),
+    [
+        (1.0, "▇▇▇│      "),
+        (1.2, "▇▇▇│▇     "),
+        (3.0, "▇▇▇│▇▇▇▇▇▇"),
+        (3.5, "▇▇▇│▇▇▇▇▇>"),
+        (40.0, "▇▇▇│▇▇▇▇▇>"),
+        (0.01, "▇  │      "),
+        (0.0, "   │      "),
+    ],
+)
+def test_a_bar_ends_at_the_limit_and_marks_the_fair_share(value, drawn):
+    assert bar(value, 3.0) == drawn
+
+
+def test_bars_of_a_balanced_and_of_a_collapsed_model_differ():
+    balanced, collapsed = (
+        lines_of(layer_excerpt(summary([load] * 3), detail=False))[0][1] for load in (1.2, 3.5)
+    )
+    assert balanced.count("▇") < collapsed.count("▇")
+    assert f"{MOST_FAIR_SHARES:g}x" in layer_excerpt(summary([1.2]), detail=False).screen[1].text
+
+
+def test_without_block_characters_bars_are_plain():
+    (line,) = (
+        line
+        for line in page_of([layer_excerpt(summary([1.2]), False)], is_ascii=True)
+        if "#" in line
+    )
+    assert "###|#" in line
+    assert line.isascii()
+
+
+def test_a_span_is_of_layers_of_one_stack():
+    assert span(["text/3", "text/4", "text/5"], "3") == "3-5"
+    assert span(["text/3", "text/4"], "text/3") == "text/3-4"
+    assert span(["text/3", "vision/4"], "text/3") == "text/3 to vision/4"
+    assert span(["text/3/a", "text/3/b"], "text/3/a") == "text/3/a to text/3/b"

@@ -1,0 +1,28 @@
+"""A kernel that is compiled is told once; one that is there already is not."""
+
+from numba import njit
+
+from moegeom.kernels.cpu.compilation import told_once
+
+
+def test_the_first_compilation_is_told_and_no_later_one():
+    def twice(x):
+        return 2 * x
+
+    first, second, told = njit(twice), njit(twice), []
+    with told_once(lambda: told.append("compiling")):
+        assert first(1) == 2
+        assert told == ["compiling"]
+        assert second(1.0) == 2.0
+    assert told == ["compiling"]
+    with told_once(lambda: told.append("again")):
+        assert first(3) == 6
+    assert told == ["compiling"]
+
+
+def test_nobody_is_told_afterwards():
+    told = []
+    with told_once(lambda: told.append("compiling")):
+        pass
+    assert njit(lambda x: x + 1)(1) == 2
+    assert told == []
