@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from moegeom.core.router import RECORDED
 from moegeom.core.text import number_of, percent_of_all
+from moegeom.document.model import Block, Fact, Title
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import is_verified_here, rule_status, rule_trust
@@ -25,6 +26,12 @@ def size(num_bytes: float) -> str:
 def duration(seconds: float) -> str:
     """Seconds, or milliseconds below a tenth."""
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
+
+
+def header(summary: Summary, *labels: str, name: str = "") -> list[Block]:
+    """Whose report it is, by its ``name`` or that of the checkpoint, and these facts of it."""
+    title = Title(name or summary.run["checkpoint"]["name"], rule_line(summary))
+    return [title, *(Fact(label, _LINES[label](summary)) for label in labels)]
 
 
 def rule_line(summary: Summary) -> str:
@@ -187,3 +194,12 @@ def _choices(summary: Summary) -> str:
     if beyond:
         text += f", {beyond:,} NOT"
     return f"{text}."
+
+
+#: Facts of a header, by their labels.
+_LINES: Mapping[str, Callable[[Summary], str]] = {
+    "routers": routers_line,
+    "rule": lambda summary: gate_rule_line(summary.run),
+    "tokens": tokens_line,
+    "trust": trust_line,
+}

@@ -9,12 +9,8 @@ from moegeom.core.text import number_of
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import (
-    gate_rule_line,
-    routers_line,
-    rule_line,
+    header,
     skipped,
-    tokens_line,
-    trust_line,
 )
 from moegeom.document.layer_table import layer_excerpt
 from moegeom.document.model import (
@@ -24,7 +20,6 @@ from moegeom.document.model import (
     Gallery,
     Look,
     Note,
-    Title,
     View,
 )
 from moegeom.document.recording_hint import recording_hint
@@ -56,12 +51,9 @@ def results_document(results: Results, view: View) -> Document:
 
 
 def _header(summary: Summary, where: str) -> Sequence[Block]:
-    title = Title(summary.run["checkpoint"]["name"], rule_line(summary))
-    routers = Fact("routers", routers_line(summary))
-    tokens, results = Fact("tokens", tokens_line(summary)), Fact("results", where)
-    if summary.run["tokens"] is None:
-        return title, routers, Fact("rule", gate_rule_line(summary.run)), tokens, results
-    return title, routers, tokens, Fact("trust", trust_line(summary)), results
+    no_tokens = summary.run["tokens"] is None
+    labels = ("routers", "rule", "tokens") if no_tokens else ("routers", "tokens", "trust")
+    return [*header(summary, *labels), Fact("results", where)]
 
 
 def _verdict(summary: Summary) -> Sequence[Block]:

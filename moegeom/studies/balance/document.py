@@ -9,7 +9,7 @@ from typing import Any
 
 from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
+from moegeom.document.header import header, skipped
 from moegeom.document.model import (
     Block,
     Document,
@@ -19,7 +19,6 @@ from moegeom.document.model import (
     Look,
     Note,
     Table,
-    Title,
     View,
 )
 from moegeom.document.rule_trust import rule_facts
@@ -69,10 +68,7 @@ def document(found: Balance, view: View) -> Document:
         [
             [*_meanings(found)],
             [
-                Title(name, rule_line(summary)),
-                Fact("routers", routers_line(summary)),
-                Fact("rule", gate_rule_line(run)),
-                Fact("tokens", tokens_line(summary)),
+                *header(summary, "routers", "rule", "tokens"),
                 Fact("sample", _sample(found)),
             ],
             [Gallery(lambda: [*balance_figures(found)])],

@@ -11,7 +11,7 @@ from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
 from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import routers_line, rule_line, skipped, tokens_line, trust_line
+from moegeom.document.header import header, skipped
 from moegeom.document.model import (
     Block,
     Command,
@@ -21,7 +21,6 @@ from moegeom.document.model import (
     Gallery,
     Note,
     Table,
-    Title,
     View,
 )
 from moegeom.document.rule_trust import rule_facts
@@ -89,10 +88,7 @@ def _shown(flipped: Sequence[VariantFlips], view: View) -> Sequence[VariantFlips
 def _header(found: BoundaryReport) -> list[Block]:
     summary = found.summary
     return [
-        Title(summary.run["checkpoint"]["name"], rule_line(summary)),
-        Fact("routers", routers_line(summary)),
-        Fact("tokens", tokens_line(summary)),
-        Fact("trust", trust_line(summary)),
+        *header(summary, "routers", "tokens", "trust"),
         *_other(found),
         *_against(found),
     ]

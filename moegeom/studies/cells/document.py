@@ -11,10 +11,7 @@ from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import (
     duration,
-    gate_rule_line,
-    routers_line,
-    rule_line,
-    tokens_line,
+    header,
 )
 from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Title, View
 from moegeom.document.rule_trust import rule_facts
@@ -71,10 +68,7 @@ def _header(found: Enumerations) -> Iterator[Block]:
         yield Title(found.name, "a bare matrix: logits W x + b, the k largest are chosen.")
         return
     summary = Summary(run, [{"router": router.router} for router in found.routers], [], [], [])
-    yield Title(found.name, rule_line(summary))
-    yield Fact("routers", routers_line(summary))
-    yield Fact("rule", gate_rule_line(run))
-    yield Fact("tokens", tokens_line(summary))
+    yield from header(summary, "routers", "rule", "tokens", name=found.name)
 
 
 def _router(router: RouterCells) -> Iterator[Block]:

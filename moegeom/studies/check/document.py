@@ -9,7 +9,7 @@ from typing import Any
 from moegeom.checks.pages import Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
 from moegeom.core.text import number_of
-from moegeom.document.header import gate_rule_line, routers_line, rule_line, skipped, tokens_line
+from moegeom.document.header import header, skipped, tokens_line
 from moegeom.document.model import (
     Block,
     Document,
@@ -66,9 +66,7 @@ def _header(verdict: Verdict, summary: Summary) -> Iterator[Block]:
         yield Title(name)
         yield Fact("routers", _refusal(verdict, run))
     else:
-        yield Title(name, rule_line(summary))
-        yield Fact("routers", routers_line(summary))
-        yield Fact("rule", gate_rule_line(run))
+        yield from header(summary, "routers", "rule")
         tokens = [Fact("tokens", tokens_line(summary))]
         yield Excerpt(tokens if run["tokens"] is not None else [], tokens)
     if verdict.profile:

@@ -10,7 +10,7 @@ from typing import Any
 
 from moegeom.core.text import number_of
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import gate_rule_line, routers_line, rule_line, tokens_line
+from moegeom.document.header import header, tokens_line
 from moegeom.document.model import (
     Block,
     Document,
@@ -20,7 +20,6 @@ from moegeom.document.model import (
     Look,
     Note,
     Table,
-    Title,
     View,
 )
 from moegeom.document.place import span
@@ -85,11 +84,9 @@ def _summary(found: Explanation) -> Summary:
 
 
 def _header(found: Explanation) -> list[Block]:
-    run, summary = found.run, _summary(found)
+    summary = _summary(found)
     return [
-        Title(run["checkpoint"]["name"], rule_line(summary)),
-        Fact("routers", routers_line(summary)),
-        Fact("rule", gate_rule_line(run)),
+        *header(summary, "routers", "rule"),
         Fact("A", tokens_line(summary)),
         *_sides(found),
     ]
