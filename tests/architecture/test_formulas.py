@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from moegeom.metrics import METRICS
+from moegeom.metrics import METRICS, read_columns_of
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/formulas.md").read_text("utf-8")
 ENTRIES = dict(re.findall(r"^### `(\w+)`\n(.+)$", TEXT, re.MULTILINE))
@@ -13,8 +13,8 @@ USED = sorted(
     {
         column.formula
         for metric in METRICS.all()
-        for columns in metric.columns.values()
-        for column in columns
+        for table in metric.columns
+        for column in read_columns_of(metric, table)
         if column.formula
     }
 )

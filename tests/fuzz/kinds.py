@@ -576,7 +576,7 @@ def _results(folder: Path) -> None:
 
 def use_results(folder: Path, draw: random.Random) -> None:
     """The report of a results folder, or the gate on it."""
-    view = View(width=100, all_layers=draw.random() < 0.5)
+    view = View(width=100, detail=draw.random() < 0.5)
     kind = draw.random()
     if kind < 0.2:
         gate(GateRequest(str(folder / "out")))
