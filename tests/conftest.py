@@ -143,17 +143,28 @@ def why_no_gpu() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    by_day = set() if PROFILE == "nightly" else runs_by_day(items)
     for item in items:
         if item.get_closest_marker("gpu") and why_no_gpu():
             item.add_marker(pytest.mark.skip(reason=why_no_gpu()))
-        if PROFILE != "nightly" and (item.get_closest_marker("nightly") or is_left_out(item)):
+        if PROFILE == "nightly":
+            continue
+        is_left_out = item.get_closest_marker("one_in") and item.nodeid not in by_day
+        if item.get_closest_marker("nightly") or is_left_out:
             item.add_marker(pytest.mark.skip(reason="nightly only (HYPOTHESIS_PROFILE=nightly)"))
 
 
-def is_left_out(item: pytest.Item) -> bool:
-    """Whether ``one_in(n)`` leaves this case of a test to the night, by the hash of its name.
+def runs_by_day(items: list[pytest.Item]) -> set[str]:
+    """Cases of tests marked ``one_in(n)`` that run by day: one in n, by the hash of their names.
 
-    For crosses and seeds, of which any part shows what all would; the same part on every machine.
+    For crosses and seeds, of which any part shows what all would; the same part on every machine,
+    and at least one case of each test.
     """
-    marker = item.get_closest_marker("one_in")
-    return marker is not None and zlib.crc32(item.nodeid.encode()) % marker.args[0] != 0
+    of_test: dict[str, list[tuple[int, str]]] = {}
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is not None and item.get_closest_marker("nightly") is None:
+            draw = zlib.crc32(item.nodeid.encode()) % marker.args[0]
+            of_test.setdefault(item.nodeid.partition("[")[0], []).append((draw, item.nodeid))
+    drawn = {name for cases in of_test.values() for draw, name in cases if draw == 0}
+    return drawn | {min(cases)[1] for cases in of_test.values()}

@@ -237,6 +237,7 @@ def test_screens_keep_to_the_width_of_the_terminal(moegeom, tmp_path, columns):
     assert max(map(len, ran.out.splitlines())) <= columns
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

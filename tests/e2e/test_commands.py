@@ -65,6 +65,7 @@ def test_help_lists_every_command(moegeom_cold, tmp_path):
         assert f"\n  {name} " in ran.out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_json_is_one_document_on_stdout(moegeom, place, name):
     if "--format" not in moegeom(place, name, "--help").out:

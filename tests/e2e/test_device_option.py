@@ -30,6 +30,7 @@ def test_an_unknown_device_is_refused_before_anything_is_written(
     assert not list(folder.glob("out*"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("command", "device"),
     [

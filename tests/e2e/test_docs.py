@@ -57,6 +57,7 @@ def run_python(folder: Path, *arguments: str) -> str:
 LONG = ("docs/capture/own_loop.md", "docs/series.md")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=pytest.mark.nightly) if page in LONG else page for page in PAGES],

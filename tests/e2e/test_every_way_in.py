@@ -370,12 +370,12 @@ COPIED = re.compile(r"\s*(next|fix|record|then)?:?\s*(moegeom |results  )|\S+$")
 
 
 def cells() -> list:
-    """Every command on every file at night; by day a third: each file, each command, some pairs."""
+    """Every command on every file at night; by day a sixth: each file, each command, some pairs."""
     return [
         pytest.param(
             *(command, way),
             id=f"{command}-{way.name}",
-            marks=[] if (row + column) % 3 == 0 else pytest.mark.nightly,
+            marks=[] if (row + column) % 6 == 0 else pytest.mark.nightly,
         )
         for row, command in enumerate(COMMAND)
         for column, way in enumerate(WAYS)

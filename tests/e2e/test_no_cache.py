@@ -49,6 +49,7 @@ def kept(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_without_a_cache_the_server_is_asked_again_and_nothing_is_kept(name, ask, tmp_path):
     first = ask(CALLS[name], "--no-cache")

@@ -57,6 +57,7 @@ def place(tmp_path_factory):
         yield
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", [80, 140])
 @pytest.mark.parametrize("name", MADE)
 def test_a_first_screen_fits_a_page_and_begins_with_its_verdict(name, width):

@@ -115,6 +115,7 @@ def _dense(chosen: np.ndarray, values: np.ndarray, num_experts: int) -> np.ndarr
     return dense[:, :num_experts]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LOADED)
 def test_every_layout_and_dtype_holds_the_same_routers(name: str, tmp_path: Path) -> None:
     """Hub names in float32, names in memory in shards, hub names in bfloat16."""

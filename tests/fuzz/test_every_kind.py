@@ -279,6 +279,7 @@ _FAULTS: dict[str, Callable[[], None]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("outcome", _FAULTS)
 def test_the_worker_sees_every_fault(outcome: str) -> None:
     # by itself: memory and signals are those of a process
@@ -296,6 +297,7 @@ def test_the_worker_sees_every_fault(outcome: str) -> None:
     assert json.loads(found)["outcome"] == outcome
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not KINDS[kind].is_refused])
 def test_a_third_of_the_edits_of_a_language_stay_readable_by_its_parser(

@@ -227,6 +227,7 @@ _QUICK = (
 )  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", _of_minutes(_JSON, _QUICK))
 def test_the_largest_json_ends_soon_and_in_little_memory(case: str, tmp_path: Path) -> None:
     write, answer = _JSON[case]

@@ -68,6 +68,7 @@ def test_chunks_batches_and_decoding_give_what_a_whole_prefill_gives(family):
         np.testing.assert_allclose(packed.weights[layer], plain.weights[layer], atol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "arithmetic", [Arithmetic(), pytest.param(Arithmetic(is_bf16=True), marks=pytest.mark.nightly)]
 )

@@ -21,6 +21,7 @@ def named() -> dict[int, Scored]:
     return {one.seed: one for one in all_scored("small", NAMED)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", NAMED)
 def test_a_fault_is_named_and_its_twin_is_not_blamed(named, seed):
     one = named[seed]

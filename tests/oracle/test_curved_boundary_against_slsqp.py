@@ -127,6 +127,7 @@ def test_the_distance_is_that_of_the_nearest_point_of_any_boundary(rule, experts
     assert np.mean(np.array(ratios) < 1.0 + 2e-6) > 0.97
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("rule", "experts", "spread", "tokens"), BOUNDED)
 def test_no_point_behind_a_boundary_is_nearer_than_the_lower_bound(rule, experts, spread, tokens):
     """Of the points found, those count where a step beyond the boundary changes the choice."""

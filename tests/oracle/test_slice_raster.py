@@ -134,6 +134,7 @@ def check_constant_pixels(rule):
     assert made.share(PixelState.OPEN) < 0.02, rule
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rule", SOME, ids=str)
 def test_no_point_of_a_constant_pixel_has_another_choice(rule):
     check_constant_pixels(rule)
@@ -300,6 +301,7 @@ def exact_scores(router, point):
     return logits
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("side", [0.0, 1e-9, 1e-3, 0.1, 1.0, 30.0])
 @pytest.mark.parametrize("factor", [0.1, 1.0, 8.0, 200.0])
 def test_scores_of_many_digits_lie_in_their_enclosures(side, factor):

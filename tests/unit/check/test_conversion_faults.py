@@ -181,6 +181,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("model", "name", "fault", "codes"), PLANTED)
 def test_a_fault_of_a_conversion_fails_the_gate(verdict_of, model, name, fault, codes):
     before = MODELS[model]()

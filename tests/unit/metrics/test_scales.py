@@ -48,6 +48,7 @@ def measured(exponent: int, rule: str = "softmax", size: float = 1.0, rows=None)
     return next(r for r in rows_of if (r["variant"], r["population"]) == ("as_stored", "all"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("exponent", EXPONENTS)
 def test_every_scale_is_measured_without_a_warning(exponent, rule):
@@ -58,6 +59,7 @@ def test_every_scale_is_measured_without_a_warning(exponent, rule):
         assert not (isinstance(value, float) and np.isinf(value)), name
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("exponent", EXPONENTS)
 def test_the_raw_gram_score_does_not_depend_on_the_scale(exponent):
     tolerance = 1e-5 if exponent > -120 else 0.02

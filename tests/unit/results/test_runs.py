@@ -266,6 +266,7 @@ FILES, DAMAGES = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("file", "damage"),
     [

@@ -15,6 +15,7 @@ from moegeom.measure import passes as measure_module
 from moegeom.measure.passes import measure_router
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("batch_tokens", "num_workers"), [(1, 2), (2 * TILE, 1), (3 * TILE + 7, 3), (10**9, 2)]
 )

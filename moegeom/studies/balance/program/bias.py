@@ -80,8 +80,10 @@ def balancing_bias(
     spread = float(np.sqrt((q**2).mean()))
     quota = top_k * tokens / experts
     level = q.mean(axis=0)
-    if np.abs(q - level).max() <= _largest(q, level):
-        # every token alike: with all experts level, any choice is optimal and every token a tie
+    rounding = 4.0 * float(np.finfo(scores.dtype).eps) * float(np.abs(scores).max())
+    if np.abs(q - level).max() <= max(rounding, _largest(q, level)):
+        # every token alike, but for the rounding of its scores, over which a program would go on
+        # for ever: with all experts level, any choice is optimal and every token a tie
         counts = chosen_counts(scores - level, top_k)
         return BalancingBias(-level, counts, top_k * float(middle.sum()), 0.0, tokens)
     smooth, smoothing = _descend(q, top_k, quota, spread, start)

@@ -45,6 +45,7 @@ def compiled(program: Program, architecture: str) -> tuple[bytes, str]:
     return compile_program(program, architecture, ("--ptxas-options=-v", "--no-cache"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("rule", [*MEASURED.values(), *LIMITS.values()], ids=[*MEASURED, *LIMITS])
 def test_the_fused_kernel_compiles_without_a_warning(rule, architecture):
