@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,9 +124,8 @@ def scan_router(
             if hooks.advanced:
                 hooks.advanced(batch.stop - batch.start)
 
-        each = -(
-            -len(tiles) // (_BATCHES * pace.num_workers)
-        )  # of few tokens every worker has some
+        # of few tokens every worker has some
+        each = math.ceil(len(tiles) / (_BATCHES * pace.num_workers))
         longest = min(max(pace.batch_tokens // TILE, 1), MAX_TILES, max(each, 1))
         for batch in token_ranges(tiles, folded, task.source.facts.num_tokens, longest):
             pending.append((batch, workers.submit(batch.start, batch.stop)))

@@ -196,7 +196,8 @@ def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | N
         or (planned.task.compares and planned.task.prepared.router is run.router)
         for planned in passes
     ]
-    share = sum(tokens for tokens, counts in zip(work, counted, strict=True) if counts) / sum(work)
+    share = sum(tokens for tokens, counts in zip(work, counted, strict=True) if counts)
+    share /= max(sum(work), 1)
 
     def advance(tokens: int) -> None:
         nonlocal done, told
