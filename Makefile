@@ -73,8 +73,11 @@ lint: $(TEST)
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
+# One thread of BLAS a worker: workers fill the cores, and threads of small products wait by spinning.
+ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
 test: lint
-	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 format: $(TEST)
 	$(BIN)/ruff format .

@@ -162,7 +162,8 @@ def _built(module: str) -> Any:
         importlib.import_module(f"moegeom_cli.commands.{module}").run
     )
     built = typer.main.get_command(alone)
-    built.example = command.example  # type: ignore[attr-defined] - cls is Helpful
+    assert isinstance(built, Helpful)
+    built.example = command.example
     return built
 
 

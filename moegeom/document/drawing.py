@@ -69,9 +69,7 @@ class Drawn:
     ) -> dict[str, list[Any]]:
         """Columns of the whole population of the routers as stored, unless ``equal`` says more."""
         where = {"variant": AS_STORED, "population": self.population} | equal
-        held = self._holding(table).table(table)
-        few = held.select([name for name in held.column_names if name in (*wanted, *where)])
-        return Results(None, self.results.run, {table: few}).columns(table, wanted, **where)
+        return self._holding(table).columns(table, wanted, **where)
 
     def by_router(
         self, table: str, wanted: Sequence[str], **equal: str | Sequence[str]

@@ -188,6 +188,7 @@ class Results:
             index = table.schema.get_field_index(column)
             if index < 0 or not fits(name, table.schema.field(index)):
                 return _Row(self._where(name), {})[column]
+        table = table.select(list(dict.fromkeys((*wanted, *equal))))
         for column, value in equal.items():
             table = table.filter(
                 pc.field(column).isin([value] if isinstance(value, str) else [*value])

@@ -37,7 +37,6 @@ Cause = (
         "arithmetic noise only",
         "bias in routing weights",
         "routing weights differ",
-        "capacity",
         "not the router",
         "another checkpoint",
         "beyond noise",

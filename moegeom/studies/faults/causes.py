@@ -24,5 +24,6 @@ Cause = Literal[
     "layers shifted",
     "padding counted",
     "rows repeated",
+    "capacity",
     "unrelated",
 ]

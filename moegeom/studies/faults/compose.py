@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from moegeom.studies.faults.scope import TokenRegion, Where, best_region
+from moegeom.studies.faults.scope import TokenRegion, Where, best_region, found_by_chance
 from moegeom.studies.faults.score import (
     LEAST_BITS,
     OPERATOR_BITS,
@@ -52,11 +52,14 @@ def _rest(
     """The fault on tokens that are left; None where it is not worth its bits, or repairs little."""
     having = [site for site in sites if site.router in fault.routers]
     saved = [np.where(is_left, site.scored[fault.name].saved[fault.way], 0.0) for site in having]
-    region = best_region(np.sum(saved, axis=0), where)
+    of_all = np.sum(saved, axis=0)
+    region = best_region(of_all, where)
     inside = region.is_inside & is_left
     own = [site.scored[fault.name].candidate.own_bits for site in having]
     bits = _sum(saved, inside) - region.bits - OPERATOR_BITS
     bits -= having[0].scored[fault.name].candidate.bits + sum(own)
+    if bits >= LEAST_BITS and region.text:
+        bits -= found_by_chance(of_all, where)
     if bits < LEAST_BITS:
         return None
     met, before = equal_sets(fault.name, having, inside)

@@ -134,7 +134,8 @@ class Proposal:
     One of three tells what would be chosen: a ``routed`` router (with the rows, biases and rule
     that it would have, behind ``inputs`` if they are changed too), the scores of other ``rows``
     (-1: nothing is predicted), or ``scores`` as they stand, with what would be ``told`` beside them
-    if that is not what the router tells as it is. ``numbers`` are A's numbers of B's
+    if that is not what the router tells as it is; ``moves_logits`` where the scores are those of
+    other logits. ``numbers`` are A's numbers of B's
     experts; ``of_other`` where the other checkpoint is needed to say it. It counts only where it
     reproduces ``least_met`` of the sets in its scope and, if it is one of all routers
     (``everywhere``), at each of them; with ``of_some_only`` never for all experts together, with
@@ -154,6 +155,7 @@ class Proposal:
     rows: Int64[np.ndarray, "tokens"] | None = None
     scores: Callable[[Site], Float[np.ndarray, "tokens experts"]] | None = None
     told: Callable[[Site], Float64[np.ndarray, "tokens values"]] | None = None
+    moves_logits: bool = False
     numbers: Int32[np.ndarray, "experts"] | None = None
     of_other: bool = False
     least_met: float = 0.0
@@ -202,7 +204,7 @@ class Proposal:
         """Whether other logits are predicted than those of the router as it is."""
         if self.routed is not None:
             return not self.has_logits_of(site)
-        return self.rows is not None
+        return self.moves_logits or self.rows is not None
 
     def has_logits_of(self, site: Site) -> bool:
         """Whether a ``routed`` router makes the logits of the site: another rule or bias alone."""

@@ -88,6 +88,25 @@ def best_region(saved: Float64[np.ndarray, "tokens"], where: Where) -> TokenRegi
     return best
 
 
+#: Orders of the tokens in which a scope is looked for that can only be there by chance.
+_SHUFFLES = 4
+
+
+def found_by_chance(saved: Float64[np.ndarray, "tokens"], where: Where) -> float:
+    """The most bits that a scope saves of the same tokens in another order, beyond what it costs.
+
+    What each token saves has heavier tails than any model of noise: a search among so many scopes
+    finds some that hold a few lucky ones. 0 at least.
+    """
+    most, random = 0.0, np.random.default_rng(0)
+    for _ in range(_SHUFFLES):
+        shuffled = saved[random.permutation(len(saved))]
+        region = best_region(shuffled, where)
+        if region.text:
+            most = max(most, float(shuffled[region.is_inside].sum()) - region.bits)
+    return most
+
+
 def sums(
     saved: Float64[np.ndarray, "tokens"], group: Integer[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "groups"]:

@@ -17,7 +17,7 @@ from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.causes import Cause
 from moegeom.studies.faults.coding import Apart, Coded, Noise, as_it_is, fitted, fitted_both
 from moegeom.studies.faults.operator import OPERATORS, Proposal, Site, Values
-from moegeom.studies.faults.scope import TokenRegion, Where, best_region
+from moegeom.studies.faults.scope import TokenRegion, Where, best_region, found_by_chance
 from moegeom.studies.faults.some_experts import of_some_experts
 
 #: Tokens of each kind, with equal and with different sets, on which candidates are tried first,
@@ -330,12 +330,17 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
         ]
         if not having:
             return None
-        region = best_region(np.sum([saved[id(site)] for site in having], axis=0), where)
+        of_all = np.sum([saved[id(site)] for site in having], axis=0)
+        region = best_region(of_all, where)
     inside, lead = region.is_inside, scored[id(having[0])]
     candidate = lead.candidate
     gained = sum(float(saved[id(site)][inside].sum()) for site in having)
     cost = OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
     cost += sum(scored[id(site)].candidate.own_bits for site in having)
+    if region.text and gained - cost >= LEAST_BITS:
+        cost += found_by_chance(of_all, where)
+        if gained <= cost:
+            return None
     met, before = equal_sets(name, having, inside)
     if met[having[0].router] < candidate.least_met or (
         candidate.everywhere and len(having) < len(sites)

@@ -17,8 +17,8 @@ from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
 from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
 from moegeom.studies.faults.operators.damaged import row_costs
-from moegeom.studies.faults.scope import SCOPES, Where, best_region
-from moegeom.studies.faults.score import believed, faults, score_site
+from moegeom.studies.faults.scope import SCOPES, Where, best_region, found_by_chance
+from moegeom.studies.faults.score import LEAST_BITS, believed, faults, score_site
 from moegeom.studies.faults.told import Told, weights_of
 from moegeom.variants.emulated import emulate
 from tests.museum.checkpoint import Checkpoint
@@ -227,6 +227,70 @@ def test_a_small_bias_that_was_left_out_is_found_beside_a_large_one(router):
         selection=logits, mine=mine, theirs=theirs, chosen_at=lambda number: mine,
     )  # fmt: skip
     assert "logit bias left out, 2 of 32 experts (4, 20)" in [fault.text for fault in found(one)]
+
+
+@pytest.mark.parametrize("tells", ["", "logits", "weights"])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_an_update_of_low_rank_is_found(router, rank, tells):
+    random = np.random.default_rng(rank)
+    update = random.standard_normal((EXPERTS, rank)) @ random.standard_normal(
+        (rank, router.hidden_size)
+    )
+    update *= 0.4 * np.linalg.norm(router.weight) / np.linalg.norm(update)
+    rows = (router.weight + update).astype(np.float32)
+    best = believed(found(site(router, rows, noise=0.01, tells=tells)))
+    assert best is not None
+    assert best.name == f"low_rank_{rank}"
+    assert best.cause == "rows damaged"
+    assert best.repaired > 0.4
+
+
+def test_a_router_of_another_training_is_no_update_of_low_rank(router):
+    random = np.random.default_rng(5)
+    rows = router.weight + random.standard_normal(router.weight.shape).astype(np.float32)
+    best = believed(found(site(router, rows)))
+    assert best is None or not best.name.startswith("low_rank")
+
+
+@pytest.mark.parametrize("order", ["later", "weaker"])
+@pytest.mark.parametrize("size", [TOKENS, 256])
+def test_full_experts_are_found_with_their_batch(router, size, order):
+    one = site(router, noise=0.01)
+    theirs = np.empty_like(one.theirs)
+    places = int(1.1 * size * K / EXPERTS)
+    for start in range(0, TOKENS, size):
+        z = one.logits[start : start + size]
+        taken = np.zeros(EXPERTS, int)
+        if order == "later":
+            for row in range(size):
+                open_ones = np.where(taken < places, z[row], -np.inf)
+                theirs[start + row] = np.argsort(-open_ones)[:K]
+                taken[theirs[start + row]] += 1
+        else:  # pairs of a token and an expert, the strongest first
+            chosen: list[list[int]] = [[] for _ in range(size)]
+            for pair in np.argsort(-z, axis=None):
+                row, expert = divmod(int(pair), EXPERTS)
+                if len(chosen[row]) < K and taken[expert] < places:
+                    chosen[row].append(expert)
+                    taken[expert] += 1
+            theirs[start : start + size] = chosen
+    assert not np.array_equal(np.sort(theirs), np.sort(one.mine))
+    best = believed(found(dataclasses.replace(one, theirs=theirs)))
+    assert best is not None
+    assert best.cause == "capacity"
+    assert order in best.name
+    assert ("all tokens" if size == TOKENS else f"each batch of {size}") in best.text
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lucky_tokens_at_any_places_save_no_more_than_chance_does(seed):
+    random = np.random.default_rng(seed)
+    saved = random.standard_normal(TOKENS) - 0.5
+    lucky = random.random(TOKENS) < 0.02
+    saved[lucky] += random.exponential(30.0, int(lucky.sum()))
+    region = best_region(saved, where())
+    gained = float(saved[region.is_inside].sum()) - region.bits
+    assert gained - found_by_chance(saved, where()) < LEAST_BITS
 
 
 def rows_of(by: np.ndarray, sets: np.ndarray) -> np.ndarray:

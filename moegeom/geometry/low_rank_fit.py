@@ -1,0 +1,131 @@
+r"""The update of low rank of a router under which it would choose, and tell, what another did."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float64, Integer
+
+from moegeom.geometry.set_code import chosen_mask
+
+#: Steps of the search.
+_STEPS = 30
+
+
+def fitted_update(
+    inputs: Float64[np.ndarray, "tokens hidden"],
+    scores: Float64[np.ndarray, "tokens experts"],
+    slope: Float64[np.ndarray, "tokens experts"],
+    chosen: Integer[np.ndarray, "tokens k"],
+    told: Float64[np.ndarray, "tokens experts"] | None,
+    rank: int,
+) -> Float64[np.ndarray, "experts hidden"]:
+    r"""Rows :math:`U V^\top` of rank r to add, which make the choices S_t likely.
+
+    Minimises over U [experts, r] and V [hidden, r], with :math:`\delta_t = U V^\top x_t`,
+
+    .. math::
+        \sum_t \log\left(1 + \Big(\sum_{e \notin S_t} e^{s_{te} / T}\Big)
+        \Big(\sum_{e \in S_t} e^{-s_{te} / T}\Big)\right)
+        + \sum_t \sum_e \frac{(r_{te} - \delta_{te} - c_t)^2}{2 \tau^2},
+        \qquad s_{te} = \text{scores}_{te} + \text{slope}_{te} \delta_{te},
+
+    a soft count of choices against the scores, and, where something is ``told`` (changes
+    :math:`r_{te}` of logits, nan where unknown), its squared error up to a number :math:`c_t` of
+    each token; T is the median gap between the scores on both sides of the boundary, :math:`\tau`
+    the rms of what is told. Columns of ``inputs`` are scaled to equal size inside. A local minimum,
+    from the leading directions of the gradient at 0. Scores that are not finite take no part.
+    Zeros where nothing says anything.
+
+    Oracle in tests: a planted update, of which the choices of other tokens are foretold.
+    """
+    from scipy.optimize import minimize
+
+    experts = scores.shape[1]
+    hidden = inputs.shape[1]
+    size = np.sqrt((inputs**2).mean(axis=0))
+    seen = inputs / np.where(size > 0.0, size, 1.0)
+    is_known = np.isfinite(scores)
+    is_chosen = chosen_mask(chosen, experts)
+    usable = np.where(is_chosen, is_known, True).all(axis=1) & (is_known & ~is_chosen).any(axis=1)
+    if not usable.any():
+        return np.zeros((experts, hidden))
+    seen, scores, slope = seen[usable], scores[usable], slope[usable]
+    is_chosen, is_known = is_chosen[usable], is_known[usable]
+    gap = np.abs(_edge(scores, is_chosen, is_known))
+    soft = float(np.median(gap[gap > 0.0])) if (gap > 0.0).any() else 1.0
+    residual, tau = None, 1.0
+    if told is not None:
+        residual = told[usable]
+        centred = _centred(residual)
+        tau = float(np.sqrt(np.nanmean(centred**2))) if np.isfinite(centred).any() else 0.0
+        if tau == 0.0:
+            residual = None
+
+    def loss(
+        change: Float64[np.ndarray, "some experts"],
+    ) -> tuple[float, Float64[np.ndarray, "some experts"]]:
+        """The sum and its gradient by the change of logits."""
+        moved = (scores + slope * change) / soft
+        value, pull = _set_loss(moved, is_chosen, is_known)
+        pull = pull * slope / soft
+        if residual is not None:
+            off = np.nan_to_num(_centred(change - residual)) / tau
+            value += 0.5 * float((off**2).sum())
+            pull += off / tau
+        return value, pull
+
+    _, pull = loss(np.zeros_like(scores))
+    left, strength, right = np.linalg.svd(pull.T @ seen, full_matrices=False)
+    if strength[0] == 0.0:
+        return np.zeros((experts, hidden))
+    first = np.sqrt(soft / np.sqrt(hidden))
+    share = np.sqrt(strength[:rank] / strength[0]) * first
+    start = np.concatenate([(-left[:, :rank] * share).ravel(), (right[:rank].T * share).ravel()])
+
+    def cost(both: np.ndarray) -> tuple[float, np.ndarray]:
+        u, v = both[: experts * rank].reshape(experts, rank), both[experts * rank :]
+        v = v.reshape(hidden, rank)
+        along = seen @ v
+        value, pull = loss(along @ u.T)
+        return value, np.concatenate([(pull.T @ along).ravel(), (seen.T @ (pull @ u)).ravel()])
+
+    found = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    u, v = found[: experts * rank].reshape(experts, rank), found[experts * rank :]
+    return (u @ v.reshape(hidden, rank).T) / np.where(size > 0.0, size, 1.0)
+
+
+def _edge(
+    scores: Float64[np.ndarray, "tokens experts"],
+    is_chosen: Bool[np.ndarray, "tokens experts"],
+    is_known: Bool[np.ndarray, "tokens experts"],
+) -> Float64[np.ndarray, "tokens"]:
+    """The lowest chosen score less the highest other one."""
+    last = np.where(is_chosen, scores, np.inf).min(axis=1)
+    return last - np.where(is_known & ~is_chosen, scores, -np.inf).max(axis=1)
+
+
+def _set_loss(
+    scores: Float64[np.ndarray, "tokens experts"],
+    is_chosen: Bool[np.ndarray, "tokens experts"],
+    is_known: Bool[np.ndarray, "tokens experts"],
+) -> tuple[float, Float64[np.ndarray, "tokens experts"]]:
+    r""":math:`\sum_t \log(1 + e^{a_t + b_t})`, a and b the log-sums of others and of chosen."""
+    others = np.where(is_known & ~is_chosen, scores, -np.inf)
+    theirs = np.where(is_chosen, -scores, -np.inf)
+    top, low = others.max(axis=1, keepdims=True), theirs.max(axis=1, keepdims=True)
+    of_others, of_theirs = np.exp(others - top), np.exp(theirs - low)
+    sum_others = of_others.sum(axis=1, keepdims=True)
+    sum_theirs = of_theirs.sum(axis=1, keepdims=True)
+    both = (top + low + np.log(sum_others) + np.log(sum_theirs))[:, 0]
+    chance = np.exp(both - np.logaddexp(0.0, both))[:, None]
+    pull = chance * (of_others / sum_others - of_theirs / sum_theirs)
+    return float(np.logaddexp(0.0, both).sum()), pull
+
+
+def _centred(
+    apart: Float64[np.ndarray, "tokens experts"],
+) -> Float64[np.ndarray, "tokens experts"]:
+    """Less the mean of what is known of each token."""
+    known = np.isfinite(apart)
+    number = np.maximum(known.sum(axis=1, keepdims=True), 1)
+    return apart - np.where(known, apart, 0.0).sum(axis=1, keepdims=True) / number
