@@ -215,6 +215,11 @@ class LazyBatch(TokenBatch):
         return self._scored if is_scaled else self._compared[0]
 
     @quantity
+    def scores(self) -> Float[np.ndarray, "tokens experts"] | None:
+        rule = self._prepared.router.rule
+        return self._mapped if rule.is_affine else SCORES[rule.score](self._mapped)
+
+    @quantity
     def fill_decides(self) -> Bool[np.ndarray, "tokens"] | None:
         groups = self._prepared.router.rule.groups
         last = np.take_along_axis(self._compared[0], self.chosen[:, -1:], axis=1)[:, 0]

@@ -31,7 +31,14 @@ _OF_INPUTS = (
     "noise",
 )
 _OF_BOUNDARIES = ("distance", "distance_upper", "pair")
-_OF_ALL_LOGITS = ("selection", "probability", "entropy", "log_sum_exp", "order_distance")
+_OF_ALL_LOGITS = (
+    "selection",
+    "scores",
+    "probability",
+    "entropy",
+    "log_sum_exp",
+    "order_distance",
+)
 
 #: Why a quantity is not available, by stage of the recording.
 _NEEDS_INPUT = "needs recorded router inputs; this recording holds {stage}"

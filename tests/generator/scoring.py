@@ -40,7 +40,7 @@ NAMES: dict[Op, tuple[Cause, ...]] = {
     Op.WEIGHTS_OF_OLDER_CHECKPOINT: ("router stale",),
     Op.WEIGHTS_OF_ANOTHER_TRAINING: ("router stale", "unrelated"),
     Op.WEIGHTS_AT_INITIALISATION: ("unrelated", "rows damaged"),
-    Op.LOW_RANK_UPDATE: (),
+    Op.LOW_RANK_UPDATE: ("rows damaged",),
     Op.WEIGHTS_BF16: ("weights rounded",),
     Op.WEIGHTS_FP8_E4M3: ("weights rounded",),
     Op.WEIGHTS_FP8_E5M2: ("weights rounded",),

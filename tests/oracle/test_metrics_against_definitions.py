@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 import scipy.special
 import scipy.stats
+import torch
 from sklearn.metrics import mutual_info_score
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestNeighbors
@@ -379,6 +380,21 @@ def test_angular_collapse(sample):
         close(sample.layer["cap_half_angle"], np.arcsin(ratio), 1e-6)
     else:
         assert sample.layer["cap_half_angle"] is None
+
+
+def test_input_pull(sample):
+    norm = np.linalg.norm(sample.y, axis=1)
+    usual = (norm < 4 * np.median(norm)) & (norm * 4 > np.median(norm))
+    scores = sample.z if sample.router.rule.score == "softmax" else scipy.special.expit(sample.z)
+    bias = sample.router.selection_bias
+    for name, added in (("input_pull", 0.0), ("input_pull_with_bias", bias)):
+        if added is None:
+            assert sample.layer[name] is None
+            continue
+        apart = torch.from_numpy(scores[usual] + added)
+        apart = apart - apart.mean(dim=1, keepdim=True)
+        rest, mean = torch.std_mean(apart, dim=0, correction=0)
+        close(sample.layer[name], (mean.norm() / rest.norm()).item(), 1e-5)
 
 
 def test_participation_ratio(sample):

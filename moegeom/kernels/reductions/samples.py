@@ -187,6 +187,49 @@ INPUT_SAMPLE = Reduction(
 )
 
 
+# ------------------------------------------------------------------------------------------- scores
+class _Scores(TokenSample):
+    """The pass sees a sample of the tokens: all of it is kept."""
+
+    def __init__(self, extent: Extent) -> None:
+        labels = np.empty(0, dtype=np.int32)
+        empty = {
+            **dict.fromkeys(("block", "population"), labels),
+            "scores": np.empty((0, extent.num_experts), dtype=np.float32),
+        }
+        super().__init__(1, 1, empty)
+        self._outliers = extent.num_populations - 1
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
+        assert q.scores is not None
+        row = self.wanted(q.token)
+        row = row[q.population[row] != self._outliers]
+        columns = {
+            "block": q.block[row],
+            "population": q.population[row],
+            "scores": q.scores[row].astype(np.float32),
+        }
+        self.add(q.token[row], columns)
+
+
+def _select_scores(
+    state: State, population: int | None, without: int | None
+) -> Float32[np.ndarray, "tokens experts"]:
+    return state["scores"][rows_of(state, population, without)]
+
+
+#: Scores of all experts, without selection bias and mask, of a sample of the tokens.
+SCORE_SAMPLE = Reduction(
+    name="score_sample",
+    needs=("scores",),
+    start=_Scores,
+    merge=_joined_two,
+    select=_select_scores,
+    use=Use(is_sampled=True),
+)
+
+
 # ------------------------------------------------------------------------------------------ outputs
 class _Outputs(TokenSample):
     def __init__(self, extent: Extent) -> None:

@@ -139,8 +139,8 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
         "look at renormalisation and the scaling factor of the weights.",
     ),
     "capacity": (
-        "B drops chosen experts: they have no weight.",
-        "raise the capacity factor of B, or drop no tokens, before the two are compared.",
+        "experts of B are full: what else chose them has no weight, or goes to the next best.",
+        "raise the capacity factor of B, or drop nothing, before the two are compared.",
     ),
     "not the router": (
         "the router is not the cause.",

@@ -118,6 +118,13 @@ def _two_crowds(values: np.ndarray) -> np.ndarray:
     return centre[np.arange(len(values)) % 2] + 0.3 * values
 
 
+def _towards_the_mean(values: np.ndarray) -> np.ndarray:
+    """Every row with a part of its own size along the mean input, of either sign."""
+    mean = mean_direction(Case().model).astype(np.float64)
+    sign = np.where(np.arange(len(values)) % 2, 1.0, -1.0)
+    return values + 2.0 * np.linalg.norm(values, axis=1, keepdims=True) * sign[:, None] * mean
+
+
 def _blind(values: np.ndarray) -> np.ndarray:
     """Rows that read nothing of what the tokens lean to: small logits from long inputs."""
     direction = mean_direction(Case().model).astype(np.float64)
@@ -208,6 +215,7 @@ MEASURED: dict[str, Case] = {
     "MGB203": Case(tokens=2048, layers=2, lean=2.0),
     "MGN301": Case(rows(_blind), tokens=2048, layers=2, lean=8.0),
     "MGG301": Case(tokens=2048, layers=2, lean=5.0),
+    "MGG302": Case(rows(_towards_the_mean), tokens=2048, layers=2, lean=1.0),
     "MGB401": Case(tokens=2048, layers=2, lean=1.0, before=keep),
     "MGB402": Case(tokens=2048, layers=2, lean=1.0, before=keep),
     "MGB403": Case(tokens=2048, layers=2, lean=1.0, before=keep),

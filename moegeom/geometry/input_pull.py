@@ -1,0 +1,74 @@
+r"""How much of a choice the mean input makes, before any token has said what it is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float64
+
+
+def input_pull(scores: Float64[np.ndarray, "tokens experts"]) -> float:
+    r"""The pull of the mean input, :math:`\mathrm{rms}_e(\bar m_e) / \mathrm{rms}_{t,e}(\bar z_{te}
+    - \bar m_e)`.
+
+    :math:`\bar z` are the scores less the mean of each token over experts, :math:`\bar m` its mean
+    over tokens: what all tokens have in common, over what tells them apart. Dimensionless; 0 where
+    no expert is favoured on average, inf where all tokens score alike and some expert is, nan for
+    no token, one expert, or scores that are all equal. Unmoved by the order of tokens, the numbers
+    of experts, a number added to all scores of a token, and a factor of all scores. Float64; error
+    about 1e-12. Oracle in tests: planted means, and the definition by loops.
+    """
+    tokens, experts = scores.shape
+    if not tokens or experts < 2:
+        return math.nan
+    centred = scores - scores.mean(axis=1, keepdims=True)
+    mean = centred.mean(axis=0)
+    pull, rest = math.sqrt(float((mean**2).mean())), math.sqrt(float(((centred - mean) ** 2).mean()))
+    if rest == 0.0:
+        return math.inf if pull > 0.0 else math.nan
+    return pull / rest
+
+
+def pull_of_random_rows(
+    inputs: Float64[np.ndarray, "tokens hidden"],
+    participation_ratio: float,
+    lengths: Float64[np.ndarray, "experts"],
+) -> tuple[float, float]:
+    r"""Mean and standard deviation of the pull over rows of these lengths in random directions.
+
+    Rows :math:`l_e u_e` with independent uniform directions see a mean input :math:`\mu` and a
+    covariance S by quadratic forms with expectations in the ratio :math:`|\mu|^2 / \mathrm{tr} S`
+    and relative variances
+
+    .. math::
+        v = 2\, \frac{\mathrm{tr}\,(P L)^2}{((1 - 1/E)\,\mathrm{tr} L)^2}, \quad
+        v / \mathrm{PR}, \quad \text{covariance } v \rho, \quad
+        \rho = \frac{\mu^\top S \mu}{|\mu|^2\, \mathrm{tr} S},
+
+    L the squares of the lengths, P the centring over experts, PR the participation ratio of S.
+    To second order :math:`|\mu| / \sqrt{\mathrm{tr} S} \cdot (1 - v/8 + 3v / 8\mathrm{PR} -
+    v\rho/4)` and, to first, the standard deviation :math:`|\mu| / \sqrt{\mathrm{tr} S} \cdot
+    \tfrac12 \sqrt{v (1 + 1/\mathrm{PR} - 2 \rho)}`. Of logits; of scores that squash them nearly.
+    nan for fewer than two tokens or experts, inputs that are all equal, rows of zeros. Error for
+    E >= 16 in tests: 3 % of the mean, 15 % of the deviation. Oracle in tests: 4000 draws of rows.
+    """
+    if len(inputs) < 2 or len(lengths) < 2:
+        return math.nan, math.nan
+    mean = inputs.mean(axis=0)
+    apart = inputs - mean
+    trace = float((apart**2).sum()) / len(inputs)
+    square, size = lengths**2, float(mean @ mean)
+    experts, total = len(lengths), float((lengths**2).sum())
+    if trace == 0.0 or total == 0.0:
+        return math.nan, math.nan
+    if size == 0.0:
+        return 0.0, 0.0
+    along = float(((apart @ mean) ** 2).mean()) / (size * trace)
+    squares = float((square**2).sum())
+    spread = squares * (1.0 - 2.0 / experts) + (total / experts) ** 2
+    v = 2.0 * spread / ((1.0 - 1.0 / experts) * total) ** 2
+    pull = math.sqrt(size / trace)
+    expected = 1.0 - v / 8.0 + 3.0 * v / (8.0 * participation_ratio) - v * along / 4.0
+    deviation = 0.5 * math.sqrt(max(v * (1.0 + 1.0 / participation_ratio - 2.0 * along), 0.0))
+    return pull * expected, pull * deviation

@@ -1,0 +1,1 @@
+"""What the data let a router use: reference laws, the mean input, reachable expert sets."""

@@ -1,0 +1,76 @@
+"""The pull of the mean input, and what random rows make of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from moegeom.geometry.input_pull import input_pull, pull_of_random_rows
+from moegeom.geometry.space import blocked_moments
+
+
+def participation(inputs: np.ndarray) -> float:
+    moments = blocked_moments(inputs, np.zeros(len(inputs), np.int32), 1)
+    return moments.of_blocks(np.ones(1, bool)).participation_ratio
+
+
+def test_the_pull_is_mean_over_rest():
+    # experts 0 and 1 favoured by +1 and -1, tokens apart by +2 and -2 the same way round
+    scores = np.array([[3.0, -3.0], [-1.0, 1.0]])
+    assert input_pull(scores) == pytest.approx(0.5)
+
+
+def test_it_grows_in_proportion_to_a_planted_mean_and_is_none_without():
+    random = np.random.default_rng(1)
+    scores = random.standard_normal((500, 12))
+    scores -= scores.mean(axis=0)
+    lean = random.standard_normal(12)
+    one = input_pull(scores + lean)
+    assert input_pull(scores) < 1e-14
+    np.testing.assert_allclose(input_pull(scores + 7.0 * lean), 7.0 * one, rtol=1e-12)
+
+
+def test_what_a_choice_does_not_see_does_not_move_it():
+    random = np.random.default_rng(2)
+    scores = random.standard_normal((200, 9)) + random.standard_normal(9)
+    pull = input_pull(scores)
+    common = random.standard_normal((200, 1))
+    order = random.permutation(9)
+    for other in (scores + common, 3.0 * scores, scores[:, order], scores[::-1]):
+        np.testing.assert_allclose(input_pull(other), pull, rtol=1e-12)
+
+
+def test_at_its_corners():
+    assert math.isnan(input_pull(np.zeros((0, 4))))
+    assert math.isnan(input_pull(np.ones((5, 1))))
+    assert math.isnan(input_pull(np.ones((5, 4))))
+    assert input_pull(np.tile([1.0, 0.0], (5, 1))) == math.inf
+
+
+@pytest.mark.parametrize("experts", [16, 64])
+@pytest.mark.parametrize("lean", [0.3, 1.0])
+def test_the_range_of_random_rows_is_that_of_draws(experts, lean):
+    random = np.random.default_rng(3)
+    hidden = 48
+    spread = np.geomspace(2.0, 0.2, hidden)
+    inputs = random.standard_normal((300, hidden)) * spread + lean * random.standard_normal(hidden)
+    lengths = random.uniform(0.5, 2.0, experts)
+    drawn = []
+    for _ in range(4000):
+        rows = random.standard_normal((experts, hidden))
+        rows *= (lengths / np.linalg.norm(rows, axis=1))[:, None]
+        drawn.append(input_pull(inputs @ rows.T))
+    mean, deviation = pull_of_random_rows(inputs, participation(inputs), lengths)
+    assert mean == pytest.approx(np.mean(drawn), rel=0.03)
+    assert deviation == pytest.approx(np.std(drawn), rel=0.15)
+
+
+def test_random_rows_at_their_corners():
+    ones = np.ones(4)
+    assert math.isnan(pull_of_random_rows(np.ones((1, 3)), 1.0, ones)[0])
+    assert math.isnan(pull_of_random_rows(np.ones((5, 3)), math.nan, ones)[0])
+    assert math.isnan(pull_of_random_rows(np.eye(3), 2.0, np.zeros(4))[0])
+    both = np.concatenate([np.eye(3), -np.eye(3)])
+    assert pull_of_random_rows(both, 3.0, ones) == (0.0, 0.0)
