@@ -19,6 +19,7 @@ _PUBLIC: dict[str, str] = {
     "check": "moegeom.api:check",
     "route": "moegeom.api:route",
     "boundary_report": "moegeom.api:boundary_report",
+    "space": "moegeom.api:space",
     "balance": "moegeom.api:balance",
     "diff": "moegeom.api:diff",
     "signoff": "moegeom.api:signoff",

@@ -39,6 +39,7 @@ from moegeom.studies.opened import (
     side,
 )
 from moegeom.studies.signoff.record import SignOffRequest
+from moegeom.studies.space.record import SpaceRequest
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.held import hold
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from moegeom.studies.diff.record import Difference
     from moegeom.studies.explain.record import Explanation
     from moegeom.studies.signoff.record import SignOff
+    from moegeom.studies.space.record import Space
 
 #: Parameters that say what the tokens are, and which of their tests are waived.
 _OF_TOKENS = ("stage", "dialect", "router_map", "stale_inputs", "unverified")
@@ -282,6 +284,38 @@ def boundary_report(
         return Report(boundary_report_of(open_results(named["checkpoint"])), document)
     request = asked_request(BoundaryRequest, named, tokens, options, out=out)
     return Report(boundary_report_of(results_of(request, watch, measure_boundary)), document)
+
+
+@asks(SpaceRequest)
+def space(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Space]:
+    """What makes the loads uneven: rows, mean input, covariance, or how tokens cluster?
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold the scores of all experts, or none of the routers.
+    UsageError
+        Without tokens, and when ``out`` exists or cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-collapsed"
+    >>> found = mg.space(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=2)
+    >>> [router.meaning for router in found.value.routers]
+    ['mean input']
+    """
+    from moegeom.studies.space.document import document
+    from moegeom.studies.space.study import space as spaced
+
+    request = asked_request(SpaceRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(spaced(request, watch), document)
 
 
 @asks(BalanceRequest)

@@ -24,7 +24,10 @@ def input_pull(scores: Float64[np.ndarray, "tokens experts"]) -> float:
         return math.nan
     centred = scores - scores.mean(axis=1, keepdims=True)
     mean = centred.mean(axis=0)
-    pull, rest = math.sqrt(float((mean**2).mean())), math.sqrt(float(((centred - mean) ** 2).mean()))
+    pull, rest = (
+        math.sqrt(float((mean**2).mean())),
+        math.sqrt(float(((centred - mean) ** 2).mean())),
+    )
     if rest == 0.0:
         return math.inf if pull > 0.0 else math.nan
     return pull / rest

@@ -14,7 +14,7 @@ LAWS = ("isotropic", "mean", "covariance", "gaussian")
 
 @dataclass(frozen=True, eq=False)
 class LogitLaw:
-    """A normal law of logits: ``mean`` and a ``root`` A with covariance :math:`A A^\\top`."""
+    r"""A normal law of logits: ``mean`` and a ``root`` A with covariance :math:`A A^\top`."""
 
     mean: Float64[np.ndarray, "experts"]
     root: Float64[np.ndarray, "experts rank"]

@@ -217,6 +217,36 @@ def levina_bickel(nearest: Nearest, neighbours: int) -> float:
     return 1.0 / mean if mean > 0.0 else float("nan")
 
 
+#: Neighbours of the likelihood estimates.
+_NEIGHBOURS = (10, 20)
+
+#: Fewer rows give no estimate worth printing.
+_LEAST_ROWS = 100
+
+
+def dimension_estimates(
+    rows: Float64[np.ndarray, "tokens dimension"],
+) -> list[tuple[str, int, float]]:
+    """Estimates of the intrinsic dimension: estimator, number of rows, dimension.
+
+    TwoNN and its fitted form, Levina-Bickel with 10 and 20 neighbours; each on all rows, on the
+    first half and on the first quarter, which should be in no order. No estimates below 100 rows;
+    rows should differ (:func:`distinct_rows`). Together they are a range and never one number:
+    docs/theory.md B12.
+    """
+    found: list[tuple[str, int, float]] = []
+    for size in (len(rows), len(rows) // 2, len(rows) // 4):
+        if size < _LEAST_ROWS:
+            continue
+        nearest = nearest_distances(rows[:size], max(_NEIGHBOURS))
+        found += [
+            ("two_nn", size, two_nn(nearest)),
+            ("two_nn_fitted", size, two_nn_fitted(nearest)),
+            *((f"mle_{k}", size, levina_bickel(nearest, k)) for k in _NEIGHBOURS),
+        ]
+    return found
+
+
 def participation_ratio(gram: Float64[np.ndarray, "tokens tokens"]) -> float:
     r"""Directions that share the variance, :math:`(\mathrm{tr}\,G)^2 / \lVert G \rVert^2`.
 

@@ -19,37 +19,16 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
-from moegeom.geometry.space import (
-    distinct_rows,
-    levina_bickel,
-    nearest_distances,
-    two_nn,
-    two_nn_fitted,
-)
+from moegeom.geometry.space import dimension_estimates, distinct_rows
 from moegeom.kernels.reductions.samples import NUM_INPUTS
-
-#: Neighbours of the likelihood estimates.
-NEIGHBOURS = (10, 20)
-
-#: Fewer tokens give no estimate worth printing.
-LEAST_TOKENS = 100
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     sample = reductions["input_sample"]
     rows = sample.inputs.astype(np.float64)
     rows = rows[np.sort(distinct_rows(rows))] if len(rows) else rows
-    found: list[tuple[str, int, float]] = []
     # the sample is in the order of a hash: its beginning is a sample too
-    for size in (len(rows), len(rows) // 2, len(rows) // 4):
-        if size < LEAST_TOKENS:
-            continue
-        nearest = nearest_distances(rows[:size], max(NEIGHBOURS))
-        found += [
-            ("two_nn", size, two_nn(nearest)),
-            ("two_nn_fitted", size, two_nn_fitted(nearest)),
-            *((f"mle_{k}", size, levina_bickel(nearest, k)) for k in NEIGHBOURS),
-        ]
+    found = dimension_estimates(rows)
     values = [value for _, _, value in found if np.isfinite(value)]
     whole = {name: value for name, size, value in found if size == len(rows)}
     return {

@@ -36,6 +36,7 @@ CALLS = {
     "diff": ("diff", "model", "model"),
     "signoff": ("signoff", "model", "model"),
     "track": ("track", "model", "--out", "followed"),
+    "space": ("space", "model", "--tokens", "rec"),
     "balance": ("balance", "model", "--tokens", "rec"),
     "boundary-report": ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
     "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--run-b", RECORDED),

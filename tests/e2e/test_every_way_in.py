@@ -283,6 +283,10 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
         one_side("cells", "--layers", "1", "--subspace", "pca:2"),
         lambda way: way.holds("router_input", "pre_norm"),
     ),
+    "space": (
+        one_side("space", "--layers", "1"),
+        lambda way: way.holds("router_input", "pre_norm", "logits"),
+    ),
     "balance": (
         one_side("balance", "--layers", "1"),
         lambda way: way.holds("router_input", "pre_norm", "logits"),

@@ -60,6 +60,7 @@ def _captured() -> Document:
 #: What makes each document, by the function that tells it.
 MADE: dict[str, Callable[[], Any]] = {
     "studies.balance": lambda: mg.balance(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
+    "studies.space": lambda: mg.space(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.boundary": lambda: mg.boundary_report(MODEL, REC, arithmetics="bf16"),
     "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
     "studies.check": lambda: mg.check(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),

@@ -79,6 +79,7 @@ def test_a_layer_that_was_asked_for_in_vain_is_named_by_every_command(moegeom, p
         ("scan", "model", "--out", "some"),
         ("check", "model"),
         ("diff", "model", "model"),
+        ("space", "model", "--tokens", "rec"),
         ("balance", "model", "--tokens", "rec"),
         ("track", "model", "--out", "followed"),
     ):

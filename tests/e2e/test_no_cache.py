@@ -18,6 +18,7 @@ CALLS = {
     "check --tokens": ("check", "URL", "--tokens", "rec"),
     "diff": ("diff", "URL", "URL"),
     "diff --tokens": ("diff", "URL", "model", "--tokens", "rec"),
+    "space": ("space", "URL", "--tokens", "rec"),
     "balance": ("balance", "URL", "--tokens", "rec"),
 }
 

@@ -17,7 +17,7 @@ from moegeom_cli.groups import (
 )
 from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
 
-COMMAND = Command(Group.explore, 2, "moegeom balance CKPT --tokens REC")
+COMMAND = Command(Group.explore, 3, "moegeom balance CKPT --tokens REC")
 
 
 @with_groups

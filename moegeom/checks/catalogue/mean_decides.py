@@ -50,5 +50,6 @@ CHECK = Check(
     _judge,
     ("input_pull", "input_pull_random"),
     (Limit("pull", 0.5, "largest pull of the mean input, beside that of random directions"),),
+    inputs="tokens",
     absent="the recording holds no router inputs",
 )

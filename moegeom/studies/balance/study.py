@@ -22,14 +22,14 @@ from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import (
     Watch,
 )
-from moegeom.studies.balance.record import Balance, BalanceRequest, RouterBalance
+from moegeom.studies.balance.record import Balance, BalanceRequest
 from moegeom.studies.balance.router import balance_router, read_sample
 
 #: Probability that a run over even routers calls any of them uneven; shared by its routers.
 LEVEL = 0.05
 
-#: What --out may be called.
-_ENDINGS = (".npz", ".safetensors")
+#: What a file of biases may be called.
+BIAS_ENDINGS = (".npz", ".safetensors")
 
 
 def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
@@ -43,7 +43,7 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
         When ``out`` exists or cannot be written.
     """
     if request.out is not None:
-        _refuse_out(request.out, request.overwrite)
+        refuse_out(request.out, request.overwrite, BIAS_ENDINGS)
     opened = Session.open(request)
     source = opened.source
     if source is None:
@@ -52,7 +52,7 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
             "Add --tokens REC.",
         )
     recorded = opened.recorded
-    _refuse_partial_scores(recorded, source.facts)
+    refuse_partial_scores(recorded, source.facts, "say which bias balances")
     if watch:
         watch.start(len(recorded) * min(source.facts.num_tokens, SAMPLE_TOKENS))
     kernels, level = load_kernels(request.backend), LEVEL / len(recorded)
@@ -64,7 +64,8 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
         sample = read_sample(router, source, kernels, request.seed, advanced)
         found.append(balance_router(router, sample, kernels, level, request.seed))
     if request.out is not None:
-        write_biases(request.out, recorded, found)
+        changes, units = [one.change for one in found], [one.score_unit for one in found]
+        write_changes(request.out, recorded, changes, units)
     return Balance(
         run=opened.facts(recorded),
         routers=tuple(found),
@@ -77,15 +78,20 @@ def balance(request: BalanceRequest, watch: Watch | None = None) -> Balance:
     )
 
 
-def write_biases(out: Path, routers: Sequence[Router], found: Sequence[RouterBalance]) -> None:
+def write_changes(
+    out: Path,
+    routers: Sequence[Router],
+    changes: Sequence[Sequence[float]],
+    score_units: Sequence[str],
+) -> None:
     """``change`` and ``selection_bias`` (the stored one plus the change) in both precisions.
 
     Arrays are called ``<router>/change_float64`` and so on. A file that is there at the end is
     whole.
     """
     arrays = {}
-    for router, entry in zip(routers, found, strict=True):
-        change = np.array(entry.change)
+    for router, each in zip(routers, changes, strict=True):
+        change = np.array(each)
         stored = np.zeros(len(change)) if router.selection_bias is None else router.selection_bias
         for name, values in (("change", change), ("selection_bias", stored + change)):
             for dtype in ("float32", "float64"):
@@ -95,14 +101,15 @@ def write_biases(out: Path, routers: Sequence[Router], found: Sequence[RouterBal
     else:
         from safetensors.numpy import save
 
-        units = {f"{entry.router}/unit": entry.score_unit for entry in found}
+        named = zip(routers, score_units, strict=True)
+        units = {f"{router.name}/unit": unit for router, unit in named}
         write_whole(out, save(arrays, metadata=units))
 
 
-def _refuse_out(out: Path, overwrite: bool) -> None:
+def refuse_out(out: Path, overwrite: bool, endings: Sequence[str]) -> None:
     """Better said before the measuring than after it."""
-    if out.suffix not in _ENDINGS:
-        raise UsageError(f"--out {out}: expected a name that ends in {' or '.join(_ENDINGS)}.")
+    if out.suffix not in endings:
+        raise UsageError(f"--out {out}: expected a name that ends in {' or '.join(endings)}.")
     if out.exists() and not (overwrite and out.is_file()):
         raise UsageError(f"--out {out}: exists already.", "Name another file, or --overwrite.")
     if not out.absolute().parent.is_dir():
@@ -110,13 +117,13 @@ def _refuse_out(out: Path, overwrite: bool) -> None:
     refuse_unwritable(out)
 
 
-def _refuse_partial_scores(routers: Sequence[Router], facts: SourceFacts) -> None:
+def refuse_partial_scores(routers: Sequence[Router], facts: SourceFacts, task: str) -> None:
     """A bias moves experts that were not chosen: their scores must be known."""
     for router in routers:
         why = unavailable(router, facts).get("selection")
         if why is not None:
             raise RecordingError(
-                f"{facts.name}: cannot say which bias balances router {router.name}: {why}.",
+                f"{facts.name}: cannot {task} router {router.name}: {why}.",
                 "A bias also brings in experts that were not chosen. Record router inputs, or all "
                 "logits.",
             )

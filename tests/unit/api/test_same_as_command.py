@@ -88,6 +88,11 @@ def test_boundary_report_finds_what_boundary_report_prints(tmp_path):
     assert_same(mg.boundary_report(tmp_path / "one"), "boundary-report", tmp_path / "one")
 
 
+def test_space_finds_what_space_prints():
+    found = mg.space(CKPT, REC, layers=1, seed=3)
+    assert_same(found, "space", CKPT, "--tokens", REC, "--layers", "1", "--seed", "3")
+
+
 def test_balance_finds_what_balance_prints():
     found = mg.balance(mg.open(CKPT, layers=1), mg.recording(REC), seed=np.int64(3))
     assert_same(found, "balance", CKPT, "--tokens", REC, "--layers", "1", "--seed", "3")

@@ -1,0 +1,224 @@
+"""The space of a router as a document: what makes loads uneven, and what each law would show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moegeom.core.text import number_of, percent
+from moegeom.document.excerpts import in_part
+from moegeom.document.header import header, skipped
+from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, View
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+from moegeom.geometry.reference_laws import Attribution
+from moegeom.studies.space.record import SENTENCES, RouterSpace, Space
+
+#: Routers that a screen shows before the rest is counted, and where it has no room for them.
+_MOST_LINES, _LEAST_LINES = 12, 3
+
+_LOADS = (
+    ("", "MaxVio", "", "of it made by", "", "", "", "pull", "", "centred", "", "", ""),
+    (
+        *("layer", "now", "chance", "rows", "mean", "cov.", "rest"),
+        *("here", "random", "MaxVio", "others", "moved", "sets"),
+    ),
+)
+
+#: A narrow screen does without the pull at random and the sets after centring.
+_DROPS = (0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1)
+
+_SETS = (
+    ("", "effective expert sets", "", "", "", "", "near a boundary", "", ""),
+    (
+        *("layer", "rows", "x mean", "x cov.", "x rest", "tokens"),
+        *("tokens", "gaussian", "isotropic"),
+    ),
+)
+
+_PAGE_HEADS = (
+    *("router", "MaxVio", "chance", "rows", "mean input", "covariance", "rest", "pull"),
+    *("pull at random", "MaxVio centred", "other documents", "weight moved", "sets centred"),
+    *("sets of rows", "times mean", "times covariance", "times rest", "sets of tokens"),
+    *("near boundary", "gaussian", "isotropic", "dimension"),
+)
+
+
+def document(found: Space, view: View) -> Document:
+    """What ``moegeom space`` says."""
+    run, summary = found.run, _summary(found)
+    ending = [*_limits(found), *skipped(summary)]
+    if found.written:
+        what = "Laws" if found.written.endswith(".parquet") else "Biases of centring"
+        ending.append(f"{what} written to {found.written}.")
+    page = Table([_PAGE_HEADS], [*map(_page_cells, found.routers)], left=(0,))
+    shown, *fewer = _steps(found, view)
+    return Document(
+        "space",
+        run["checkpoint"]["name"],
+        [
+            [*_meanings(found)],
+            [
+                *header(summary, "routers", "rule", "tokens"),
+                Fact("sample", _sample(found)),
+            ],
+            [Excerpt([_loads(found, shown)], [page], shorter=[[_loads(found, f)] for f in fewer])],
+            [Excerpt([_sets(found, shown)], [], shorter=[[_sets(found, f)] for f in fewer])],
+            [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
+        ],
+        lambda: _record(found),
+    )
+
+
+def _summary(found: Space) -> Summary:
+    return Summary(found.run, [{"router": router.router} for router in found.routers], [], [], [])
+
+
+def _sample(found: Space) -> str:
+    tokens = max(router.num_tokens for router in found.routers)
+    return (
+        f"{number_of(tokens, 'token')} of each router (seed {found.seed}); as many are drawn from "
+        f"each law, {found.seeds} times."
+    )
+
+
+def _meanings(found: Space) -> Iterator[Block]:
+    is_even = all(router.meaning == "even" for router in found.routers)
+    look: Look = "good" if is_even else "warning"
+    label = "RESULT"
+    for meaning, sentence in SENTENCES.items():
+        routers = [router.router for router in found.routers if router.meaning == meaning]
+        if routers:
+            yield Fact(label, f"{_summary(found).places(routers)}: {sentence}", look)
+            label = ""
+    for name, reason in found.left_out:
+        yield Fact(label, f"{_summary(found).place(name)}: not looked at: {reason}.", look)
+        label = ""
+
+
+def _steps(found: Space, view: View) -> Iterator[list[RouterSpace]]:
+    """The routers that get a line on a screen, in the order of the checkpoint, and ever fewer."""
+    routers = list(found.routers)
+    if view.detail:
+        yield routers
+        return
+    worst = sorted(routers, key=lambda r: -r.tokens.max_vio)
+    most = min(len(routers), _MOST_LINES)
+    for number in range(most, min(most, _LEAST_LINES) - 1, -1):
+        yield [router for router in routers if router in worst[:number]]
+
+
+def _loads(found: Space, shown: list[RouterSpace]) -> Table:
+    summary = _summary(found)
+    rest = len(found.routers) - len(shown)
+    more = f"and {rest} more that were more even: --detail" if rest else ""
+    rows = [(summary.place(router.router), *_load_cells(router)) for router in shown]
+    return Table(_LOADS, rows, drops=_DROPS, rest=more)
+
+
+def _sets(found: Space, shown: list[RouterSpace]) -> Table:
+    summary = _summary(found)
+    return Table(_SETS, [(summary.place(r.router), *_set_cells(r)) for r in shown])
+
+
+def _load_cells(router: RouterSpace) -> tuple[str, ...]:
+    part, centring = router.parts.get("max_vio"), router.centring
+    return (
+        _figure(router.tokens.max_vio),
+        _figure(router.limit),
+        *_parts(part, "+.2f"),
+        _figure(router.pull),
+        _figure(router.pull_random),
+        _figure(centring.max_vio),
+        _figure(centring.other_documents),
+        percent(centring.weight_moved, ".1f"),
+        f"{centring.effective_sets:,.0f}",
+    )
+
+
+def _parts(part: Attribution | None, form: str) -> tuple[str, ...]:
+    if part is None:
+        return ("-", "-", "-", "-")
+    first = format(part.rows, form.removeprefix("+"))
+    return (first, *(format(value, form) for value in (part.mean, part.covariance, part.rest)))
+
+
+def _set_cells(router: RouterSpace) -> tuple[str, ...]:
+    part = router.parts.get("log_effective_sets")
+    shares = {law.law: law.figures.near_share for law in router.laws}
+    factors = ("-", "-", "-", "-")
+    if part is not None:
+        parts = (part.mean, part.covariance, part.rest)
+        factors = (f"{math.exp(part.rows):,.0f}", *(f"{math.exp(value):.2f}" for value in parts))
+    return (
+        *factors,
+        f"{math.exp(router.tokens.log_effective_sets):,.0f}",
+        *(_share(shares.get(law)) for law in ("tokens", "gaussian", "isotropic")),
+    )
+
+
+def _page_cells(router: RouterSpace) -> tuple[str, ...]:
+    dimension = "-"
+    if router.dimension is not None:
+        dimension = f"{router.dimension[0]:.2g} to {router.dimension[1]:.2g}"
+    return (router.router, *_load_cells(router), *_set_cells(router), dimension)
+
+
+def _limits(found: Space) -> Iterator[str]:
+    """How to read the figures, and what they do not say."""
+    yield (
+        "'rows': normal inputs without preferred direction; 'mean': with the mean of the tokens; "
+        "'cov.': with their covariance; 'rest': what is not normal. Parts add up to MaxVio, "
+        "factors multiply to the expert sets that the tokens use (exp of their entropy)."
+    )
+    if any(router.is_pulled for router in found.routers):
+        yield (
+            "'centred': each expert's mean score taken away, 'others' with the mean of the other "
+            "half of the documents. One product, causal, no solver; moegeom balance evens loads "
+            "to the end, and moves more weight. Neither says that quality is kept."
+        )
+    else:
+        yield (
+            "'centred' takes each expert's mean score away. No pull here is above that of random "
+            "directions: there is nothing to take away, and loads may get worse."
+        )
+    yield (
+        "'pull' of the mean input: rms of the mean scores over what tells tokens apart; 'random': "
+        "rows in random directions. 'near a boundary': nearer than the nearest tenth of these "
+        "tokens."
+    )
+    known = [router.dimension for router in found.routers if router.dimension is not None]
+    if known:
+        low, high = min(low for low, _ in known), max(high for _, high in known)
+        yield f"Intrinsic dimension of the inputs: {low:.2g} to {high:.2g}."
+
+
+def _figure(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return "any" if math.isinf(value) else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else percent(value, ".1f")
+
+
+def _record(found: Space) -> Mapping[str, Any]:
+    return {
+        "routers": [
+            {
+                **dataclasses.asdict(router),
+                "is_pulled": router.is_pulled,
+                "sentence": SENTENCES[router.meaning],
+            }
+            for router in found.routers
+        ],
+        "left_out": found.left_out,
+        "seeds": found.seeds,
+        "seed": found.seed,
+        "written": found.written,
+        **rule_facts(found.run),
+        "run": found.run,
+    }

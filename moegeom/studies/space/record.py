@@ -1,0 +1,141 @@
+"""What the data let each router use: the record and its closed list of meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from moegeom.engine.request import TokensRequest
+from moegeom.geometry.reference_laws import Attribution
+
+
+@dataclass(frozen=True)
+class SpaceRequest(TokensRequest):
+    """What was asked for; ``out`` is a file for the laws, or for the biases of centring."""
+
+    out: Path | None = None
+
+
+Meaning = Literal["even", "mean input", "covariance", "rows", "rest", "unknown"]
+
+#: What makes a router's loads uneven, in the order in which the screen tells it.
+SENTENCES: Mapping[Meaning, str] = {
+    "mean input": "the mean input makes most of the imbalance: rows lean towards what all tokens "
+    "have in common. Take that away (centring below, a selection bias) and loads are far more "
+    "even.",
+    "covariance": "the directions in which tokens differ make most of the imbalance.",
+    "rows": "the rows and biases themselves make most of the imbalance: inputs without any "
+    "preferred direction would be as uneven.",
+    "rest": "neither mean nor covariance of the inputs makes most of the imbalance: it is in how "
+    "tokens cluster.",
+    "unknown": "uneven; what makes it needs recorded router inputs.",
+    "even": "loads are even within what chance shows.",
+}
+
+#: Figures of a law, and those that are parted among the laws: words for them.
+FIGURES: Mapping[str, str] = {
+    "max_vio": "MaxVio",
+    "cv": "CV of the load",
+    "log_effective_sets": "log of effective expert sets",
+    "near_share": "share of tokens near a boundary",
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of some choices.
+
+    ``log_effective_sets`` is the Miller-Madow entropy of the expert sets in nats, ``modal_share``
+    the share of the most frequent set, ``near_share`` that of tokens nearer to a boundary than a
+    tenth of the recorded tokens are; None, like ``median_distance``, where boundaries are not
+    linear.
+    """
+
+    max_vio: float
+    cv: float
+    num_sets: float
+    log_effective_sets: float
+    modal_share: float
+    near_share: float | None
+    median_distance: float | None
+
+
+@dataclass(frozen=True)
+class LawFigures:
+    """The figures under a law, as many tokens as are recorded, and their standard errors.
+
+    Over seeds for drawn laws; for the tokens by leaving out one of 16 blocks of documents.
+    """
+
+    law: str
+    figures: Figures
+    errors: Figures
+
+
+@dataclass(frozen=True)
+class Centring:
+    """Scores with their mean over tokens taken away, which makes the mean input say nothing.
+
+    ``change`` is added to the selection scores, mean 0. ``other_documents`` is the MaxVio of each
+    half of the documents with the change that the other half gives: the worse one; None with one
+    unit. ``weight_moved`` is the share of the routing weight on experts that are no longer chosen.
+    """
+
+    change: tuple[float, ...]
+    max_vio: float
+    other_documents: float | None
+    effective_sets: float
+    weight_moved: float
+
+
+@dataclass(frozen=True)
+class RouterSpace:
+    """One router: ``laws`` end with the tokens; ``parts`` by figure, empty where a law is missing.
+
+    ``limit`` is the MaxVio that even routing stays below on such documents. ``pull`` is that of
+    the mean input on what is compared, ``pull_random`` and its deviation those of rows in random
+    directions; None without inputs. ``dimension`` is the range of the intrinsic dimension of the
+    inputs.
+    """
+
+    router: str
+    num_experts: int
+    top_k: int
+    num_tokens: int
+    limit: float
+    pull: float
+    pull_random: float | None
+    pull_random_sd: float | None
+    laws: tuple[LawFigures, ...]
+    parts: Mapping[str, Attribution]
+    centring: Centring
+    dimension: tuple[float, float] | None
+    meaning: Meaning
+
+    @property
+    def tokens(self) -> Figures:
+        return self.laws[-1].figures
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether the mean input pulls more than it would rows of random directions."""
+        if self.pull_random is None or self.pull_random_sd is None:
+            return False
+        return self.pull > self.pull_random + 3.0 * self.pull_random_sd
+
+
+@dataclass(frozen=True)
+class Space:
+    """Every router that could be looked at, and the facts of the run as in ``run.json``.
+
+    ``left_out`` are routers with the reason; ``seeds`` is the number of draws of each law.
+    """
+
+    run: Mapping[str, Any]
+    routers: tuple[RouterSpace, ...]
+    left_out: tuple[tuple[str, str], ...]
+    seeds: int
+    seed: int
+    written: str | None = None

@@ -1,0 +1,93 @@
+"""``moegeom space``: what the data let each router use, and what the mean input costs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from moegeom.core.errors import UsageError
+from moegeom.core.files import write_whole
+from moegeom.core.router import Router
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.session import Session
+from moegeom.kernels.table import load_kernels
+from moegeom.pipeline import Watch
+from moegeom.studies.balance.study import (
+    BIAS_ENDINGS,
+    LEVEL,
+    refuse_out,
+    refuse_partial_scores,
+    write_changes,
+)
+from moegeom.studies.space.record import RouterSpace, Space, SpaceRequest
+from moegeom.studies.space.router import FIELDS, SEEDS, read_sample, router_space
+
+#: What --out may be called: the laws as a table, or the biases of centring.
+_ENDINGS = (".parquet", *BIAS_ENDINGS)
+
+
+def space(request: SpaceRequest, watch: Watch | None = None) -> Space:
+    """Reference laws beside a sample of the tokens of each router, and what makes loads uneven.
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold the scores of all experts, or records none of the routers.
+    UsageError
+        When ``out`` exists or cannot be written, and without tokens.
+    """
+    if request.out is not None:
+        refuse_out(request.out, request.overwrite, _ENDINGS)
+    opened = Session.open(request)
+    source = opened.source
+    if source is None:
+        raise UsageError(
+            "space needs recorded tokens: weights alone do not say what their inputs have in "
+            "common.",
+            "Add --tokens REC.",
+        )
+    recorded = opened.recorded
+    refuse_partial_scores(recorded, source.facts, "say what makes the loads uneven at")
+    if watch:
+        watch.start(len(recorded) * min(source.facts.num_tokens, SMALL_SAMPLE_TOKENS))
+    kernels, found = load_kernels(request.backend), []
+    for router in recorded:
+        if watch:
+            watch.begin(router.name)
+        advanced = watch.advance if watch else lambda tokens: None
+        sample = read_sample(router, source, kernels, request.seed, advanced)
+        found.append(router_space(router, sample, kernels, LEVEL / len(recorded), request.seed))
+    if request.out is not None:
+        _write(request.out, recorded, found)
+    return Space(
+        run=opened.facts(recorded),
+        routers=tuple(found),
+        left_out=opened.left_out,
+        seeds=SEEDS,
+        seed=request.seed,
+        written=None if request.out is None else request.out.name,
+    )
+
+
+def _write(out: Path, routers: Sequence[Router], found: Sequence[RouterSpace]) -> None:
+    if out.suffix != ".parquet":
+        changes = [one.centring.change for one in found]
+        units = [router.rule.selection_score_unit for router in routers]
+        write_changes(out, routers, changes, units)
+        return
+    rows = [
+        {
+            "router": one.router,
+            "law": law.law,
+            **dataclasses.asdict(law.figures),
+            **{f"{name}_se": getattr(law.errors, name) for name in FIELDS},
+        }
+        for one in found
+        for law in one.laws
+    ]
+    table = pa.Table.from_pylist(rows)
+    write_whole(out, lambda file: pq.write_table(table, file))

@@ -1,0 +1,222 @@
+"""What was planted in inputs and rows is what `space` calls the cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import norm
+
+from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
+from moegeom.document.model import View
+from moegeom.document.render import render
+from moegeom.geometry.reference_laws import (
+    LAWS,
+    InputSizes,
+    LogitLaw,
+    attributed,
+    reference_laws,
+)
+from moegeom.kernels.table import load_kernels
+from moegeom.studies.space.document import document
+from moegeom.studies.space.router import read_sample, router_space
+from moegeom.studies.space.study import SpaceRequest, space
+from moegeom.testing.array_source import ArraySource
+from tests.unit.studies.test_balancing import LENGTH, inputs_of, router_of
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
+KERNELS = load_kernels("cpu")
+
+
+def looked_at(router, inputs):
+    source = ArraySource({"text/0": inputs}, document_tokens=LENGTH)
+    sample = read_sample(router, source, KERNELS, 0)
+    return router_space(router, sample, KERNELS, 0.002, 0)
+
+
+def sample(model: str, **options):
+    path = SAMPLES / model
+    request = SpaceRequest(str(path / "step_1500"), tokens=str(path / "rec/step_1500"), **options)
+    return space(request)
+
+
+# --------------------------------------------------------------------------------------------- laws
+def test_draws_have_the_moments_of_their_law():
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((5, 8))
+    inputs = random.standard_normal((400, 8)) + random.standard_normal(8)
+    bias = random.standard_normal(5)
+    logits = inputs @ rows.T + bias
+    sizes = InputSizes(float(inputs.var(axis=0).mean()), float((inputs**2).mean()))
+    laws = reference_laws(logits, bias, rows, sizes)
+    assert tuple(laws) == LAWS
+    spread, gram = np.cov(logits.T, ddof=0), rows @ rows.T
+    expected = {
+        "isotropic": (bias, sizes.about_zero * gram),
+        "mean": (logits.mean(axis=0), sizes.about_mean * gram),
+        "covariance": (bias, spread),
+        "gaussian": (logits.mean(axis=0), spread),
+    }
+    for name, (mean, covariance) in expected.items():
+        drawn = laws[name].draw(200_000, np.random.default_rng(1))
+        size = np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose((drawn.mean(axis=0) - mean) / size, 0.0, atol=0.01)
+        np.testing.assert_allclose(
+            np.cov(drawn.T) / np.outer(size, size), covariance / np.outer(size, size), atol=0.02
+        )
+
+
+def test_of_two_experts_the_first_wins_as_often_as_a_normal_number_is_positive():
+    root = np.array([[1.0, 0.3], [-0.2, 0.8]])
+    law = LogitLaw(np.array([0.4, 0.1]), root)
+    drawn = law.draw(200_000, np.random.default_rng(2))
+    apart = np.array([1.0, -1.0])
+    expected = norm.cdf(0.3 / np.linalg.norm(apart @ root))
+    assert (drawn[:, 0] > drawn[:, 1]).mean() == pytest.approx(expected, abs=0.005)
+
+
+def test_without_inputs_two_laws_are_known():
+    laws = reference_laws(np.eye(4), np.zeros(4), None, None)
+    assert set(laws) == {"covariance", "gaussian"}
+
+
+def test_parts_add_up():
+    random = np.random.default_rng(3)
+    for _ in range(20):
+        of_law = dict(zip(LAWS, random.standard_normal(4).tolist(), strict=True))
+        tokens = float(random.standard_normal())
+        part = attributed(of_law, tokens)
+        assert part.tokens == pytest.approx(tokens, abs=1e-12)
+    # additive laws are parted as they were made
+    part = attributed({"isotropic": 1.0, "mean": 3.0, "covariance": 1.5, "gaussian": 3.5}, 3.4)
+    assert (part.rows, part.mean, part.covariance) == (1.0, 2.0, 0.5)
+
+
+# ---------------------------------------------------------------------------------------- meanings
+def test_even_inputs_are_even():
+    found = looked_at(router_of(), inputs_of(48))
+    assert found.meaning == "even"
+    assert not found.is_pulled
+
+
+def test_a_mean_along_one_row_is_the_cause_and_is_taken_away_with_it():
+    router = router_of()
+    lean = np.tile(1.5 * router.weight[3] + 0.8 * router.weight[4], (48, 1))
+    inputs = inputs_of(48, lean)
+    found = looked_at(router, inputs)
+    assert found.meaning == "mean input"
+    part = found.parts["max_vio"]
+    assert part.mean > 0.8 * (found.tokens.max_vio - part.rows)
+    assert found.centring.max_vio < 0.3 * found.tokens.max_vio
+    centred = looked_at(router, inputs - inputs.mean(axis=0))
+    assert centred.pull < 1e-6
+    assert centred.meaning == "even"
+    assert abs(centred.parts["log_effective_sets"].mean) < 0.05
+
+
+def test_long_rows_are_the_cause_by_themselves():
+    router = router_of()
+    rows = router.weight * np.geomspace(0.3, 3.0, len(router.weight), dtype=np.float32)[:, None]
+    found = looked_at(router_of(weight=rows), inputs_of(48))
+    assert found.meaning == "rows"
+
+
+def test_wide_directions_are_the_cause():
+    router = router_of()
+    inputs = inputs_of(48)
+    wide = inputs + 4.0 * np.outer(inputs @ router.weight[5], router.weight[5])
+    wide += 4.0 * np.outer(inputs @ router.weight[6], router.weight[6])
+    assert looked_at(router, wide.astype(np.float32)).meaning == "covariance"
+
+
+@pytest.mark.parametrize("model", ["olmoe-balanced", "olmoe-collapsed", "deepseek-tiny"])
+def test_parts_add_up_on_every_sample(model):
+    for router in sample(model).routers:
+        assert router.laws[-1].law == "tokens"
+        for name, part in router.parts.items():
+            assert part.tokens == pytest.approx(getattr(router.tokens, name), abs=1e-9)
+
+
+def test_the_mean_input_collapsed_the_collapsed_sample_and_none_of_the_balanced_one():
+    # figures of 4 other seeds, by other code
+    expected = {
+        "olmoe-balanced": [(7.08, 0.03, -0.36, -0.62), (7.13, -0.01, -0.37, -0.61)],
+        "olmoe-collapsed": [(6.74, -2.26, -0.18, -0.25), (6.98, -2.40, -0.14, 0.02)],
+    }
+    for model, layers in expected.items():
+        for router, parts in zip(sample(model).routers[:2], layers, strict=True):
+            part = router.parts["log_effective_sets"]
+            found = (part.rows, part.mean, part.covariance, part.rest)
+            np.testing.assert_allclose(found, parts, atol=0.06)
+            is_collapsed = model == "olmoe-collapsed"
+            assert router.meaning == ("mean input" if is_collapsed else "even")
+            assert router.is_pulled == is_collapsed
+
+
+def test_centring_evens_the_collapsed_sample_on_other_documents_too():
+    expected = [(0.83, 58, 178, 0.02), (0.66, 87, 397, 0.19), (0.55, 112, 568, 0.21)]
+    for router, (max_vio, before, sets, moved) in zip(
+        sample("olmoe-collapsed").routers, expected, strict=True
+    ):
+        assert router.centring.max_vio == pytest.approx(max_vio, abs=0.01)
+        assert router.centring.other_documents < max_vio + 0.1
+        assert np.exp(router.tokens.log_effective_sets) == pytest.approx(before, abs=1.0)
+        assert router.centring.effective_sets == pytest.approx(sets, abs=1.0)
+        assert router.centring.weight_moved == pytest.approx(moved, abs=0.01)
+
+
+# -------------------------------------------------------------------------------- files and refusals
+def test_laws_and_biases_are_written(tmp_path):
+    table, biases = tmp_path / "laws.parquet", tmp_path / "centred.npz"
+    found = sample("olmoe-collapsed", layers="0", out=table)
+    rows = pq.read_table(table).to_pylist()
+    assert [row["law"] for row in rows] == [*LAWS, "tokens"]
+    assert rows[-1]["max_vio"] == found.routers[0].tokens.max_vio
+    sample("olmoe-collapsed", layers="0", out=biases)
+    with np.load(biases) as stored:
+        change = stored["text/0/change_float64"]
+    np.testing.assert_array_equal(change, found.routers[0].centring.change)
+    with pytest.raises(UsageError, match="exists already"):
+        sample("olmoe-collapsed", out=table)
+
+
+def test_what_cannot_be_answered_is_refused(tmp_path):
+    path = str(SAMPLES / "olmoe-balanced/step_1500")
+    with pytest.raises(UsageError, match="needs recorded tokens"):
+        space(SpaceRequest(path))
+    with pytest.raises(UsageError, match="ends in .parquet"):
+        sample("olmoe-balanced", out=tmp_path / "laws.csv")
+    ids = tmp_path / "ids.npz"
+    np.savez(ids, **{f"text/{n}": np.tile([0, 1, 2, 3], (64, 1)) for n in range(3)})
+    with pytest.raises(RecordingError, match="what makes the loads uneven"):
+        space(SpaceRequest(path, tokens=str(ids), stage="ids"))
+    inputs = inputs_of(2)
+    inputs[5, 0] = np.nan
+    with pytest.raises(NonFiniteError, match="token 5"):
+        looked_at(router_of(), inputs)
+
+
+def test_logits_alone_say_pull_and_centring_and_no_cause(tmp_path):
+    path = SAMPLES / "olmoe-collapsed"
+    random = np.random.default_rng(0)
+    lean = np.zeros(16)
+    lean[:2] = 4.0
+    logits = tmp_path / "logits.npz"
+    made = {f"text/{n}": (random.standard_normal((2048, 16)) + lean) for n in range(3)}
+    np.savez(logits, **{name: z.astype(np.float32) for name, z in made.items()})
+    request = SpaceRequest(str(path / "step_1500"), tokens=str(logits), stage="logits")
+    found = space(request)
+    for router in found.routers:
+        assert (router.meaning, router.parts, router.pull_random) == ("unknown", {}, None)
+        assert router.pull > 0.5
+    text = render(document(found, View(80)), "table", View(80))
+    assert "needs recorded router inputs" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_screen_has_its_width(width):
+    text = render(document(sample("olmoe-collapsed"), View(width)), "table", View(width))
+    assert max(map(len, text.splitlines())) <= width
+    assert text.startswith("RESULT")
