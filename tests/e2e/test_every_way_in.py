@@ -283,6 +283,13 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
         one_side("cells", "--layers", "1", "--subspace", "pca:2"),
         lambda way: way.holds("router_input", "pre_norm"),
     ),
+    "capacity": (
+        lambda file, told: (
+            *("capacity", "--from", "model", "--tokens", str(file), *told),
+            *("--layers", "1", "--width", "64"),
+        ),
+        lambda way: way.holds("router_input", "pre_norm"),
+    ),
     "balance": (
         one_side("balance", "--layers", "1"),
         lambda way: way.holds("router_input", "pre_norm", "logits"),

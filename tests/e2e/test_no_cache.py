@@ -19,6 +19,7 @@ CALLS = {
     "diff": ("diff", "URL", "URL"),
     "diff --tokens": ("diff", "URL", "model", "--tokens", "rec"),
     "balance": ("balance", "URL", "--tokens", "rec"),
+    "capacity": ("capacity", "--from", "URL", "--width", "64"),
 }
 
 
