@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,20 @@ def expert_shape(
     return ExpertShape(width, is_gated, _shared(store, router), origin)
 
 
+def open_headers(
+    store: TensorStore, routers: Iterable[Router], by_folder: Mapping[str, Sequence[str]]
+) -> None:
+    """What ``expert_shape`` of these routers reads, at the same time where that saves waiting."""
+    names = [
+        name
+        for router in routers
+        for name in (*_named_experts(router, by_folder)[0], *_shared_names(store, router))
+    ]
+    # of files that are not there nothing is known
+    with contextlib.suppress(CheckpointError):
+        store.prepare(names)
+
+
 def _first(found: Mapping[str, int]) -> str:
     return min(found, key=lambda name: (found[name], name))
 
@@ -123,18 +138,26 @@ def _matrices(
 ) -> Iterator[tuple[str, int]]:
     """Matrices of one expert, each with the size of the side that is not that of the inputs."""
     folder = folder_of(router)
-    names = by_folder.get(folder, ())
-    leaves = expert_leaves(folder, names)
-    one = [those[min(those)] for those in leaves.values()]
-    for name in one or names or _stacked_names(store, router):
+    names, is_stacked = _named_experts(router, by_folder)
+    for name in names or _of_layer(store, router):
         if not _NO_MATRIX.search(name.removeprefix(folder)):
-            other = _other_side(store, name, router.hidden_size, router.num_experts, not one)
+            other = _other_side(store, name, router.hidden_size, router.num_experts, is_stacked)
             if other:
                 yield name, other
 
 
-def _stacked_names(store: TensorStore, router: Router) -> list[str]:
-    """Other tensors of the layer: where all experts are one tensor under a name of its own."""
+def _named_experts(
+    router: Router, by_folder: Mapping[str, Sequence[str]]
+) -> tuple[Sequence[str], bool]:
+    """Tensors of the first expert; or those of all experts, and True."""
+    folder = folder_of(router)
+    names = by_folder.get(folder, ())
+    one = [those[min(those)] for those in expert_leaves(folder, names).values()]
+    return (one, False) if one else (names, True)
+
+
+def _of_layer(store: TensorStore, router: Router) -> list[str]:
+    """All tensors of the layer: experts may be one tensor under a name of its own."""
     layer = _LAYER.match(plain_name(router.provenance.tensors[0]))
     if layer is None:
         return []
@@ -168,7 +191,14 @@ def _shared(store: TensorStore, router: Router) -> int:
     """Neurons of all shared experts of the layer together; 0 where there are none."""
     others = (
         _other_side(store, name, router.hidden_size, 0, is_stacked=False)
-        for name in _stacked_names(store, router)
-        if _SHARED.search(name) and not _NO_MATRIX.search(name)
+        for name in _shared_names(store, router)
     )
     return min((other for other in others if other), default=0)
+
+
+def _shared_names(store: TensorStore, router: Router) -> list[str]:
+    return [
+        name
+        for name in _of_layer(store, router)
+        if _SHARED.search(name) and not _NO_MATRIX.search(name)
+    ]

@@ -10,6 +10,7 @@ pieces.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -90,7 +91,7 @@ def _taken(num_experts: int, k: int, width: int, dims: int) -> int:
 
     by the sum of a row of binomials with alternating signs.
     """
-    sets, limits = math.comb(num_experts, k), []
+    limits: list[tuple[int, int]] = []
     for left in range(min(dims, num_experts - 1) + 1):
         cells = most_cells(num_experts, k, left, is_central=False)
         touched = _first_within(num_experts, k, cells)
@@ -98,19 +99,41 @@ def _taken(num_experts: int, k: int, width: int, dims: int) -> int:
             break  # the bound of cells does not fall with the dimension
         limits.append((cells, touched))
     found = 0
-    for s in range(max((touched for _, touched in limits), default=0)):
-        of_set, of_all = sets * math.comb(k, s), math.comb(num_experts, s)
+    for s, row in _terms(num_experts, k, limits):
         neurons, ways = s * width, 0
-        for left, (cells, touched) in enumerate(limits):
+        for left, term in enumerate(row):
             j = dims - left
             # from one j to the next below: many times faster than each from the start
             ways = ways * (j + 1) // (neurons - j) if ways else math.comb(neurons, j)
-            if ways and s < touched:
-                rest = touched - 1 - s
-                term = of_set * math.comb(k - s - 1, rest)
-                term -= cells * of_all * math.comb(num_experts - s - 1, rest)
-                found += ways * (term if rest % 2 == 0 else -term)
+            found += ways * term
     return found
+
+
+def _terms(
+    num_experts: int, k: int, limits: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, list[int]]]:
+    """For each s the factors behind the binomials of s N, by the dimensions that are left.
+
+    Each binomial is made of the one before.
+    """
+    of_set, of_all = math.comb(num_experts, k), 1
+    within = [math.comb(k - 1, touched - 1) for _, touched in limits]
+    among = [math.comb(num_experts - 1, touched - 1) for _, touched in limits]
+    for s in range(max((touched for _, touched in limits), default=0)):
+        row = []
+        for left, (cells, touched) in enumerate(limits):
+            rest = touched - 1 - s
+            if rest < 0:
+                row.append(0)
+                continue
+            term = of_set * within[left] - cells * of_all * among[left]
+            row.append(term if rest % 2 == 0 else -term)
+            if rest:
+                within[left] = within[left] * rest // (k - s - 1)
+                among[left] = among[left] * rest // (num_experts - s - 1)
+        yield s, row
+        of_set = of_set * (k - s) // (s + 1)
+        of_all = of_all * (num_experts - s) // (s + 1)
 
 
 def leading_regions(num_experts: int, k: int, width: int, dims: int) -> Fraction:

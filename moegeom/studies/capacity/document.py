@@ -39,6 +39,8 @@ _SPLIT = (
     ("parts", "experts", "top-k", "width", "dims", "sets", "published", "cells", "regions"),
 )
 
+_NOT_SHOWN = "Not shown: splits on other dimensions, costs of routers, counts of weights: --detail"
+
 _ROUTERS = ("router", "MACs a token", "FLOP", "of the experts'", "published")
 
 
@@ -77,16 +79,16 @@ def _layer(layer: LayerCapacity, found: Capacity, view: View) -> list[list[Block
     splits = [[_split_cells(s, g) for g in s.gains] for s in layer.splits if s.split > 1]
     whole = [row for rows in splits for row in rows]
     brief = [row for row in whole if view.detail or row[4] == f"{middle:,}"]
-    tables = [
-        Excerpt([_split_table(brief)], [_split_table(whole)]),
-        *_cost_blocks(layer, found, view),
-    ]
+    rest = [] if view.detail else [Note(_NOT_SHOWN)]
+    costs = [*_cost_blocks(layer, found)]
+    splits_shown = Excerpt([_split_table(brief)], [_split_table(whole)])
+    tables = [Excerpt(costs if view.detail else rest, costs)]
     at = [_dims_cells(layer, at) for at in layer.at]
     data = Table(_ON_DATA, at, left=(), drops=(0, 0, 0, 2, 0, 0, 1))
     return [
         [*_results(layer), *_facts(layer)],
         [data],
-        tables if whole else tables[1:],
+        [splits_shown, *tables] if whole else tables,
     ]
 
 
@@ -197,7 +199,7 @@ def _split_cells(split: SplitExperts, gain: SplitGain) -> tuple[str, ...]:
     )
 
 
-def _cost_blocks(layer: LayerCapacity, found: Capacity, view: View) -> list[Block]:
+def _cost_blocks(layer: LayerCapacity, found: Capacity) -> Iterator[Block]:
     printed = vars(layer.published_macs)
     rows = [
         (
@@ -209,12 +211,9 @@ def _cost_blocks(layer: LayerCapacity, found: Capacity, view: View) -> list[Bloc
         )
         for name, macs in vars(layer.macs).items()
     ]
-    page: list[Block] = [
-        Table([_ROUTERS], rows),
-        Note(f"Routers with a projection compare vectors of {found.router_dim:,}."),
-        _parameter_table(layer),
-    ]
-    return [Excerpt(page if view.detail else [], page)]
+    yield Table([_ROUTERS], rows)
+    yield Note(f"Routers with a projection compare vectors of {found.router_dim:,}.")
+    yield _parameter_table(layer)
 
 
 def _parameter_table(layer: LayerCapacity) -> Table:

@@ -58,7 +58,7 @@ _SPLITS = (1, 2, 4, 8)
 MOST: Mapping[str, int] = {
     "experts": 4096,
     "width": 2**17,
-    "hidden": 2**15,
+    "hidden": 2**14,
     "shared": 4096,
     "router_dim": 2**15,
 }
@@ -69,8 +69,9 @@ _MOST_FACES = 65
 #: Dimensions up to which the mean of Gaussian routers is an integral of a fraction of a second.
 _MOST_EXPECTED_DIMS = 64
 
-#: Chosen experts times dimensions up to which the bound of regions is.
-_MOST_TERMS = 2**15
+#: Terms of the bound of regions times experts, which is how long their factors are, up to which
+#: it is a matter of a second.
+_MOST_WORK = 2**25
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def _expected(num_experts: int, k: int, dims: int) -> float | None:
 
 def _regions(num_experts: int, k: int, width: int, dims: int) -> int | None:
     """None where the sum would take seconds."""
-    if k * min(dims, k) > _MOST_TERMS:
+    if k * min(dims, k) * num_experts > _MOST_WORK:
         return None
     return most_regions(num_experts, k, width, dims)
 

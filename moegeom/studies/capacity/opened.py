@@ -13,7 +13,7 @@ from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.pipeline import Watch
 from moegeom.router.expert_samples import experts_by_folder
-from moegeom.router.expert_shapes import ExpertShape, expert_shape
+from moegeom.router.expert_shapes import ExpertShape, expert_shape, open_headers
 from moegeom.router.plain_names import with_plain_names
 from moegeom.studies.capacity.layer import Origin, refuse_unfit, requested_layer
 from moegeom.studies.capacity.record import Capacity, LayerSizes
@@ -40,6 +40,7 @@ def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
     routers = opened.recorded
     store = with_plain_names(opened.store)
     by_folder = experts_by_folder(store)
+    open_headers(store, routers, by_folder)
     members: dict[_Kind, list[tuple[Router, ExpertShape]]] = {}
     for router in routers:
         shape = expert_shape(store, router, by_folder, request.width)

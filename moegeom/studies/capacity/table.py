@@ -154,6 +154,9 @@ def _claim(at: AtDimension, count: int, is_of_k: bool = True) -> str:
 
 
 def _splits(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
+    thumb = "per-expert rule of thumb; the bound itself needs k N >= d"
+    for gain in layer.splits[0].gains if layer.splits else ():
+        yield _row("largest_split", "document", gain.largest_split, thumb, data_dim=gain.dims)
     for split in layer.splits:
         yield from _split(split)
 
@@ -167,9 +170,6 @@ def _split(split: SplitExperts) -> Iterator[dict[str, Any]]:
         yield _gain("gain_as_published", "document", gain.published, spurious, **where)
         yield _gain("gain_of_cells", "upper_bound", gain.cells, "ratio of two bounds", **where)
         yield _gain("gain_of_regions", "upper_bound", gain.regions, "ratio of two bounds", **where)
-        if split.split == 1:
-            thumb = "per-expert rule of thumb; the bound itself needs k N >= d"
-            yield _row("largest_split", "document", gain.largest_split, thumb, **where)
 
 
 def _costs(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
