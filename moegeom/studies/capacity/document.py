@@ -73,7 +73,7 @@ def _header(found: Capacity) -> Iterator[Block]:
 # ------------------------------------------------------------------------------------------- layers
 
 
-def _layer(layer: LayerCapacity, found: Capacity, view: View) -> list[list[Block]]:
+def _layer(layer: LayerCapacity, found: Capacity, view: View) -> Sequence[Sequence[Block]]:
     """Sections on one kind of layer."""
     middle = layer.at[len(layer.at) // 2].dims
     splits = [[_split_cells(s, g) for g in s.gains] for s in layer.splits if s.split > 1]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router, format_layers
+from moegeom.core.tokens import SourceFacts
 from moegeom.engine.session import Session
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
@@ -18,6 +19,7 @@ from moegeom.router.plain_names import with_plain_names
 from moegeom.studies.capacity.layer import Origin, refuse_unfit, requested_layer
 from moegeom.studies.capacity.record import Capacity, LayerSizes
 from moegeom.studies.capacity.request import CapacityRequest
+from moegeom.tokens.stages import INPUT_STAGES
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def _dimensions(
     """The range of the intrinsic dimension of what each router reads."""
     source = opened.source
     assert source is not None
+    if source.facts.stage not in INPUT_STAGES:
+        raise _unknown_dimension(source.facts, routers[0].name)
     if watch:
         watch.start(len(routers) * source.facts.num_tokens)
     found = {}
@@ -102,20 +106,24 @@ def _dimensions(
             [METRICS["intrinsic_dimension"]],
             advanced=watch.advance if watch else None,
         )
-        rows = measure_router(run).rows["layers"]
+        rows = measure_router(run).rows.get("layers", ())
         ends = [
             (row["intrinsic_dimension_low"], row["intrinsic_dimension_high"])
             for row in rows
             if row.get("intrinsic_dimension_low") is not None
         ]
         if not ends:
-            raise RecordingError(
-                f"{source.facts.name}: the dimension of the inputs of router {router.name} cannot "
-                "be estimated: that takes router inputs of 100 different tokens or more.",
-                "moegeom capture --keep hidden records them; or say it: --data-dim D.",
-            )
+            raise _unknown_dimension(source.facts, router.name)
         found[router.name] = ends[0]
     return found
+
+
+def _unknown_dimension(facts: SourceFacts, router: str) -> RecordingError:
+    return RecordingError(
+        f"{facts.name}: the dimension of the inputs of router {router} cannot be estimated: that "
+        "takes router inputs of 100 different tokens or more.",
+        "moegeom capture --keep hidden records them; without --tokens, say it: --data-dim D.",
+    )
 
 
 def _of_data(ranges: Sequence[tuple[float, float]]) -> tuple[tuple[int, ...], str]:
