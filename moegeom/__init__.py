@@ -26,6 +26,7 @@ _PUBLIC: dict[str, str] = {
     "explain": "moegeom.api:explain",
     "track": "moegeom.api:track",
     "cells": "moegeom.api:cells",
+    "capacity": "moegeom.api:capacity",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",

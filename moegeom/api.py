@@ -24,6 +24,7 @@ from moegeom.results.reader import is_results, open_results
 from moegeom.router.requested_family import NOTHING_ASKED
 from moegeom.studies.balance.record import BalanceRequest
 from moegeom.studies.boundary.record import BoundaryRequest
+from moegeom.studies.capacity.request import CapacityRequest
 from moegeom.studies.cells.study.request import CellsRequest, parse_view
 from moegeom.studies.check.record import GateRequest
 from moegeom.studies.diff.record import DifferenceRequest
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from moegeom.pipeline import Watch
     from moegeom.studies.balance.record import Balance
     from moegeom.studies.boundary.record import BoundaryReport
+    from moegeom.studies.capacity.record import Capacity
     from moegeom.studies.cells.record import Enumerations
     from moegeom.studies.check.record import Gate
     from moegeom.studies.diff.record import Difference
@@ -384,6 +386,40 @@ def cells(
     options = {"expert": expert, **options, "view": view}
     request = asked_request(CellsRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(listed(request, watch), document)
+
+
+@asks(CapacityRequest)
+def capacity(
+    checkpoint: str | Path | Checkpoint = "",
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Capacity]:
+    """What a router of some size could do at most: cells and regions on data of few dimensions.
+
+    The sizes are those of ``checkpoint``, of which no expert is read, or ``experts``, ``top_k``,
+    ``width`` (of one expert) and ``hidden``. The dimension of ``tokens`` is estimated.
+
+    Raises
+    ------
+    UsageError
+        When sizes are missing or cannot be meant, or ``out`` cannot be written.
+    RouterError
+        When the checkpoint does not say how wide its experts are, or contradicts itself.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> found = mg.capacity(experts=64, top_k=8, width=1024, hidden=2048, data_dims=(2, 4))
+    >>> [(at.dims, at.most_cells) for at in found.value.layers[0].at]
+    [(2, 43557), (4, 8303321)]
+    """
+    from moegeom.studies.capacity.document import document
+    from moegeom.studies.capacity.study import capacity as counted
+
+    request = asked_request(CapacityRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(counted(request, watch), document)
 
 
 # ----------------------------------------------------------------------------- what is compared

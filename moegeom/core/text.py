@@ -25,6 +25,18 @@ def number_of(count: SupportsInt, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
+def integer_text(count: int) -> str:
+    """All digits of a whole number, also of one that is longer than Python writes at once."""
+    if count < 0:
+        return f"-{integer_text(-count)}"
+    most = 4000
+    if count < 10**most:
+        return str(count)
+    half = max(most, int(count.bit_length() * math.log10(2.0)) // 2)
+    first, rest = divmod(count, 10**half)
+    return integer_text(first) + integer_text(rest).zfill(half)
+
+
 # ------------------------------------------------------------------------------------------- shares
 def percent(share: float, spec: str = "") -> str:
     """``12 %``: two figures, and all that stand before the point; or written as ``spec`` says."""

@@ -28,11 +28,14 @@ R = TypeVar("R")
 #: Parameter -> its option, where that is not the same name with dashes.
 _SPELLED = {
     "arithmetics": "arith",
+    "checkpoint": "from",
+    "data_dims": "data-dim",
     "log_probs": "logprobs",
     "num_workers": "threads",
     "remote": "no-cache",
     "router_map": "map",
     "skip_non_finite": "non-finite",
+    "splits": "split",
 }
 
 #: Option -> parameter, the other way round; with a second spelling, and one with its value.

@@ -41,21 +41,40 @@ def read_expert_samples(store: TensorStore, routers: Sequence[Router]) -> Expert
     """
     before = store.bytes_read
     store = with_plain_names(store)
-    names = sorted(store.names())
+    by_folder = experts_by_folder(store)
+    digests = {router.name: _samples(store, router, by_folder) for router in routers}
+    return ExpertSamples(digests, store.bytes_read - before)
+
+
+def experts_by_folder(store: TensorStore) -> dict[str, list[str]]:
+    """Names with ``experts.`` in them, sorted, by what stands before that."""
     by_folder: dict[str, list[str]] = {}
-    for name in names:
+    for name in sorted(store.names()):
         folder, found, _ = name.partition("experts.")
         if found:
             by_folder.setdefault(folder, []).append(name)
-    digests = {router.name: _samples(store, router, by_folder) for router in routers}
-    return ExpertSamples(digests, store.bytes_read - before)
+    return by_folder
+
+
+def folder_of(router: Router) -> str:
+    """``model.layers.3.mlp.`` for the router ``model.layers.3.mlp.gate.weight``."""
+    return plain_name(router.provenance.tensors[0]).rpartition(".")[0].rpartition(".")[0] + "."
+
+
+def expert_leaves(folder: str, names: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Tensors of numbered experts: what stands behind the number, and the name by number."""
+    leaves: dict[str, dict[int, str]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name.removeprefix(folder))
+        if match:
+            leaves.setdefault(match[2], {})[int(match[1])] = name
+    return leaves
 
 
 def _samples(
     store: TensorStore, router: Router, by_folder: Mapping[str, Sequence[str]]
 ) -> list[str] | None:
-    # model.layers.3.mlp.gate.weight -> model.layers.3.mlp.
-    folder = plain_name(router.provenance.tensors[0]).rpartition(".")[0].rpartition(".")[0] + "."
+    folder = folder_of(router)
     names = by_folder.get(folder, ())
     try:
         return _numbered(store, router, folder, names) or _stacked(store, router, folder, names)
@@ -66,11 +85,7 @@ def _samples(
 def _numbered(
     store: TensorStore, router: Router, folder: str, names: Sequence[str]
 ) -> list[str] | None:
-    leaves: dict[str, dict[int, str]] = {}
-    for name in names:
-        match = _NUMBERED.fullmatch(name.removeprefix(folder))
-        if match:
-            leaves.setdefault(match[2], {})[int(match[1])] = name
+    leaves = expert_leaves(folder, names)
     wanted = set(range(router.num_experts))
     whole = sorted(leaf for leaf, found in leaves.items() if set(found) == wanted)
     for leaf in whole[:_MOST_TRIED]:

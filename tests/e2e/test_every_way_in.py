@@ -33,7 +33,7 @@ from tests.unit.tokens.dialects.test_counts import WRITERS as COUNT_WRITERS
 from tests.unit.tokens.dialects.written import EXPERTS, FIRST, NUM_LAYERS, TOP_K, Written
 from tests.unit.tokens.dialects.written import WRITERS as TRACE_WRITERS
 
-NUM_TOKENS, DOCUMENT = 96, 12
+NUM_TOKENS, DOCUMENT = 120, 12
 
 #: Stages whose files hold one array per router, which is what foreign files can hold.
 PLAIN = tuple(stage for stage, tensors in STAGE_TENSORS.items() if len(tensors) == 1)
@@ -286,6 +286,13 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
     "space": (
         one_side("space", "--layers", "1"),
         lambda way: way.holds("router_input", "pre_norm", "logits"),
+    ),
+    "capacity": (
+        lambda file, told: (
+            *("capacity", "--from", "model", "--tokens", str(file), *told),
+            *("--layers", "1", "--width", "64"),
+        ),
+        lambda way: way.holds("router_input", "pre_norm"),
     ),
     "balance": (
         one_side("balance", "--layers", "1"),

@@ -62,6 +62,9 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.balance": lambda: mg.balance(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.space": lambda: mg.space(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.boundary": lambda: mg.boundary_report(MODEL, REC, arithmetics="bf16"),
+    "studies.capacity": lambda: mg.capacity(
+        experts=64, top_k=8, width=1024, hidden=2048, shared=1, gated=True
+    ),
     "studies.cells": lambda: mg.cells(MODEL, REC, layers=0, subspace="pca:2"),
     "studies.check": lambda: mg.check(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.check.page": lambda: page_document(page_of(find_check("MGI112")), View(80)),

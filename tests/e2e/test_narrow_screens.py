@@ -81,6 +81,7 @@ def test_a_layer_that_was_asked_for_in_vain_is_named_by_every_command(moegeom, p
         ("diff", "model", "model"),
         ("space", "model", "--tokens", "rec"),
         ("balance", "model", "--tokens", "rec"),
+        ("capacity", "--from", "model", "--width", "64"),
         ("track", "model", "--out", "followed"),
     ):
         shown = moegeom(place, *arguments, "--layers", "0,7").out

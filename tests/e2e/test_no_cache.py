@@ -20,6 +20,7 @@ CALLS = {
     "diff --tokens": ("diff", "URL", "model", "--tokens", "rec"),
     "space": ("space", "URL", "--tokens", "rec"),
     "balance": ("balance", "URL", "--tokens", "rec"),
+    "capacity": ("capacity", "--from", "URL", "--width", "64"),
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,21 @@ from moegeom.geometry.boundary.orders import (
     order_exact,
     tie_spread,
 )
+from moegeom.geometry.capacity.cell_bounds import (
+    log_zaslavsky,
+    most_cells,
+    total_cells,
+    zaslavsky,
+)
+from moegeom.geometry.capacity.costs import router_macs
+from moegeom.geometry.capacity.granularity import (
+    largest_split,
+    published_split_log10,
+    split_sets_log10,
+)
+from moegeom.geometry.capacity.hypersimplex import face_count, face_counts
+from moegeom.geometry.capacity.region_bounds import most_regions, published_regions
+from moegeom.geometry.capacity.tropical import elementary_symmetric, power_distances
 from moegeom.geometry.consistency import jaccard, overlap_share
 from moegeom.geometry.gram import (
     best_gram_score,
@@ -65,13 +79,6 @@ from moegeom.geometry.space import (
     two_nn,
 )
 from moegeom.kernels.cpu.curved_distance import curved_distance
-from moegeom.studies.cells.ball.bounds_of_cells import (
-    log_zaslavsky,
-    most_cells,
-    total_cells,
-    zaslavsky,
-)
-from moegeom.studies.cells.exact.hypersimplex import face_count, face_counts, log10_count
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = DATA / "theory_fixtures.json"
@@ -275,7 +282,18 @@ DELIVERED = {
     "cells_total_affine": lambda E, d: total_cells(E, d, is_central=False),
     "cells_total_hom": lambda E, d: total_cells(E, d, is_central=True),
     "cells_ub": lambda cases: [most_cells(*case, False) for case in cases],
-    "granularity_log10": lambda E, k, G: log10_count(comb(G * E, G * k)) - log10_count(comb(E, k)),
+    "granularity_log10": lambda E, k, G: split_sets_log10(E, k, split=G),
+    "granularity_doc_log10": lambda E, k, G, d: published_split_log10(E, k, split=G, dims=d),
+    "G_max": lambda N, d: largest_split(width=N, dims=d),
+    "tropical_e3": lambda z, k: elementary_symmetric(row(z), k),
+    "power_distance": lambda W, b, x: power_distances(np.array(W), np.array(b), row(x))[0],
+    "example_4_21": lambda E, n_in: [
+        published_regions(E, 4, 5, n_in).dense,
+        published_regions(E, 1, 20, n_in).top_1,
+        published_regions(E, 4, 5, n_in).top_k,
+    ],
+    "regions_ub": lambda cases_E_k_N_d: [most_regions(*case) for case in cases_E_k_N_d],
+    "gru_macs": lambda d, E, D: router_macs(E, d, D).gru,
 }
 
 #: Fixtures whose number is not what their text defines, with the reason. The quantity is tested by
@@ -296,10 +314,9 @@ NOT_DELIVERED = frozenset(
     thm47_log_ratio_tube thm47_log_ratio_def46
     occ_integral_n1 occ_integral_n2 occ_integral_n3 occ_integral_n5 occ_exact_slab
     occ_exact_tube_n2 occ_capped_b0 smoothstep smooth_gate jump eps_for_budget anneal
-    tropical_e3            example_4_21 regions_ub  granularity_doc_log10
-    G_max power_distance hmoe_MHA hmoe_I hmoe_II
+    hmoe_MHA hmoe_I hmoe_II
     voronoi_worked split_L2 split_f_MHA pde_residual
-    osr_cost osr_sinkhorn osr_sinkhorn_single gru_macs newton_schulz_step sig_diff
+    osr_cost osr_sinkhorn osr_sinkhorn_single newton_schulz_step sig_diff
     """.split()
 )
 

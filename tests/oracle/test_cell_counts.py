@@ -12,7 +12,7 @@ import pytest
 from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
-from moegeom.studies.cells.ball.bounds_of_cells import (
+from moegeom.geometry.capacity.cell_bounds import (
     expected_diagram,
     log_zaslavsky,
     most_cells,
@@ -21,15 +21,15 @@ from moegeom.studies.cells.ball.bounds_of_cells import (
     total_cells,
     zaslavsky,
 )
-from moegeom.studies.cells.exact.collected import collected
-from moegeom.studies.cells.exact.exact_cells import exact_cells
-from moegeom.studies.cells.exact.hypersimplex import (
+from moegeom.geometry.capacity.hypersimplex import (
     face_count,
     face_counts,
     log10_count,
     num_edges,
     num_facets,
 )
+from moegeom.studies.cells.exact.collected import collected
+from moegeom.studies.cells.exact.exact_cells import exact_cells
 from moegeom.studies.cells.walk.level_walk import level_walk
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -13,9 +13,9 @@ from scipy.sparse.csgraph import floyd_warshall
 from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
+from moegeom.geometry.capacity.hypersimplex import kset_vertices, largest_sum
 from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.studies.cells.exact.hypersimplex import kset_vertices, largest_sum
 from moegeom.studies.cells.exact.recession import (
     BOUNDED,
     THIN,

@@ -76,7 +76,9 @@ def refusal(call, *given, **options) -> mg.MoeGeomError:
     return caught.value
 
 
-@pytest.mark.parametrize("name", ["scan", "check", "balance", "open", "recording", "cells"])
+@pytest.mark.parametrize(
+    "name", ["scan", "check", "balance", "open", "recording", "cells", "capacity"]
+)
 def test_an_unknown_parameter_is_an_error_that_suggests_the_nearest(name):
     error = refusal(
         getattr(api, name), str(CKPT), **{"layer" if name != "recording" else "stages": 0}

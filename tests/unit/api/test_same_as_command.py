@@ -111,6 +111,12 @@ def test_cells_of_a_bare_matrix(tmp_path):
     assert_same(found, "cells", *given)
 
 
+def test_capacity_finds_what_capacity_prints():
+    found = mg.capacity(CKPT, REC, layers=0, splits=2)
+    given = ("--from", CKPT, "--tokens", REC, "--layers", "0", "--split", "2")
+    assert_same(found, "capacity", *given)
+
+
 def test_diff_finds_what_diff_prints():
     assert_same(mg.diff(BEFORE, mg.open(CKPT)), "diff", BEFORE, CKPT)
 

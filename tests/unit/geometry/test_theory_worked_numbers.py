@@ -19,6 +19,20 @@ from moegeom.geometry.boundary.orders import (
     order_eps,
     tie_spread,
 )
+from moegeom.geometry.capacity.cell_bounds import log_zaslavsky, most_cells, zaslavsky
+from moegeom.geometry.capacity.costs import published_macs, router_macs
+from moegeom.geometry.capacity.granularity import (
+    largest_split,
+    published_split_log10,
+    split_sets_log10,
+)
+from moegeom.geometry.capacity.hypersimplex import face_counts
+from moegeom.geometry.capacity.region_bounds import (
+    log_leading_zaslavsky,
+    most_regions,
+    published_regions,
+)
+from moegeom.geometry.capacity.tropical import elementary_symmetric
 from moegeom.geometry.gram import (
     best_gram_score,
     cap_area_log10,
@@ -36,8 +50,6 @@ from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
 from moegeom.geometry.selection import margin, route, selection_scores, top_k
 from moegeom.geometry.space import participation_ratio, participation_ratio_corrected
 from moegeom.kernels.cpu.curved_distance import curved_distance
-from moegeom.studies.cells.ball.bounds_of_cells import most_cells, zaslavsky
-from moegeom.studies.cells.exact.hypersimplex import face_counts
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/theory.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (\w+) [^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -85,6 +97,11 @@ def half_of_the_leading_term():
     return [area, area - log(cap_constant(7168), 10) - 7167 * log(0.5, 10)]
 
 
+def published():
+    found = published_regions(16, 4, 5, 2)
+    return [found.dense, published_regions(16, 1, 20, 2).top_1, found.top_k]
+
+
 def loads():
     entropy = float(load_entropy_nats(COUNTS))
     return [load_cv(COUNTS), max_vio(COUNTS), gini(COUNTS), entropy / log(4), exp(entropy)]
@@ -112,8 +129,36 @@ WORKED = {
     ),
     "A12": ("2 one", lambda: [order_eps(NEAR, 2, 0.05)[0], extra_experts(NEAR, 2, 0.05)[0]]),
     "B2": ("20 90 120 60 12 1", lambda: face_counts(3, 6)),
-    "B3": ("211 1351", lambda: [zaslavsky(20, 2), zaslavsky(20, 3)]),
+    "B1": ("5.5", lambda: [elementary_symmetric(np.array([[1.0, -2.0, 4.0, 0.5]]), 3)[0]]),
+    "B3": (
+        "211 1351 11224.6187 13088.2744",
+        lambda: [
+            zaslavsky(20, 2),
+            zaslavsky(20, 3),
+            log_zaslavsky(16384, 7168),
+            log_leading_zaslavsky(16384, 7168),
+        ],
+    ),
     "B4": ("107 653", lambda: [most_cells(16, 4, 1, False), most_cells(16, 4, 2, False)]),
+    "B5": ("211 3376 384020", published),
+    "B6": (
+        "108 132 12373 384020 129704653 14563641820",
+        lambda: [
+            count
+            for sizes in ((4, 2, 3, 2), (16, 4, 5, 2), (16, 4, 1000, 2))
+            for count in (most_regions(*sizes), published_regions(*sizes).top_k)
+        ],
+    ),
+    "B8": (
+        "5.574788 -0.103503 31.119228 25.775597 76",
+        lambda: [
+            split_sets_log10(8, 2, 4),
+            published_split_log10(8, 2, 4, 10),
+            split_sets_log10(64, 8, 4),
+            published_split_log10(64, 8, 4, 10),
+            largest_split(1536, 20),
+        ],
+    ),
     "B10": (
         "0.0128607 -2159.7463 0.0624 0.129345",
         lambda: [10 ** cap_area_log10(0.5, 5), *half_of_the_leading_term(), cap_constant(10)],
@@ -131,6 +176,15 @@ WORKED = {
     "D3": (
         "0.612372 1 0.3125 0.875 3.3636 80",
         lambda: [*loads(), expert_capacity(2048, 64, 2, 1.25)],
+    ),
+    "D4": (
+        "15728640 4194304 4194304 524288",
+        lambda: [
+            router_macs(8, 4096, 128).gru,
+            published_macs(8, 2, 4096, 128).gru,
+            router_macs(8, 4096, 128).projector,
+            published_macs(8, 2, 4096, 128).projector,
+        ],
     ),
     "E1": ("0.331059 1.007672 0.936375", curved),
     "E3": ("0.463648", lambda: [angle()]),

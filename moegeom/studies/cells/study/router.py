@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
-from moegeom.studies.cells.ball.bounds_of_cells import expected_diagram, most_cells
+from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
 from moegeom.studies.cells.exact.crossings import crossing_rate
 from moegeom.studies.cells.graph.facet_graph import facet_graph
 from moegeom.studies.cells.graph.visited_graph import visited_graph

@@ -1,0 +1,1 @@
+"""``moegeom capacity``: what a router of this size could do at most."""

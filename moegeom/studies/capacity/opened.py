@@ -1,0 +1,146 @@
+"""The sizes of a checkpoint, and the dimension of tokens of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moegeom.core.errors import RecordingError
+from moegeom.core.router import Router, format_layers
+from moegeom.core.tokens import SourceFacts
+from moegeom.engine.session import Session
+from moegeom.measure.passes import RouterRun, measure_router
+from moegeom.metrics import METRICS
+from moegeom.pipeline import Watch
+from moegeom.router.expert_samples import experts_by_folder
+from moegeom.router.expert_shapes import ExpertShape, expert_shape, open_headers
+from moegeom.router.plain_names import with_plain_names
+from moegeom.studies.capacity.layer import Origin, refuse_unfit, requested_layer
+from moegeom.studies.capacity.record import Capacity, LayerSizes
+from moegeom.studies.capacity.request import CapacityRequest
+from moegeom.tokens.stages import INPUT_STAGES
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What layers must share to be told together."""
+
+    sizes: LayerSizes
+    is_linear: bool
+
+
+def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
+    """Layers of the same sizes together; no byte of an expert is read.
+
+    Raises
+    ------
+    MoeGeomError
+        As ``capacity``.
+    """
+    opened = Session.open(request)
+    routers = opened.recorded
+    store = with_plain_names(opened.store)
+    by_folder = experts_by_folder(store)
+    open_headers(store, routers, by_folder)
+    members: dict[_Kind, list[tuple[Router, ExpertShape]]] = {}
+    for router in routers:
+        shape = expert_shape(store, router, by_folder, request.width)
+        is_gated = request.gated if shape.is_gated is None else shape.is_gated
+        sizes = LayerSizes(
+            router.num_experts,
+            router.rule.top_k,
+            shape.width,
+            router.hidden_size,
+            shape.shared_width,
+            is_gated,
+        )
+        kind = _Kind(sizes, router.rule.is_affine)
+        members.setdefault(kind, []).append((router, shape))
+    for kind in members:  # what cannot be meant is said before tokens are read
+        refuse_unfit(kind.sizes, request.data_dims, request.splits)
+    ranges = {} if opened.source is None else _dimensions(opened, routers, request, watch)
+    layers = []
+    for kind, those in members.items():
+        names = [router.name for router, _ in those]
+        dims, said = _of_data([ranges[name] for name in names if name in ranges])
+        layers.append(
+            requested_layer(
+                request,
+                kind.sizes,
+                dims,
+                Origin(
+                    _named([router for router, _ in those]),
+                    kind.is_linear,
+                    those[0][1].origin,
+                    said,
+                ),
+            )
+        )
+    return Capacity(
+        opened.store.label,
+        tuple(layers),
+        request.router_dim,
+        opened.left_out,
+        opened.facts(routers),
+    )
+
+
+def _dimensions(
+    opened: Session, routers: Sequence[Router], request: CapacityRequest, watch: Watch | None
+) -> dict[str, tuple[float, float]]:
+    """The range of the intrinsic dimension of what each router reads."""
+    source = opened.source
+    assert source is not None
+    if source.facts.stage not in INPUT_STAGES:
+        raise _unknown_dimension(source.facts, routers[0].name)
+    if watch:
+        watch.start(len(routers) * source.facts.num_tokens)
+    found = {}
+    for router in routers:
+        if watch:
+            watch.begin(router.name)
+        run = RouterRun(
+            router,
+            source,
+            [METRICS["intrinsic_dimension"]],
+            advanced=watch.advance if watch else None,
+        )
+        rows = measure_router(run).rows.get("layers", ())
+        ends = [
+            (row["intrinsic_dimension_low"], row["intrinsic_dimension_high"])
+            for row in rows
+            if row.get("intrinsic_dimension_low") is not None
+        ]
+        if not ends:
+            raise _unknown_dimension(source.facts, router.name)
+        found[router.name] = ends[0]
+    return found
+
+
+def _unknown_dimension(facts: SourceFacts, router: str) -> RecordingError:
+    return RecordingError(
+        f"{facts.name}: the dimension of the inputs of router {router} cannot be estimated: that "
+        "takes router inputs of 100 different tokens or more.",
+        "moegeom capture --keep hidden records them; without --tokens, say it: --data-dim D.",
+    )
+
+
+def _of_data(ranges: Sequence[tuple[float, float]]) -> tuple[tuple[int, ...], str]:
+    """Both ends in whole dimensions, rounded up, and the sentence about them."""
+    if not ranges:
+        return (), ""
+    low, high = min(ends[0] for ends in ranges), max(ends[1] for ends in ranges)
+    said = f"intrinsic dimension of the tokens: {low:.1f} to {high:.1f}"
+    return (max(1, math.ceil(low)), max(1, math.ceil(high))), said
+
+
+def _named(routers: Sequence[Router]) -> str:
+    """``text/0-2``."""
+    layers: dict[tuple[str, str], set[int]] = {}
+    for router in routers:
+        layers.setdefault((router.stack, router.slot), set()).add(router.layer)
+    return ", ".join(
+        "/".join(filter(None, (stack, format_layers(those), slot)))
+        for (stack, slot), those in layers.items()
+    )

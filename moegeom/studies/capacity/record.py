@@ -1,0 +1,127 @@
+"""What a router of given sizes could do at most: the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moegeom.geometry.capacity.costs import (
+    Parameters,
+    PublishedMacs,
+    PublishedParameters,
+    RouterMacs,
+)
+from moegeom.geometry.capacity.region_bounds import PublishedRegions
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Experts, how many are chosen, their width, and the length of an input.
+
+    ``shared_width`` are neurons of all shared experts together.
+    """
+
+    num_experts: int
+    top_k: int
+    width: int
+    hidden: int
+    shared_width: int
+    is_gated: bool
+
+
+@dataclass(frozen=True)
+class AtDimension:
+    """What can be told apart on an affine set of ``dims`` dimensions.
+
+    ``most_cells`` of top-k, ``all_orders`` together for every k from 0 to E, ``expected_cells`` of
+    a Gaussian router. ``dense_leading`` is log10 of m^d / d! for the m active neurons, ``regions``
+    the bound of expert sets with patterns of neurons, ``regions_leading`` log10 of what it grows
+    like. None where it takes too long, or means nothing.
+    """
+
+    dims: int
+    most_cells: int
+    all_orders: int
+    expected_cells: float | None
+    is_every_set_possible: bool
+    published: PublishedRegions
+    dense_leading: float
+    regions: int | None
+    regions_leading: float | None
+    zonotope_vertices: int
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the published number of top-k regions is more than there can be."""
+        return self.regions is not None and self.published.top_k > self.regions
+
+
+@dataclass(frozen=True)
+class SplitGain:
+    """log10 of what a split gains on ``dims`` dimensions: as printed, of cells, of regions.
+
+    ``largest_split`` is the rule of thumb N / d.
+    """
+
+    dims: int
+    published: float
+    cells: float
+    regions: float | None
+    largest_split: int
+
+
+@dataclass(frozen=True)
+class SplitExperts:
+    """Every expert cut into ``split``; ``sets`` is log10 of the gain in expert sets."""
+
+    split: int
+    num_experts: int
+    top_k: int
+    width: int
+    sets: float
+    gains: tuple[SplitGain, ...]
+
+
+@dataclass(frozen=True)
+class LayerCapacity:
+    """All of it for layers of the same sizes.
+
+    ``routers`` names them, "" for sizes that were typed. ``width_origin`` and ``dims_origin`` say
+    where the width of experts and the dimensions of the data come from. ``faces`` of the
+    hypersimplex by dimension, the first 65; ``free_from`` is the dimension from which on the bound
+    allows every set. ``expert_macs`` of the chosen and shared experts per token.
+    """
+
+    routers: str
+    sizes: LayerSizes
+    is_linear: bool
+    width_origin: str
+    dims_origin: str
+    num_sets: int
+    num_edges: int
+    num_facets: int
+    faces: tuple[int, ...]
+    free_from: int
+    at: tuple[AtDimension, ...]
+    splits: tuple[SplitExperts, ...]
+    parameters: Parameters
+    published_parameters: PublishedParameters
+    expert_macs: int
+    macs: RouterMacs
+    published_macs: PublishedMacs
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Each kind of layer, and the facts of the run where a checkpoint was opened.
+
+    ``left_out`` are routers with the reason.
+    """
+
+    name: str
+    layers: tuple[LayerCapacity, ...]
+    router_dim: int
+    left_out: tuple[tuple[str, str], ...] = ()
+    run: Mapping[str, Any] | None = None
+    written: str | None = None
