@@ -204,7 +204,7 @@ class Proposal:
         """Whether other logits are predicted than those of the router as it is."""
         if self.routed is not None:
             return not self.has_logits_of(site)
-        return self.moves_logits or self.rows is not None
+        return self.moves_logits or self.rows is not None or self.numbers is not None
 
     def has_logits_of(self, site: Site) -> bool:
         """Whether a ``routed`` router makes the logits of the site: another rule or bias alone."""
@@ -241,6 +241,8 @@ class Proposal:
             there = rows if self.rows is None else self.rows[rows]
             logits = site.logits[np.maximum(there, 0)].copy()
             logits[there < 0] = np.nan
+        if self.numbers is not None and site.is_of_logits:  # rows have other places, and so logits
+            logits = logits[:, self.numbers]
         found = site.told.apart(router, rows, logits, self.theirs(site, rows))
         return np.where(np.isnan(found), as_is[rows], found)
 

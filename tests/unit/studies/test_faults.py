@@ -230,6 +230,14 @@ def test_a_small_bias_that_was_left_out_is_found_beside_a_large_one(router):
 
 
 @pytest.mark.parametrize("tells", ["", "logits", "weights"])
+def test_rows_in_another_order_are_experts_with_other_numbers(router, tells):
+    rows = router.weight[np.random.default_rng(4).permutation(EXPERTS)]
+    best = believed(found(site(router, rows, noise=0.01, tells=tells)))
+    assert best is not None
+    assert best.cause == "experts renamed"
+
+
+@pytest.mark.parametrize("tells", ["", "logits", "weights"])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_an_update_of_low_rank_is_found(router, rank, tells):
     random = np.random.default_rng(rank)
