@@ -74,12 +74,16 @@ class Guide:
 
 @dataclass(frozen=True)
 class Points:
-    """Dots, one colour for each of ``names``; ``group`` says which each dot has."""
+    """Dots or crosses, one colour for each of ``names``; ``group`` says which each has.
+
+    Without names they are in the colours of what else is in the panel, and have no legend.
+    """
 
     x: Numbers
     y: Numbers
     group: Sequence[int]
-    names: Sequence[str]
+    names: Sequence[str] = ()
+    are_crosses: bool = False
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,9 @@ _MOST_SHAPES = 1500
 #: Bars up to which each can be hovered over.
 _MOST_BARS = 64
 
+#: A cross of 7 pixels, from its upper left corner.
+_CROSS = "M{x:.1f} {y:.1f}l7 7m0 -7l-7 7"
+
 #: Digits as exponents.
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -71,6 +74,7 @@ STYLE = "\n".join(
         ".whisker.many { opacity: .25; stroke-width: .6; }",
         ".rule { stroke-width: 1.3; stroke-dasharray: 5 3; }",
         ".pixels { image-rendering: pixelated; }",
+        ".halo { fill: none; stroke: Canvas; stroke-width: 5; }",
         *(f".{n} {{ --c: {light}; }}" for n, (light, _) in ROLES.items()),
         *(f".g{i} {{ --c: {colour}; }}" for i, colour in enumerate(GROUPS)),
         ".s { stroke: var(--c); } .f { fill: var(--c); }",
@@ -373,12 +377,17 @@ def _rule(plot: _Plot, mark: Guide, *_: int) -> Iterator[str]:
 def _points(plot: _Plot, mark: Points, *_: int) -> Iterator[str]:
     for number in sorted(set(mark.group), reverse=True):  # the first on top
         dots = [
-            f"M{plot.x.at(x):.1f} {plot.y.at(y):.1f}h0"
+            _CROSS.format(x=plot.x.at(x) - 3.5, y=plot.y.at(y) - 3.5)
+            if mark.are_crosses
+            else f"M{plot.x.at(x):.1f} {plot.y.at(y):.1f}h0"
             for x, y, group in zip(mark.x, mark.y, mark.group, strict=True)
             if group == number and x is not None and y is not None
         ]
         kind = f"s g{number % len(GROUPS)}"
         style = 'stroke-width="4" stroke-linecap="round" stroke-opacity=".65"'
+        if mark.are_crosses:  # seen among dots of their own colour
+            yield f'<path class="halo" d="{"".join(dots)}"/>'
+            style = 'fill="none" stroke-width="2.2"'
         yield f'<path class="{kind}" {style} d="{"".join(dots)}"/>'
 
 

@@ -54,6 +54,7 @@ MAY_RENAME = {"moegeom/core/files.py", "moegeom/studies/track/measure.py"}
 #: What parses TOML and Parquet of others within bounds, and what reads files of the program itself.
 MAY_PARSE = {
     "moegeom/core/documents.py": "TOML",
+    "moegeom/core/extras.py": "what pip wrote beside the program",
     "moegeom/core/parquet.py": "Parquet",
     "moegeom/variants/arithmetic.py": "presets, which are part of the program",
 }

@@ -101,6 +101,13 @@ def _rows(drawn: Drawn, routers: Sequence[str]) -> dict[str, dict[str, Rows]]:
     return found
 
 
+def cosines_of(drawn: Drawn, routers: Sequence[str]) -> dict[str, Matrix]:
+    """Cosines of centred rows by router, of those that have them; nan on the diagonal."""
+    if not drawn.has("matrices", "values"):
+        return {}
+    return _whole(_rows(drawn, routers)["row_cosine"])
+
+
 def _whole(rows: Mapping[str, Rows]) -> dict[str, Matrix]:
     """Whole matrices by router; nan on the diagonal and where nothing is known."""
     found = {}

@@ -44,12 +44,14 @@ h1, h2 { overflow-wrap: anywhere; }
 th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #8884; }
 .left { text-align: left; } .dim { opacity: .7; } .right { float: right; font-weight: 400; }
 .good { color: #1a7f37; } .warning { color: #9a6700; } .error { color: #cf222e; }
-code { background: #8882; padding: .1em .3em; } section { margin: 1.2em 0; }
+code { background: #8882; padding: .1em .3em; white-space: pre; overflow-x: auto; }
+code { display: inline-block; max-width: 100%; vertical-align: bottom; }
+section { margin: 1.2em 0; }
 figure { margin: 2em 0; } figure h2 { margin-bottom: .2em; } figcaption { max-width: 60em; }
 .panels { display: grid; gap: .8em; }
 .panels { grid-template-columns: repeat(auto-fill, minmax(min(23em, 100%), 1fr)); }
 .panels > * { min-width: 0; } .panels > .wide { grid-column: 1 / -1; overflow-x: auto; }
-.wide svg { min-width: 640px; }
+.wide svg { min-width: 640px; max-width: 62em; }
 .card { border-left: .3em solid; border-radius: .3em; padding: .4em .8em; background: #8881; }
 .card .strong, .card dd { color: #111; }
 a { color: inherit; } .word { text-decoration: underline dotted; text-underline-offset: .2em; }
@@ -58,6 +60,7 @@ tr:target, dt:target { outline: 2px solid #1f6fb4; } .scroll { overflow-x: auto;
 @media print {
   body { margin: 0; max-width: none; } .panels > div, tr { break-inside: avoid; }
   h2 { break-after: avoid; } .wide svg { min-width: 0; } .wide, .scroll { overflow: visible; }
+  code { white-space: pre-wrap; }
 }
 @media screen and (prefers-color-scheme: dark) {
   body { background: #111; color: #ddd; } .card .strong, .card dd { color: #ddd; }
@@ -183,7 +186,8 @@ def _figure(figure: Chart) -> Iterator[str]:
     link = f'href="data:text/csv;base64,{numbers}" download="{escape(figure.name)}.csv"'
     yield f"</div><figcaption>{_text(figure.shows)} "
     yield f"<b>It does not show:</b> {_text(figure.shows_not)} <a {link}>Numbers as CSV</a>"
-    yield f'<p class="dim">{_text(figure.alt)}</p></figcaption></figure>'
+    said = figure.alt[:1].upper() + figure.alt[1:]
+    yield f'<p class="dim">{_text(said)}</p></figcaption></figure>'
 
 
 def comma_separated(figure: Chart) -> str:
