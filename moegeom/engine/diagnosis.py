@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from moegeom import __version__
-from moegeom.core.extras import install_command
 from moegeom.engine.devices.choice import usable_devices
 from moegeom.engine.plan import num_workers
 from moegeom.engine.run_facts import arithmetic_facts
@@ -57,7 +56,7 @@ def _gpus() -> dict[str, str]:
 
 def _package(name: str, extra: str) -> dict[str, str]:
     if importlib.util.find_spec(name) is None:
-        return _row(name, "absent", install_command(extra.split(maxsplit=1)[0]))
+        return _row(name, "absent", f"extra {extra}")
     found = "present"
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
         try:
