@@ -117,6 +117,10 @@ class Heat:
 Mark = Polyline | Bars | Guide | Points | Areas | Heat
 
 
+#: Bars that stand in a narrow panel with room to spare.
+_FEW_BARS = 12
+
+
 @dataclass(frozen=True)
 class Panel:
     """Marks over one pair of axes."""
@@ -131,6 +135,12 @@ class Panel:
     def is_lying(self) -> bool:
         """Whether bars run to the right, which leaves room for long names."""
         return bool(self.y.names) and any(isinstance(mark, Bars) for mark in self.marks)
+
+    @property
+    def fills_page(self) -> bool:
+        """Whether it takes the width of a page; a few bars that stand are read as well without."""
+        has_few = len(self.x.names) <= _FEW_BARS and any(isinstance(m, Bars) for m in self.marks)
+        return self.is_wide and (self.is_lying or not has_few)
 
     def slot(self, mark: Mark) -> tuple[int, int]:
         """Which of how many bars of a name this mark is: (0, 1) where a name has one at most."""

@@ -11,8 +11,8 @@ from moegeom.core.text import figure_text
 from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
 
-#: Layers that are drawn.
-_MOST = 4
+#: Layers that are drawn: as many as stand side by side.
+_MOST = 3
 
 Matrix = Float64[np.ndarray, "experts experts"]
 

@@ -20,7 +20,7 @@ _COLUMNS = ("expert", "is_expert", "domain_number", "x", "y", "margin")
 
 @dataclass(frozen=True)
 class TokensOfLayer:
-    """The sample of a layer: rows of its tokens and of its experts, and colours of them.
+    """The sample of a layer: rows of its tokens and of its busiest experts, and colours of them.
 
     The busiest experts have a colour each, all others one; ``names`` are those of the colours.
     """
@@ -32,12 +32,11 @@ class TokensOfLayer:
     domains: Sequence[int]
 
 
-def layers_shown(drawn: Drawn, columns: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """The first, the middle and the last router of the sample, with these columns."""
-    held = drawn.by_router("sample", columns)
-    routers = list(held)
-    shown = {routers[round(i * (len(routers) - 1) / (_LAYERS - 1))] for i in range(_LAYERS)}
-    return {router: rows for router, rows in held.items() if router in shown}
+def shown_of(routers: Sequence[str]) -> list[str]:
+    """The first, the middle and the last of them, or as many as there are."""
+    last = len(routers) - 1
+    places = sorted({round(i * last / (_LAYERS - 1)) for i in range(_LAYERS)})
+    return [routers[place] for place in places if place >= 0]
 
 
 def domains_of(drawn: Drawn) -> list[str]:
@@ -54,7 +53,7 @@ def coloured(rows: Mapping[str, Sequence[Any]], num_domains: int) -> TokensOfLay
     domain = rows["domain_number"]
     return TokensOfLayer(
         tokens,
-        [row for row, of_router in enumerate(is_expert) if of_router],
+        [row for row, of_router in enumerate(is_expert) if of_router and expert[row] in colour],
         [colour.get(number, len(colour)) for number in expert],
         [*(f"expert {number}" for number in colour), "others"],
         [min(max(domain[row], 0), max(num_domains - 1, 0)) for row in tokens],
@@ -77,7 +76,8 @@ def likeness_of_neighbours(drawn: Drawn, router: str) -> str:
 def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("sample", "x"):
         return
-    domains, held = domains_of(drawn), layers_shown(drawn, _COLUMNS)
+    domains, whole = domains_of(drawn), drawn.by_router("sample", _COLUMNS)
+    held = {router: whole[router] for router in shown_of(list(whole))}
     wide = drawn.layers("plane_share")
     by_choice, by_domain, said = [], [], []
     for router, rows in held.items():
@@ -98,8 +98,8 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         "plane",
         "Tokens in the plane of their widest directions",
         "A sample of tokens by the two principal components of the router inputs, coloured by "
-        "their first choice, and by domain if there are any. Crosses are the rows of the router on "
-        "the same axes, in the colour of their expert, scaled to the spread of the tokens. The "
+        "their first choice, and by domain if there are any. Crosses are the rows of the named "
+        "experts on the same axes, in their colours, scaled to the spread of the tokens. The "
         "sentence below gives what does not depend on a plane: whether near tokens choose alike.",
         "Clusters and gaps that look like any: all but two of the directions are left out.",
         f"{'; '.join(said)}." if said else "Too few tokens to say whether near ones choose alike.",
