@@ -54,7 +54,6 @@ MAY_RENAME = {"moegeom/core/files.py", "moegeom/studies/track/measure.py"}
 #: What parses TOML and Parquet of others within bounds, and what reads files of the program itself.
 MAY_PARSE = {
     "moegeom/core/documents.py": "TOML",
-    "moegeom/core/extras.py": "what pip wrote beside the program",
     "moegeom/core/parquet.py": "Parquet",
     "moegeom/variants/arithmetic.py": "presets, which are part of the program",
 }
@@ -69,6 +68,7 @@ UNBOUNDED = {
 #: What opens files for reading, and why; everything else uses moegeom.core.files, which refuses
 #: what is no regular file: a pipe is waited for, a device has no end.
 MAY_OPEN = {
+    "moegeom/core/extras.py": "what pip wrote beside the program",
     "moegeom/core/files.py": "open_raw itself, and outputs",
     "moegeom/core/parquet.py": "Parquet, behind open_raw",
     "moegeom/tokens/foreign/npy_arrays.py": "an archive, behind the reader of archives of checkpoints",
