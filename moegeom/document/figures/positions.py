@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from moegeom.core.text import figure_text, number_of
@@ -65,11 +64,11 @@ def most_used(expert: Sequence[int], weight: Sequence[float | None], experts: in
     """All experts, or those with the largest sum of weights; by their numbers."""
     if experts <= _MOST:
         return range(experts)
-    total: Counter[int] = Counter()
+    total = [0.0] * experts
     for number, of_it in zip(expert, weight, strict=True):
         if 0 <= number < experts:
             total[number] += of_it or 0.0
-    return sorted(number for number, _ in total.most_common(_MOST))
+    return sorted(sorted(range(experts), key=lambda number: -total[number])[:_MOST])
 
 
 DRAWING = Drawing("positions", 90, "which experts are used along a document", _draw)
