@@ -192,8 +192,9 @@ def check(
 ) -> GateReport[Gate]:
     """May this checkpoint ship? True where the gate is passed, as exit code 0 of the command.
 
-    ``checkpoint`` may be results of a scan. ``baseline`` is a file to compare with, ``profile`` one
-    that says how to judge, ``select`` names checks and ``fail_on`` the least severity that fails.
+    ``checkpoint`` may be results of a scan, kept or in memory. ``baseline`` is a file to compare
+    with, ``profile`` one that says how to judge, ``select`` names checks and ``fail_on`` the least
+    severity that fails.
 
     Raises
     ------
@@ -210,7 +211,9 @@ def check(
     from moegeom.studies.check.document import document
     from moegeom.studies.check.study import gate
 
-    request = asked_request(GateRequest, side("target", checkpoint), tokens, options)
+    request = asked_request(
+        GateRequest, side("target", checkpoint, takes_held=True), tokens, options
+    )
     return GateReport(gate(request, watch, _told(watch)), document)
 
 
@@ -436,7 +439,8 @@ def diff(
 ) -> Report[Difference]:
     """What happened to each router from ``a`` to ``b``; on tokens, which figures changed.
 
-    Both are checkpoints or results. ``tokens`` are those of both, or a pair: of ``a``, of ``b``.
+    Both are checkpoints or results, kept or in memory. ``tokens`` are those of both, or a pair: of
+    ``a``, of ``b``.
 
     Raises
     ------
@@ -454,7 +458,7 @@ def diff(
     from moegeom.studies.diff.document import document
     from moegeom.studies.diff.study import difference
 
-    sides = merged(side("a", a), side("b", b), of_sides(tokens))
+    sides = merged(side("a", a, True), side("b", b, True), of_sides(tokens))
     request = asked_request(DifferenceRequest, sides, None, options)
     return Report(difference(request, watch, _told(watch)), document)
 

@@ -109,16 +109,15 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     refuse_no_rows(request, source)
     refuse_uncomparable(request, chosen, source)
     with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
-        if watch and source:
+        if watch:
             sides = (run_b is not None) + (checkpoint_b is not None)
-            each = (1 + len(request.arithmetics) + sides) * source.facts.num_tokens
-            recorded = [r for r in chosen if r.name in source.facts.routers]
-            watch.start(each * len(recorded))
+            work = _work(chosen, source, 1 + len(request.arithmetics) + sides)
+            watch.start(sum(work.values()))
             if done := writer.finished():
                 watch.say(
                     f"going on in {out}.partial: {len(done)} of {len(chosen)} routers are done"
                 )
-                watch.advance(each * sum(r.name in done for r in recorded))
+                watch.advance(sum(work[name] for name in done))
         for router in chosen:
             measure(router, source, request, metrics, writer, watch, run_b, checkpoint_b, device)
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
@@ -131,6 +130,16 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
             "device": device.facts(),
         }
         return finish(writer, chosen, request, routers, facts)
+
+
+def _work(routers: Sequence[Router], source: TokenSource | None, passes: int) -> dict[str, int]:
+    """How far a bar of progress moves for each router: a token of each pass, or the router itself
+    where there are no tokens.
+    """
+    if source is None:
+        return {router.name: 1 for router in routers}
+    of_each = passes * source.facts.num_tokens
+    return {r.name: of_each if r.name in source.facts.routers else 0 for r in routers}
 
 
 def results_of(
@@ -196,7 +205,10 @@ def _facts(request: ScanRequest) -> dict[str, Any]:
 
 
 def lint(
-    checkpoint: str, terms: Terms | None = None, opened: Session | None = None
+    checkpoint: str,
+    terms: Terms | None = None,
+    opened: Session | None = None,
+    watch: Watch | None = None,
 ) -> MemoryResults:
     """What the weights alone tell, judged at once and never written; of ``opened``, if it is.
 
@@ -214,10 +226,13 @@ def lint(
     metrics = [metric for metric in judged if metric.scope == "weights"]
     # one product after the other on each core: small matrices gain nothing from more threads
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(num_workers()) as pool:
-        measured = [
-            found.rows
-            for found in pool.map(lambda r: measure_weights(r, metrics, "no tokens"), chosen)
-        ]
+        if watch:
+            watch.start(len(chosen))
+        measured = []
+        for found in pool.map(lambda r: measure_weights(r, metrics, "no tokens"), chosen):
+            measured.append(found.rows)
+            if watch:
+                watch.advance(1)
     tables = {
         table: [row for rows in measured for row in rows.get(table, ())]
         for table in ("layers", "experts")
@@ -253,8 +268,12 @@ def measure(
         if source is not None and not isinstance(source, CountedSource):
             source = ChoicesAlone(source)
     if source is None or router.name not in source.facts.routers:
+        if watch and source is None:
+            watch.begin(router.name)
         reason = "no tokens" if source is None else f"{source.facts.name} does not record it"
         finished = measure_weights(router, metrics, reason)
+        if watch and source is None:
+            watch.advance(1)
     elif isinstance(source, CountedSource):
         finished = measure_counts(router, source.counts(router.name), metrics)
     else:

@@ -146,10 +146,12 @@ class ProgressBar:
         self._listening = ExitStack()
 
     def start(self, num_tokens: int) -> None:
-        from moegeom.kernels.cpu.compilation import told_once
-
         self._progress.update(self._task, total=num_tokens)
         self._progress.start()
+        if self._unit == "routers":  # weights alone: nothing is compiled
+            return
+        from moegeom.kernels.cpu.compilation import told_once
+
         self._listening.enter_context(told_once(lambda: self.say(_COMPILING)))
 
     def begin(self, what: str) -> None:

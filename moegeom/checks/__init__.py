@@ -1,11 +1,18 @@
 """Results to findings and verdicts: one file per check."""
 
 from moegeom.checks.check import CHECKS, Check, Limit, Tested, Unknown
-from moegeom.checks.measured import NO_NAME, Measured, measured_results, measured_rows
+from moegeom.checks.measured import (
+    NO_CHECKPOINT,
+    NO_NAME,
+    Measured,
+    measured_results,
+    measured_rows,
+)
 from moegeom.checks.run import judge, run_checks
 
 __all__ = [
     "CHECKS",
+    "NO_CHECKPOINT",
     "NO_NAME",
     "Check",
     "Limit",

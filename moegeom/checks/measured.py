@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+#: Stands where nobody typed a path of the checkpoint: results in memory were judged.
+NO_CHECKPOINT = "CKPT"
+
 #: Stands where nobody typed a path of tokens: results were measured before.
 NO_NAME = "TOKENS"
 
@@ -48,7 +51,7 @@ class Measured:
     random: Mapping[str, Row]
     experts: Mapping[str, Sequence[Row]]
     domains: Mapping[str, Sequence[Row]]
-    checkpoint: str = "CKPT"
+    checkpoint: str = NO_CHECKPOINT
     tokens: str = NO_NAME
     options: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
@@ -103,7 +106,7 @@ def listed(experts: Sequence[int], most: int = 8) -> str:
 def measured_rows(
     layers: Sequence[Row],
     experts: Sequence[Row],
-    checkpoint: str = "CKPT",
+    checkpoint: str = NO_CHECKPOINT,
     tokens: str = NO_NAME,
     run: Mapping[str, Any] | None = None,
     baseline: Baseline | None = None,
@@ -142,7 +145,7 @@ def measured_rows(
 
 def measured_results(
     results: ResultsView,
-    checkpoint: str = "CKPT",
+    checkpoint: str = NO_CHECKPOINT,
     tokens: str = NO_NAME,
     baseline: Baseline | None = None,
     options: str = "",

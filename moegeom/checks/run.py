@@ -318,10 +318,7 @@ def judge(
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (metric, reason), routers in where.items():
         alike.setdefault((reason, tuple(routers)), []).append(metric)
-    findings += [
-        Finding("note", "", routers, f"{_are_missing(metrics)}: {reason}.")
-        for (reason, routers), metrics in alike.items()
-    ]
+    findings += [_missing(metrics, reason, routers) for (reason, routers), metrics in alike.items()]
     findings += [Finding("note", "", (), note) for note in notes]
     codes = {
         "checks_not_judged": [
@@ -332,5 +329,16 @@ def judge(
     return findings, codes
 
 
-def _are_missing(metrics: Sequence[str]) -> str:
-    return f"{', '.join(metrics)} {'is' if len(metrics) == 1 else 'are'} missing"
+#: Metrics that a note names in its sentence; of more it gives the number there.
+_FEW = 3
+
+
+def _missing(metrics: Sequence[str], reason: str, routers: tuple[str, ...]) -> Finding:
+    """The note that these metrics have no value, for one reason."""
+    names = ", ".join(metrics)
+    if len(metrics) > _FEW:
+        return Finding(
+            "note", "", routers, f"{len(metrics)} metrics are missing: {reason}.", f"{names}."
+        )
+    are = "is" if len(metrics) == 1 else "are"
+    return Finding("note", "", routers, f"{names} {are} missing: {reason}.")

@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import UsageError
+
+#: What is installed, and the file of a clone with the versions that its tests ran with.
+_NAME, _VERSIONS = "moegeom", "constraints.txt"
 
 
 def refuse_absent(package: str, extra: str, what: str) -> None:
     """Raises UsageError when ``package``, which ``extra`` brings and ``what`` needs, is absent."""
     if importlib.util.find_spec(package) is None:
-        raise UsageError(
-            f"{what} needs {package}, which is not installed.", f"pip install 'moegeom[{extra}]'"
-        )
+        raise UsageError(f"{what} needs {package}, which is not installed.", install_command(extra))
+
+
+@functools.cache
+def install_command(extra: str) -> str:
+    """What to type for this installation to have an extra, from where it came itself.
+
+    A clone, or the address of one, is named again: an index would be asked for moegeom, which is on
+    none, and might hand out what somebody else calls so. Where nothing says where it came from, or
+    the clone is gone, pip adds the extra to what is installed.
+    """
+    came_from = _origin()
+    address = urlsplit(str(came_from.get("url", "")))
+    commit = (came_from.get("vcs_info") or {}).get("commit_id")
+    if commit:
+        wanted = f"{_NAME}[{extra}] @ git+{came_from['url']}@{commit}"
+        return f"pip install {shlex.quote(wanted)}"
+    clone = Path(url2pathname(unquote(address.path)))
+    if address.scheme != "file" or not (clone / "pyproject.toml").is_file():
+        return f"pip install {shlex.quote(f'{_NAME}[{extra}]')}"
+    pinned = clone / _VERSIONS
+    versions = f"-c {shlex.quote(str(pinned))} " if pinned.is_file() else ""
+    editable = "-e " if (came_from.get("dir_info") or {}).get("editable") else ""
+    return f"pip install {versions}{editable}{shlex.quote(f'{clone}[{extra}]')}"
+
+
+def _origin() -> dict[str, Any]:
+    """Where pip had this installation from (its direct_url.json); empty where that is not said."""
+    try:
+        found = parse_json((distribution(_NAME).read_text("direct_url.json") or "{}").encode())
+    except (PackageNotFoundError, OSError, DocumentError):
+        return {}
+    return found if isinstance(found, dict) else {}

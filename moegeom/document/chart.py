@@ -74,12 +74,16 @@ class Guide:
 
 @dataclass(frozen=True)
 class Points:
-    """Dots, one colour for each of ``names``; ``group`` says which each dot has."""
+    """Dots or crosses, one colour for each of ``names``; ``group`` says which each has.
+
+    Without names they are in the colours of what else is in the panel, and have no legend.
+    """
 
     x: Numbers
     y: Numbers
     group: Sequence[int]
-    names: Sequence[str]
+    names: Sequence[str] = ()
+    are_crosses: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,10 @@ class Heat:
 Mark = Polyline | Bars | Guide | Points | Areas | Heat
 
 
+#: Bars that stand in a narrow panel with room to spare.
+_FEW_BARS = 12
+
+
 @dataclass(frozen=True)
 class Panel:
     """Marks over one pair of axes."""
@@ -127,6 +135,12 @@ class Panel:
     def is_lying(self) -> bool:
         """Whether bars run to the right, which leaves room for long names."""
         return bool(self.y.names) and any(isinstance(mark, Bars) for mark in self.marks)
+
+    @property
+    def fills_page(self) -> bool:
+        """Whether it takes the width of a page; a few bars that stand are read as well without."""
+        has_few = len(self.x.names) <= _FEW_BARS and any(isinstance(m, Bars) for m in self.marks)
+        return self.is_wide and (self.is_lying or not has_few)
 
     def slot(self, mark: Mark) -> tuple[int, int]:
         """Which of how many bars of a name this mark is: (0, 1) where a name has one at most."""

@@ -20,14 +20,14 @@ ROLES: Mapping[str, tuple[str, str]] = {
     "dim": ("#b9bec5", "#4b5159"),
 }
 
-#: Groups without a meaning of their own, in their order.
+#: Groups without a meaning of their own, in their order; the last, grey, suits all others.
 GROUPS: Sequence[str] = (
-    "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a3b12", "#b4b4b4", "#2b2b80",
+    "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8a3b12", "#2b2b80", "#b4b4b4",
 )  # fmt: skip
 
 #: The same on black: those that are too dark there are lighter.
 GROUPS_ON_BLACK: Sequence[str] = (
-    "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#c0673a", "#b4b4b4", "#8f8fff",
+    "#1f6fb4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#c0673a", "#8f8fff", "#b4b4b4",
 )  # fmt: skip
 
 

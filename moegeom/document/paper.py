@@ -74,9 +74,11 @@ def write_figure(figure: Chart, path: Path) -> None:
     Raises
     ------
     UsageError
-        As :func:`refuse_undrawable`.
+        As :func:`refuse_undrawable`, and for a figure that lacks what it is drawn by.
     """
     refuse_undrawable(path)
+    if not figure.panels:
+        raise UsageError(f"There is nothing to draw of {figure.name!r}.", figure.alt)
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -203,11 +205,15 @@ def _lying_rule(axis: Axes, mark: Guide, *_: int) -> None:
 def _points(axis: Axes, mark: Points, *_: int) -> None:
     x, y, group = _numbers(mark.x), _numbers(mark.y), np.array(mark.group)
     for number in sorted(set(mark.group)):
-        is_in, name = group == number, mark.names[number]
-        label = name if len(mark.names) <= len(GROUPS) else None
-        colour = GROUPS[number % len(GROUPS)]
-        looks: Any = {"s": 4, "alpha": 0.6, "color": colour, "label": label, "lw": 0}
-        axis.scatter(x[is_in], y[is_in], zorder=2.0 + 1.0 / (1 + number), **looks)
+        is_in, above = group == number, 1.0 / (1 + number)
+        label = mark.names[number] if 0 < len(mark.names) <= len(GROUPS) else None
+        looks: Any = {"color": GROUPS[number % len(GROUPS)], "label": label}
+        if mark.are_crosses:  # seen among dots of their own colour
+            looks |= {"s": 12, "marker": "x", "lw": 1.2, "zorder": 3.0 + above}
+            axis.scatter(x[is_in], y[is_in], **looks | {"s": 14, "color": "white", "lw": 2.4})
+        else:
+            looks |= {"s": 4, "alpha": 0.6, "lw": 0, "zorder": 2.0 + above}
+        axis.scatter(x[is_in], y[is_in], **looks)
 
 
 def _areas(axis: Axes, mark: Areas, *_: int) -> None:

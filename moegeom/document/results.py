@@ -33,7 +33,8 @@ from moegeom.results.schema import OF_FIGURES
 def results_document(results: Results, view: View) -> Document:
     """What ``moegeom scan`` and ``moegeom report`` say."""
     summary = summarise(results)
-    notes = [*map(Note, _notes(summary))]
+    notes = [*map(Note, _notes(summary, False))]
+    whole = [*map(Note, _notes(summary, True))]
     ending = [*map(Note, (*_limits(summary), *_not_looked_at(summary)))]
     return Document(
         "scan",
@@ -44,7 +45,12 @@ def results_document(results: Results, view: View) -> Document:
             findings_excerpt(summary.findings, summary.run, view.detail),
             [Gallery(lambda: figures_of(results))],
             [layer_excerpt(summary, view.detail)],
-            [*ending, in_part(notes, "note", view.detail, is_aside=True)],
+            [
+                *ending,
+                in_part(
+                    whole if view.detail else notes, "note", view.detail, page=whole, is_aside=True
+                ),
+            ],
         ],
         lambda: _record(results),
     )
@@ -89,16 +95,16 @@ def _not_looked_at(summary: Summary) -> list[str]:
     return [f"Not checked: {', '.join(nothing)}.", *skipped(summary)]
 
 
-def _notes(summary: Summary) -> list[str]:
-    """Why figures are missing, where there are tokens to have them of."""
+def _notes(summary: Summary, are_whole: bool) -> list[str]:
+    """Why figures are missing, where there are tokens to have them of; whole with their names."""
     if summary.run["tokens"] is None:
         return []
-    return [
-        f"Note, {summary.places(note.routers)}: {note.title}"
-        if note.routers
-        else f"Note: {note.title}"
-        for note in summary.notes
-    ]
+    found = []
+    for note in summary.notes:
+        where = f", {summary.places(note.routers)}" if note.routers else ""
+        names = f" They are {note.detail}" if are_whole and note.detail else ""
+        found.append(f"Note{where}: {note.title}{names}")
+    return found
 
 
 def _record(results: Results) -> Mapping[str, Any]:

@@ -33,7 +33,7 @@ from moegeom.document.colours import GROUPS, GROUPS_ON_BLACK, ROLES, is_dark, ra
 
 #: Pixels of a wide and of a narrow panel, of its plot in height, and around it.
 _WIDE, _NARROW, _HEIGHT = 760.0, 372.0, 220.0
-_TOP, _RIGHT, _BOTTOM, _LEFT = 24.0, 14.0, 40.0, 58.0
+_TOP, _RIGHT, _BOTTOM, _LEFT = 24.0, 20.0, 40.0, 58.0
 
 #: Pixels of a line of the legend, and of a character.
 _LEGEND, _CHARACTER = 16.0, 5.9
@@ -41,8 +41,11 @@ _LEGEND, _CHARACTER = 16.0, 5.9
 #: Pixels of the key of a heat map, and characters of a name that are shown.
 _KEY, _LONGEST_NAME = 26.0, 28
 
+#: Characters of names that are left out here and there where they do not fit, not slanted.
+_SHORT_NAME = 3
+
 #: Characters of a name at the side of a wide panel.
-_LONGEST_SIDE = 52
+_LONGEST_SIDE = 60
 
 #: Pixels of a bar that lies, and between those of two names.
 _BAR, _GAP = 13.0, 7.0
@@ -55,6 +58,9 @@ _MOST_SHAPES = 1500
 
 #: Bars up to which each can be hovered over.
 _MOST_BARS = 64
+
+#: A cross of 7 pixels, from its upper left corner.
+_CROSS = "M{x:.1f} {y:.1f}l7 7m0 -7l-7 7"
 
 #: Digits as exponents.
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -71,6 +77,7 @@ STYLE = "\n".join(
         ".whisker.many { opacity: .25; stroke-width: .6; }",
         ".rule { stroke-width: 1.3; stroke-dasharray: 5 3; }",
         ".pixels { image-rendering: pixelated; }",
+        ".halo { fill: none; stroke: var(--page); stroke-width: 5; }",
         *(f".{n} {{ --c: {light}; }}" for n, (light, _) in ROLES.items()),
         *(f".g{i} {{ --c: {colour}; }}" for i, colour in enumerate(GROUPS)),
         ".s { stroke: var(--c); } .f { fill: var(--c); }",
@@ -84,7 +91,7 @@ STYLE = "\n".join(
 
 def panel_svg(panel: Panel, alt: str) -> str:
     """One panel as an SVG element whose label is ``alt``."""
-    width = _WIDE if panel.is_wide else _NARROW
+    width = _WIDE if panel.fills_page else _NARROW
     heat = next((mark for mark in panel.marks if isinstance(mark, Heat)), None)
     plot = _Plot.of(panel, width, heat)
     body = "".join(_axes(plot, panel))
@@ -130,7 +137,7 @@ class _Plot:
     @classmethod
     def of(cls, panel: Panel, width: float, heat: Heat | None) -> _Plot:
         longest = max((len(name) for name in panel.y.names), default=0)
-        most = _LONGEST_SIDE if panel.is_wide else _LONGEST_NAME
+        most = _LONGEST_SIDE if panel.fills_page else _LONGEST_NAME
         left = _LEFT + max(min(longest, most) - 4, 0) * 5.6
         inner = width - left - _RIGHT
         top = _TOP if panel.title else 8.0
@@ -240,7 +247,8 @@ def tick_text(value: float, scale: Scale) -> str:
 
 
 def _is_slanted(names: Sequence[str], width: float) -> bool:
-    return bool(names) and max(map(len, names)) * 6.2 > width / len(names) and len(names) <= 48
+    longest = max(map(len, names), default=0)
+    return longest > _SHORT_NAME and longest * 6.2 > width / len(names) and len(names) <= 48
 
 
 def _shown_names(names: Sequence[str], room: float, size: float) -> Iterator[tuple[int, str]]:
@@ -266,7 +274,7 @@ def _axes(plot: _Plot, panel: Panel) -> Iterator[str]:
             yield _text(x, foot + 14, tick_text(value, plot.x.scale), "middle")
     if panel.y.names:
         for i, name in _shown_names(panel.y.names, plot.height, 12.0):
-            most = _LONGEST_SIDE if panel.is_wide else _LONGEST_NAME
+            most = _LONGEST_SIDE if panel.fills_page else _LONGEST_NAME
             text = _text(plot.left - 5, plot.y.at(i) + 4.0, name, "end", most=most)
             yield _linked(text, panel.y.links, i)
     elif not is_heat:
@@ -373,12 +381,17 @@ def _rule(plot: _Plot, mark: Guide, *_: int) -> Iterator[str]:
 def _points(plot: _Plot, mark: Points, *_: int) -> Iterator[str]:
     for number in sorted(set(mark.group), reverse=True):  # the first on top
         dots = [
-            f"M{plot.x.at(x):.1f} {plot.y.at(y):.1f}h0"
+            _CROSS.format(x=plot.x.at(x) - 3.5, y=plot.y.at(y) - 3.5)
+            if mark.are_crosses
+            else f"M{plot.x.at(x):.1f} {plot.y.at(y):.1f}h0"
             for x, y, group in zip(mark.x, mark.y, mark.group, strict=True)
             if group == number and x is not None and y is not None
         ]
         kind = f"s g{number % len(GROUPS)}"
         style = 'stroke-width="4" stroke-linecap="round" stroke-opacity=".65"'
+        if mark.are_crosses:  # seen among dots of their own colour
+            yield f'<path class="halo" d="{"".join(dots)}"/>'
+            style = 'fill="none" stroke-width="2.2"'
         yield f'<path class="{kind}" {style} d="{"".join(dots)}"/>'
 
 
@@ -402,11 +415,12 @@ def _heat(plot: _Plot, mark: Heat, *_: int) -> Iterator[str]:
     rows, columns = len(places), len(places[0]) if places else 0
     colours = ramp(mark.middle is not None)
     height, width = plot.height / max(rows, 1), plot.width / max(columns, 1)
+    paper = f'x="{plot.left:.1f}" y="{plot.top:.1f}" width="{plot.width:.1f}"'
+    yield f'<rect fill="#fff" {paper} height="{plot.height:.1f}"/>'  # what is blank, dark or light
     if rows * columns > _MOST_SHAPES:
         source = b64encode(png(places, colours)).decode()
-        where = f'x="{plot.left:.1f}" y="{plot.top:.1f}" width="{plot.width:.1f}"'
         yield (
-            f'<image class="pixels" {where} height="{plot.height:.1f}" '
+            f'<image class="pixels" {paper} height="{plot.height:.1f}" '
             f'preserveAspectRatio="none" href="data:image/png;base64,{source}"/>'
         )
     else:

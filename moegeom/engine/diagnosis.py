@@ -19,12 +19,15 @@ _PACKAGES = {
     "capture": ("transformers",),
     "gguf": ("gguf",),
     "hub": ("huggingface_hub", "fsspec"),
-    "plots": ("matplotlib", "plotly"),
+    "plots": ("matplotlib", "plotly", "sklearn"),
     "cuda12 or cuda13": ("cupy",),
 }
 
 #: Distributions that bring a package of another name.
-_DISTRIBUTIONS = {"cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x")}
+_DISTRIBUTIONS = {
+    "cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"),
+    "sklearn": ("scikit-learn",),
+}
 
 
 def diagnose() -> list[dict[str, str]]:
@@ -53,7 +56,7 @@ def _gpus() -> dict[str, str]:
 
 def _package(name: str, extra: str) -> dict[str, str]:
     if importlib.util.find_spec(name) is None:
-        return _row(name, "absent", f'pip install "moegeom[{extra.split(maxsplit=1)[0]}]"')
+        return _row(name, "absent", f"extra {extra}")
     found = "present"
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
         try:

@@ -370,29 +370,31 @@ def _explained(wrong: Residual, spread: Residual, outputs: Residual) -> float:
     return 1.0 - float((wrong**2).sum()) / total
 
 
-# -------------------------------------------------------------------------------------------- plane
+# ----------------------------------------------------------------------------- principal components
 @dataclass(frozen=True, eq=False)
-class Plane:
-    """The two widest directions of some points: their coordinates, and the part of the variance.
+class PrincipalComponents:
+    """The widest directions of some points: their coordinates, and each one's part of the variance.
 
     ``axes`` are the directions as unit vectors; the coordinate largest in size is above 0.
     """
 
-    points: Float64[np.ndarray, "points 2"]
-    axes: Float64[np.ndarray, "2 dimension"]
-    share: float
+    points: Float64[np.ndarray, "points components"]
+    axes: Float64[np.ndarray, "components dimension"]
+    shares: Float64[np.ndarray, "components"]
 
 
-def principal_plane(
+def principal_components(
     rows: Float64[np.ndarray, "points dimension"],
     squared: Float64[np.ndarray, "points points"],
-) -> Plane:
-    r"""Principal components of ``rows`` from ``squared``, their :func:`squared_distances`.
+    count: int = 2,
+) -> PrincipalComponents:
+    r"""The widest components of ``rows`` from ``squared``, their :func:`squared_distances`.
 
     With :math:`J = I - 1 1^T / n` the Gram matrix of the centred rows is :math:`-J D J / 2`; its
-    two largest eigenvalues :math:`\lambda_i` with vectors u_i give coordinates
-    :math:`\sqrt{\lambda_i} u_i` and the share :math:`(\lambda_1 + \lambda_2) / \mathrm{tr}`. In
-    units of the rows, float64; all 0, with share nan, where the rows are equal. Needs 3 points.
+    largest eigenvalues :math:`\lambda_i`, in descending order, with vectors u_i give coordinates
+    :math:`\sqrt{\lambda_i} u_i` and shares :math:`\lambda_i / \mathrm{tr}`. In units of the rows,
+    float64; 0 along components that the rows do not spread in; all 0, with shares nan, where the
+    rows are equal. Needs more points than components.
     Source: docs/theory.md B12. Oracle in tests: numpy.linalg.svd of the centred rows.
     """
     from scipy.linalg import eigh
@@ -400,16 +402,17 @@ def principal_plane(
     means = squared.mean(axis=0)
     gram = (means[:, None] + means[None, :] - squared - means.mean()) / 2.0
     trace, points = float(np.trace(gram)), len(gram)
-    values, vectors = eigh(gram, subset_by_index=(points - 2, points - 1))
+    values, vectors = eigh(gram, subset_by_index=(points - count, points - 1))
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
     if not values[0] > 0.0:
-        return Plane(np.zeros((points, 2)), np.zeros((2, rows.shape[1])), math.nan)
-    sign = np.sign(vectors[np.abs(vectors).argmax(axis=0), [0, 1]])
+        nothing = np.zeros((points, count)), np.zeros((count, rows.shape[1]))
+        return PrincipalComponents(*nothing, np.full(count, math.nan))
+    sign = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(count)])
     found = vectors * sign * np.sqrt(values)
     axes = found.T @ (rows - rows.mean(axis=0))
     lengths = np.linalg.norm(axes, axis=1, keepdims=True)
     axes = np.divide(axes, lengths, out=np.zeros_like(axes), where=lengths > 0.0)
-    return Plane(found, axes, float(values.sum()) / trace)
+    return PrincipalComponents(found, axes, values / trace)
 
 
 def neighbours_of_same_label(

@@ -242,6 +242,19 @@ def _is_of_results(entry: Path) -> bool:
     return is_known and entry.is_file()
 
 
+def results_at(target: str | Results) -> Results | None:
+    """The results in a folder, or those that are given; None for anything else.
+
+    Raises
+    ------
+    ResultsError
+        As :func:`open_results`.
+    """
+    if isinstance(target, Results):
+        return target
+    return open_results(target) if is_results(target) else None
+
+
 def open_results(path: str | Path) -> Results:
     """The results in directory ``path``.
 

@@ -163,14 +163,18 @@ def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def side(name: str, given: str | Path | Checkpoint | ScanReport) -> dict[str, Any]:
-    """A checkpoint, or results where the request takes them, as parameters of a request."""
+def side(
+    name: str, given: str | Path | Checkpoint | ScanReport, takes_held: bool = False
+) -> dict[str, Any]:
+    """A checkpoint, or results, as parameters of a request; ``takes_held``: in memory too."""
     if isinstance(given, Checkpoint):
         default = Terms()
         kept = ("layers", "remote", "asked")
         said = {n: getattr(given.terms, n) for n in kept}
         return {name: given.path} | {n: v for n, v in said.items() if v != getattr(default, n)}
     if isinstance(given, ScanReport):
+        if given.value.path is None and takes_held:
+            return {name: given.value}
         if given.value.path is None:
             raise UsageError(
                 f"{name} holds results in memory; expected a checkpoint or a folder.",

@@ -118,7 +118,7 @@ def _recognise(path: Path, request: Request) -> Source:
         "A pickle is never opened, because it can run code: save with np.savez, safetensors, or "
         "torch.save of tensors."
         if path.suffix.lower() in _PICKLES
-        else "",
+        else "Which traces of engines are read, and how to save what you have: docs/start.md.",
     )
 
 

@@ -68,6 +68,7 @@ UNBOUNDED = {
 #: What opens files for reading, and why; everything else uses moegeom.core.files, which refuses
 #: what is no regular file: a pipe is waited for, a device has no end.
 MAY_OPEN = {
+    "moegeom/core/extras.py": "what pip wrote beside the program",
     "moegeom/core/files.py": "open_raw itself, and outputs",
     "moegeom/core/parquet.py": "Parquet, behind open_raw",
     "moegeom/tokens/foreign/npy_arrays.py": "an archive, behind the reader of archives of checkpoints",

@@ -1,4 +1,4 @@
-"""moegeom.geometry.space: the plane of tokens, neighbours and silhouette."""
+"""moegeom.geometry.space: principal components of tokens, neighbours and silhouette."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from moegeom.geometry.space import (
     neighbours_of_same_label,
-    principal_plane,
+    principal_components,
     silhouette,
     squared_distances,
 )
@@ -25,16 +25,18 @@ def drawn(request) -> tuple[np.ndarray, np.ndarray]:
     return rows * np.linspace(3.0, 1.0, 30), label
 
 
-def test_coordinates_are_those_of_the_largest_singular_values(drawn):
+@pytest.mark.parametrize("count", [2, 7, 30])
+def test_coordinates_are_those_of_the_largest_singular_values(drawn, count):
     rows, _ = drawn
     centred = rows - rows.mean(axis=0)
     left, sizes, right = np.linalg.svd(centred, full_matrices=False)
-    found = principal_plane(rows, squared_distances(rows))
-    np.testing.assert_allclose(np.abs(found.points), np.abs(left[:, :2] * sizes[:2]), atol=1e-8)
-    np.testing.assert_allclose(np.abs(found.axes), np.abs(right[:2]), atol=1e-8)
-    assert found.share == pytest.approx((sizes[:2] ** 2).sum() / (sizes**2).sum())
+    found = principal_components(rows, squared_distances(rows), count)
+    expected = np.abs(left[:, :count] * sizes[:count])
+    np.testing.assert_allclose(np.abs(found.points), expected, atol=1e-8)
+    np.testing.assert_allclose(np.abs(found.axes), np.abs(right[:count]), atol=1e-8)
+    np.testing.assert_allclose(found.shares, sizes[:count] ** 2 / (sizes**2).sum(), rtol=1e-9)
     np.testing.assert_allclose(centred @ found.axes.T, found.points, atol=1e-8)
-    assert (found.points[np.abs(found.points).argmax(axis=0), [0, 1]] > 0).all()
+    assert (found.points[np.abs(found.points).argmax(axis=0), np.arange(count)] > 0).all()
 
 
 def test_the_share_of_neighbours_is_that_of_sorted_distances(drawn):
@@ -56,8 +58,8 @@ def test_the_silhouette_is_that_of_scikit_learn(drawn):
 
 def test_equal_points_and_a_single_label_have_no_figure():
     rows = np.ones((20, 4))
-    found = principal_plane(rows, squared_distances(rows))
-    assert math.isnan(found.share)
+    found = principal_components(rows, squared_distances(rows))
+    assert np.isnan(found.shares).all()
     assert not found.points.any()
     label = np.zeros(20, np.int64)
     assert math.isnan(silhouette(squared_distances(rows), label))

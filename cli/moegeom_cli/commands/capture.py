@@ -68,6 +68,7 @@ def run(
 ) -> None:
     """Run a local model over text and record what its routers read and choose."""
     from moegeom.core.errors import UsageError
+    from moegeom.core.extras import install_command
 
     try:
         from moegeom.recorder.document import captured_document, plan_document
@@ -78,7 +79,7 @@ def run(
             raise
         raise UsageError(
             f"capture runs the model, for which {missing.name} is needed.",
-            "pip install 'moegeom[capture]'",
+            install_command("capture"),
         ) from None
     from moegeom.document.model import View
     from moegeom.document.render import render

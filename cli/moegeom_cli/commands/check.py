@@ -99,7 +99,7 @@ def run(
         **work.terms,
         **existing.terms,
     )
-    with screen.watching() as watch:
+    with screen.watching("tokens" if tokens else "routers") as watch:
         found = gate(request, watch, screen.note)
     screen.show(document, found, plots=plots)
     write_reports(reports, document, found)

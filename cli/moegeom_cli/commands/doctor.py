@@ -15,8 +15,11 @@ def run(
     format: PrintFormat = Format.table,
 ) -> None:
     """Versions, BLAS and its core, processors, the kernel cache, and which extras are installed."""
+    from moegeom.core.extras import install_command
     from moegeom.engine.diagnosis import diagnose
     from moegeom_cli.listing import render_listing
 
     rows = diagnose()
     typer.echo(render_listing(rows, format, "doctor"))
+    if format is Format.table and any(row["found"] == "absent" for row in rows):
+        typer.echo(f"\nTo add an extra: {install_command('EXTRA')}")

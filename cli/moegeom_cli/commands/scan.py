@@ -67,6 +67,6 @@ def run(
         **work.terms,
         **existing.terms,
     )
-    with screen.watching() as watch:
+    with screen.watching("tokens" if tokens or prior else "routers") as watch:
         written = scan(request, watch)
     screen.show(results_document, open_results(written), plots=plots)

@@ -27,6 +27,7 @@ from moegeom.checkpoint.remote.lazy import lazy
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core.errors import CheckpointError
+from moegeom.core.extras import install_command
 
 _SUFFIX = ".gguf"
 
@@ -238,7 +239,7 @@ def _package(stored: GgmlType, where: str) -> Any:
     except ImportError:
         raise CheckpointError(
             f"{where} is {stored.name}, stored in blocks, which needs the gguf package.",
-            "pip install 'moegeom[gguf]'",
+            install_command("gguf"),
         ) from None
     return gguf
 

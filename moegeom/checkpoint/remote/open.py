@@ -15,6 +15,7 @@ from moegeom.checkpoint.remote.hub import open_hub
 from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.url import child, cut, scheme_of, shown, split_last
 from moegeom.core.errors import CheckpointError
+from moegeom.core.extras import install_command
 
 #: A web address that ends so is a file; any other is a folder. Names of models have dots, too.
 _FILE_SUFFIXES = (
@@ -43,7 +44,7 @@ def open_remote(url: str, options: RemoteOptions) -> Location:
     except ModuleNotFoundError as error:
         raise CheckpointError(
             f"{cut(shown(url))}: needs the package {error.name}, which is not installed.",
-            "pip install 'moegeom[hub]'",
+            install_command("hub"),
         ) from None
     except ValueError:  # a port that is no number, brackets that do not close
         raise CheckpointError(f"{cut(shown(url))}: is no URL.", "Check the address.") from None

@@ -45,8 +45,8 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         experts = Axis("expert", names=[str(e) for e in whole[router]["expert"]])
         panels.append(Panel(f"layer {drawn.names[router]}", experts, Axis("", names=names), [heat]))
         said.append(
-            f"layer {drawn.names[router]}: {name} sends expert {expert} {figure_text(value)} times "
-            "what all tokens do"
+            f"layer {drawn.names[router]}: tokens of {name} choose expert {expert} "
+            f"{figure_text(value)} times as often as all do"
         )
     if not panels:
         return

@@ -11,8 +11,8 @@ from moegeom.core.text import figure_text
 from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
 
-#: Layers that are drawn.
-_MOST = 4
+#: Layers that are drawn: as many as stand side by side.
+_MOST = 3
 
 Matrix = Float64[np.ndarray, "experts experts"]
 
@@ -99,6 +99,13 @@ def _rows(drawn: Drawn, routers: Sequence[str]) -> dict[str, dict[str, Rows]]:
             if name in found:
                 found[name].setdefault(router, []).append((expert, values))
     return found
+
+
+def cosines_of(drawn: Drawn, routers: Sequence[str]) -> dict[str, Matrix]:
+    """Cosines of centred rows by router, of those that have them; nan on the diagonal."""
+    if not drawn.has("matrices", "values"):
+        return {}
+    return _whole(_rows(drawn, routers)["row_cosine"])
 
 
 def _whole(rows: Mapping[str, Rows]) -> dict[str, Matrix]:

@@ -43,8 +43,10 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
                 is_wide=len(shown) == 1,
             )
         )
-        busiest = f"layer {drawn.names[router]}: expert {experts[0]} {figure_text(load[0] or 0.0)}"
-        said.append(f"{busiest}, expert {experts[-1]} {figure_text(load[-1] or 0.0)}")
+        said.append(
+            f"layer {drawn.names[router]}: expert {experts[0]} gets {figure_text(load[0] or 0.0)} "
+            f"times the mean, expert {experts[-1]} {figure_text(load[-1] or 0.0)} times"
+        )
     every = [r for r in drawn.routers if r in rows]
     yield Chart(
         "load",
@@ -53,7 +55,7 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         "over documents. The grey line is the random router: rows of the same lengths without "
         "directions of their own, on the same tokens.",
         "Whether the model answers worse for it. Loads are of these documents; others differ.",
-        f"{'; '.join(said)} times the mean.",
+        f"{'; '.join(said)}.",
         panels,
         [
             ("router", [router for router in every for _ in rows[router]["load"]]),

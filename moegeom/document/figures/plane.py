@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.text import figure_text, percent
-from moegeom.document.chart import Axis, Chart, Panel, Points
+from moegeom.document.chart import Axis, Chart, Numbers, Panel, Points
 from moegeom.document.colours import GROUPS
 from moegeom.document.drawing import Drawing, Drawn
 
@@ -16,72 +18,106 @@ _LAYERS = 3
 _COLUMNS = ("expert", "is_expert", "domain_number", "x", "y", "margin")
 
 
+@dataclass(frozen=True)
+class TokensOfLayer:
+    """The sample of a layer: rows of its tokens and of its busiest experts, and colours of them.
+
+    The busiest experts have a colour each, all others one; ``names`` are those of the colours.
+    """
+
+    tokens: Sequence[int]
+    experts: Sequence[int]
+    groups: Sequence[int]
+    names: Sequence[str]
+    domains: Sequence[int]
+
+
+def shown_of(routers: Sequence[str]) -> list[str]:
+    """The first, the middle and the last of them, or as many as there are."""
+    last = len(routers) - 1
+    places = sorted({round(i * last / (_LAYERS - 1)) for i in range(_LAYERS)})
+    return [routers[place] for place in places if place >= 0]
+
+
+def domains_of(drawn: Drawn) -> list[str]:
+    """Names of the domains in the order of their numbers."""
+    return list((drawn.results.run["tokens"] or {}).get("domains") or ())
+
+
+def coloured(rows: Mapping[str, Sequence[Any]], num_domains: int) -> TokensOfLayer:
+    """Rows of the table ``sample`` of one router, told apart and coloured."""
+    is_expert, expert = rows["is_expert"], rows["expert"]
+    tokens = [row for row, of_router in enumerate(is_expert) if not of_router]
+    busiest = Counter(expert[row] for row in tokens).most_common(len(GROUPS) - 1)
+    colour = {number: place for place, (number, _) in enumerate(busiest)}
+    domain = rows["domain_number"]
+    return TokensOfLayer(
+        tokens,
+        [row for row, of_router in enumerate(is_expert) if of_router and expert[row] in colour],
+        [colour.get(number, len(colour)) for number in expert],
+        [*(f"expert {number}" for number in colour), "others"],
+        [min(max(domain[row], 0), max(num_domains - 1, 0)) for row in tokens],
+    )
+
+
+def likeness_of_neighbours(drawn: Drawn, router: str) -> str:
+    """What holds in all dimensions: whether near tokens choose alike; empty if not known."""
+    same, chance, near = (
+        drawn.layers(name).get(router)
+        for name in ("near_same_choice", "near_same_choice_chance", "choice_silhouette")
+    )
+    if same is None or chance is None:
+        return ""
+    said = f"{percent(same, '.3g')} of the 10 nearest tokens, in all dimensions, choose the same "
+    said += f"first expert ({percent(chance, '.3g')} by chance)"
+    return said if near is None else f"{said}, silhouette {figure_text(near)}"
+
+
 def _draw(drawn: Drawn) -> Iterator[Chart]:
     if not drawn.has("sample", "x"):
         return
-    held = drawn.by_router("sample", _COLUMNS)
-    routers = list(held)
-    shown = sorted({routers[round(i * (len(routers) - 1) / (_LAYERS - 1))] for i in range(_LAYERS)})
-    shown = [router for router in routers if router in shown]
-    domains = list((drawn.results.run["tokens"] or {}).get("domains") or ())
-    panels = []
-    for router in shown:
-        rows = held[router]
-        token = [i for i, is_expert in enumerate(rows["is_expert"]) if not is_expert]
-        busiest = sorted(
-            {rows["expert"][i] for i in token},
-            key=lambda e: -sum(rows["expert"][i] == e for i in token),
-        )[: len(GROUPS) - 1]
-        groups = [
-            busiest.index(e) if (e := rows["expert"][i]) in busiest else len(busiest) for i in token
-        ]
-        names = [*(f"expert {e}" for e in busiest), "others"]
-        layer = f"layer {drawn.names[router]}"
-        panels.append(_panel(f"{layer}, by first choice", rows, token, groups, names))
+    domains, whole = domains_of(drawn), drawn.by_router("sample", _COLUMNS)
+    held = {router: whole[router] for router in shown_of(list(whole))}
+    wide = drawn.layers("plane_share")
+    by_choice, by_domain, said = [], [], []
+    for router, rows in held.items():
+        layer, sample = f"layer {drawn.names[router]}", coloured(rows, len(domains))
+        groups = [sample.groups[row] for row in sample.tokens]
+        crosses = [sample.groups[row] for row in sample.experts]
+        points = Points(*_places(rows, sample.tokens), groups, sample.names)
+        experts = Points(*_places(rows, sample.experts), crosses, are_crosses=True)
+        by_choice.append(_panel(f"{layer}, by first choice", [points, experts]))
         if len(domains) > 1:
-            known = [min(max(rows["domain_number"][i], 0), len(domains) - 1) for i in token]
-            panels.append(_panel(f"{layer}, by domain", rows, token, known, domains))
-    same, chance = drawn.layers("near_same_choice"), drawn.layers("near_same_choice_chance")
-    wide, near = drawn.layers("plane_share"), drawn.layers("choice_silhouette")
-    said = [
-        f"layer {drawn.names[r]}: {percent(same[r], '.3g')} of the 10 nearest tokens, in all "
-        f"dimensions, choose the same first expert ({percent(chance[r], '.3g')} by chance)"
-        + (f", silhouette {figure_text(near[r])}" if r in near else "")
-        + (f"; the plane holds {percent(wide[r], '.3g')} of the variance" if r in wide else "")
-        for r in shown
-        if r in same and r in chance
-    ]
+            points = Points(*_places(rows, sample.tokens), sample.domains, domains)
+            by_domain.append(_panel(f"{layer}, by domain", [points]))
+        if alike := likeness_of_neighbours(drawn, router):
+            if (share := wide.get(router)) is not None:
+                alike += f"; the plane holds {percent(share, '.3g')} of the variance"
+            said.append(f"{layer}: {alike}")
     yield Chart(
         "plane",
         "Tokens in the plane of their widest directions",
         "A sample of tokens by the two principal components of the router inputs, coloured by "
-        "their first choice, and by domain if there are any. The sentence below gives what does "
-        "not depend on a plane: whether near tokens choose alike.",
+        "their first choice, and by domain if there are any. Crosses are the rows of the named "
+        "experts on the same axes, in their colours, scaled to the spread of the tokens. The "
+        "sentence below gives what does not depend on a plane: whether near tokens choose alike.",
         "Clusters and gaps that look like any: all but two of the directions are left out.",
         f"{'; '.join(said)}." if said else "Too few tokens to say whether near ones choose alike.",
-        panels,
+        [*by_choice, *by_domain],
         [
-            ("router", [router for router in shown for _ in held[router]["x"]]),
-            *((name, [v for router in shown for v in held[router][name]]) for name in _COLUMNS),
+            ("router", [router for router in held for _ in held[router]["x"]]),
+            *((name, [v for rows in held.values() for v in rows[name]]) for name in _COLUMNS),
         ],
     )
 
 
-def _panel(
-    title: str,
-    rows: Mapping[str, Sequence[Any]],
-    token: Sequence[int],
-    groups: Sequence[int],
-    names: Sequence[str],
-) -> Panel:
-    x, y = ([rows[name][i] for i in token] for name in ("x", "y"))
-    return Panel(
-        title,
-        Axis("widest direction, in units of the input"),
-        Axis("second direction"),
-        [Points(x, y, groups, names)],
-        is_wide=False,
-    )
+def _places(rows: Mapping[str, Sequence[Any]], wanted: Sequence[int]) -> tuple[Numbers, Numbers]:
+    return [rows["x"][row] for row in wanted], [rows["y"][row] for row in wanted]
+
+
+def _panel(title: str, marks: Sequence[Points]) -> Panel:
+    x, y = Axis("widest direction, in units of the input"), Axis("second direction")
+    return Panel(title, x, y, marks, is_wide=False)
 
 
 DRAWING = Drawing("plane", 70, "tokens in the plane of their widest directions", _draw)

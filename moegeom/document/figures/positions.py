@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from moegeom.core.text import figure_text, number_of
 from moegeom.document.chart import Axis, Chart, Heat, Panel
 from moegeom.document.drawing import Drawing, Drawn
+
+#: Experts up to which each has a line: of more, hardly any is chosen at all.
+_MOST = 48
 
 _COLUMNS = ("document_number", "position", "expert", "weight")
 
@@ -20,16 +23,18 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
     rows = held[router]
     experts = drawn.results.run["routers"][drawn.routers.index(router)]["num_experts"]
     highest = max((w for w in rows["weight"] if w is not None), default=0.0)
+    shown = most_used(rows["expert"], rows["weight"], experts)
     panels = []
     for document in sorted({*rows["document_number"]}):
         own = [i for i, number in enumerate(rows["document_number"]) if number == document]
         length = 1 + max(rows["position"][i] for i in own)
-        values: list[list[float | None]] = [[None] * length for _ in range(experts)]
+        line = {expert: number for number, expert in enumerate(shown)}
+        values: list[list[float | None]] = [[None] * length for _ in shown]
         for i in own:
-            if 0 <= rows["expert"][i] < experts:
-                values[rows["expert"][i]][rows["position"][i]] = rows["weight"][i]
+            if (expert := rows["expert"][i]) in line:
+                values[line[expert]][rows["position"][i]] = rows["weight"][i]
         heat = Heat(values, "routing weight", 0.0, highest or 1.0)
-        expert_axis = Axis("expert", names=[str(e) for e in range(experts)])
+        expert_axis = Axis("expert", names=[str(e) for e in shown])
         positions = Axis("position", names=[str(p) for p in range(length)])
         title = f"layer {drawn.names[router]}, document {document + 1}"
         panels.append(Panel(title, positions, expert_axis, [heat]))
@@ -38,8 +43,13 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
         "positions",
         "Experts along a document",
         "The routing weight of each expert at the first positions of some documents, white where "
-        "it is not chosen: runs are experts that stay, columns at the start are sinks.",
-        "Other documents, and other layers: positions.parquet holds them all.",
+        "it is not chosen: runs are experts that stay, columns at the start are sinks."
+        + (
+            f" Of {experts} experts, the {_MOST} with the largest weight."
+            if experts > _MOST
+            else ""
+        ),
+        "Other documents, layers and experts: positions.parquet holds them all.",
         f"Layer {drawn.names[router]}, {number_of(tokens, 'token')} of {len(panels)} documents; "
         f"the largest weight is {figure_text(highest)}.",
         panels,
@@ -48,6 +58,17 @@ def _draw(drawn: Drawn) -> Iterator[Chart]:
             *((name, rows[name]) for name in _COLUMNS),
         ],
     )
+
+
+def most_used(expert: Sequence[int], weight: Sequence[float | None], experts: int) -> Sequence[int]:
+    """All experts, or those with the largest sum of weights; by their numbers."""
+    if experts <= _MOST:
+        return range(experts)
+    total = [0.0] * experts
+    for number, of_it in zip(expert, weight, strict=True):
+        if 0 <= number < experts:
+            total[number] += of_it or 0.0
+    return sorted(sorted(range(experts), key=lambda number: -total[number])[:_MOST])
 
 
 DRAWING = Drawing("positions", 90, "which experts are used along a document", _draw)

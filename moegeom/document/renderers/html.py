@@ -35,31 +35,42 @@ from moegeom.document.svg import STYLE, panel_svg
 from moegeom.document.untrusted import printable
 
 _STYLE = """
+:root { --page: #fff; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1em; margin: .3em 0; }
+dl { display: grid; grid-template-columns: minmax(4.6em, max-content) 1fr; }
+dl { gap: .2em 1em; margin: .3em 0; }
 dt { font-weight: 600; } dd { margin: 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5em 0; }
 .scroll table { width: max-content; } th { max-width: 8em; } td { max-width: 32em; }
-h1, h2 { overflow-wrap: anywhere; }
+h1, h2 { overflow-wrap: anywhere; line-height: 1.25; } h1 { font-size: 1.6em; }
+h2 { font-size: 1.25em; }
 th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #8884; }
 .left { text-align: left; } .dim { opacity: .7; } .right { float: right; font-weight: 400; }
 .good { color: #1a7f37; } .warning { color: #9a6700; } .error { color: #cf222e; }
-code { background: #8882; padding: .1em .3em; } section { margin: 1.2em 0; }
+code { background: #8882; padding: .1em .3em; overflow-wrap: anywhere; }
+code span { display: inline-block; max-width: 100%; }
+section { margin: 1.2em 0; }
 figure { margin: 2em 0; } figure h2 { margin-bottom: .2em; } figcaption { max-width: 60em; }
 .panels { display: grid; gap: .8em; }
 .panels { grid-template-columns: repeat(auto-fill, minmax(min(23em, 100%), 1fr)); }
 .panels > * { min-width: 0; } .panels > .wide { grid-column: 1 / -1; overflow-x: auto; }
-.wide svg { min-width: 640px; }
+.wide svg { min-width: 580px; max-width: 58rem; }
 .card { border-left: .3em solid; border-radius: .3em; padding: .4em .8em; background: #8881; }
 .card .strong, .card dd { color: #111; }
 a { color: inherit; } .word { text-decoration: underline dotted; text-underline-offset: .2em; }
 tr:target, dt:target { outline: 2px solid #1f6fb4; } .scroll { overflow-x: auto; }
+.wide, .scroll { background: linear-gradient(90deg, var(--page) 50%, #0000) left local,
+  linear-gradient(270deg, var(--page) 50%, #0000) right local,
+  linear-gradient(90deg, #8889, #0000) left, linear-gradient(270deg, #8889, #0000) right;
+  background-size: 3em 100%, 3em 100%, 1em 100%, 1em 100%; background-repeat: no-repeat; }
 @media (max-width: 40em) { .words { grid-template-columns: 1fr; } }
 @media print {
   body { margin: 0; max-width: none; } .panels > div, tr { break-inside: avoid; }
-  h2 { break-after: avoid; } .wide svg { min-width: 0; } .wide, .scroll { overflow: visible; }
+  h2 { break-after: avoid; } .wide svg { min-width: 0; }
+  .wide, .scroll { overflow: visible; background: none; }
 }
 @media screen and (prefers-color-scheme: dark) {
+  :root { --page: #111; }
   body { background: #111; color: #ddd; } .card .strong, .card dd { color: #ddd; }
   .good { color: #3fb950; } .warning { color: #d29922; } .error { color: #ff7b72; }
 }
@@ -157,13 +168,13 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<br>{_text(finding.detail)}" if finding.detail else ""
             yield f"<br>fix: {escape(finding.fix)}" if finding.fix else ""
             typed = finding.next_command
-            yield f"<br>next: <code>{escape(typed)}</code></p>" if typed else "</p>"
+            yield f"<br>next: {_command(typed)}</p>" if typed else "</p>"
         case Table():
             yield from _table(block)
         case Note(text, look):
             yield f'<p class="{look}">{_text(text)}</p>'
         case Command(label, text):
-            yield f'<p><span class="dim">{escape(label)}</span> <code>{escape(text)}</code></p>'
+            yield f'<p><span class="dim">{escape(label)}</span> {_command(text)}</p>'
         case Excerpt(page=page, summary=summary):
             yield f"<details><summary>{escape(summary)}</summary>" if summary else ""
             yield from _blocks(page)
@@ -173,17 +184,24 @@ def _block(block: Block) -> Iterator[str]:
                 yield from _figure(printable(figure))
 
 
+def _command(text: str) -> str:
+    """Something to type: folded between its words, so that no option is torn at its dashes."""
+    words = "".join(f"<span>{escape(word)}</span> " for word in text.split(" "))
+    return f"<code>{words.rstrip(' ')}</code>"
+
+
 def _figure(figure: Chart) -> Iterator[str]:
     """Heading, caption, panels, and the numbers behind them."""
     yield f'<figure id="{escape(figure.name)}"><h2>{escape(figure.title)}</h2><div class="panels">'
     for panel in figure.panels:
-        kind = ' class="wide"' if panel.is_wide else ""
+        kind = ' class="wide"' if panel.fills_page else ""
         yield f"<div{kind}>{panel_svg(panel, figure.alt)}</div>"
     numbers = b64encode(comma_separated(figure).encode()).decode()
     link = f'href="data:text/csv;base64,{numbers}" download="{escape(figure.name)}.csv"'
     yield f"</div><figcaption>{_text(figure.shows)} "
     yield f"<b>It does not show:</b> {_text(figure.shows_not)} <a {link}>Numbers as CSV</a>"
-    yield f'<p class="dim">{_text(figure.alt)}</p></figcaption></figure>'
+    said = figure.alt[:1].upper() + figure.alt[1:]
+    yield f'<p class="dim">{_text(said)}</p></figcaption></figure>'
 
 
 def comma_separated(figure: Chart) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import UsageError, first_line
+from moegeom.core.extras import install_command
 from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError, OutOfDeviceMemory
 from moegeom.kernels.cuda.program import OPTIONS, Program
 
@@ -31,11 +32,13 @@ _NO_ROOM = {("CUDARuntimeError", 2), ("CUBLASError", 3)}
 #: Bytes that kernels read in one piece.
 _ALIGNED = 16
 
-#: What to install for lack of CuPy.
-INSTALL = 'pip install "moegeom[cuda13]" (or cuda12, whichever the driver can run)'
-
 #: What to install for lack of cuBLAS or NVRTC.
 _LIBRARIES = 'pip install "cupy-cuda13x[ctk]" brings them (or cupy-cuda12x[ctk]).'
+
+
+def _install() -> str:
+    """What to install for lack of CuPy."""
+    return f"{install_command('cuda13')} (or cuda12, whichever the driver can run)"
 
 
 def count_devices() -> int:
@@ -47,14 +50,14 @@ def count_devices() -> int:
         With the reason, when there is no CuPy or no driver.
     """
     if importlib.util.find_spec("cupy") is None:
-        raise DeviceError("No GPU can be used: CuPy is not installed.", INSTALL)
+        raise DeviceError("No GPU can be used: CuPy is not installed.", _install())
     try:
         import cupy
     except ImportError as error:
         # CuPy frames what Python said with a page of its own
         reason = first_line(error.__cause__ or error).rstrip(".")
         raise DeviceError(
-            f"No GPU can be used: CuPy cannot be imported: {reason}.", INSTALL
+            f"No GPU can be used: CuPy cannot be imported: {reason}.", _install()
         ) from None
     try:
         return cupy.cuda.runtime.getDeviceCount()
@@ -62,7 +65,7 @@ def count_devices() -> int:
         raise DeviceError(
             f"No GPU was found; CuPy says: {str(error).rstrip('.')}.",
             "`nvidia-smi` tells which GPU and driver are there; the driver must be able to run the "
-            "CUDA of CuPy (moegeom[cuda12] or [cuda13]).",
+            "CUDA of CuPy (extra cuda12 or cuda13).",
         ) from None
 
 
@@ -327,7 +330,7 @@ def architecture_for(device: str, major: int, minor: int) -> str:
         raise DeviceError(
             f"NVRTC {version} writes no code for {device}, compute capability {major}.{minor}; "
             f"it knows {known[0]} to {known[-1]}.",
-            "Install CuPy for the CUDA version that the GPU needs (moegeom[cuda12], [cuda13]).",
+            "Install CuPy for the CUDA version that the GPU needs (extra cuda12 or cuda13).",
         )
     return f"sm_{max(fit)}"
 

@@ -9,18 +9,19 @@ from typing import Any
 
 from moegeom.core.finding import Severity, Verdict
 from moegeom.engine.request import Terms, Tokens
+from moegeom.results.reader import Results
 
 
 @dataclass(frozen=True)
 class GateRequest(Terms):
-    """What was asked for. ``target`` is a checkpoint, or a results directory.
+    """What was asked for. ``target`` is a checkpoint, or results, in a folder or in memory.
 
     None leaves a choice to the profile. ``profile`` is a file, or the name of a built-in one; None
     looks for ``moegeom.toml`` or ``[tool.moegeom]`` in the working directory, unless that lies with
     the target; ``out`` None keeps no results.
     """
 
-    target: str
+    target: str | Results
     tokens: Tokens | None = None
     profile: Path | None = None
     baseline: Path | None = None
@@ -29,6 +30,11 @@ class GateRequest(Terms):
     fail_on: Severity | None = None
     out: Path | None = None
     skip_non_finite: bool = False
+
+    @property
+    def name(self) -> str:
+        """The path or URL of the target; of results in memory, that they are."""
+        return self.target.name if isinstance(self.target, Results) else self.target
 
 
 @dataclass(frozen=True)

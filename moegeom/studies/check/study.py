@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moegeom.checkpoint.remote.url import scheme_of
-from moegeom.checks import CHECKS, NO_NAME, measured_results, run_checks
+from moegeom.checks import CHECKS, NO_CHECKPOINT, NO_NAME, measured_results, run_checks
 from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
 from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, told
 from moegeom.checks.profile_file import (
@@ -30,7 +30,7 @@ from moegeom.engine.session import Session
 from moegeom.metrics import METRICS, read_columns_of
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan
 from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import RUN_FILE, ResultsView, is_results, open_results
+from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
 from moegeom.studies.check.record import Gate, GateRequest
 from moegeom.studies.check.since_baseline import drifts_since
@@ -112,7 +112,8 @@ def profile_path(request: GateRequest) -> Path | None:
     if request.profile is not None:
         return request.profile
     here = Path.cwd()
-    return None if lies_with(here, request.target) else find_profile(here)
+    lies_there = isinstance(request.target, str) and lies_with(here, request.target)
+    return None if lies_there else find_profile(here)
 
 
 def lies_with(folder: Path, target: str) -> bool:
@@ -150,7 +151,7 @@ def profile_told(request: GateRequest, profile: Profile) -> tuple[str, ...]:
 
 def _other_side(request: GateRequest) -> tuple[str, ...]:
     """Of a checkpoint the results that lie in it, of results the checkpoint."""
-    if is_results(request.target):
+    if not isinstance(request.target, str) or is_results(request.target):
         return ("the checkpoint itself: these are results of a scan",)
     if not (Path(request.target) / RUN_FILE).exists():
         return ()
@@ -163,14 +164,15 @@ def measured_target(
     """Results of the target, read, measured on tokens, or what its weights tell; and the target,
     where it is a checkpoint whose routers can be read.
     """
-    if is_results(request.target):
+    if (found := results_at(request.target)) is not None:
         _refuse_measuring(request)
-        return open_results(request.target), None
+        return found, None
+    assert isinstance(request.target, str)
     try:
         has_tokens = request.tokens is not None
         opened = Session.of(request.target, request, with_listed=has_tokens)
         if not has_tokens and request.out is None:
-            return lint(request.target, request, opened), opened
+            return lint(request.target, request, opened, watch), opened
         asked = ScanRequest(
             checkpoint=request.target,
             out=request.out,
@@ -198,7 +200,7 @@ def _refuse_measuring(request: GateRequest) -> None:
     if given:
         flag = option_of(given[0])
         raise UsageError(
-            f"{request.target} holds results, which were measured before; {flag} comes too late.",
+            f"{request.name} holds results, which were measured before; {flag} comes too late.",
             f"Leave {flag} out, or name a checkpoint.",
         )
 
@@ -221,10 +223,11 @@ def judge_results(
 ) -> Verdict:
     """The checks of the profile on these results."""
     tokens, options = tokens_path(request.tokens) or NO_NAME, request.typed_again()
+    typed = request.target if isinstance(request.target, str) else NO_CHECKPOINT
     drifts = None
     if baseline is not None and "refused" not in results.run:
         drifts = drifts_since(results, baseline)
-    measured = measured_results(results, request.target, tokens, baseline, options, drifts)
+    measured = measured_results(results, typed, tokens, baseline, options, drifts)
     return run_checks(measured, profile)
 
 
@@ -232,7 +235,7 @@ def update_baseline(request: GateRequest, results: ResultsView, file: Path) -> N
     """Writes the baseline of these results."""
     if "refused" in results.run:
         raise UsageError(
-            f"{request.target}: its routers cannot be read, so there is nothing to write down.",
+            f"{request.name}: its routers cannot be read, so there is nothing to write down.",
             "`moegeom check` without --update-baseline says what is wrong.",
         )
     write_baseline(file, baseline_of(results))

@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moegeom.engine.request import Terms, Tokens
+from moegeom.results.reader import Results
 from moegeom.studies.changes.record import RouterChange
 
 
 @dataclass(frozen=True)
 class DifferenceRequest(Terms):
-    """What was asked for. ``a`` and ``b`` are checkpoints or results directories.
+    """What was asked for. ``a`` and ``b`` are checkpoints, or results, in folders or in memory.
 
     ``tokens`` holds nothing, one recording for both checkpoints, or one for each. With ``experts``
     a sample of the expert weights is read. ``out`` keeps the results of the scans.
     """
 
-    a: str
-    b: str
+    a: str | Results
+    b: str | Results
     experts: bool = False
     tokens: Sequence[Tokens] = ()
     out: Path | None = None

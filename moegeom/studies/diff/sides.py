@@ -16,7 +16,7 @@ from moegeom.document.rule_trust import assumed, rule_status, rule_trust
 from moegeom.engine.run_facts import router_facts
 from moegeom.engine.session import Session
 from moegeom.pipeline import Terms, lint
-from moegeom.results.reader import ResultsView, is_results, open_results
+from moegeom.results.reader import Results, ResultsView, results_at
 from moegeom.router.describe import rule_origin
 from moegeom.studies.diff.record import DifferenceRequest, Side
 
@@ -52,10 +52,12 @@ class OpenedSide:
         return [router["name"] for router in self.weights.run["routers"]]
 
 
-def open_side(target: str, request: DifferenceRequest) -> OpenedSide:
+def open_side(target: str | Results, request: DifferenceRequest) -> OpenedSide:
     """Opens a checkpoint, reading its routers, or results."""
-    if is_results(target):
-        return OpenedSide(target, request, results=open_results(target))
+    if (found := results_at(target)) is not None:
+        name = target if isinstance(target, str) else target.name
+        return OpenedSide(name, request, results=found)
+    assert isinstance(target, str)
     has_tokens = bool(request.tokens)
     with about("checkpoint", target):
         opened = Session.of(target, request, with_listed=has_tokens, is_whole=has_tokens)

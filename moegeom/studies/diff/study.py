@@ -81,7 +81,11 @@ def difference(
 
 def _refuse_unmeant(request: DifferenceRequest) -> None:
     """Raises UsageError for options that contradict each other or the targets."""
-    measured = [t for t in (request.a, request.b) if is_results(t)]
+    measured = [
+        t if isinstance(t, str) else t.name
+        for t in (request.a, request.b)
+        if not isinstance(t, str) or is_results(t)
+    ]
     if len(request.tokens) > 2:
         raise UsageError(
             f"--tokens is given {len(request.tokens)} times; there are two sides.",

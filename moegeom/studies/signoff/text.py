@@ -36,7 +36,7 @@ def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
         + " --tokens REC_A --tokens REC_B --rerun REC_A2 --max-flipped SHARE",
     )
     engines = (
-        "capture runs a folder that transformers loads; for any other model the trace of choices "
+        "capture runs folders of transformers; for any other model the trace of choices "
         "that an engine writes serves as a recording (docs/capture/engines.md)."
     )
     return Line("routing on text", "inconclusive", sentence, (engines,), commands)

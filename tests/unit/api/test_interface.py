@@ -108,7 +108,7 @@ def test_an_error_says_which_of_two_it_is_about():
     assert refusal(mg.diff, CKPT, 3).message.startswith("b is a int; expected a path")
     error = refusal(mg.diff, mg.open(CKPT, layers=0), mg.open(CKPT, layers=1))
     assert error.message.startswith("layers is '0' of one and '1' of another")
-    assert "in memory" in refusal(mg.diff, CKPT, mg.scan(CKPT)).message
+    assert "in memory" in refusal(mg.signoff, CKPT, mg.scan(CKPT)).message
     held = mg.recording(np.zeros((4, 64)), stage="router_input")
     assert "named twice" in refusal(mg.signoff, CKPT, CKPT, [held, held]).message
     assert refusal(mg.scan, CKPT, REC, run_b=held).message.startswith(

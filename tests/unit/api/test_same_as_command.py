@@ -81,6 +81,31 @@ def test_check_finds_what_check_prints(tokens, openings):
     assert_same(found, "check", CKPT, *given, "--select", "MGI,MGB", "--fail-on", "warning")
 
 
+def test_results_in_memory_are_judged_and_compared_as_those_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = SAMPLE / "step_1000"
+    held = [mg.scan(each) for each in (CKPT, other)]
+    kept = [mg.scan(each, out=tmp_path / each.name) for each in (CKPT, other)]
+    ours, theirs = (mg.check(found[0]).value.verdict for found in (held, kept))
+    assert [o.state for o in ours.outcomes] == [o.state for o in theirs.outcomes]
+    written = mg.check(held[0], update_baseline=True, baseline="here.json").value.written
+    assert written is not None
+    assert mg.check(kept[0], baseline=written)
+    assert not mg.check(held[1], baseline=written, fail_on="warning")
+    ours, theirs = (mg.diff(*found).value for found in (held, kept))
+    assert [r.kind for r in ours.sides] == ["results", "results"]
+    assert ours.routers == theirs.routers
+    for refused in (mg.check, lambda *given, **more: mg.diff(*given, held[1], **more)):
+        with pytest.raises(mg.MoeGeomError, match="results in memory holds results"):
+            refused(held[0], tokens=REC)
+
+
+def test_a_profile_beside_counts_for_results_in_memory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moegeom.toml").write_text('select = ["MGI101"]\n', "utf-8")
+    assert len(mg.check(mg.scan(CKPT)).value.verdict.outcomes) == 1
+
+
 def test_boundary_report_finds_what_boundary_report_prints(tmp_path):
     given = ("--tokens", REC, "--layers", "0", "--arith", "bf16", "--noise", "0.01")
     found = mg.boundary_report(CKPT, REC, layers=0, arithmetics=["bf16"], noise=0.01)
@@ -293,6 +318,13 @@ def test_all_work_that_is_announced_is_told_as_done():
     listener = Listener()
     mg.balance(CKPT, REC, layers=0, watch=listener)
     assert listener.done == listener.total == 4096
+    for measure in (mg.scan, mg.check):
+        listener = Listener()
+        measure(CKPT, watch=listener)
+        assert (listener.total, listener.done, listener.said) == (3, 3, []), (
+            "a step for each router"
+        )
+    listener = Listener()
     mg.diff(CKPT, CKPT, experts=True, layers=0, watch=listener)
     assert [text.partition(" ")[0] for text in listener.said] == ["A:", "B:"]
 

@@ -20,6 +20,7 @@ from moegeom.checkpoint.formats._gguf_header import Unread
 from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
+from moegeom.core.extras import install_command
 
 _GATE = "blk.{}.ffn_gate_inp.weight"
 _T = gguf.GGMLQuantizationType
@@ -172,7 +173,7 @@ def test_without_the_package_plain_tensors_are_read_and_blocks_ask_for_it(
     assert error.message == (
         "m.gguf: tensor 't' is Q8_0, stored in blocks, which needs the gguf package."
     )
-    assert error.hint == "pip install 'moegeom[gguf]'"
+    assert error.hint == install_command("gguf")
 
 
 @pytest.mark.parametrize("dtype", sorted(_UNDECODED))

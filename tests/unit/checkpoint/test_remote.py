@@ -26,6 +26,7 @@ from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.checkpoint.remote.reads import in_parallel
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.core.errors import CheckpointError
+from moegeom.core.extras import install_command
 from tests.unit.checkpoint.remote_server import (
     Site,
     chunked,
@@ -905,7 +906,7 @@ def test_a_missing_package_says_what_to_install(
             patched.setitem(__import__("sys").modules, name, None)
             error = _refusal(url, options)
         assert error.message == f"{url}: needs the package {name}, which is not installed."
-        assert error.hint == "pip install 'moegeom[hub]'"
+        assert error.hint == install_command("hub")
 
 
 def test_a_file_system_that_fsspec_has_no_package_for_says_which(

@@ -33,7 +33,7 @@ def bare(monkeypatch):
 def refused(error: UsageError) -> tuple[str, str]:
     """The package that is missed and the extra that is advised."""
     found = re.search(
-        r"needs (\w+), which is not installed.*moegeom\[(\w+)\]", str(error), re.DOTALL
+        r"needs (\w+), which is not installed.*pip install [^\[]+\[(\w+)\]", str(error), re.DOTALL
     )
     assert found
     return found[1], found[2]

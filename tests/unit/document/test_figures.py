@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import html
 import io
 import re
 from html.parser import HTMLParser
@@ -18,7 +19,8 @@ from moegeom.core.errors import UsageError
 from moegeom.document.chart import Areas, Axis, Bars, Chart, Guide, Heat, Panel, Points, Polyline
 from moegeom.document.colours import ramp
 from moegeom.document.drawing import DRAWINGS, figures_of
-from moegeom.document.model import Document, Gallery, View
+from moegeom.document.figures.positions import most_used
+from moegeom.document.model import Command, Document, Gallery, View
 from moegeom.document.paper import ENDINGS, write_figure
 from moegeom.document.render import render
 from moegeom.document.renderers.html import comma_separated
@@ -55,6 +57,7 @@ PANELS = {
         ],
     ),
     "points": Panel("t", Axis("x"), Axis("y"), [Points([0, 1], [0, None], [0, 1], ["p", "q"])]),
+    "crosses": Panel("t", Axis("x"), Axis("y"), [Points([0, 1], [0, None], [0, 1], (), True)]),
     "areas": Panel("t", Axis("x"), Axis("y"), [Areas([0, 1], [[0.2, 0.5], [0.8, None]], "pq")]),
     "heat": Panel(
         "t",
@@ -234,7 +237,32 @@ def test_bars_that_no_name_has_two_of_take_the_whole_room():
         widths.append(
             float(re.findall(r'<path class="f tokens" d="M[\d.]+ [\d.]+h([\d.]+)v', text)[0])
         )
-    assert widths[0] == pytest.approx(2 * widths[1], abs=0.1)
+    assert widths[0] == pytest.approx(2 * widths[1], abs=0.16)  # each is rounded to 0.1
+
+
+def test_a_few_bars_that_stand_are_narrow_and_long_names_beside_bars_are_not():
+    assert not PANELS["bars"].fills_page
+    assert PANELS["lying"].fills_page
+    assert PANELS["heat"].fills_page
+    many = Axis("x", names=[str(n) for n in range(13)])
+    assert Panel("t", many, Axis("y"), [Bars("A", "tokens", [1.0] * 13)]).fills_page
+
+
+def test_experts_along_a_document_are_those_with_the_largest_weight():
+    experts, weights = [7, 7, 60, 3, 99, *range(100, 147)], [0.2, 0.3, 0.4, None, 0.1, *[0.01] * 47]
+    shown = most_used(experts, weights, 256)
+    assert len(shown) == 48
+    assert shown == sorted(shown)
+    assert {7, 60, 99} < {*shown}
+    assert 3 not in shown
+    assert list(most_used(experts, weights, 48)) == list(range(48))
+
+
+def test_a_command_on_a_page_is_copied_as_it_is_typed():
+    typed = "moegeom scan 'a  b' --tokens REC --per-token <x>"
+    text = render(Document("scan", "m", [[Command("next", typed)]], dict), "html", View())
+    (found,) = re.findall(r"<code>(.*?)</code>", text)
+    assert html.unescape(re.sub(r"</?span>", "", found)) == typed
 
 
 def test_another_ending_is_refused(tmp_path):

@@ -1,0 +1,68 @@
+"""What to type for an extra installs it where moegeom came from, and never asks for a stranger's."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+from packaging.requirements import Requirement
+
+from moegeom.core import extras
+from moegeom.core.extras import install_command
+
+
+@pytest.fixture
+def came_from(monkeypatch):
+    """Installs moegeom, as pip says it in direct_url.json; None: pip says nothing."""
+
+    def install(said: str | None) -> list[str]:
+        found = SimpleNamespace(read_text=lambda name: said)
+        monkeypatch.setattr(extras, "distribution", lambda name: found)
+        install_command.cache_clear()
+        return shlex.split(install_command("hub"))
+
+    yield install
+    install_command.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["moegeom", "a folder with spaces", "ordner äöü"])
+def test_of_a_clone_the_clone_is_named_with_its_versions(came_from, tmp_path, name):
+    clone = tmp_path / name
+    clone.mkdir()
+    for file in ("pyproject.toml", "constraints.txt"):
+        (clone / file).touch()
+    said = {"url": clone.as_uri(), "dir_info": {}}
+    versions = ["-c", str(clone / "constraints.txt")]
+    assert came_from(json.dumps(said)) == ["pip", "install", *versions, f"{clone}[hub]"]
+    editable = json.dumps(said | {"dir_info": {"editable": True}})
+    assert came_from(editable) == ["pip", "install", *versions, "-e", f"{clone}[hub]"]
+
+
+def test_of_an_address_the_same_commit_is_named(came_from):
+    said = {
+        "url": "https://example.org/a/moegeom",
+        "vcs_info": {"vcs": "git", "commit_id": "0123abc"},
+    }
+    command = came_from(json.dumps(said))
+    assert command[:2] == ["pip", "install"]
+    wanted = Requirement(command[2])
+    assert (wanted.name, wanted.extras) == ("moegeom", {"hub"})
+    assert wanted.url == "git+https://example.org/a/moegeom@0123abc"
+
+
+@pytest.mark.parametrize("said", [None, "", "no json", "[]", '{"url": "file:///gone/for/good"}'])
+def test_where_nothing_is_said_pip_adds_to_what_is_installed(came_from, said):
+    assert came_from(said) == ["pip", "install", "moegeom[hub]"]
+
+
+def test_an_installation_that_pip_does_not_know_is_named_too(monkeypatch):
+    def unknown(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(extras, "distribution", unknown)
+    install_command.cache_clear()
+    assert install_command("hub") == "pip install 'moegeom[hub]'"
+    install_command.cache_clear()
