@@ -122,10 +122,11 @@ def _snapped(
     None where the edit does not add the same to all tokens. Fitted biases are known up to a common
     number, which is the one that leaves least: then it fits one expert outright.
     """
-    added = np.median(change, axis=0).astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        if not np.abs(change - added).max() <= _SAME * np.abs(added).max():
-            return np.zeros(len(fitted), bool)
+    with np.errstate(over="ignore", invalid="ignore"):  # a fault may leave the range of numbers
+        added = np.median(change, axis=0).astype(np.float64)
+        is_same = np.abs(change - added).max() <= _SAME * np.abs(added).max()
+    if not is_same or not np.isfinite(added).all():
+        return np.zeros(len(fitted), bool)
     common = np.concatenate([fitted, fitted - added])
     left = np.minimum(
         np.abs(fitted - common[:, None]), np.abs(fitted - common[:, None] - added)

@@ -44,6 +44,7 @@ def _exchanged(site: Site) -> Iterator[Proposal]:
     experts = len(site.matching)
     cost = row_costs(site)
     own = np.arange(experts)
+    has_bias = site.router.selection_bias is not None or site.router.logit_bias is not None
     best = cost.argmin(axis=1)
     is_other = cost[own, own] - cost[own, best] > _BETTER + math.log2(experts)
     place = np.where(is_other, best, own)
@@ -51,8 +52,10 @@ def _exchanged(site: Site) -> Iterator[Proposal]:
         number = int(is_other.sum())
         text = f"{number} of {experts} rows are copies of other rows"
         yield from _placed(site, "rows_copied", text, place)
+        if has_bias:
+            yield from _placed(site, "rows_copied_with_bias", f"{text}, biases too", place, True)
     # without a bias, rows in another order are experts with other numbers
-    if site.router.selection_bias is not None or site.router.logit_bias is not None:
+    if has_bias:
         _, place = linear_sum_assignment(cost - _BETTER * np.eye(experts))
         if number := int((place != own).sum()):
             text = f"{number} of {experts} rows in another order, biases where they were"
@@ -60,10 +63,17 @@ def _exchanged(site: Site) -> Iterator[Proposal]:
 
 
 def _placed(
-    site: Site, name: str, text: str, place: Int64[np.ndarray, "experts"]
+    site: Site,
+    name: str,
+    text: str,
+    place: Int64[np.ndarray, "experts"],
+    with_biases: bool = False,
 ) -> Iterator[Proposal]:
-    moved = int((place != np.arange(len(place))).sum())
-    edited = dataclasses.replace(site.router, weight=site.router.weight[place])
+    moved, router = int((place != np.arange(len(place))).sum()), site.router
+    edited = dataclasses.replace(router, weight=router.weight[place])
+    for kind in ("selection_bias", "logit_bias") if with_biases else ():
+        if (bias := getattr(router, kind)) is not None:
+            edited = dataclasses.replace(edited, **{kind: bias[place]})
     bits = _SEARCHED + moved * 2.0 * math.log2(len(place))
     yield from routed(site, name, text, "rows damaged", edited, own_bits=bits)
 

@@ -58,6 +58,12 @@ def _of_layers(site: Site) -> Iterator[Proposal]:
         yield from routed(
             site, f"router_of_layer{apart}", text, "rows of another layer", whole, bits=bits
         )
+        if site.router.selection_bias is not None or site.router.logit_bias is not None:
+            rows = dataclasses.replace(site.router, weight=other.weight)
+            text = f"rows of layer {other.layer} for {site.router.layer}, with biases of its own"
+            yield from routed(
+                site, f"rows_of_layer{apart}", text, "rows of another layer", rows, bits=bits
+            )
 
 
 OF_LAYERS = Operator("rows_of_layers", _of_layers)
