@@ -154,6 +154,13 @@ def test_means_on_many_dimensions_are_between_one_and_the_bound(experts, dims):
     assert lower <= expected_diagram(experts, 1, dims, is_central=False).cells
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_on_a_hundred_dimensions_every_pair_of_512_gaussian_experts_is_a_cell(k):
+    """Convex hulls of that many Gaussian points in that many dimensions are neighbourly."""
+    mean = expected_diagram(512, k, 100, is_central=False).cells
+    np.testing.assert_allclose(mean, math.comb(512, k), rtol=1e-9)
+
+
 # ------------------------------------------------------------------------------------------ regions
 def counted_regions(experts, k, width, dims):
     """The definition of the bound, subset by subset of all neurons."""

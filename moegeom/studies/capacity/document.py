@@ -41,7 +41,7 @@ _SPLIT = (
 
 _NOT_SHOWN = "Not shown: splits on other dimensions, costs of routers, counts of weights: --detail"
 
-_ROUTERS = ("router", "MACs a token", "FLOP", "of the experts'", "published")
+_ROUTERS = ("router", "MACs a token", "FLOP", "times experts'", "published")
 
 
 def document(found: Capacity, view: View) -> Document:
@@ -82,13 +82,14 @@ def _layer(layer: LayerCapacity, found: Capacity, view: View) -> Sequence[Sequen
     rest = [] if view.detail else [Note(_NOT_SHOWN)]
     costs = [*_cost_blocks(layer, found)]
     splits_shown = Excerpt([_split_table(brief)], [_split_table(whole)])
-    tables = [Excerpt(costs if view.detail else rest, costs)]
     at = [_dims_cells(layer, at) for at in layer.at]
     data = Table(_ON_DATA, at, left=(), drops=(0, 0, 0, 2, 0, 0, 1))
     return [
         [*_results(layer), *_facts(layer)],
         [data],
-        [splits_shown, *tables] if whole else tables,
+        [splits_shown] if whole else [],
+        *([Excerpt([one] if view.detail else [], [one])] for one in costs),
+        [Excerpt(rest, [])],
     ]
 
 
@@ -145,10 +146,12 @@ def _facts(layer: LayerCapacity) -> Iterator[Block]:
     yield Fact("sizes", f"{said}; width by {layer.width_origin}" if layer.width_origin else said)
     if layer.dims_origin:
         yield Fact("data", f"{layer.dims_origin}, rounded up below")
+    several = "vertex (set)" if layer.num_sets == 1 else "vertices (sets)"
+    vertices = f"{_count(layer.num_sets)} {several}"
     yield Fact(
         "polytope",
-        f"{_count(layer.num_sets)} vertices (sets), {_count(layer.num_edges)} edges (pairs of "
-        f"cells with a facet in common, at most), {number_of(layer.num_facets, 'facet')}",
+        f"{vertices}, {_count(layer.num_edges)} edges (pairs of cells with a facet in common, at "
+        f"most), {number_of(layer.num_facets, 'facet')}",
     )
     yield Fact(
         "weights",
@@ -206,7 +209,7 @@ def _cost_blocks(layer: LayerCapacity, found: Capacity) -> Iterator[Block]:
             name,
             f"{macs:,}",
             f"{2 * macs:,}",
-            percent(macs / layer.expert_macs) if layer.expert_macs else "",
+            f"{macs / layer.expert_macs:.3g}" if layer.expert_macs else "",
             f"{printed[name]:,}" if name in printed else "",
         )
         for name, macs in vars(layer.macs).items()

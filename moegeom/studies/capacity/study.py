@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable
+from moegeom.core.text import number_of
 from moegeom.engine.parameters import option_of
 from moegeom.studies.capacity.layer import MOST, requested_layer
 from moegeom.studies.capacity.record import Capacity, LayerSizes
@@ -60,7 +61,7 @@ def _of_sizes(request: CapacityRequest) -> Capacity:
         request.shared * request.width,
         request.gated,
     )
-    name = f"{sizes.num_experts} experts, top-{sizes.top_k}"
+    name = f"{number_of(sizes.num_experts, 'expert')}, top-{sizes.top_k}"
     return Capacity(name, (requested_layer(request, sizes),), request.router_dim)
 
 
@@ -79,7 +80,7 @@ def _check(request: CapacityRequest) -> None:
         missing += [] if request.asked.top_k is not None else [option_of("top_k")]
         if missing:
             raise UsageError(
-                f"{' and '.join(missing)} missing: sizes are all typed, or those of a checkpoint.",
+                f"{', '.join(missing)}: not given; expected every size, or a checkpoint.",
                 "For example --experts 64 --top-k 8 --width 1024 --hidden 2048, or --from CKPT.",
             )
         if request.tokens is not None or request.layers is not None:

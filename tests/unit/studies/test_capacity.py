@@ -137,7 +137,7 @@ def test_whole_numbers_of_any_length_are_written(digits):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"experts": 64}, "width and hidden and top_k missing"),
+        ({"experts": 64}, "width, hidden, top_k: not given"),
         (SIZES | {"top_k": 17}, "top_k 17: expected 1 to 16"),
         (SIZES | {"splits": 3}, "splits 3: does not divide the width 20"),
         (SIZES | {"splits": 65}, "expected numbers from 1 to 64"),
