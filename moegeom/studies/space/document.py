@@ -42,7 +42,7 @@ _PAGE_HEADS = (
     *("router", "MaxVio", "chance", "rows", "mean input", "covariance", "rest", "pull"),
     *("pull at random", "MaxVio centred", "other documents", "weight moved", "sets centred"),
     *("sets of rows", "times mean", "times covariance", "times rest", "sets of tokens"),
-    *("near boundary", "gaussian", "isotropic", "dimension"),
+    *("near boundary", "gaussian", "isotropic", "dimension", "sets met", "sets at most"),
 )
 
 
@@ -163,7 +163,9 @@ def _page_cells(router: RouterSpace) -> tuple[str, ...]:
     dimension = "-"
     if router.dimension is not None:
         dimension = f"{router.dimension[0]:.2g} to {router.dimension[1]:.2g}"
-    return (router.router, *_load_cells(router), *_set_cells(router), dimension)
+    most = _count(router.reach[-1].most_log10) if router.reach else "-"
+    met = f"{router.tokens.num_sets:,.0f}"
+    return (router.router, *_load_cells(router), *_set_cells(router), dimension, met, most)
 
 
 def _limits(found: Space) -> Iterator[str]:
@@ -189,10 +191,38 @@ def _limits(found: Space) -> Iterator[str]:
         "rows in random directions. 'near a boundary': nearer than the nearest tenth of these "
         "tokens."
     )
-    known = [router.dimension for router in found.routers if router.dimension is not None]
-    if known:
-        low, high = min(low for low, _ in known), max(high for _, high in known)
-        yield f"Intrinsic dimension of the inputs: {low:.2g} to {high:.2g}."
+    yield from _reach(found)
+
+
+def _reach(found: Space) -> Iterator[str]:
+    """How many expert sets data of the measured dimension can meet, beside what they do meet."""
+    known = [router for router in found.routers if router.dimension is not None]
+    if not known:
+        return
+    low, high = (
+        ends(router.dimension[place] for router in known if router.dimension is not None)
+        for place, ends in ((0, min), (1, max))
+    )
+    yield f"Intrinsic dimension of the inputs: {low:.2g} to {high:.2g}."
+    router = max(known, key=lambda one: one.reach[-1].dims if one.reach else 0)
+    if not router.reach:
+        return
+    reach = "; ".join(
+        f"of {number_of(one.dims, 'dimension')} {_count(one.most_log10)} at most"
+        + ("" if one.random_log10 is None else f", {_count(one.random_log10)} of random rows")
+        for one in router.reach
+    )
+    sets = math.comb(router.num_experts, router.top_k)
+    yield (
+        f"Expert sets that an affine set can meet in layer {_summary(found).place(router.router)}: "
+        f"{reach}; {_count(math.log10(sets))} there are. These tokens meet "
+        f"{router.tokens.num_sets:,.0f}. Curved data may meet more."
+    )
+
+
+def _count(log10: float) -> str:
+    """A number from its logarithm, in digits where there are few."""
+    return f"{10.0**log10:,.0f}" if log10 < 6.0 else f"10^{log10:.2f}"
 
 
 def _figure(value: float | None) -> str:

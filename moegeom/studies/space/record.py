@@ -91,13 +91,24 @@ class Centring:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """What an affine set of ``dims`` dimensions can meet: cells of any router of this size, and the
+    mean number of those of Gaussian rows and biases (None where that is beyond reach).
+    """
+
+    dims: int
+    most_log10: float
+    random_log10: float | None
+
+
+@dataclass(frozen=True)
 class RouterSpace:
     """One router: ``laws`` end with the tokens; ``parts`` by figure, empty where a law is missing.
 
     ``limit`` is the MaxVio that even routing stays below on such documents. ``pull`` is that of
     the mean input on what is compared, ``pull_random`` and its deviation those of rows in random
     directions; None without inputs. ``dimension`` is the range of the intrinsic dimension of the
-    inputs.
+    inputs, ``reach`` what affine sets of both ends meet, rounded up; of linear rules.
     """
 
     router: str
@@ -112,6 +123,7 @@ class RouterSpace:
     parts: Mapping[str, Attribution]
     centring: Centring
     dimension: tuple[float, float] | None
+    reach: tuple[Reach, ...]
     meaning: Meaning
 
     @property

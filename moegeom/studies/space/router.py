@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, sample_tiles
 from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.task import Task
 from moegeom.geometry import load
+from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
+from moegeom.geometry.capacity.hypersimplex import log10_count
 from moegeom.geometry.input_pull import input_pull, pull_of_random_rows
 from moegeom.geometry.load import max_vio_limit, scatter, unit_counts
 from moegeom.geometry.reference_laws import (
@@ -41,6 +44,7 @@ from moegeom.studies.space.record import (
     Figures,
     LawFigures,
     Meaning,
+    Reach,
     RouterSpace,
 )
 
@@ -134,7 +138,7 @@ def router_space(
     limit = max_vio_limit([found], level, seed)
     bias = router.selection_bias
     selection = sample.scores + (0.0 if bias is None else bias.astype(np.float64))
-    random = _pull_of_random(router, sample)
+    random, dimension = _pull_of_random(router, sample), _dimension(sample, seed)
     return RouterSpace(
         router=router.name,
         num_experts=router.num_experts,
@@ -147,7 +151,8 @@ def router_space(
         laws=tuple(told),
         parts=parts,
         centring=_centred(router, sample, selection, kernels),
-        dimension=_dimension(sample, seed),
+        dimension=dimension,
+        reach=_reach(prepared, dimension),
         meaning=_meaning(told[-1].figures.max_vio, limit, parts),
     )
 
@@ -202,6 +207,20 @@ def _dimension(sample: Sample, seed: int) -> tuple[float, float] | None:
     found = dimension_estimates(rows[np.sort(distinct_rows(rows))])
     values = [value for _, _, value in found if np.isfinite(value)]
     return (min(values), max(values)) if values else None
+
+
+def _reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> tuple[Reach, ...]:
+    """Cells on affine sets of the least and of the largest dimension, of linear boundaries."""
+    if dimension is None or prepared.rows is None or prepared.curved is not None:
+        return ()
+    experts, k = prepared.router.num_experts, prepared.router.rule.top_k
+    found = []
+    for dims in sorted({math.ceil(end) for end in dimension}):
+        mean = expected_diagram(experts, k, dims, is_central=False).cells
+        random = math.log10(mean) if 0.0 < mean < math.inf else None
+        most = most_cells(experts, k, dims, is_central=False)
+        found.append(Reach(dims, log10_count(most), random))
+    return tuple(found)
 
 
 # --------------------------------------------------------------------------------------------- laws
