@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from moegeom.studies.diff.record import Difference
     from moegeom.studies.explain.record import Explanation
     from moegeom.studies.signoff.record import SignOff
-    from moegeom.studies.space.record import Space
+    from moegeom.studies.space.record import RouterSpaces
 
 #: Parameters that say what the tokens are, and which of their tests are waived.
 _OF_TOKENS = ("stage", "dialect", "router_map", "stale_inputs", "unverified")
@@ -298,7 +298,7 @@ def space(
     *,
     watch: Watch | None = None,
     **options: Any,
-) -> Report[Space]:
+) -> Report[RouterSpaces]:
     """What makes the loads uneven: rows, mean input, covariance, or how tokens cluster?
 
     Raises

@@ -14,7 +14,7 @@ from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, T
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
 from moegeom.geometry.reference_laws import Attribution
-from moegeom.studies.space.record import SENTENCES, RouterSpace, Space
+from moegeom.studies.space.record import SENTENCES, RouterSpace, RouterSpaces
 
 #: Routers that a screen shows before the rest is counted, and where it has no room for them.
 _MOST_LINES, _LEAST_LINES = 12, 3
@@ -46,7 +46,7 @@ _PAGE_HEADS = (
 )
 
 
-def document(found: Space, view: View) -> Document:
+def document(found: RouterSpaces, view: View) -> Document:
     """What ``moegeom space`` says."""
     run, summary = found.run, _summary(found)
     ending = [*_limits(found), *skipped(summary)]
@@ -72,11 +72,11 @@ def document(found: Space, view: View) -> Document:
     )
 
 
-def _summary(found: Space) -> Summary:
+def _summary(found: RouterSpaces) -> Summary:
     return Summary(found.run, [{"router": router.router} for router in found.routers], [], [], [])
 
 
-def _sample(found: Space) -> str:
+def _sample(found: RouterSpaces) -> str:
     tokens = max(router.num_tokens for router in found.routers)
     return (
         f"{number_of(tokens, 'token')} of each router (seed {found.seed}); as many are drawn from "
@@ -84,7 +84,7 @@ def _sample(found: Space) -> str:
     )
 
 
-def _meanings(found: Space) -> Iterator[Block]:
+def _meanings(found: RouterSpaces) -> Iterator[Block]:
     is_even = all(router.meaning == "even" for router in found.routers)
     look: Look = "good" if is_even else "warning"
     label = "RESULT"
@@ -98,7 +98,7 @@ def _meanings(found: Space) -> Iterator[Block]:
         label = ""
 
 
-def _steps(found: Space, view: View) -> Iterator[list[RouterSpace]]:
+def _steps(found: RouterSpaces, view: View) -> Iterator[list[RouterSpace]]:
     """The routers that get a line on a screen, in the order of the checkpoint, and ever fewer."""
     routers = list(found.routers)
     if view.detail:
@@ -110,7 +110,7 @@ def _steps(found: Space, view: View) -> Iterator[list[RouterSpace]]:
         yield [router for router in routers if router in worst[:number]]
 
 
-def _loads(found: Space, shown: list[RouterSpace]) -> Table:
+def _loads(found: RouterSpaces, shown: list[RouterSpace]) -> Table:
     summary = _summary(found)
     rest = len(found.routers) - len(shown)
     more = f"and {rest} more that were more even: --detail" if rest else ""
@@ -118,7 +118,7 @@ def _loads(found: Space, shown: list[RouterSpace]) -> Table:
     return Table(_LOADS, rows, drops=_DROPS, rest=more)
 
 
-def _sets(found: Space, shown: list[RouterSpace]) -> Table:
+def _sets(found: RouterSpaces, shown: list[RouterSpace]) -> Table:
     summary = _summary(found)
     return Table(_SETS, [(summary.place(r.router), *_set_cells(r)) for r in shown])
 
@@ -168,7 +168,7 @@ def _page_cells(router: RouterSpace) -> tuple[str, ...]:
     return (router.router, *_load_cells(router), *_set_cells(router), dimension, met, most)
 
 
-def _limits(found: Space) -> Iterator[str]:
+def _limits(found: RouterSpaces) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
     yield (
         "'rows': normal inputs without preferred direction; 'mean': with the mean of the tokens; "
@@ -194,7 +194,7 @@ def _limits(found: Space) -> Iterator[str]:
     yield from _reach(found)
 
 
-def _reach(found: Space) -> Iterator[str]:
+def _reach(found: RouterSpaces) -> Iterator[str]:
     """How many expert sets data of the measured dimension can meet, beside what they do meet."""
     known = [router for router in found.routers if router.dimension is not None]
     if not known:
@@ -235,7 +235,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else percent(value, ".1f")
 
 
-def _record(found: Space) -> Mapping[str, Any]:
+def _record(found: RouterSpaces) -> Mapping[str, Any]:
     return {
         "routers": [
             {

@@ -34,7 +34,7 @@ SENTENCES: Mapping[Meaning, str] = {
     "even": "loads are even within what chance shows.",
 }
 
-#: Figures of a law, and those that are parted among the laws: words for them.
+#: LawValues of a law, and those that are parted among the laws: words for them.
 FIGURES: Mapping[str, str] = {
     "max_vio": "MaxVio",
     "cv": "CV of the load",
@@ -44,8 +44,8 @@ FIGURES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Figures of some choices.
+class LawValues:
+    """LawValues of some choices.
 
     ``log_effective_sets`` is the Miller-Madow entropy of the expert sets in nats, ``modal_share``
     the share of the most frequent set, ``near_share`` that of tokens nearer to a boundary than a
@@ -70,8 +70,8 @@ class LawFigures:
     """
 
     law: str
-    figures: Figures
-    errors: Figures
+    figures: LawValues
+    errors: LawValues
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class RouterSpace:
     meaning: Meaning
 
     @property
-    def tokens(self) -> Figures:
+    def tokens(self) -> LawValues:
         return self.laws[-1].figures
 
     @property
@@ -139,7 +139,7 @@ class RouterSpace:
 
 
 @dataclass(frozen=True)
-class Space:
+class RouterSpaces:
     """Every router that could be looked at, and the facts of the run as in ``run.json``.
 
     ``left_out`` are routers with the reason; ``seeds`` is the number of draws of each law.

@@ -41,8 +41,8 @@ from moegeom.kernels.reduction import Kernels
 from moegeom.studies.space.record import (
     FIGURES,
     Centring,
-    Figures,
     LawFigures,
+    LawValues,
     Meaning,
     Reach,
     RouterSpace,
@@ -59,7 +59,7 @@ _NEIGHBOURS_OF = 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class SpaceSample:
     """Tokens at one router: logits as the rule takes them, scores without bias and mask, inputs
     where they are recorded, what was chosen, the document (or run of 256 tokens), and its block.
     """
@@ -80,7 +80,7 @@ def read_sample(
     kernels: Kernels,
     seed: int,
     advanced: Callable[[int], None] = lambda tokens: None,
-) -> Sample:
+) -> SpaceSample:
     """A seeded sample of at most 4096 tokens, whole tiles.
 
     Raises
@@ -112,7 +112,9 @@ def read_sample(
         np.concatenate, zip(*parts, strict=True)
     )
     unit = np.where(document >= 0, document, -1 - token // RUN_TOKENS)
-    return Sample(logits, scores, _joined(inputs), chosen, weights, _joined(distances), unit, block)
+    return SpaceSample(
+        logits, scores, _joined(inputs), chosen, weights, _joined(distances), unit, block
+    )
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -121,7 +123,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def router_space(
-    router: Router, sample: Sample, kernels: Kernels, level: float, seed: int
+    router: Router, sample: SpaceSample, kernels: Kernels, level: float, seed: int
 ) -> RouterSpace:
     """The laws beside the tokens, what each makes of the figures, and centring."""
     prepared = prepare(router)
@@ -188,7 +190,7 @@ def _sizes(inputs: Float32[np.ndarray, "tokens hidden"]) -> InputSizes:
     return InputSizes(float(values.var(axis=0).mean()), float((values**2).mean()))
 
 
-def _pull_of_random(router: Router, sample: Sample) -> tuple[float, float] | None:
+def _pull_of_random(router: Router, sample: SpaceSample) -> tuple[float, float] | None:
     if sample.inputs is None:
         return None
     inputs = sample.inputs.astype(np.float64)
@@ -198,7 +200,7 @@ def _pull_of_random(router: Router, sample: Sample) -> tuple[float, float] | Non
     return pull_of_random_rows(inputs, ratio, lengths)
 
 
-def _dimension(sample: Sample, seed: int) -> tuple[float, float] | None:
+def _dimension(sample: SpaceSample, seed: int) -> tuple[float, float] | None:
     """The range of the intrinsic dimension of the inputs; None where nothing can be said."""
     if sample.inputs is None:
         return None
@@ -232,7 +234,7 @@ class _Choosing:
     kernels: Kernels
     near: float | None
 
-    def __call__(self, logits: Float64[np.ndarray, "tokens experts"]) -> Figures:
+    def __call__(self, logits: Float64[np.ndarray, "tokens experts"]) -> LawValues:
         own = np.ascontiguousarray(logits, np.float32)
         compared, _ = compared_scores(self.prepared, own, own, self.kernels)
         chosen, margin = self.kernels["top_k"](compared, self.prepared.router.rule.top_k)
@@ -243,15 +245,15 @@ class _Choosing:
 
     def figures(
         self, chosen: Int32[np.ndarray, "tokens k"], distance: Float64[np.ndarray, "tokens"] | None
-    ) -> Figures:
-        """Figures of these choices."""
+    ) -> LawValues:
+        """LawValues of these choices."""
         experts = self.prepared.router.num_experts
         counts = np.bincount(chosen.ravel(), minlength=experts)
         _, of_sets = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
         near = None
         if distance is not None and self.near is not None:
             near = float((distance < self.near).mean())
-        return Figures(
+        return LawValues(
             max_vio=float(load.max_vio(counts)),
             cv=float(load.load_cv(counts)),
             num_sets=float(len(of_sets)),
@@ -270,7 +272,7 @@ def _drawn(name: str, law: LogitLaw, choose: _Choosing, tokens: int, seed: int) 
     return LawFigures(name, mean, error)
 
 
-def _of_tokens(choose: _Choosing, sample: Sample) -> LawFigures:
+def _of_tokens(choose: _Choosing, sample: SpaceSample) -> LawFigures:
     """The tokens themselves, with errors from leaving out blocks of documents."""
     whole = choose.figures(sample.chosen, sample.distance)
     without = []
@@ -280,7 +282,7 @@ def _of_tokens(choose: _Choosing, sample: Sample) -> LawFigures:
             distance = None if sample.distance is None else sample.distance[kept]
             without.append(choose.figures(sample.chosen[kept], distance))
     if len(without) < 2:
-        return LawFigures("tokens", whole, Figures(*[float("nan")] * len(FIELDS)))
+        return LawFigures("tokens", whole, LawValues(*[float("nan")] * len(FIELDS)))
 
     def jackknife(values: np.ndarray) -> float:
         return float(np.sqrt((len(values) - 1) * np.var(values)))
@@ -289,10 +291,12 @@ def _of_tokens(choose: _Choosing, sample: Sample) -> LawFigures:
 
 
 #: Names of the figures of a law.
-FIELDS = tuple(field.name for field in dataclasses.fields(Figures))
+FIELDS = tuple(field.name for field in dataclasses.fields(LawValues))
 
 
-def _over(many: list[Figures], error: Callable[[np.ndarray], float]) -> tuple[Figures, Figures]:
+def _over(
+    many: list[LawValues], error: Callable[[np.ndarray], float]
+) -> tuple[LawValues, LawValues]:
     """Mean and error of each figure; None where it is not known."""
     means, errors = [], []
     for name in FIELDS:
@@ -300,10 +304,10 @@ def _over(many: list[Figures], error: Callable[[np.ndarray], float]) -> tuple[Fi
         is_known = all(value is not None for value in values)
         means.append(float(np.mean(values)) if is_known else None)
         errors.append(error(np.array(values)) if is_known else None)
-    return Figures(*means), Figures(*errors)
+    return LawValues(*means), LawValues(*errors)
 
 
-def _parted(figures: dict[str, Figures]) -> dict[str, Attribution]:
+def _parted(figures: dict[str, LawValues]) -> dict[str, Attribution]:
     """What each law makes of the figures that can be parted; nothing where a law is missing."""
     if any(name not in figures for name in LAWS):
         return {}
@@ -319,7 +323,7 @@ def _parted(figures: dict[str, Figures]) -> dict[str, Attribution]:
 # ----------------------------------------------------------------------------------------- centring
 def _centred(
     router: Router,
-    sample: Sample,
+    sample: SpaceSample,
     selection: Float[np.ndarray, "tokens experts"],
     kernels: Kernels,
 ) -> Centring:
@@ -356,7 +360,7 @@ def _centred(
 
 
 def _halves(
-    sample: Sample,
+    sample: SpaceSample,
 ) -> Iterator[tuple[Bool[np.ndarray, "tokens"], Bool[np.ndarray, "tokens"]]]:
     """Tokens of one half of the documents, and of the other; none where one is empty."""
     is_odd = sample.block % 2 == 1

@@ -23,14 +23,14 @@ from moegeom.studies.balance.study import (
     refuse_partial_scores,
     write_changes,
 )
-from moegeom.studies.space.record import RouterSpace, Space, SpaceRequest
+from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest
 from moegeom.studies.space.router import FIELDS, SEEDS, read_sample, router_space
 
 #: What --out may be called: the laws as a table, or the biases of centring.
 _ENDINGS = (".parquet", *BIAS_ENDINGS)
 
 
-def space(request: SpaceRequest, watch: Watch | None = None) -> Space:
+def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
     """Reference laws beside a sample of the tokens of each router, and what makes loads uneven.
 
     Raises
@@ -63,7 +63,7 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> Space:
         found.append(router_space(router, sample, kernels, LEVEL / len(recorded), request.seed))
     if request.out is not None:
         _write(request.out, recorded, found)
-    return Space(
+    return RouterSpaces(
         run=opened.facts(recorded),
         routers=tuple(found),
         left_out=opened.left_out,
