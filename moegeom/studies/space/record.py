@@ -34,7 +34,7 @@ SENTENCES: Mapping[Meaning, str] = {
     "even": "loads are even within what chance shows.",
 }
 
-#: LawValues of a law, and those that are parted among the laws: words for them.
+#: Figures of a law, and those that are parted among the laws: words for them.
 FIGURES: Mapping[str, str] = {
     "max_vio": "MaxVio",
     "cv": "CV of the load",
@@ -45,7 +45,7 @@ FIGURES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class LawValues:
-    """LawValues of some choices.
+    """Figures of some choices.
 
     ``log_effective_sets`` is the Miller-Madow entropy of the expert sets in nats, ``modal_share``
     the share of the most frequent set, ``near_share`` that of tokens nearer to a boundary than a
