@@ -246,7 +246,7 @@ class _Choosing:
     def figures(
         self, chosen: Int32[np.ndarray, "tokens k"], distance: Float64[np.ndarray, "tokens"] | None
     ) -> LawValues:
-        """LawValues of these choices."""
+        """Figures of these choices."""
         experts = self.prepared.router.num_experts
         counts = np.bincount(chosen.ravel(), minlength=experts)
         _, of_sets = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
