@@ -73,17 +73,44 @@ class Measured:
         listed = self.run.get("routers", ())
         return next((facts for facts in listed if facts["name"] == router), {})
 
-    def measure_again(self, router: str, extra: str = "") -> str:
-        """The command that measures one layer on the same tokens; empty where they have no name."""
+    def measure_again(self, router: str, extra: str = "", command: str = "scan") -> str:
+        """A command for one layer on the same tokens; empty where they have no name."""
         if self.tokens == NO_NAME:
             return ""
         asked = (f"--tokens {self.tokens}", self.options, f"--layers {layer_of(router)}", extra)
-        return " ".join(["moegeom scan", self.checkpoint, *filter(None, asked)])
+        return " ".join([f"moegeom {command}", self.checkpoint, *filter(None, asked)])
 
 
 def knows_config(run: Mapping[str, Any]) -> bool:
     """Whether the facts of a run hold what the config says, or why nothing could be read."""
     return "gating" in run or "refused" in run
+
+
+#: Standard deviations above the mean of random rows from which a pull of the mean input is theirs.
+PULL_SIGMAS = 3.0
+
+
+@dataclass(frozen=True)
+class MeanPull:
+    """The pull of the mean input on what is compared, and that of rows in random directions."""
+
+    here: float
+    random: float
+    deviation: float
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> MeanPull | None:
+        """From a row of ``layers``; None where it is not known."""
+        with_bias = row.get("input_pull_with_bias")
+        here = row.get("input_pull") if with_bias is None else with_bias
+        random, deviation = row.get("input_pull_random"), row.get("input_pull_random_sd")
+        if here is None or random is None or deviation is None:
+            return None
+        return MeanPull(here, random, deviation)
+
+    def is_above(self, limit: float) -> bool:
+        """Whether it is above a limit, and above what random directions have by chance."""
+        return self.here > max(limit, self.random + PULL_SIGMAS * self.deviation)
 
 
 def layer_of(router: str) -> str:

@@ -11,8 +11,11 @@ limit is heuristic.
 
 from __future__ import annotations
 
+from moegeom.checks.catalogue.mean_decides import CHECK as MEAN_DECIDES
+from moegeom.checks.catalogue.mean_decides import MOST_PULL
 from moegeom.checks.check import Limit
 from moegeom.checks.figure import Figure, figure_check
+from moegeom.checks.measured import MeanPull
 from moegeom.core.finding import MOST_FAIR_SHARES
 
 
@@ -27,7 +30,11 @@ def _words(figure: Figure) -> tuple[str, str]:
     ratio = norm / row["row_norm_median"] if norm and row["row_norm_median"] else 0.0
     length = f" Its row is {ratio:.1f}x the median length." if ratio else ""
     share = busiest["num_slots"] / row["num_tokens"]
-    evidence = f"(limit {figure.limit:.1f}, {figure.basis(1)}).{where}{length}"
+    pull = MeanPull.of(row)
+    cause = ""
+    if pull is not None and pull.is_above(MOST_PULL):
+        cause = f" The mean input decides much of the choice there ({MEAN_DECIDES.code})."
+    evidence = f"(limit {figure.limit:.1f}, {figure.basis(1)}).{where}{length}{cause}"
     return (
         f"expert {expert} is chosen by {100 * share:.0f} % of the tokens.",
         f"It gets {figure.value:.1f}x its fair share {evidence}",

@@ -29,6 +29,9 @@ from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, Rou
 #: Routers that a screen shows before the rest is counted, and where it has no room for them.
 _MOST_LINES, _LEAST_LINES = 12, 3
 
+#: Pull of the mean input from which it is said.
+_MOST_PULL = 0.5
+
 #: Columns of ``layer 10`` in front of the experts that its bias moves.
 _ROUTER = 10
 
@@ -133,6 +136,14 @@ def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
         if router.meaning == "none" and router.num_tied is not None:
             text = f"{router.num_tied:,} of {router.num_tokens:,} tokens are ties at the optimum."
             yield summary.places([router.router]), text
+    uneven = [r for r in found.routers if r.meaning != "balanced" and r.pull > _MOST_PULL]
+    if uneven:
+        most = max(router.pull for router in uneven)
+        text = (
+            f"the mean input favours some experts, up to {most:.2g} times as much as tokens differ: "
+            "moegeom space says how much of the imbalance that makes."
+        )
+        yield summary.places([router.router for router in uneven]), text
     grouped = [router.router for router in found.routers if router.is_grouped]
     if grouped:
         yield summary.places(grouped), f"{NO_GUARANTEE}."

@@ -19,6 +19,7 @@ from moegeom.engine.plan import sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.geometry import load
+from moegeom.geometry.input_pull import input_pull
 from moegeom.geometry.load import Scatter, cv_squared_reduction, max_vio_limit, scatter, unit_counts
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
@@ -157,6 +158,7 @@ def balance_router(
         num_tied=num_tied,
         gap=gap,
         duplicates=_duplicates(router, scores),
+        pull=input_pull(scores.astype(np.float64)),
         meaning="balanced",
     )
     return dataclasses.replace(found, meaning=meaning_of(found, level))

@@ -143,6 +143,28 @@ def test_every_number_behind_a_figure_is_that_of_a_table(scanned):
         assert float(row["share_below"]) == margins[key]
 
 
+#: Columns behind figures that no table holds under that name; other tests compare them.
+OF_NO_TABLE = {
+    *(("gram", "values_for_later_experts"), ("tsne", "kind")),
+    *(("tsne", "x"), ("tsne", "y")),
+}
+
+
+def test_whatever_stands_behind_a_figure_stands_in_a_table(scanned):
+    held: dict[str, set[str]] = {}
+    for name in scanned.value.tables():
+        table = scanned.table(name)
+        for column in table.column_names:
+            held.setdefault(column, {""}).update(map(str, table.column(column).to_pylist()))
+    elsewhere = set()
+    for figure in figures_of(scanned.value):
+        for row in csv.DictReader(io.StringIO(comma_separated(figure))):
+            for column, value in row.items():
+                if value not in held.get(column, ()):
+                    elsewhere.add((figure.name, column))
+    assert elsewhere == OF_NO_TABLE
+
+
 def test_cosines_of_the_page_are_those_of_the_rows(scanned):
     from moegeom.geometry.gram import effective_rows
 
