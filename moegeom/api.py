@@ -153,7 +153,7 @@ def scan(
     >>> sample = "sample_ckpts/olmoe-collapsed"
     >>> res = mg.scan(f"{sample}/step_1500", f"{sample}/rec/step_1500")
     >>> [finding.code for finding in res.findings if finding.severity == "warning"]
-    ['MGB201', 'MGB203', 'MGB203']
+    ['MGB201', 'MGB203', 'MGB203', 'MGG302']
     >>> [round(share, 2) for share in res.layers()["load_cv_ddof0"].to_pylist()]
     [0.94, 0.96, 0.94]
     >>> res.table("experts").to_pandas()["expert"].nunique()

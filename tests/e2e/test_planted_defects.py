@@ -69,7 +69,11 @@ def test_planted_defects_are_found_and_nothing_else(moegeom, tmp_path, shape):
     # a zero row never wins and a long one leaves others underused: one cause, two findings
     underused = {("MGB201", "text/2"), ("MGB201", "text/3")}
     # and the weights alone tell that the long row is long
-    assert found - FOUND - underused <= {("MGG203", "text/3"), ("MGG205", "text/3")}
+    assert found - FOUND - underused <= {
+        *(("MGG203", "text/3"), ("MGG205", "text/3")),
+        # the expert is overloaded by a row along the mean input
+        ("MGG302", "text/3"),
+    }
 
 
 @pytest.mark.parametrize("shape", ["softmax", pytest.param("grouped", marks=pytest.mark.nightly)])

@@ -74,6 +74,7 @@ def quantities_of(token: np.ndarray) -> TokenBatch:
         matches_recording=matches[token],
         direction=direction[token],
         selection=score[token],
+        scores=score[token],
         fill_decides=matches[token],
         flip=flip_of(chosen[token], floats[:, token], matches[token]),
         noise=noise_of(token, floats),

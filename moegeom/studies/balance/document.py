@@ -140,8 +140,8 @@ def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
     if uneven:
         most = max(router.pull for router in uneven)
         text = (
-            f"the mean input favours some experts, up to {most:.2g} times as much as tokens differ: "
-            "moegeom space says how much of the imbalance that makes."
+            f"the mean input favours some experts, up to {most:.2g} times as much as tokens "
+            "differ: moegeom space says how much of the imbalance that makes."
         )
         yield summary.places([router.router for router in uneven]), text
     grouped = [router.router for router in found.routers if router.is_grouped]

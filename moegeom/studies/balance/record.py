@@ -92,8 +92,8 @@ class RouterBalance:
     ``displaced_weight`` is the share of the routing weight that lies on experts no longer chosen,
     mean over tokens. ``limit`` and the floors are those of all tokens as they are routed now,
     ``limit_after`` the limit with the bias. ``duplicates`` are experts that no bias tells apart,
-    with the reason. ``gap`` and ``num_tied`` are missing for a rule with groups. ``pull`` is that of
-    the mean input on the selection scores.
+    with the reason. ``gap`` and ``num_tied`` are missing for a rule with groups. ``pull`` is that
+    of the mean input on the selection scores.
     """
 
     router: str

@@ -27,14 +27,16 @@ _LOADS = (
     ),
 )
 
-#: A narrow screen does without the pull at random and the sets after centring.
+#: A narrow screen does without the pull at random, the sets after centring, and isotropic inputs.
 _DROPS = (0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1)
 
+_SETS_DROPS = (0, 0, 0, 0, 0, 0, 0, 0, 1, 0)
+
 _SETS = (
-    ("", "effective expert sets", "", "", "", "", "near a boundary", "", ""),
+    ("", "effective expert sets", "", "", "", "", "near a boundary", "", "", ""),
     (
         *("layer", "rows", "x mean", "x cov.", "x rest", "tokens"),
-        *("tokens", "gaussian", "isotropic"),
+        *("tokens", "gaussian", "isotropic", "ball"),
     ),
 )
 
@@ -42,7 +44,7 @@ _PAGE_HEADS = (
     *("router", "MaxVio", "chance", "rows", "mean input", "covariance", "rest", "pull"),
     *("pull at random", "MaxVio centred", "other documents", "weight moved", "sets centred"),
     *("sets of rows", "times mean", "times covariance", "times rest", "sets of tokens"),
-    *("near boundary", "gaussian", "isotropic", "dimension", "sets met", "sets at most"),
+    *("near boundary", "gaussian", "isotropic", "ball", "dimension", "sets met", "sets at most"),
 )
 
 
@@ -120,7 +122,8 @@ def _loads(found: RouterSpaces, shown: list[RouterSpace]) -> Table:
 
 def _sets(found: RouterSpaces, shown: list[RouterSpace]) -> Table:
     summary = _summary(found)
-    return Table(_SETS, [(summary.place(r.router), *_set_cells(r)) for r in shown])
+    rows = [(summary.place(r.router), *_set_cells(r)) for r in shown]
+    return Table(_SETS, rows, drops=_SETS_DROPS)
 
 
 def _load_cells(router: RouterSpace) -> tuple[str, ...]:
@@ -133,7 +136,7 @@ def _load_cells(router: RouterSpace) -> tuple[str, ...]:
         _figure(router.pull_random),
         _figure(centring.max_vio),
         _figure(centring.other_documents),
-        percent(centring.weight_moved, ".1f"),
+        percent(centring.weight_moved, ".0f"),
         f"{centring.effective_sets:,.0f}",
     )
 
@@ -155,7 +158,7 @@ def _set_cells(router: RouterSpace) -> tuple[str, ...]:
     return (
         *factors,
         f"{math.exp(router.tokens.log_effective_sets):,.0f}",
-        *(_share(shares.get(law)) for law in ("tokens", "gaussian", "isotropic")),
+        *(_share(shares.get(law)) for law in ("tokens", "gaussian", "isotropic", "ball")),
     )
 
 
@@ -191,7 +194,24 @@ def _limits(found: RouterSpaces) -> Iterator[str]:
         "rows in random directions. 'near a boundary': nearer than the nearest tenth of these "
         "tokens."
     )
+    yield from _near(found)
     yield from _reach(found)
+
+
+def _near(found: RouterSpaces) -> Iterator[str]:
+    """What the number of boundaries makes of the share near one, in the first layer that has it."""
+    first = next((router for router in found.routers if router.near is not None), None)
+    if first is None or first.near is None:
+        return
+    near = first.near
+    bound, leading = (min(share, 1.0) for share in (10.0 ** near.bounds_log10[0], near.leading))
+    place = _summary(found).place(first.router)
+    yield (
+        f"Layer {place}: {near.borders:.3g} of {near.num_pairs:,} boundaries between two experts "
+        f"border the chosen set, counted by shares. Within {near.width:.2g} of them lies "
+        f"{percent(leading, '.1f')} of a ball of the inputs' rms length {near.radius:.3g} if none "
+        f"met; {percent(bound, '.3g')} at most, for any rows."
+    )
 
 
 def _reach(found: RouterSpaces) -> Iterator[str]:

@@ -91,6 +91,24 @@ class Centring:
 
 
 @dataclass(frozen=True)
+class NearBoundaries:
+    """What counting boundaries says of the share near one, in a ball around 0.
+
+    The ball has the rms length of the inputs, ``width`` is the distance that counts as near.
+    ``borders`` is how many of the ``num_pairs`` boundaries z_i = z_j border the chosen set, each by
+    the share of it that does; ``leading`` the share of the ball near them if all went through its
+    middle and none met; ``bounds_log10`` bounds of the share near ties of 2, 3 and 4 experts.
+    """
+
+    width: float
+    radius: float
+    borders: float
+    num_pairs: int
+    leading: float
+    bounds_log10: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Reach:
     """What an affine set of ``dims`` dimensions can meet: cells of any router of this size, and the
     mean number of those of Gaussian rows and biases (None where that is beyond reach).
@@ -103,12 +121,14 @@ class Reach:
 
 @dataclass(frozen=True)
 class RouterSpace:
-    """One router: ``laws`` end with the tokens; ``parts`` by figure, empty where a law is missing.
+    """One router: ``laws`` end with the ball, where it is known, and the tokens; ``parts`` by
+    figure, empty where a law is missing.
 
     ``limit`` is the MaxVio that even routing stays below on such documents. ``pull`` is that of
     the mean input on what is compared, ``pull_random`` and its deviation those of rows in random
     directions; None without inputs. ``dimension`` is the range of the intrinsic dimension of the
-    inputs, ``reach`` what affine sets of both ends meet, rounded up; of linear rules.
+    inputs, ``reach`` what affine sets of both ends meet, rounded up, and ``near`` what
+    counting boundaries says of the share near one; of linear rules.
     """
 
     router: str
@@ -124,6 +144,7 @@ class RouterSpace:
     centring: Centring
     dimension: tuple[float, float] | None
     reach: tuple[Reach, ...]
+    near: NearBoundaries | None
     meaning: Meaning
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,12 +31,17 @@ from moegeom.geometry.reference_laws import (
     LAWS,
     Attribution,
     InputSizes,
-    LogitLaw,
     attributed,
     reference_laws,
 )
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.geometry.space import blocked_moments, dimension_estimates, distinct_rows
+from moegeom.geometry.thickening import (
+    ball_logits,
+    log_half_binomial,
+    log_order_bound,
+    pair_border_shares,
+)
 from moegeom.kernels.batch import NUM_BLOCKS, RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.studies.space.record import (
@@ -44,12 +50,22 @@ from moegeom.studies.space.record import (
     LawFigures,
     LawValues,
     Meaning,
+    NearBoundaries,
     Reach,
     RouterSpace,
 )
 
 #: Draws of each law.
 SEEDS = 8
+
+#: The law of uniform points of a ball of the rms length of the inputs.
+BALL = "ball"
+
+#: Boundaries that are looked at, at most, and draws of each.
+_PAIRS, _DRAWS = 1024, 1000
+
+#: Experts more than one that tie, of which bounds are told.
+_ORDERS = (1, 2, 3)
 
 #: Share of the recorded tokens that count as near a boundary: the distance is what is compared.
 NEAR = 0.1
@@ -123,17 +139,32 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def router_space(
-    router: Router, sample: SpaceSample, kernels: Kernels, level: float, seed: int
+    router: Router,
+    sample: SpaceSample,
+    kernels: Kernels,
+    level: float,
+    seed: int,
+    near: float | None = None,
 ) -> RouterSpace:
-    """The laws beside the tokens, what each makes of the figures, and centring."""
+    """The laws beside the tokens, what each makes of the figures, and centring.
+
+    ``near`` is the distance that counts as near a boundary; that of the nearest tenth of the tokens
+    where it is None.
+    """
     prepared = prepare(router)
-    near = None if sample.distance is None else float(np.quantile(sample.distance, NEAR))
+    if near is None and sample.distance is not None:
+        near = float(np.quantile(sample.distance, NEAR))
     choose = _Choosing(prepared, kernels, near)
     rows = sizes = None
     if sample.inputs is not None:
         rows, sizes = router.weight.astype(np.float64), _sizes(sample.inputs)
     laws = reference_laws(sample.logits.astype(np.float64), _bias(router), rows, sizes)
-    told = [_drawn(name, law, choose, len(sample.logits), seed) for name, law in laws.items()]
+    tokens = len(sample.logits)
+    told = [_drawn(name, law.draw, choose, tokens, seed) for name, law in laws.items()]
+    if rows is not None and sizes is not None:
+        radius = math.sqrt(sizes.about_zero * rows.shape[1])
+        ball = functools.partial(ball_logits, rows, _bias(router), radius)
+        told.append(_drawn(BALL, ball, choose, tokens, seed))
     told.append(_of_tokens(choose, sample))
     parts = _parted({one.law: one.figures for one in told})
     found = scatter(unit_counts(chosen_mask(sample.chosen, router.num_experts), sample.unit))
@@ -155,6 +186,7 @@ def router_space(
         centring=_centred(router, sample, selection, kernels),
         dimension=dimension,
         reach=_reach(prepared, dimension),
+        near=_near(prepared, near, sizes, seed),
         meaning=_meaning(told[-1].figures.max_vio, limit, parts),
     )
 
@@ -225,6 +257,27 @@ def _reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> t
     return tuple(found)
 
 
+def _near(
+    prepared: PreparedRouter, width: float | None, sizes: InputSizes | None, seed: int
+) -> NearBoundaries | None:
+    """What the number of boundaries alone makes of the share near one, of linear boundaries."""
+    if width is None or sizes is None or width == 0.0:
+        return None
+    rows = prepared.router.weight.astype(np.float64)
+    (experts, hidden), k = rows.shape, prepared.router.rule.top_k
+    radius = math.sqrt(sizes.about_zero * hidden)
+    random = np.random.default_rng([seed, experts])
+    pairs = np.stack(np.triu_indices(experts, 1), axis=1)
+    number = len(pairs)
+    if number > _PAIRS:
+        pairs = pairs[random.choice(number, _PAIRS, replace=False)]
+    shares = pair_border_shares(rows @ rows.T, k, pairs, _DRAWS, random)
+    borders = float(np.nanmean(shares)) * number if np.isfinite(shares).any() else 0.0
+    slab = math.exp(log_half_binomial(hidden, 1)) * width / radius
+    bounds = (log_order_bound(experts, n, hidden, width / radius) / math.log(10.0) for n in _ORDERS)
+    return NearBoundaries(width, radius, borders, number, borders * slab, tuple(bounds))
+
+
 # --------------------------------------------------------------------------------------------- laws
 @dataclass(frozen=True, eq=False)
 class _Choosing:
@@ -264,10 +317,16 @@ class _Choosing:
         )
 
 
-def _drawn(name: str, law: LogitLaw, choose: _Choosing, tokens: int, seed: int) -> LawFigures:
+def _drawn(
+    name: str,
+    draw: Callable[[int, np.random.Generator], np.ndarray],
+    choose: _Choosing,
+    tokens: int,
+    seed: int,
+) -> LawFigures:
     """Means over the draws of a law, and their standard errors."""
-    streams = np.random.SeedSequence([seed, LAWS.index(name)]).spawn(SEEDS)
-    drawn = [choose(law.draw(tokens, np.random.default_rng(stream))) for stream in streams]
+    streams = np.random.SeedSequence([seed, (*LAWS, BALL).index(name)]).spawn(SEEDS)
+    drawn = [choose(draw(tokens, np.random.default_rng(stream))) for stream in streams]
     mean, error = _over(drawn, lambda values: float(np.std(values, ddof=1) / np.sqrt(len(values))))
     return LawFigures(name, mean, error)
 

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.stats import norm
 
+from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.document.model import View
 from moegeom.document.render import render
@@ -20,10 +21,12 @@ from moegeom.geometry.reference_laws import (
     reference_laws,
 )
 from moegeom.kernels.table import load_kernels
+from moegeom.router.load import load_routers
 from moegeom.studies.space.document import document
 from moegeom.studies.space.router import read_sample, router_space
 from moegeom.studies.space.study import SpaceRequest, space
 from moegeom.testing.array_source import ArraySource
+from moegeom.tokens.open import open_tokens
 from tests.unit.studies.test_balancing import LENGTH, inputs_of, router_of
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
@@ -167,12 +170,40 @@ def test_centring_evens_the_collapsed_sample_on_other_documents_too():
         assert router.centring.weight_moved == pytest.approx(moved, abs=0.01)
 
 
+def test_second_moments_say_how_many_tokens_are_near_a_boundary_and_rows_do_not():
+    # within .05 of a boundary: tokens, ball, isotropic and gaussian, by other code
+    expected = {
+        ("olmoe-balanced", 0): (0.263, 0.306, None, 0.256),
+        ("olmoe-balanced", 2): (0.186, 0.248, None, 0.193),
+        ("olmoe-collapsed", 0): (0.212, 0.339, None, 0.195),
+        ("olmoe-collapsed", 2): (0.193, 0.302, None, 0.195),
+    }
+    for (model, layer), (tokens, ball, _, gaussian) in expected.items():
+        path = SAMPLES / model
+        router = load_routers(open_checkpoint(str(path / "step_1500"))).routers[layer]
+        source = open_tokens(str(path / "rec/step_1500"), None, None, (router.name,))
+        read = read_sample(router, source, KERNELS, 0)
+        found = router_space(router, read, KERNELS, 0.002, 0, near=0.05)
+        shares = {law.law: law.figures.near_share for law in found.laws}
+        assert shares["tokens"] == pytest.approx(tokens, abs=0.001)
+        assert shares["ball"] == pytest.approx(ball, abs=0.012)
+        assert shares["gaussian"] == pytest.approx(gaussian, abs=0.012)
+
+
+def test_counting_boundaries_says_nearly_what_the_ball_does():
+    for router in sample("olmoe-balanced").routers:
+        (ball,) = (law.figures.near_share for law in router.laws if law.law == "ball")
+        assert router.near is not None
+        assert router.near.leading == pytest.approx(ball, rel=0.15)
+        assert router.near.leading <= 10.0 ** router.near.bounds_log10[0]
+
+
 # -------------------------------------------------------------------------------- files and refusals
 def test_laws_and_biases_are_written(tmp_path):
     table, biases = tmp_path / "laws.parquet", tmp_path / "centred.npz"
     found = sample("olmoe-collapsed", layers="0", out=table)
     rows = pq.read_table(table).to_pylist()
-    assert [row["law"] for row in rows] == [*LAWS, "tokens"]
+    assert [row["law"] for row in rows] == [*LAWS, "ball", "tokens"]
     assert rows[-1]["max_vio"] == found.routers[0].tokens.max_vio
     sample("olmoe-collapsed", layers="0", out=biases)
     with np.load(biases) as stored:
