@@ -159,6 +159,7 @@ def test_a_bounded_search_finds_the_cells_of_the_points_inside(tmp_path, bound):
     assert {tuple(row) for row in chosen.tolist()} <= part
 
 
+@pytest.mark.nightly
 def test_cells_around_tokens_begin_at_the_cells_of_the_tokens(tmp_path):
     cells_of(of_sample(subspace="pca:4", hops=1, at=(5, 77), out=tmp_path / "found"))
     rows = pq.read_table(tmp_path / "found/cells.parquet").to_pylist()

@@ -58,6 +58,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [80, 140])
 @pytest.mark.parametrize("name", MADE)
 def test_a_first_screen_fits_a_page_and_begins_with_its_verdict(name, width):
@@ -73,6 +74,7 @@ def test_a_gate_says_passed_failed_or_inconclusive_first(name):
     assert re.match(rf"VERDICT  {word}\b", made(name).text(80))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_cut_is_said_with_the_option_that_shows_it(name):
     short, whole = made(name).text(80), made(name).text(80, detail=True)

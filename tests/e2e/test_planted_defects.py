@@ -61,6 +61,7 @@ def findings(results: Results) -> set[tuple[str, str]]:
     return {(row["code"], router) for row in rows for router in row["routers"]}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_planted_defects_are_found_and_nothing_else(moegeom, tmp_path, shape):
     found = findings(scan(moegeom, tmp_path, replace(SHAPES[shape], **PLANTED)))
@@ -71,7 +72,7 @@ def test_planted_defects_are_found_and_nothing_else(moegeom, tmp_path, shape):
     # and the weights alone tell that the long row is long
     assert found - FOUND - underused <= {
         *(("MGG203", "text/3"), ("MGG205", "text/3")),
-        # the expert is overloaded by a row along the mean input
+        # and a long row sees more of the mean input than the others
         ("MGG302", "text/3"),
     }
 
