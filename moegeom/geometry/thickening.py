@@ -27,11 +27,11 @@ def log_slab_share(dimension: int, distance: float, width: float, radius: float)
     .. math:: \tfrac12 [F(h) - F(l)], \quad F(s) = \mathrm{sgn}(s)\, I_{s^2}(\tfrac12, \tfrac{D+1}2)
 
     -inf where the slab misses the ball. The sign belongs there: without it a slab that does not
-    hold the centre comes out too large (docs/space.md). Where both ends are on one side the
+    hold the centre comes out too large (docs/theory.md F-04). Where both ends are on one side the
     difference is taken of the complements, by logarithms; a slab far thinner than the ball's own
     scale by the density in its middle. Error of the logarithm 1e-9 of itself, of a thin slab
     :math:`((h - l) \sqrt D)^2`.
-    Source: Euclidean ball, docs/theory.md A6; oracle in tests: mpmath, and partitions of a ball.
+    Source: Euclidean ball, docs/theory.md A7; oracle in tests: mpmath, and partitions of a ball.
     """
     low, high = max(-1.0, (distance - width) / radius), min(1.0, (distance + width) / radius)
     if low >= high:
@@ -78,7 +78,7 @@ def tube_share(dimension: int, order: int, distance: float, width: float, radius
     the sphere :math:`|u| = \rho` of :math:`\mathbb R^n` within the width of a point at the
     distance: 1 or 0 where :math:`\cos\varphi = (\rho^2 + \delta^2 - \epsilon^2) / (2\rho\delta)` is
     outside [-1, 1], else the cap of that angle. 0 where the tube misses the ball. Relative error
-    1e-8. Codimension 1 is a slab. Source: docs/theory.md A6; oracle in tests: draws, and slabs.
+    1e-8. Codimension 1 is a slab. Source: docs/theory.md A7; oracle in tests: draws, and slabs.
     """
     from scipy.integrate import quad
 
@@ -122,7 +122,7 @@ def log_order_bound(num_experts: int, order: int, dimension: int, width: float) 
     :math:`\binom{E}{n+1} \binom{D/2}{n/2} (\epsilon / R)^n`, ``width`` in units of the radius:
     every tie of n + 1 experts is a flat, and a flat through the centre has the largest tube. There
     are :math:`\binom{E}{n+1}` flats. Not cut at 0: above it says nothing. -inf where fewer experts
-    are than tie. Source: docs/theory.md A6; oracle in tests: mpmath, and shares measured.
+    are than tie. Source: docs/theory.md A7; oracle in tests: mpmath, and shares measured.
     """
     if order + 1 > num_experts:
         return -math.inf
@@ -142,7 +142,7 @@ def ball_logits(
     :math:`z = b + L u` with :math:`L L^\top = W W^\top` and :math:`u = r g / \sqrt{|g|^2 +
     \chi^2}`, g standard normal of the rank's dimension, :math:`\chi^2` with the D - E degrees of
     freedom that the rows do not see, :math:`r = R U^{1/D}`. Exact in law at any D. For no fewer
-    experts than dimensions the points themselves are drawn. Source: docs/theory.md A6; oracle in
+    experts than dimensions the points themselves are drawn. Source: docs/theory.md A7; oracle in
     tests: uniform points of the ball.
     """
     experts, hidden = rows.shape
@@ -168,7 +168,7 @@ def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
         \quad m = E - n - 1, \quad Q = \Phi(-c)
 
     with F the binomial distribution function: of the m others at least k - n and at most k - 1 are
-    above the tied ones. 1 for E = n + 1. Error 1e-10. Source: docs/theory.md A6; oracle in tests:
+    above the tied ones. 1 for E = n + 1. Error 1e-10. Source: docs/theory.md A7; oracle in tests:
     draws of Gaussian logits.
     """
     from scipy.integrate import quad
@@ -197,7 +197,7 @@ def pair_border_shares(
     For rows with Gram matrix G and directions drawn evenly on the boundary: logits
     :math:`z \sim N(0, G)`, moved onto it by :math:`z' = z - (G_{\cdot i} - G_{\cdot j}) (z_i - z_j)
     / |w_i - w_j|^2`, of which exactly k - 1 others are above the tied value. nan for equal rows.
-    Standard error :math:`\sqrt{a (1 - a) / S}` for S draws. Source: docs/theory.md A6; oracle in
+    Standard error :math:`\sqrt{a (1 - a) / S}` for S draws. Source: docs/theory.md A7; oracle in
     tests: directions in the space of inputs, and the closed form of orthonormal rows.
     """
     from scipy.linalg import eigh
