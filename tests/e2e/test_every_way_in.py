@@ -393,6 +393,7 @@ def cells() -> list:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("command", "way"), cells())
 def test_a_command_reads_this_file_or_says_why_not(moegeom, files, tmp_path, command, way):
     (tmp_path / "model").symlink_to(files.model)

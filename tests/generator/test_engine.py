@@ -69,6 +69,7 @@ def test_chunks_batches_and_decoding_give_what_a_whole_prefill_gives(family):
 
 
 @pytest.mark.one_in(2)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "arithmetic", [Arithmetic(), pytest.param(Arithmetic(is_bf16=True), marks=pytest.mark.nightly)]
 )

@@ -363,7 +363,7 @@ def test_every_kernel_has_arguments():
     assert sorted(ARGUMENTS) == sorted(kernel.name for kernel in KERNELS)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("values", KINDS)
 @pytest.mark.parametrize(("backend", "kernel"), kernel_cases())
 def test_the_backend_agrees_with_the_reference(backend, kernel, values):
