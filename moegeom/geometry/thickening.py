@@ -27,7 +27,7 @@ def log_slab_share(dimension: int, distance: float, width: float, radius: float)
     .. math:: \tfrac12 [F(h) - F(l)], \quad F(s) = \mathrm{sgn}(s)\, I_{s^2}(\tfrac12, \tfrac{D+1}2)
 
     -inf where the slab misses the ball. The sign belongs there: without it a slab that does not
-    hold the centre comes out too large (docs/theory.md F-04). Where both ends are on one side the
+    hold the centre comes out too large (docs/theory.md A7). Where both ends are on one side the
     difference is taken of the complements, by logarithms; a slab far thinner than the ball's own
     scale by the density in its middle. Error of the logarithm 1e-9 of itself, of a thin slab
     :math:`((h - l) \sqrt D)^2`.
