@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from moegeom.core.text import number_of
-from moegeom.document.model import Block, Excerpt, Note
+from moegeom.document.model import Block, Excerpt, Note, View
+
+T = TypeVar("T")
 
 #: Entries of a list that a screen without room shows at most.
 MOST = 12
@@ -33,3 +36,18 @@ def in_part(
 def not_shown(number: int, what: str, indent: int = 0) -> Note:
     """``Not shown: 2 more notes: --detail``."""
     return Note(f"Not shown: {number_of(number, f'more {what}')}: --detail", indent=indent)
+
+
+#: Rows of a table that a screen shows before the rest is counted; where it has no room, the least.
+_MOST_LINES, _LEAST_LINES = 12, 3
+
+
+def worst_rows(rows: Sequence[T], badness: Callable[[T], float], view: View) -> Iterator[list[T]]:
+    """The rows that get a line on a screen, in their own order, and ever fewer: the worst stay."""
+    if view.detail:
+        yield list(rows)
+        return
+    worst = sorted(range(len(rows)), key=lambda place: -badness(rows[place]))
+    most = min(len(rows), _MOST_LINES)
+    for number in range(most, min(most, _LEAST_LINES) - 1, -1):
+        yield [rows[place] for place in sorted(worst[:number])]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part
+from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import header, skipped
 from moegeom.document.model import (
     Block,
@@ -26,10 +26,7 @@ from moegeom.document.summary import Summary
 from moegeom.studies.balance.figures import balance_figures
 from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
 
-#: Routers that a screen shows before the rest is counted, and where it has no room for them.
-_MOST_LINES, _LEAST_LINES = 12, 3
-
-#: Pull of the mean input from which it is said.
+#: Pull of the mean input from which it is said; that of MGG302.
 _MOST_PULL = 0.5
 
 #: Columns of ``layer 10`` in front of the experts that its bias moves.
@@ -63,7 +60,7 @@ def document(found: Balance, view: View) -> Document:
             f"Biases written to {found.written}: change and selection_bias of each router."
         )
     page = Table([_PAGE_HEADS], [*map(_page_cells, found.routers)], left=(0, 10, 14))
-    shown, *fewer = _steps(found, view)
+    shown, *fewer = worst_rows(found.routers, lambda router: router.before.max_vio, view)
     shorter = [[_table(found, some)] for some in fewer]
     return Document(
         "balance",
@@ -152,18 +149,6 @@ def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
 
 
 # ------------------------------------------------------------------------------------------ routers
-
-
-def _steps(found: Balance, view: View) -> Iterator[list[RouterBalance]]:
-    """The routers that get a line on a screen, in the order of the checkpoint, and ever fewer."""
-    routers = list(found.routers)
-    if view.detail:
-        yield routers
-        return
-    worst = sorted(routers, key=lambda r: -r.before.max_vio)
-    most = min(len(routers), _MOST_LINES)
-    for number in range(most, min(most, _LEAST_LINES) - 1, -1):
-        yield [router for router in routers if router in worst[:number]]
 
 
 def _table(found: Balance, shown: Sequence[RouterBalance]) -> Table:

@@ -8,16 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part
+from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
 from moegeom.geometry.reference_laws import Attribution
 from moegeom.studies.space.record import SENTENCES, RouterSpace, RouterSpaces
-
-#: Routers that a screen shows before the rest is counted, and where it has no room for them.
-_MOST_LINES, _LEAST_LINES = 12, 3
 
 _LOADS = (
     ("", "MaxVio", "", "of it made by", "", "", "", "pull", "", "centred", "", "", ""),
@@ -56,7 +53,7 @@ def document(found: RouterSpaces, view: View) -> Document:
         what = "Laws" if found.written.endswith(".parquet") else "Biases of centring"
         ending.append(f"{what} written to {found.written}.")
     page = Table([_PAGE_HEADS], [*map(_page_cells, found.routers)], left=(0,))
-    shown, *fewer = _steps(found, view)
+    shown, *fewer = worst_rows(found.routers, lambda router: router.tokens.max_vio, view)
     return Document(
         "space",
         run["checkpoint"]["name"],
@@ -98,18 +95,6 @@ def _meanings(found: RouterSpaces) -> Iterator[Block]:
     for name, reason in found.left_out:
         yield Fact(label, f"{_summary(found).place(name)}: not looked at: {reason}.", look)
         label = ""
-
-
-def _steps(found: RouterSpaces, view: View) -> Iterator[list[RouterSpace]]:
-    """The routers that get a line on a screen, in the order of the checkpoint, and ever fewer."""
-    routers = list(found.routers)
-    if view.detail:
-        yield routers
-        return
-    worst = sorted(routers, key=lambda r: -r.tokens.max_vio)
-    most = min(len(routers), _MOST_LINES)
-    for number in range(most, min(most, _LEAST_LINES) - 1, -1):
-        yield [router for router in routers if router in worst[:number]]
 
 
 def _loads(found: RouterSpaces, shown: list[RouterSpace]) -> Table:

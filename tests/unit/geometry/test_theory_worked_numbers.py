@@ -49,6 +49,7 @@ from moegeom.geometry.paths import face_quantile, log_crossing_probability
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
 from moegeom.geometry.selection import margin, route, selection_scores, top_k
 from moegeom.geometry.space import participation_ratio, participation_ratio_corrected
+from moegeom.geometry.thickening import log_slab_share, tube_share
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/theory.md").read_text("utf-8")
@@ -120,6 +121,15 @@ WORKED = {
     "A3": ("1.06066", lambda: [distance()]),
     "A4": ("2.06155", lambda: [order_distance(TRIPLE @ PLACE[0], TRIPLE, 1, 2).lower]),
     "A5": ("0.075", lambda: [free_logit_distance(SCORES, 2, 2)[0]]),
+    "A7": (
+        "0.112 0.174717 0.064354 -1035.861",
+        lambda: [
+            exp(log_slab_share(3, -0.5, 0.1, 1.0)),
+            tube_share(6, 2, 0.4, 0.3, 1.0),
+            tube_share(6, 3, 0.4, 0.3, 1.0),
+            log_slab_share(7168, 0.51, 0.01, 1.0),
+        ],
+    ),
     "A9": (
         "0.317311 2.19811",
         lambda: [
