@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float64, Integer
+from jaxtyping import Float64
 
 
 def log_half_binomial(dimension: int, order: int) -> float:
@@ -136,14 +136,16 @@ def ball_logits(
     radius: float,
     tokens: int,
     random: np.random.Generator,
+    is_sphere: bool = False,
 ) -> Float64[np.ndarray, "tokens experts"]:
     r"""Logits of uniform points of the ball of this radius around 0, without drawing its points.
 
     :math:`z = b + L u` with :math:`L L^\top = W W^\top` and :math:`u = r g / \sqrt{|g|^2 +
     \chi^2}`, g standard normal of the rank's dimension, :math:`\chi^2` with the D - E degrees of
-    freedom that the rows do not see, :math:`r = R U^{1/D}`. Exact in law at any D. For no fewer
-    experts than dimensions the points themselves are drawn. Source: docs/theory.md A7; oracle in
-    tests: uniform points of the ball.
+    freedom that the rows do not see, :math:`r = R U^{1/D}`; of the sphere alone r = R. Around
+    another centre c the bias is b + W c. Exact in law at any D. For no fewer experts than
+    dimensions the points themselves are drawn. Source: docs/theory.md A7; oracle in tests: uniform
+    points of the ball.
     """
     experts, hidden = rows.shape
     root = rows
@@ -156,65 +158,5 @@ def ball_logits(
     square = (seen**2).sum(axis=1)
     if experts < hidden:
         square = square + random.chisquare(hidden - experts, tokens)
-    length = radius * random.random(tokens) ** (1.0 / hidden)
+    length = radius * (np.ones(tokens) if is_sphere else random.random(tokens) ** (1.0 / hidden))
     return bias + (length / np.sqrt(square))[:, None] * (seen @ root.T)
-
-
-def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
-    r"""Share of a tie of n + 1 experts that is a border of the chosen set, for orthonormal rows.
-
-    .. math::
-        \int \varphi_{1/(n+1)}(c)\, [F(k - 1; m, Q) - F(k - n - 1; m, Q)]\, dc,
-        \quad m = E - n - 1, \quad Q = \Phi(-c)
-
-    with F the binomial distribution function: of the m others at least k - n and at most k - 1 are
-    above the tied ones. 1 for E = n + 1. Error 1e-10. Source: docs/theory.md A7; oracle in tests:
-    draws of Gaussian logits.
-    """
-    from scipy.integrate import quad
-    from scipy.stats import binom, norm
-
-    others = num_experts - order - 1
-    scale = 1.0 / math.sqrt(order + 1.0)
-
-    def density(c: float) -> float:
-        above = norm.sf(c)
-        inside = binom.cdf(k - 1, others, above) - binom.cdf(k - order - 1, others, above)
-        return float(norm.pdf(c, scale=scale) * inside)
-
-    return float(quad(density, -12.0 * scale, 12.0 * scale, epsabs=1e-13, epsrel=1e-12)[0])
-
-
-def pair_border_shares(
-    gram: Float64[np.ndarray, "experts experts"],
-    k: int,
-    pairs: Integer[np.ndarray, "pairs 2"],
-    draws: int,
-    random: np.random.Generator,
-) -> Float64[np.ndarray, "pairs"]:
-    r"""Of each boundary :math:`z_i = z_j` the share on which the two are k-th and next.
-
-    For rows with Gram matrix G and directions drawn evenly on the boundary: logits
-    :math:`z \sim N(0, G)`, moved onto it by :math:`z' = z - (G_{\cdot i} - G_{\cdot j}) (z_i - z_j)
-    / |w_i - w_j|^2`, of which exactly k - 1 others are above the tied value. nan for equal rows.
-    Standard error :math:`\sqrt{a (1 - a) / S}` for S draws. Source: docs/theory.md A7; oracle in
-    tests: directions in the space of inputs, and the closed form of orthonormal rows.
-    """
-    from scipy.linalg import eigh
-
-    values, vectors = eigh(gram)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    logits = random.standard_normal((draws, len(gram))) @ root.T
-    found = np.empty(len(pairs))
-    for place, (i, j) in enumerate(pairs):
-        length = gram[i, i] + gram[j, j] - 2.0 * gram[i, j]
-        if length <= 0.0:
-            found[place] = math.nan
-            continue
-        step = (logits[:, i] - logits[:, j]) / length
-        moved = logits - step[:, None] * (gram[:, i] - gram[:, j])
-        above = (moved > moved[:, [i]]).sum(axis=1)
-        # rounding puts either of the two a hair above the other
-        above -= moved[:, j] > moved[:, i]
-        found[place] = float((above == k - 1).mean())
-    return found

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moegeom.core.router import GroupMask, Rule, Weights
+from moegeom.geometry.border_shares import (
+    TieSums,
+    log_order_ratio,
+    orthonormal_border_share,
+    tie_factor,
+)
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.order_distance import flat_distance, order_distance
@@ -78,6 +85,12 @@ from moegeom.geometry.space import (
     participation_ratio_corrected,
     two_nn,
 )
+from moegeom.geometry.thickening import (
+    log_half_binomial,
+    log_order_bound,
+    log_slab_share,
+    tube_share,
+)
 from moegeom.kernels.cpu.curved_distance import curved_distance
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -124,6 +137,22 @@ def distances_and_gap(W, b, x, k):
 def distance_before_norm(W, g, x, k):
     """Without biases, ties are hyperplanes through 0 of the rows times the gain (docs/theory.md E3)."""
     return distance_to_boundary(np.array(W) * g, np.zeros(len(W)), x, k)
+
+
+def ratio_of_orders(convention):
+    """Order 2 to order 1 for orthonormal rows, whose ties all have one border share and factor."""
+
+    def ratio(M, k, D, eps, R, rows):
+        assert rows == "orthonormal"
+        sums = []
+        for order in (1, 2):
+            flats = math.comb(M, order + 1)
+            borders = flats * orthonormal_border_share(M, k, order)
+            weighted = borders * tie_factor(np.eye(M), np.arange(order + 1))
+            sums.append(TieSums(order, flats, borders, 0.0, weighted, 0.0))
+        return log_order_ratio(sums[1], sums[0], D, eps / R, convention)
+
+    return ratio
 
 
 def load_figures(load):
@@ -293,6 +322,25 @@ DELIVERED = {
         published_regions(E, 4, 5, n_in).top_k,
     ],
     "regions_ub": lambda cases_E_k_N_d: [most_regions(*case) for case in cases_E_k_N_d],
+    **dict.fromkeys(
+        [f"slab_fraction_{case}" for case in "pos neg clip straddle big all out".split()],
+        lambda delta, eps, R, D: np.exp(log_slab_share(D, delta, eps, R)),
+    ),
+    "log_slab_fraction_tail": lambda delta, eps, R, D: log_slab_share(D, delta, eps, R),
+    **dict.fromkeys(
+        ("tube_fraction_n2", "tube_fraction_n3"),
+        lambda delta, eps, R, D, n: tube_share(D, n, delta, eps, R),
+    ),
+    "log_coeff": lambda D, n: log_half_binomial(dimension=D, order=n),
+    "thm42_log10_bound": lambda D, M, n, eps, R: log_order_bound(M, n, D, eps / R) / np.log(10.0),
+    **dict.fromkeys(
+        [f"alpha_orthonormal_{case}" for case in ("3_1_1", "8_3_1", "8_3_2", "64_8_1")],
+        lambda M, k, n: orthonormal_border_share(num_experts=M, k=k, order=n),
+    ),
+    "kappa_orthonormal_n2": lambda W, J: tie_factor(np.array(W) @ np.array(W).T, np.array(J)),
+    "thm44_log_ratio": ratio_of_orders("euclidean"),
+    "thm47_log_ratio_tube": ratio_of_orders("base"),
+    "thm47_log_ratio_def46": ratio_of_orders("half_spread"),
     "gru_macs": lambda d, E, D: router_macs(E, d, D).gru,
 }
 
@@ -306,12 +354,6 @@ WRONG = {
 #: Quantities that moegeom does not compute yet, by name of their fixtures.
 NOT_DELIVERED = frozenset(
     """
-    slab_fraction_pos slab_fraction_neg
-    slab_fraction_clip slab_fraction_straddle slab_fraction_big slab_fraction_all
-    slab_fraction_out log_slab_fraction_tail tube_fraction_n2 tube_fraction_n3 log_coeff
-    thm42_log10_bound alpha_orthonormal_3_1_1 alpha_orthonormal_8_3_1
-    alpha_orthonormal_8_3_2 alpha_orthonormal_64_8_1 kappa_orthonormal_n2 thm44_log_ratio
-    thm47_log_ratio_tube thm47_log_ratio_def46
     occ_integral_n1 occ_integral_n2 occ_integral_n3 occ_integral_n5 occ_exact_slab
     occ_exact_tube_n2 occ_capped_b0 smoothstep smooth_gate jump eps_for_budget anneal
     hmoe_MHA hmoe_I hmoe_II

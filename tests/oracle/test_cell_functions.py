@@ -14,6 +14,7 @@ from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
 from moegeom.geometry.capacity.hypersimplex import kset_vertices, largest_sum
+from moegeom.geometry.solid_angles import sampled_angles, shares_of
 from moegeom.studies.cells.exact.collected import collected
 from moegeom.studies.cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.studies.cells.exact.recession import (
@@ -25,10 +26,10 @@ from moegeom.studies.cells.exact.recession import (
     ray_generators,
     recession_cones,
 )
-from moegeom.studies.cells.exact.solid_angle import exact_angles, sampled_angles, shares_of
 from moegeom.studies.cells.graph.facet_graph import facet_graph, is_one_swap
 from moegeom.studies.cells.graph.visited_graph import visited_graph
 from moegeom.studies.cells.walk.level_walk import level_walk
+from tests.oracle.exact_angles import exact_angles
 
 PLENTY = 10**6
 

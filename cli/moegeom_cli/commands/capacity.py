@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
+from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOptions, with_groups
 from moegeom_cli.options import CHECKPOINT, Overwrite, Seed, Tokens
 from moegeom_cli.streams import parse_numbers
 
@@ -20,6 +20,7 @@ def run(
     token_options: TokenOptions,
     model: ModelOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     checkpoint: Annotated[
         str, typer.Option("--from", help=f"Sizes of a checkpoint: {CHECKPOINT}.")
     ] = "",
@@ -85,4 +86,4 @@ def run(
     )
     with screen.watching() as watch:
         found = capacity(request, watch)
-    screen.show(document, found)
+    screen.show(document, found, plots=plots)

@@ -10,6 +10,7 @@ import typer
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import (
     ModelOptions,
+    PlotOptions,
     ScreenOptions,
     TokenOptions,
     with_groups,
@@ -25,6 +26,7 @@ def run(
     token_options: TokenOptions,
     model: ModelOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     tokens: Tokens = None,
     out: Annotated[
         Path | None,
@@ -33,6 +35,18 @@ def run(
             help="Write the laws, FILE.parquet, or the biases of centring, FILE.npz or "
             "FILE.safetensors.",
         ),
+    ] = None,
+    measure: Annotated[
+        Path | None,
+        typer.Option(
+            "--measure",
+            help="Write FILE.parquet: shares near ties of two, three and four experts at every "
+            "width, of tokens, laws and balls. Takes about 20 s a layer.",
+        ),
+    ] = None,
+    radius: Annotated[
+        float | None,
+        typer.Option("--radius", help="Of the balls, in place of the rms length of the inputs."),
     ] = None,
     seed: Seed = 0,
     overwrite: Overwrite = False,
@@ -49,9 +63,11 @@ def run(
         seed=seed,
         overwrite=overwrite,
         out=out,
+        measure=measure,
+        radius=radius,
         **token_options.terms,
         **model.terms,
     )
     with screen.watching() as watch:
         found = space(request, watch)
-    screen.show(document, found)
+    screen.show(document, found, plots=plots)

@@ -106,14 +106,14 @@ def write_changes(
         write_whole(out, save(arrays, metadata=units))
 
 
-def refuse_out(out: Path, overwrite: bool, endings: Sequence[str]) -> None:
+def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str = "--out") -> None:
     """Better said before the measuring than after it."""
     if out.suffix not in endings:
-        raise UsageError(f"--out {out}: expected a name that ends in {' or '.join(endings)}.")
+        raise UsageError(f"{option} {out}: expected a name that ends in {' or '.join(endings)}.")
     if out.exists() and not (overwrite and out.is_file()):
-        raise UsageError(f"--out {out}: exists already.", "Name another file, or --overwrite.")
+        raise UsageError(f"{option} {out}: exists already.", "Name another file, or --overwrite.")
     if not out.absolute().parent.is_dir():
-        raise UsageError(f"--out {out}: the folder {out.parent} does not exist.")
+        raise UsageError(f"{option} {out}: the folder {out.parent} does not exist.")
     refuse_unwritable(out)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, Title, View
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
 from moegeom.geometry.capacity.hypersimplex import log10_count
+from moegeom.studies.capacity.figures import capacity_figures
 from moegeom.studies.capacity.record import (
     AtDimension,
     Capacity,
@@ -56,6 +57,7 @@ def document(found: Capacity, view: View) -> Document:
             [*_header(found)],
             *(section for layer in layers[:most] for section in layer),
             *([Excerpt([], section)] for layer in rest for section in layer),
+            [Gallery(lambda: [*capacity_figures(found)])],
             [in_part([*_ending(found, len(rest))], "note", view.detail, is_aside=True)],
         ],
         lambda: _record(found),

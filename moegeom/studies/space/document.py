@@ -10,11 +10,12 @@ from typing import Any
 from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import header, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Look, Note, Table, View
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
 from moegeom.geometry.reference_laws import Attribution
-from moegeom.studies.space.record import SENTENCES, RouterSpace, RouterSpaces
+from moegeom.studies.space.figures import space_figures
+from moegeom.studies.space.record import SENTENCES, MeasuredShare, RouterSpace, RouterSpaces
 
 _LOADS = (
     ("", "MaxVio", "", "of it made by", "", "", "", "pull", "", "centred", "", "", ""),
@@ -37,6 +38,16 @@ _SETS = (
     ),
 )
 
+_MEASURE = (
+    ("", "two tie", "", "", "", "three tie", "", "", ""),
+    ("within", *("tokens", "gaussian", "ball", "at most") * 2),
+)
+
+_MEASURED = ("tokens", "gaussian", "ball")
+
+#: Shares of tokens near a boundary between which widths are shown.
+_LEAST_SHOWN, _MOST_SHOWN = 0.01, 0.9
+
 _PAGE_HEADS = (
     *("router", "MaxVio", "chance", "rows", "mean input", "covariance", "rest", "pull"),
     *("pull at random", "MaxVio centred", "other documents", "weight moved", "sets centred"),
@@ -52,6 +63,8 @@ def document(found: RouterSpaces, view: View) -> Document:
     if found.written:
         what = "Laws" if found.written.endswith(".parquet") else "Biases of centring"
         ending.append(f"{what} written to {found.written}.")
+    if found.measure:
+        ending.append(f"Shares near ties written to {found.measure}.")
     page = Table([_PAGE_HEADS], [*map(_page_cells, found.routers)], left=(0,))
     shown, *fewer = worst_rows(found.routers, lambda router: router.tokens.max_vio, view)
     return Document(
@@ -65,6 +78,8 @@ def document(found: RouterSpaces, view: View) -> Document:
             ],
             [Excerpt([_loads(found, shown)], [page], shorter=[[_loads(found, f)] for f in fewer])],
             [Excerpt([_sets(found, shown)], [], shorter=[[_sets(found, f)] for f in fewer])],
+            [*_measure(found)],
+            [Gallery(lambda: [*space_figures(found)])],
             [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
         ],
         lambda: _record(found),
@@ -156,6 +171,51 @@ def _page_cells(router: RouterSpace) -> tuple[str, ...]:
     return (router.router, *_load_cells(router), *_set_cells(router), dimension, met, most)
 
 
+def _measure(found: RouterSpaces) -> Iterator[Block]:
+    """Shares near ties of two and of three experts, of the least even layer that has them."""
+    known = [router for router in found.routers if router.measured]
+    if not known:
+        return
+    router = max(known, key=lambda one: one.tokens.max_vio)
+    share = {
+        (one.order, one.epsilon, one.law): one
+        for one in router.measured
+        if one.centre in (None, "origin")
+    }
+    rows = []
+    for width in sorted({one.epsilon for one in router.measured}):
+        tokens = share.get((1, width, "tokens"))
+        if tokens is None or not _LEAST_SHOWN <= tokens.share_upper <= _MOST_SHOWN:
+            continue
+        cells = [f"{width:.2g}"]
+        for order in (1, 2):
+            cells += [_ends(share.get((order, width, law))) for law in _MEASURED]
+            ball = share.get((order, width, "ball"))
+            cells.append(_bound(ball))
+        rows.append(tuple(cells))
+    yield Note(
+        f"Layer {_summary(found).place(router.router)}: shares nearer than a width to where two, "
+        "and three, experts tie at the border of the chosen set."
+    )
+    yield Table(_MEASURE, rows)
+
+
+def _ends(share: MeasuredShare | None) -> str:
+    """A share, or both ends where searches did not come to theirs."""
+    if share is None:
+        return "-"
+    upper = percent(share.share_upper, ".1f")
+    if share.share_lower == share.share_upper:
+        return upper
+    return f"{percent(share.share_lower, '.1f')} to {upper}"
+
+
+def _bound(ball: MeasuredShare | None) -> str:
+    if ball is None or ball.counted is None:
+        return "-"
+    return percent(min(10.0**ball.counted.bound_log10, 1.0), ".3g")
+
+
 def _limits(found: RouterSpaces) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
     yield (
@@ -181,6 +241,7 @@ def _limits(found: RouterSpaces) -> Iterator[str]:
     )
     yield from _near(found)
     yield from _reach(found)
+    yield from _cones(found)
 
 
 def _near(found: RouterSpaces) -> Iterator[str]:
@@ -222,6 +283,26 @@ def _reach(found: RouterSpaces) -> Iterator[str]:
         f"Expert sets that an affine set can meet in layer {_summary(found).place(router.router)}: "
         f"{reach}; {_count(math.log10(sets))} there are. These tokens meet "
         f"{router.tokens.num_sets:,.0f}. Curved data may meet more."
+    )
+
+
+def _cones(found: RouterSpaces) -> Iterator[str]:
+    """Whether the sets that are met often are large, in the first layer where it can be said."""
+    first = next((router for router in found.routers if router.cones is not None), None)
+    if first is None or first.cones is None:
+        return
+    cones = first.cones
+    rank = "they are too small a part of them to be compared one by one"
+    if cones.correlation is not None and cones.correlation_by_size is not None:
+        rank = (
+            "ranks of how often each is met and of its size correlate by "
+            f"{cones.correlation:.2f}, and by {cones.correlation_by_size:.2f} were size all"
+        )
+    yield (
+        f"The expert sets met in layer {_summary(found).place(first.router)} take "
+        f"{percent(cones.covered, '.3g')} of all directions from 0; {rank}. The most frequent "
+        f"takes {percent(cones.modal, '.2g')} of directions and "
+        f"{percent(first.tokens.modal_share, '.2g')} of tokens."
     )
 
 

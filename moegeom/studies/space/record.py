@@ -13,9 +13,13 @@ from moegeom.geometry.reference_laws import Attribution
 
 @dataclass(frozen=True)
 class SpaceRequest(TokensRequest):
-    """What was asked for; ``out`` is a file for the laws, or for the biases of centring."""
+    """What was asked for; ``out`` is a file for the laws, or for the biases of centring,
+    ``measure`` one for the shares near ties; ``radius`` that of balls in place of rms lengths.
+    """
 
     out: Path | None = None
+    measure: Path | None = None
+    radius: float | None = None
 
 
 Meaning = Literal["even", "mean input", "covariance", "rows", "rest", "unknown"]
@@ -109,6 +113,51 @@ class NearBoundaries:
 
 
 @dataclass(frozen=True)
+class Balls:
+    """Radii of a ball around 0 and of one around the mean input, and W times that mean."""
+
+    around_zero: float
+    around_mean: float
+    logits_of_mean: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TieCount:
+    """What counting ties of one order says of a ball: ``borders`` and ``weighted`` are the sums of
+    border shares and of these times their factors, the rest logarithms of shares and ratios to
+    order 1, by convention of a width.
+    """
+
+    flats: int
+    borders: float
+    borders_se: float
+    weighted: float
+    weighted_se: float
+    bound_log10: float
+    leading_log10: float
+    ratios_log10: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class MeasuredShare:
+    """The share of a law nearer than ``epsilon`` to ties of an order, between two certain ends.
+
+    The ends are one number for order 1 and where searches came to their end. The error is that of
+    the upper one. Balls have a centre and a radius.
+    """
+
+    law: str
+    order: int
+    epsilon: float
+    centre: str | None
+    radius: float | None
+    share_lower: float
+    share_upper: float
+    share_se: float
+    counted: TieCount | None = None
+
+
+@dataclass(frozen=True)
 class Reach:
     """What an affine set of ``dims`` dimensions can meet: cells of any router of this size, and the
     mean number of those of Gaussian rows and biases (None where that is beyond reach).
@@ -120,6 +169,23 @@ class Reach:
 
 
 @dataclass(frozen=True)
+class ConeShares:
+    """Cells of the visited expert sets as shares of all directions, from so many drawn ones.
+
+    ``correlation`` of ranks between visits and shares, and the one that as many tokens without any
+    preferred direction would show; None where directions meet fewer than half of the visited cells.
+    ``modal`` is the share of the set that is visited most.
+    """
+
+    directions: int
+    covered: float
+    covered_se: float
+    correlation: float | None
+    correlation_by_size: float | None
+    modal: float
+
+
+@dataclass(frozen=True)
 class RouterSpace:
     """One router: ``laws`` end with the ball, where it is known, and the tokens; ``parts`` by
     figure, empty where a law is missing.
@@ -127,8 +193,9 @@ class RouterSpace:
     ``limit`` is the MaxVio that even routing stays below on such documents. ``pull`` is that of
     the mean input on what is compared, ``pull_random`` and its deviation those of rows in random
     directions; None without inputs. ``dimension`` is the range of the intrinsic dimension of the
-    inputs, ``reach`` what affine sets of both ends meet, rounded up, and ``near`` what
-    counting boundaries says of the share near one; of linear rules.
+    inputs, ``reach`` what affine sets of both ends meet, rounded up, ``cones`` how large the
+    visited cells are, and ``near`` what counting boundaries says of the share near one; of linear
+    rules. ``measured`` is empty unless it was asked for.
     """
 
     router: str
@@ -144,8 +211,10 @@ class RouterSpace:
     centring: Centring
     dimension: tuple[float, float] | None
     reach: tuple[Reach, ...]
+    cones: ConeShares | None
     near: NearBoundaries | None
     meaning: Meaning
+    measured: tuple[MeasuredShare, ...] = ()
 
     @property
     def tokens(self) -> LawValues:
@@ -172,3 +241,4 @@ class RouterSpaces:
     seeds: int
     seed: int
     written: str | None = None
+    measure: str | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.session import Session
+from moegeom.geometry.border_shares import CONVENTIONS
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.studies.balance.study import (
@@ -23,8 +26,10 @@ from moegeom.studies.balance.study import (
     refuse_partial_scores,
     write_changes,
 )
-from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest
-from moegeom.studies.space.router import FIELDS, SEEDS, read_sample, router_space
+from moegeom.studies.space.laws import FIELDS, SEEDS
+from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest, TieCount
+from moegeom.studies.space.router import router_space
+from moegeom.studies.space.sample import read_sample
 
 #: What --out may be called: the laws as a table, or the biases of centring.
 _ENDINGS = (".parquet", *BIAS_ENDINGS)
@@ -38,10 +43,17 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
     RecordingError
         When the recording does not hold the scores of all experts, or records none of the routers.
     UsageError
-        When ``out`` exists or cannot be written, and without tokens.
+        When ``out`` or ``measure`` exists or cannot be written, for a radius that is not positive,
+        and without tokens.
     """
     if request.out is not None:
         refuse_out(request.out, request.overwrite, _ENDINGS)
+    if request.measure is not None:
+        refuse_out(request.measure, request.overwrite, (".parquet",), "--measure")
+        if request.measure == request.out:
+            raise UsageError(f"--out and --measure name one file, {request.out}.")
+    if request.radius is not None and not 0.0 < request.radius < math.inf:
+        raise UsageError(f"--radius {request.radius:g}: expected a length above 0.")
     opened = Session.open(request)
     source = opened.source
     if source is None:
@@ -60,9 +72,22 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
             watch.begin(router.name)
         advanced = watch.advance if watch else lambda tokens: None
         sample = read_sample(router, source, kernels, request.seed, advanced)
-        found.append(router_space(router, sample, kernels, LEVEL / len(recorded), request.seed))
+        level, is_measured = LEVEL / len(recorded), request.measure is not None
+        found.append(
+            router_space(
+                router,
+                sample,
+                kernels,
+                level,
+                request.seed,
+                radius=request.radius,
+                is_measured=is_measured,
+            )
+        )
     if request.out is not None:
         _write(request.out, recorded, found)
+    if request.measure is not None:
+        _write_measure(request.measure, found)
     return RouterSpaces(
         run=opened.facts(recorded),
         routers=tuple(found),
@@ -70,6 +95,7 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
         seeds=SEEDS,
         seed=request.seed,
         written=None if request.out is None else request.out.name,
+        measure=None if request.measure is None else request.measure.name,
     )
 
 
@@ -89,5 +115,24 @@ def _write(out: Path, routers: Sequence[Router], found: Sequence[RouterSpace]) -
         for one in found
         for law in one.laws
     ]
+    _write_rows(out, rows)
+
+
+def _write_measure(out: Path, found: Sequence[RouterSpace]) -> None:
+    """One row for each router, law, order and width; what counting says beside the balls."""
+    counts = [field.name for field in dataclasses.fields(TieCount) if field.name != "ratios_log10"]
+    rows = []
+    for one in found:
+        for share in one.measured:
+            row = {"router": one.router, **dataclasses.asdict(share)}
+            counted = row.pop("counted") or {}
+            ratios = counted.get("ratios_log10", {})
+            row |= {name: counted.get(name) for name in counts}
+            row |= {f"ratio_to_order_1_log10_{name}": ratios.get(name) for name in CONVENTIONS}
+            rows.append(row)
+    _write_rows(out, rows)
+
+
+def _write_rows(out: Path, rows: list[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist(rows)
     write_whole(out, lambda file: pq.write_table(table, file))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from math import exp, log, sqrt
+from math import comb, exp, log, sqrt
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moegeom.core.router import Rule, Weights
+from moegeom.geometry.border_shares import (
+    CONVENTIONS,
+    TieSums,
+    log_order_ratio,
+    orthonormal_border_share,
+    tie_factor,
+)
 from moegeom.geometry.boundary.curved import BENDS, curved_rows
 from moegeom.geometry.boundary.linear import boundary_angle, boundary_distance, row_distances
 from moegeom.geometry.boundary.order_distance import order_distance
@@ -108,6 +115,15 @@ def loads():
     return [load_cv(COUNTS), max_vio(COUNTS), gini(COUNTS), entropy / log(4), exp(entropy)]
 
 
+def orders_of_orthonormal_rows():
+    sums = []
+    for order in (1, 2):
+        borders = comb(8, order + 1) * orthonormal_border_share(8, 3, order)
+        factor = tie_factor(np.eye(8), np.arange(order + 1))
+        sums.append(TieSums(order, comb(8, order + 1), borders, 0.0, borders * factor, 0.0))
+    return [log_order_ratio(sums[1], sums[0], 64, 0.01, name) for name in CONVENTIONS]
+
+
 #: Section -> the numbers as the page prints them, and what the code gives.
 WORKED = {
     "A1": ("0.731059 0.268941", renormalised),
@@ -122,12 +138,13 @@ WORKED = {
     "A4": ("2.06155", lambda: [order_distance(TRIPLE @ PLACE[0], TRIPLE, 1, 2).lower]),
     "A5": ("0.075", lambda: [free_logit_distance(SCORES, 2, 2)[0]]),
     "A7": (
-        "0.112 0.174717 0.064354 -1035.861",
+        "0.112 0.174717 0.064354 -1035.861 -1.448322 -1.409490 -1.004025 -1.697172",
         lambda: [
             exp(log_slab_share(3, -0.5, 0.1, 1.0)),
             tube_share(6, 2, 0.4, 0.3, 1.0),
             tube_share(6, 3, 0.4, 0.3, 1.0),
             log_slab_share(7168, 0.51, 0.01, 1.0),
+            *orders_of_orthonormal_rows(),
         ],
     ),
     "A9": (

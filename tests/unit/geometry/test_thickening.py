@@ -14,8 +14,6 @@ from moegeom.geometry.thickening import (
     log_half_binomial,
     log_order_bound,
     log_slab_share,
-    orthonormal_border_share,
-    pair_border_shares,
     tube_share,
 )
 
@@ -126,38 +124,3 @@ def test_logits_of_a_ball_are_those_of_its_points(experts, hidden):
             for z in (found, direct)
         ]
         assert near[0] == pytest.approx(near[1], abs=0.006)
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [((8, 3, 1), 0.1739947), ((8, 3, 2), 0.4093402), ((64, 8, 1), 0.0113547), ((4, 2, 3), 1.0)],
-)
-def test_borders_of_orthonormal_rows(shape, expected):
-    assert orthonormal_border_share(*shape) == pytest.approx(expected, abs=1e-7)
-
-
-def test_orthonormal_rows_are_a_case_of_any_rows():
-    pairs = np.stack(np.triu_indices(8, 1), axis=1)
-    found = pair_border_shares(np.eye(8), 3, pairs, 4000, np.random.default_rng(0))
-    assert found.mean() == pytest.approx(orthonormal_border_share(8, 3, 1), abs=0.003)
-
-
-def test_borders_are_those_of_directions_on_the_boundary():
-    random = np.random.default_rng(3)
-    rows = random.standard_normal((6, 10))
-    pairs = np.array([[0, 1], [2, 5]])
-    found = pair_border_shares(rows @ rows.T, 2, pairs, 40_000, random)
-    for share, (i, j) in zip(found, pairs, strict=True):
-        away = rows[i] - rows[j]
-        inputs = random.standard_normal((40_000, 10))
-        inputs -= np.outer(inputs @ away, away) / (away @ away)
-        logits = inputs @ rows.T
-        others = np.delete(logits, [i, j], axis=1)
-        above = (others > logits[:, [i]]).sum(axis=1)
-        assert share == pytest.approx((above == 1).mean(), abs=0.012)
-
-
-def test_equal_rows_have_no_boundary():
-    gram = np.ones((3, 3))
-    found = pair_border_shares(gram, 1, np.array([[0, 1]]), 10, np.random.default_rng(0))
-    assert math.isnan(found[0])

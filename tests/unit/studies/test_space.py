@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.stats import norm
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
+from moegeom.core.router import Rule, Weights
 from moegeom.document.model import View
 from moegeom.document.render import render
 from moegeom.geometry.reference_laws import (
@@ -23,7 +25,8 @@ from moegeom.geometry.reference_laws import (
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.space.document import document
-from moegeom.studies.space.router import read_sample, router_space
+from moegeom.studies.space.router import router_space
+from moegeom.studies.space.sample import read_sample
 from moegeom.studies.space.study import SpaceRequest, space
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
@@ -43,6 +46,12 @@ def sample(model: str, **options):
     path = SAMPLES / model
     request = SpaceRequest(str(path / "step_1500"), tokens=str(path / "rec/step_1500"), **options)
     return space(request)
+
+
+@functools.cache
+def whole(model: str):
+    """All that is said of a sample by default: frozen, and worked out once."""
+    return sample(model)
 
 
 # --------------------------------------------------------------------------------------------- laws
@@ -136,7 +145,7 @@ def test_wide_directions_are_the_cause():
 
 @pytest.mark.parametrize("model", ["olmoe-balanced", "olmoe-collapsed", "deepseek-tiny"])
 def test_parts_add_up_on_every_sample(model):
-    for router in sample(model).routers:
+    for router in whole(model).routers:
         assert router.laws[-1].law == "tokens"
         for name, part in router.parts.items():
             assert part.tokens == pytest.approx(getattr(router.tokens, name), abs=1e-9)
@@ -149,7 +158,7 @@ def test_the_mean_input_collapsed_the_collapsed_sample_and_none_of_the_balanced_
         "olmoe-collapsed": [(6.74, -2.26, -0.18, -0.25), (6.98, -2.40, -0.14, 0.02)],
     }
     for model, layers in expected.items():
-        for router, parts in zip(sample(model).routers[:2], layers, strict=True):
+        for router, parts in zip(whole(model).routers[:2], layers, strict=True):
             part = router.parts["log_effective_sets"]
             found = (part.rows, part.mean, part.covariance, part.rest)
             np.testing.assert_allclose(found, parts, atol=0.06)
@@ -161,7 +170,7 @@ def test_the_mean_input_collapsed_the_collapsed_sample_and_none_of_the_balanced_
 def test_centring_evens_the_collapsed_sample_on_other_documents_too():
     expected = [(0.83, 58, 178, 0.02), (0.66, 87, 397, 0.19), (0.55, 112, 568, 0.21)]
     for router, (max_vio, before, sets, moved) in zip(
-        sample("olmoe-collapsed").routers, expected, strict=True
+        whole("olmoe-collapsed").routers, expected, strict=True
     ):
         assert router.centring.max_vio == pytest.approx(max_vio, abs=0.01)
         assert router.centring.other_documents < max_vio + 0.1
@@ -191,11 +200,87 @@ def test_second_moments_say_how_many_tokens_are_near_a_boundary_and_rows_do_not(
 
 
 def test_counting_boundaries_says_nearly_what_the_ball_does():
-    for router in sample("olmoe-balanced").routers:
+    for router in whole("olmoe-balanced").routers:
         (ball,) = (law.figures.near_share for law in router.laws if law.law == "ball")
         assert router.near is not None
-        assert router.near.leading == pytest.approx(ball, rel=0.15)
+        assert router.near.leading == pytest.approx(ball, rel=0.2)
         assert router.near.leading <= 10.0 ** router.near.bounds_log10[0]
+
+
+def test_shares_near_ties_are_measured_at_every_width(tmp_path, monkeypatch):
+    monkeypatch.setattr("moegeom.studies.space.measure._SEARCHED", 40)
+    table = tmp_path / "measure.parquet"
+    (router,) = sample("olmoe-collapsed", layers="1", measure=table).routers
+    rows = pq.read_table(table).to_pylist()
+    assert len(rows) == len(router.measured)
+    share = {(r["law"], r["centre"], r["order"], r["epsilon"]): r for r in rows}
+    widths = sorted({r["epsilon"] for r in rows})
+    near = router.near.width
+    assert near in widths
+    assert share["tokens", None, 1, near]["share_upper"] == router.tokens.near_share
+    for law in router.laws[:-1]:
+        centre = "origin" if law.law == "ball" else None
+        one = share[law.law, centre, 1, near]
+        error = np.hypot(one["share_se"], law.errors.near_share)
+        assert abs(one["share_upper"] - law.figures.near_share) < 4.5 * error
+    for (law, centre, order, width), row in share.items():
+        assert row["share_lower"] <= row["share_upper"]
+        if order > 1:
+            # a tie of more is never nearer: of the same points, the rest are but more of them
+            before = share[law, centre, order - 1, width]
+            assert row["share_lower"] <= before["share_upper"] + 5 * (row["share_se"] + 0.05)
+        if law == "ball":
+            assert row["share_lower"] <= 10.0 ** row["bound_log10"] + 5 * row["share_se"]
+            assert row["flats"] == {1: 120, 2: 560, 3: 1820}[order]
+        else:
+            assert row["flats"] is None
+    # in 64 dimensions a ball is nearly its sphere
+    ball, sphere = (share[law, "mean", 1, near] for law in ("ball", "sphere"))
+    assert abs(ball["share_upper"] - sphere["share_upper"]) < 0.03
+    # the mean input makes fewer tokens near: a ball around it has as many as the gaussian law
+    assert share["ball", "origin", 1, near]["share_upper"] > 1.4 * router.tokens.near_share
+
+
+def test_a_wider_ball_has_fewer_points_near_a_boundary():
+    shares = []
+    wider = sample("olmoe-balanced", layers="0", radius=65.0).routers[0]
+    own = whole("olmoe-balanced").routers[0]
+    for router in (own, wider):
+        assert router.laws[-2].law == "ball"
+        shares.append(router.laws[-2].figures.near_share)
+    assert shares[1] == pytest.approx(shares[0] * own.near.radius / 65.0, rel=0.15)
+
+
+def test_cells_of_visited_sets_are_shares_of_directions():
+    # two equal experts in a plane of many: a quarter of the directions each, and one of a half
+    weight = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 0.0]], np.float32)
+    router = router_of(weight=weight, rule=Rule(1, "softmax", Weights("scores", True)))
+    random = np.random.default_rng(0)
+    inputs = (np.array([1.0, 0.5]) + 0.01 * random.standard_normal((512, 2))).astype(np.float32)
+    found = looked_at(router, inputs).cones
+    # from the right angle between the two rows to where the third takes over
+    share = np.arctan2(2.0, -1.0) / (2.0 * np.pi)
+    assert found.covered == pytest.approx(share, abs=4 * found.covered_se)
+    assert found.modal == found.covered
+    assert found.correlation is None
+    everywhere = random.standard_normal((4096, 2)).astype(np.float32)
+    assert looked_at(router, everywhere).cones.covered == 1.0
+
+
+def test_without_preferred_direction_size_is_all():
+    rows = router_of().weight * np.geomspace(0.6, 1.5, 16, dtype=np.float32)[:, None]
+    router, random = router_of(weight=rows), np.random.default_rng(1)
+    inputs = random.standard_normal((4096, router.hidden_size)).astype(np.float32)
+    cones = looked_at(router, inputs).cones
+    assert cones.correlation == pytest.approx(cones.correlation_by_size, abs=0.05)
+    assert cones.correlation > 0.8
+    lean = (inputs + 3.0 * rows[0]).astype(np.float32)
+    assert looked_at(router, lean).cones.correlation < cones.correlation - 0.2
+
+
+def test_routers_with_a_bias_have_no_cones():
+    (first, *_) = whole("deepseek-tiny").routers
+    assert first.cones is None
 
 
 # -------------------------------------------------------------------------------- files and refusals
@@ -211,6 +296,12 @@ def test_laws_and_biases_are_written(tmp_path):
     np.testing.assert_array_equal(change, found.routers[0].centring.change)
     with pytest.raises(UsageError, match="exists already"):
         sample("olmoe-collapsed", out=table)
+    with pytest.raises(UsageError, match=r"--measure .*exists already"):
+        sample("olmoe-collapsed", measure=table)
+    with pytest.raises(UsageError, match="name one file"):
+        sample("olmoe-collapsed", out=tmp_path / "a.parquet", measure=tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="a length above 0"):
+        sample("olmoe-collapsed", radius=-1.0)
 
 
 def test_what_cannot_be_answered_is_refused(tmp_path):
@@ -248,6 +339,6 @@ def test_logits_alone_say_pull_and_centring_and_no_cause(tmp_path):
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_a_screen_has_its_width(width):
-    text = render(document(sample("olmoe-collapsed"), View(width)), "table", View(width))
+    text = render(document(whole("olmoe-collapsed"), View(width)), "table", View(width))
     assert max(map(len, text.splitlines())) <= width
     assert text.startswith("RESULT")

@@ -1,0 +1,303 @@
+r"""How much of each tie borders the chosen set, and what ties of several orders weigh.
+
+A tie of order n is where n + 1 experts share one logit: a flat of codimension n. Of it, only the
+part on which between k - n and k - 1 of the other experts are above borders the chosen set: its
+border share :math:`\alpha`, a share of the directions on the flat. D does not enter: logits of
+directions are :math:`z \sim N(0, G)`, G the Gram matrix of the rows, moved onto the flat by
+
+.. math:: z' = z - G A (A^\top G A)^{-1} A^\top z
+
+with A the n differences of the tied experts to the first of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from jaxtyping import Float64, Integer
+
+from moegeom.geometry.boundary.order_distance import least_distance
+from moegeom.geometry.gram import cap_area_log10
+from moegeom.geometry.thickening import log_half_binomial
+
+#: Groups of draws, whose spread is the error that draws leave.
+_GROUPS = 8
+
+
+# ------------------------------------------------------------------------------------------- shares
+def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
+    r"""Border share of a tie of n + 1 experts, for orthonormal rows.
+
+    .. math::
+        \int \varphi_{1/(n+1)}(c)\, [F(k - 1; m, Q) - F(k - n - 1; m, Q)]\, dc,
+        \quad m = E - n - 1, \quad Q = \Phi(-c)
+
+    with F the binomial distribution function: of the m others at least k - n and at most k - 1 are
+    above the tied ones. 1 for E = n + 1. Error 1e-10. Source: docs/theory.md A7; oracle in tests:
+    draws of Gaussian logits.
+    """
+    from scipy.integrate import quad
+    from scipy.stats import binom, norm
+
+    others = num_experts - order - 1
+    scale = 1.0 / math.sqrt(order + 1.0)
+
+    def density(c: float) -> float:
+        above = norm.sf(c)
+        inside = binom.cdf(k - 1, others, above) - binom.cdf(k - order - 1, others, above)
+        return float(norm.pdf(c, scale=scale) * inside)
+
+    return float(quad(density, -12.0 * scale, 12.0 * scale, epsabs=1e-13, epsrel=1e-12)[0])
+
+
+def border_shares(
+    gram: Float64[np.ndarray, "experts experts"],
+    logits: Float64[np.ndarray, "draws experts"],
+    k: int,
+    ties: Integer[np.ndarray, "ties tied"],
+) -> Float64[np.ndarray, "ties groups"]:
+    r"""Border share of each of these ties, on each eighth of the draws.
+
+    ``logits`` are those of :func:`direction_logits`; the shares of a tie have the standard error
+    :math:`\sqrt{\alpha (1 - \alpha) / S}` for S draws each. nan where equal or dependent rows leave
+    no such flat, or the whole space. Source: docs/theory.md A7; oracle in tests: directions in the
+    space of inputs, and the closed form of orthonormal rows.
+    """
+    order = ties.shape[1] - 1
+    found = np.full((len(ties), _GROUPS), math.nan)
+    for place, tied in enumerate(ties):
+        square = _of_differences(gram, tied)
+        if not _is_independent(square):
+            continue
+        apart = logits[:, tied[1:]] - logits[:, tied[:1]]
+        # of each expert, over the first tied one, how much a move across the flat changes it
+        towards = gram[:, tied[1:]] - gram[:, tied[:1]]
+        steps = np.linalg.solve(square, (towards - towards[tied[0]]).T)
+        moved = logits - logits[:, tied[:1]] - apart @ steps
+        moved[:, tied] = -np.inf
+        above = (moved > 0.0).sum(axis=1)
+        is_border = (above >= k - order) & (above <= k - 1)
+        found[place] = [part.mean() for part in np.array_split(is_border, _GROUPS)]
+    return found
+
+
+def direction_logits(
+    gram: Float64[np.ndarray, "experts experts"], draws: int, random: np.random.Generator
+) -> Float64[np.ndarray, "draws experts"]:
+    """Logits of random directions under rows with this Gram matrix: N(0, G)."""
+    from scipy.linalg import eigh
+
+    values, vectors = eigh(gram)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return random.standard_normal((draws, len(gram))) @ root.T
+
+
+def tie_factor(
+    gram: Float64[np.ndarray, "experts experts"], tied: Integer[np.ndarray, "tied"]
+) -> float:
+    r""":math:`\kappa = \det(A A^\top)^{-1/2}`, A the differences of the tied rows to one of them.
+
+    How much wider, in inputs, a tube of given width in logits is; the same for every choice of that
+    one. :math:`(n + 1)^{-1/2}` for orthonormal rows, inf for dependent differences.
+    Source: docs/theory.md A7; oracle in tests: every base, and numpy.linalg.svd.
+    """
+    square = _of_differences(gram, tied)
+    if not _is_independent(square):
+        return math.inf
+    return math.exp(-0.5 * float(np.linalg.slogdet(square)[1]))
+
+
+def _of_differences(
+    gram: Float64[np.ndarray, "experts experts"], tied: Integer[np.ndarray, "tied"]
+) -> Float64[np.ndarray, "order order"]:
+    """Gram matrix of the differences of the tied rows to the first of them."""
+    part = gram[np.ix_(tied, tied)]
+    return part[1:, 1:] - part[1:, :1] - part[:1, 1:] + part[0, 0]
+
+
+def _is_independent(square: Float64[np.ndarray, "order order"]) -> bool:
+    values = np.linalg.eigvalsh(square)
+    return bool(values[0] > 1e-12 * values[-1] > 0.0)
+
+
+# --------------------------------------------------------------------------------------------- sums
+@dataclass(frozen=True)
+class TieSums:
+    """Over all ties of an order: how many flats there are, the sums of their border shares and of
+    these times their factors, with standard errors from draws and from ties that were left out.
+    """
+
+    order: int
+    flats: int
+    borders: float
+    borders_error: float
+    weighted: float
+    weighted_error: float
+
+
+def tie_sums(
+    gram: Float64[np.ndarray, "experts experts"],
+    k: int,
+    order: int,
+    draws: int,
+    most: int,
+    random: np.random.Generator,
+) -> TieSums:
+    r""":math:`\sum \alpha` and :math:`\sum \kappa \alpha` over the C(E, n + 1) ties of order n.
+
+    All of them where there are at most ``most``, else that many at random, scaled. Ties of
+    dependent rows count as none. Standard errors have both sources: the spread between eighths of
+    the ``draws``, which all ties share, and that between ties where they are a sample.
+    Source: docs/theory.md A7; oracle in tests: the closed form of orthonormal rows.
+    """
+    experts = len(gram)
+    flats = math.comb(experts, order + 1)
+    if flats == 0:
+        return TieSums(order, 0, 0.0, 0.0, 0.0, 0.0)
+    ties = _ties(experts, order + 1, most, random)
+    shares = border_shares(gram, direction_logits(gram, draws, random), k, ties)
+    factors = np.array([tie_factor(gram, tied) for tied in ties])
+    is_known = np.isfinite(factors)
+    shares[~is_known], factors[~is_known] = 0.0, 0.0
+    is_part = len(ties) < flats
+    (borders, of_borders), (weighted, of_weighted) = (
+        _sum(values, flats, is_part) for values in (shares, shares * factors[:, None])
+    )
+    return TieSums(order, flats, borders, of_borders, weighted, of_weighted)
+
+
+def _ties(
+    experts: int, tied: int, most: int, random: np.random.Generator
+) -> Integer[np.ndarray, "ties tied"]:
+    """Every set of so many experts, or ``most`` drawn ones."""
+    import itertools
+
+    if math.comb(experts, tied) <= most:
+        return np.array(list(itertools.combinations(range(experts), tied)))
+    return np.stack([random.permutation(experts)[:tied] for _ in range(most)])
+
+
+def _sum(
+    values: Float64[np.ndarray, "ties groups"], flats: int, is_part: bool
+) -> tuple[float, float]:
+    """Scaled to all flats, with its error."""
+    of_ties, of_groups = values.mean(axis=1), values.mean(axis=0)
+    variance = of_groups.var(ddof=1) / len(of_groups)
+    if is_part:
+        variance += of_ties.var(ddof=1) / len(of_ties)
+    return flats * float(of_ties.mean()), flats * math.sqrt(float(variance))
+
+
+# ------------------------------------------------------------------------------------ leading terms
+def log_leading_share(sums: TieSums, dimension: int, width: float) -> float:
+    r"""Logarithm of :math:`\sum \alpha\, \binom{D/2}{n/2} (\epsilon / R)^n`, ``width`` over R.
+
+    The share of a ball near ties of order n if all flats went through its middle and tubes did not
+    meet: the leading term for :math:`R \gg \sqrt D\, \delta` with :math:`\delta` the distance of
+    the flats from the middle; a tube there has :math:`(1 - \delta^2 / R^2)^{(D - n) / 2}` of it.
+    -inf where no tie borders the chosen set. Source: docs/theory.md A7; oracle in tests: draws.
+    """
+    if sums.borders <= 0.0:
+        return -math.inf
+    leading = log_half_binomial(dimension, sums.order) + sums.order * math.log(width)
+    return math.log(sums.borders) + leading
+
+
+@dataclass(frozen=True)
+class _Convention:
+    """What a width means: the sums that count, how it stands to R, and the volume of a tube."""
+
+    total: Callable[[TieSums], float]
+    width: float
+    volume: Callable[[int, int], float]
+    has_corners: bool = False
+
+
+def _log_ball(dimension: int, order: int) -> float:
+    """Logarithm of the volume of the unit ball of D - n dimensions."""
+    left = dimension - order
+    return 0.5 * left * math.log(math.pi) - math.lgamma(0.5 * left + 1.0)
+
+
+#: What a width can mean: a distance of inputs; the largest difference to the logit of one tied
+#: expert; half the spread of tied logits (how far logits must move); that spread.
+CONVENTIONS: Mapping[str, _Convention] = MappingProxyType(
+    {
+        "euclidean": _Convention(lambda sums: sums.borders, 1.0, log_half_binomial),
+        "base": _Convention(lambda sums: sums.weighted, 2.0, _log_ball),
+        "half_spread": _Convention(lambda sums: sums.weighted, 2.0, _log_ball, True),
+        "spread": _Convention(lambda sums: sums.weighted, 1.0, _log_ball, True),
+    }
+)
+
+
+def log_order_ratio(
+    upper: TieSums, lower: TieSums, dimension: int, width: float, convention: str
+) -> float:
+    r"""Logarithm of the ratio of leading terms of two orders n > m, in one of CONVENTIONS.
+
+    Euclidean: :math:`\frac{\sum \alpha_n}{\sum \alpha_m} \binom{D/2}{n/2} \binom{D/2}{m/2}^{-1}
+    (\epsilon / R)^{n - m}`. In logits :math:`\frac{\sum (\kappa\alpha)_n}{\sum (\kappa\alpha)_m}
+    \frac{\omega_{D-n}}{\omega_{D-m}} c^{n - m}`, :math:`\omega` volumes of unit balls, c = 2
+    eps / R where one expert is the base; times (n + 1) / (m + 1) for half the spread, and for the
+    spread itself with c = eps / R. ``width`` is eps / R. nan without borders of the lower order.
+    Source: docs/theory.md A7, and F-10 there; oracle in tests: draws in three dimensions.
+    """
+    used = CONVENTIONS[convention]
+    above, below = used.total(upper), used.total(lower)
+    if below <= 0.0:
+        return math.nan
+    if above <= 0.0:
+        return -math.inf
+    order, other = upper.order, lower.order
+    corners = math.log((order + 1) / (other + 1)) if used.has_corners else 0.0
+    volumes = used.volume(dimension, order) - used.volume(dimension, other)
+    powers = (order - other) * math.log(used.width * width)
+    return math.log(above) - math.log(below) + volumes + powers + corners
+
+
+# ------------------------------------------------------------------------------------------- bounds
+def border_bound_log10(
+    rows: Float64[np.ndarray, "experts hidden"],
+    tied: Sequence[int],
+    above: Sequence[int],
+) -> float:
+    r"""log10 of a lower bound of the share of a tie on which exactly ``above`` are above it.
+
+    :math:`\tfrac12 I_{\sin^2\theta}(\tfrac{d-1}2, \tfrac12)` with :math:`\sin\theta = \max_u \min_i
+    n_i \cdot u` over unit u, n_i the normals of the other experts on the flat, of length 1 and
+    signed by their side, and d <= E - n - 1 the dimensions that they span: a cap of that angle has
+    every expert on its side. -inf where no direction has; 0 without other experts.
+    Source: docs/theory.md A7; oracle in tests: draws, which are never fewer.
+    """
+    others = [i for i in range(len(rows)) if i not in set(tied)]
+    if not others:
+        return 0.0
+    base = rows[tied[0]]
+    flat = np.linalg.svd(rows[list(tied[1:])] - base, full_matrices=True)[2][len(tied) - 1 :]
+    sign = np.array([1.0 if i in set(above) else -1.0 for i in others])
+    normals = sign[:, None] * ((rows[others] - base) @ flat.T)
+    lengths = np.linalg.norm(normals, axis=1)
+    if (lengths == 0.0).any():
+        return -math.inf
+    normals /= lengths[:, None]
+    nearest = least_distance(normals, np.ones(len(others)), 0.0)
+    if not math.isfinite(nearest.bound):
+        return -math.inf
+    dims = int(np.linalg.matrix_rank(normals))
+    return math.log10(0.5) if dims == 1 else cap_area_log10(1.0 / nearest.bound, dims)
+
+
+def published_border_bound_log10(dimension: int, order: int, slack: float) -> float:
+    r"""log10 of the lower bound as printed: ``slack`` is the least gap over the rows' length.
+
+    :math:`\tfrac12 I_x(\tfrac{D-n-1}2, \tfrac12)`, :math:`x = 4 s^2 (1 - s^2)`, :math:`s = \min(1 /
+    \sqrt 2, \rho / 4L)`. It has all dimensions of the flat, of which only E - n - 1 matter: at D =
+    4096 and :math:`\rho / L` = 0.3 it is 10^-3380. Source: docs/theory.md A7 (S0 Lemma A.16).
+    """
+    s = min(1.0 / math.sqrt(2.0), slack / 4.0)
+    return cap_area_log10(2.0 * s * math.sqrt(1.0 - s * s), dimension - order)
