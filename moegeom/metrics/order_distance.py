@@ -20,11 +20,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.kernels.batch import ORDERS
+from moegeom.metrics._ladder import within_ends
 
 _UNIT = "rms of the input"
+
+#: Widths in units of the router input, those of ``boundary_distance``.
+_WIDTHS = 2.0 ** np.arange(-12, 9)
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -32,7 +37,11 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     lower, upper = found["lower"], found["upper"]
     if not len(lower):
         return {"layers": {}}
-    values: dict[str, float | int] = {"num_order_distance_tokens": len(lower)}
+    values: dict[str, float | int | None] = {"num_order_distance_tokens": len(lower)}
+    stretch = found["stretch"][~np.isnan(found["stretch"])]
+    if len(stretch):
+        median = np.quantile(stretch, 0.5, method="inverted_cdf")
+        values["logit_distance_over_half_margin_p50"] = within_ends(float(median))
     for column, order in enumerate(ORDERS):
         name = f"order_{order}_distance"
         for end, distances in (("lower", lower), ("upper", upper)):
@@ -40,7 +49,19 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             median = np.quantile(distances[:, column], 0.5, method="inverted_cdf")
             values[f"{name}_rms_p50_{end}"] = median / np.sqrt(facts.router.hidden_size)
         values[f"{name}_exact_share"] = float(np.mean(lower[:, column] == upper[:, column]))
-    return {"layers": values}
+    return {"layers": values, "order_ladder": _ladder(lower, upper)}
+
+
+def _ladder(
+    lower: Float64[np.ndarray, "tokens orders"], upper: Float64[np.ndarray, "tokens orders"]
+) -> dict[str, Any]:
+    """Shares below each width, for each order: what is certain and what may be."""
+    return {
+        "order": np.repeat(ORDERS, len(_WIDTHS)),
+        "width": np.tile(_WIDTHS, len(ORDERS)),
+        "share_lower": (upper[:, :, None] < _WIDTHS).mean(axis=0).ravel(),
+        "share_upper": (lower[:, :, None] < _WIDTHS).mean(axis=0).ravel(),
+    }
 
 
 def _columns(order: int) -> tuple[Column, ...]:
@@ -69,7 +90,7 @@ def _columns(order: int) -> tuple[Column, ...]:
 
 METRIC = Metric(
     name="order_distance",
-    version=1,
+    version=2,
     text="Distance to where three or four experts tie at the border, as brackets on a sample.",
     scope="exposure",
     needs=("order_distances",),
@@ -83,7 +104,27 @@ METRIC = Metric(
                 kind="int",
                 formula="order_distance",
             ),
-        )
+            Column(
+                "logit_distance_over_half_margin_p50",
+                "median of how far logits must move to the boundary, over half the margin, which "
+                "it is where rows are independent; only for dependent ones",
+                formula="logit_distance",
+            ),
+        ),
+        "order_ladder": (
+            Column("order", "experts that tie at the border, less 1", "", "int"),
+            Column("width", "distance that counts as near", "router input"),
+            Column(
+                "share_lower",
+                "share of the tokens looked at that are certainly nearer",
+                formula="order_distance",
+            ),
+            Column(
+                "share_upper",
+                "share of them that may be nearer: the same where searches came to their end",
+                formula="order_distance",
+            ),
+        ),
     },
     finish=_finish,
     invariances=("expert_relabelling", "common_row_shift"),

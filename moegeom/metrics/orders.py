@@ -3,8 +3,8 @@
 For a width eps, the order of a token is the number of experts, less one, in the widest run of
 consecutive sorted selection scores that crosses the border and spans at most eps; ``extra_experts``
 are those left out by less than eps, which a smoothed router would run besides. Order 1 is a
-near-tie of two, order 2 and more a corner where several boundaries meet. On a sample of at most
-4096 tokens.
+near-tie of two, order 2 and more a corner where several boundaries meet; at width 0 ties are exact.
+On a sample of at most 4096 tokens.
 """
 
 from __future__ import annotations
@@ -16,25 +16,32 @@ import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
-from moegeom.kernels.reductions.scores import EXTRAS, LADDER, MULTIPLE, ORDERS, TOKENS
+from moegeom.kernels.reductions.scores import EXTRAS, FIRST_ORDER, LADDER
+
+#: Orders from which on shares are told.
+_ORDERS = {2: "three", 3: "four", 4: "five"}
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["orders"].astype(np.float64)
-    tokens = np.where(counts[:, TOKENS] > 0.0, counts[:, TOKENS], np.nan)
+    of_order = counts[:, FIRST_ORDER:]
+    total, order = of_order.sum(axis=1), np.arange(of_order.shape[1])
+    tokens = np.where(total > 0.0, total, np.nan)
+    largest = np.where(of_order > 0.0, order, 0).max(axis=1)
     return {
         "orders": {
             "width": LADDER,
-            "order_mean": counts[:, ORDERS] / tokens,
+            "order_mean": of_order @ order / tokens,
             "extra_experts_mean": counts[:, EXTRAS] / tokens,
-            "order_2_share": counts[:, MULTIPLE] / tokens,
+            **{f"order_{n}_share": of_order[:, n:].sum(axis=1) / tokens for n in _ORDERS},
+            "order_max": np.where(total > 0.0, largest, np.nan),
         }
     }
 
 
 METRIC = Metric(
     name="orders",
-    version=1,
+    version=2,
     text="Experts that nearly tie at the border of the chosen set, on a sample of at most "
     f"{SMALL_SAMPLE_TOKENS} tokens, for a ladder of widths.",
     scope="router",
@@ -55,12 +62,16 @@ METRIC = Metric(
                 formula="extra_experts",
                 has_se=True,
             ),
-            Column(
-                "order_2_share",
-                "share of tokens where three or more experts tie across the border",
-                formula="order_eps",
-                has_se=True,
+            *(
+                Column(
+                    f"order_{n}_share",
+                    f"share of tokens where {word} or more experts tie across the border",
+                    formula="order_eps",
+                    has_se=True,
+                )
+                for n, word in _ORDERS.items()
             ),
+            Column("order_max", "largest order of a token of the sample", formula="order_eps"),
         )
     },
     finish=_finish,

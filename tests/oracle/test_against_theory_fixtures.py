@@ -28,7 +28,6 @@ from moegeom.geometry.boundary.orders import (
     extra_experts,
     free_logit_distance,
     order_eps,
-    order_exact,
     tie_spread,
 )
 from moegeom.geometry.capacity.cell_bounds import (
@@ -258,7 +257,7 @@ DELIVERED = {
     "load_metrics": load_figures,
     "group_gap": groups_of,
     **dict.fromkeys(
-        ("order_exact_a", "order_exact_b", "order_exact_c"), lambda z, k: order_exact(row(z), k)
+        ("order_exact_a", "order_exact_b", "order_exact_c"), lambda z, k: order_eps(row(z), k, 0.0)
     ),
     **dict.fromkeys(
         ("window_spread_2", "window_spread_3", "window_spread_4"),

@@ -86,7 +86,8 @@ def order_distances_of(token: np.ndarray, floats: np.ndarray) -> OrderDistances:
     """Brackets of the first token of every run, some of them open."""
     row = np.flatnonzero(token % RUN == 0)
     lower = np.outer(floats[2][token][row], ORDERS)
-    return OrderDistances(row, lower, lower * (1.0 + (token[row] % 16 == 0))[:, None])
+    upper = lower * (1.0 + (token[row] % 16 == 0))[:, None]
+    return OrderDistances(row, lower, upper, 1.0 + lower[:, 0])
 
 
 def noise_of(token: np.ndarray, floats: np.ndarray) -> NoisyFlip:

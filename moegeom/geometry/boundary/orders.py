@@ -40,28 +40,14 @@ def tie_spread(
     return (ordered[:, starts] - ordered[:, starts + order]).min(axis=1)
 
 
-def order_exact(
-    selection: Float[np.ndarray, "tokens experts"], k: int
-) -> Int64[np.ndarray, "tokens"]:
-    """Experts that share the k-th score exactly, less 1; 0 when the (k+1)-th does not share it.
-
-    Ties inside the chosen set alone do not count: no input changes hands there. 0 for k = E.
-    Source: docs/theory.md A2 (S0 Definition A.5, the largest order, F-01).
-    """
-    ordered = _descending(selection)
-    if k >= ordered.shape[1]:
-        return np.zeros(len(ordered), dtype=np.int64)
-    last = ordered[:, [k - 1]]
-    count = (ordered == last).sum(axis=1) - 1
-    return np.where(ordered[:, k] == last[:, 0], count, 0).astype(np.int64)
-
-
 def order_eps(
     selection: Float[np.ndarray, "tokens experts"], k: int, eps: float
 ) -> Int64[np.ndarray, "tokens"]:
     """Largest n whose tie spread is at most ``eps``; 0 when the margin is larger.
 
-    Counts nearly tied experts on both sides of the border. Not decreasing in ``eps``; 0 for k = E.
+    Counts nearly tied experts on both sides of the border, not ties inside the chosen set alone: no
+    input changes hands there. At 0 ties are exact (S0 Definition A.5, the largest order, F-01). Not
+    decreasing in ``eps``; 0 for k = E.
     For each first rank a <= k the window reaches as far as scores stay above z_[a] - eps.
     Source: docs/theory.md A2. Oracle in tests: tie_spread for every n.
     """

@@ -277,7 +277,7 @@ class _Brackets(TokenSample):
     def __init__(self, extent: Extent) -> None:
         labels, ends = np.empty(0, np.int32), np.empty((0, len(ORDERS)))
         columns = {"population": labels, "block": labels, "lower": ends, "upper": ends}
-        super().__init__(1, 1, columns)
+        super().__init__(1, 1, columns | {"stretch": np.empty(0)})
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         found = batch.order_distance
@@ -287,6 +287,7 @@ class _Brackets(TokenSample):
             "block": batch.block[found.row],
             "lower": found.lower,
             "upper": found.upper,
+            "stretch": found.stretch,
         }
         self.add(batch.token[found.row], columns)
 
@@ -295,7 +296,7 @@ def _select_brackets(
     state: State, population: int | None, without: int | None
 ) -> dict[str, np.ndarray]:
     row = rows_of(state, population, without)
-    return {end: state[end][row] for end in ("lower", "upper")}
+    return {name: state[name][row] for name in ("lower", "upper", "stretch")}
 
 
 #: Distances to ties of more than two experts, of the tokens that were looked at more closely.

@@ -80,32 +80,29 @@ def _add_log_sum_exp(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) ->
 LOG_SUM_EXP = counters("log_sum_exp", ("log_sum_exp",), lambda extent: (5,), _add_log_sum_exp)
 
 
-#: Widths in units of the selection score.
-LADDER = 2.0 ** np.arange(-8.0, 1.0, 2.0)
+#: Widths in units of the selection score; at 0 ties are exact.
+LADDER = np.array([0.0, *2.0 ** np.arange(-8.0, 1.0, 2.0)])
 
-#: Last axis of the counters: tokens, orders, extra experts, tokens of order 2 or more.
-TOKENS, ORDERS, EXTRAS, MULTIPLE = range(4)
+#: Last axis of the counters: extra experts, then tokens of order 0, 1, 2 ...
+EXTRAS, FIRST_ORDER = 0, 1
 
 
 def _count_orders(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     assert batch.selection is not None
-    top_k = batch.chosen.shape[1]
+    (_, experts), top_k = batch.selection.shape, batch.chosen.shape[1]
     orders, extras = near_tie_ladder(batch.selection, top_k, LADDER)
     for step in range(len(LADDER)):
-        for column, weights in (
-            (TOKENS, None),
-            (ORDERS, orders[:, step]),
-            (EXTRAS, extras[:, step]),
-            (MULTIPLE, orders[:, step] > 1),
-        ):
-            counts[..., step, column] += batch.count_labels(len(counts), weights)
+        counts[..., step, EXTRAS] += batch.count_labels(len(counts), extras[:, step])
+        # orders are below the number of experts: one more label beside population and block
+        place = batch.population, batch.block, FIRST_ORDER + orders[:, step]
+        np.add.at(counts[..., step, : FIRST_ORDER + experts], place, 1)
 
 
 #: Near-ties at the border of the chosen set, on a ladder of widths; for a sample of tokens.
 NEAR_TIES = counters(
     "orders",
     ("selection",),
-    lambda extent: (len(LADDER), 4),
+    lambda extent: (len(LADDER), FIRST_ORDER + extent.num_experts),
     _count_orders,
     use=Use(on_prior=True, is_sampled=True),
 )

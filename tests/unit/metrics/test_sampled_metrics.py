@@ -31,14 +31,17 @@ def test_orders_and_extra_experts_are_means_over_the_tokens(measured):
     weight, values, rows = measured
     logits = values @ weight.T
     found = [row for row in rows["orders"] if row["variant"] == "as_stored"]
-    assert [row["width"] for row in found] == [2.0**-8, 2.0**-6, 2.0**-4, 0.25, 1.0]
+    assert [row["width"] for row in found] == [0.0, 2.0**-8, 2.0**-6, 2.0**-4, 0.25, 1.0]
     for row in found:
         orders = order_eps(logits, TOP_K, row["width"])
         np.testing.assert_allclose(row["order_mean"], orders.mean(), rtol=1e-3, atol=2e-3)
         extras = extra_experts(logits, TOP_K, row["width"]).mean()
         np.testing.assert_allclose(row["extra_experts_mean"], extras, rtol=1e-3, atol=2e-3)
-        share = (orders > 1).mean()
-        np.testing.assert_allclose(row["order_2_share"], share, rtol=1e-3, atol=2e-3)
+        for least in (2, 3, 4):
+            share = (orders >= least).mean()
+            found_share = row[f"order_{least}_share"]
+            np.testing.assert_allclose(found_share, share, rtol=1e-3, atol=2e-3)
+        assert row["order_max"] == orders.max()
         assert row["order_mean_se"] > 0.0 or orders.max() == 0
 
 

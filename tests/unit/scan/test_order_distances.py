@@ -15,6 +15,7 @@ from moegeom.engine.sampled import tokens_of_tile
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
+from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance
 from moegeom.geometry.selection import top_k
 from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.table import load_kernels
@@ -131,6 +132,38 @@ def test_columns_are_medians_over_the_tokens_looked_at(made, whole):
             np.testing.assert_allclose(layer[f"{name}_rms_p50_{end}"], median / np.sqrt(8))
         share = np.mean(lower[column] == upper[column])
         np.testing.assert_array_equal(layer[f"{name}_exact_share"], share)
+
+
+def test_the_ladder_holds_shares_of_the_tokens_looked_at(made, whole):
+    router = whole[0]
+    source = made.recording(2 * TILE)
+    found = looked_at(LazyBatch(task_of(source, router), 0, 2 * TILE))
+    rows = made.measured(source, router, metrics=ONLY)["order_ladder"]
+    rows = [row for row in rows if row["population"] == "all"]
+    ends = np.array(list(found.values()))
+    assert [row["width"] for row in rows[:2]] == [2.0**-12, 2.0**-11]
+    for row in rows:
+        lower, upper = ends[:, :, ORDERS.index(row["order"])].T
+        assert row["share_lower"] == (upper < row["width"]).mean()
+        assert row["share_upper"] == (lower < row["width"]).mean()
+    assert rows[-1]["share_lower"] == 1.0
+
+
+def test_dependent_rows_move_logits_further_than_half_the_margin(made, whole):
+    # rows on a plane: inputs move twelve logits along two directions
+    weight = np.where(np.arange(8) < 2, whole[0].weight, np.float32(0.0))
+    router, source = dataclasses.replace(whole[0], weight=weight), made.recording(TILE)
+    found = LazyBatch(task_of(source, router), 0, TILE)
+    logits = found.logits[found.order_distance.row[:8]].astype(np.float64)
+    half = free_logit_distance(logits, 3, 1)
+    logits, half = logits[half > 0.0], half[half > 0.0]
+    away = [logit_distance(one, weight, 3, 1).upper for one in logits]
+    column = "logit_distance_over_half_margin_p50"
+    expected = np.sort(np.array(away) / half)[(len(half) - 1) // 2]
+    np.testing.assert_allclose(made.layer(source, router, metrics=ONLY)[column], expected, 1e-6)
+    assert expected > 1.1
+    # six rows of eight numbers are independent
+    assert made.layer(source, affine(made, 6, 2), metrics=ONLY)[column] is None
 
 
 def affine(made, experts: int, k: int):
