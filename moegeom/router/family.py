@@ -188,6 +188,19 @@ class KeepsSpec:
 
 
 @dataclass(frozen=True)
+class ExpertsSpec:
+    """What names and shapes do not say of the experts behind a router.
+
+    ``interleaved``: gate and up are the even and the odd rows of one matrix. ``activation``: its
+    name, where the config does not hold it. ``limit``: where gate and up are cut off.
+    """
+
+    interleaved: bool = False
+    activation: str = ""
+    limit: Setting = Setting()
+
+
+@dataclass(frozen=True)
 class StackSpec:
     """The routers of one stack (and slot, where a layer has several).
 
@@ -230,6 +243,7 @@ class StackSpec:
     mtp_layers: tuple[str, ...] = ()
     hidden_size: Setting = Setting(keys=("hidden_size",))
     keeps: KeepsSpec = KeepsSpec()
+    experts: ExpertsSpec = ExpertsSpec()
     token_table: tuple[TensorName, ...] = ()
     not_a_function: str = ""
     not_a_function_when: dict[str, str] = field(default_factory=dict)

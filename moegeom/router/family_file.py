@@ -16,6 +16,7 @@ from moegeom.core.registry import unknown_name
 from moegeom.core.router import mantissa_bits
 from moegeom.router.family import (
     Choice,
+    ExpertsSpec,
     Family,
     GroupSpec,
     KeepsSpec,
@@ -262,6 +263,7 @@ _CONVERTERS: dict[str, Callable[[Any, str], Any]] = {
     "WeightsSpec": _table(WeightsSpec),
     "GroupSpec | None": _table(GroupSpec),
     "KeepsSpec": _table(KeepsSpec),
+    "ExpertsSpec": _table(ExpertsSpec),
     "NormSpec | None": _table(NormSpec),
     "ProjectionSpec | None": _table(ProjectionSpec),
     "LayersSpec | None": _table(LayersSpec),

@@ -1,0 +1,430 @@
+"""The weights of the experts beside a router: found by headers, read expert by expert."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float32, Shaped
+
+from moegeom.checkpoint.dtypes import as_array, numpy_dtype
+from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
+from moegeom.checkpoint.formats.gguf import decode
+from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.core.errors import RouterError
+from moegeom.core.router import Router
+from moegeom.router.family import ExpertsSpec, Setting
+from moegeom.router.family_file import families, load_family
+from moegeom.router.plain_names import plain_name, with_plain_names
+from moegeom.router.settings import Settings
+from moegeom.router.storage import Stored, find_storage
+
+#: Names of the first matrix or matrices (gate, up) and of the last; longer names come first. A
+#: single first matrix is gate and up in one where it has twice as many rows as the last columns.
+_SPELLINGS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("gate_up_proj",), "down_proj"),
+    (("gate_proj", "up_proj"), "down_proj"),
+    (("up_proj",), "down_proj"),
+    (("w13_weight",), "w2_weight"),
+    (("w1", "w3"), "w2"),
+    (("w1", "v1"), "w2"),
+    (("fc1", "fc3"), "fc2"),
+    (("fc1",), "fc2"),
+    (("wi",), "wo"),
+    (("input_linear",), "output_linear"),
+    (("ffn_gate_up_exps",), "ffn_down_exps"),
+    (("ffn_gate_exps", "ffn_up_exps"), "ffn_down_exps"),
+    (("ffn_up_exps",), "ffn_down_exps"),
+)
+
+#: Matrices whose even rows are the gate, whatever the family.
+_ALTERNATING = frozenset({"w13_weight"})
+
+_LEAVES = sorted({n for first, last in _SPELLINGS for n in (*first, last)}, key=len, reverse=True)
+
+#: ``<folder>experts.<number>.<leaf><rest>``, ``<folder>experts.<leaf><rest>``, ``<folder><leaf>``.
+_TENSOR = re.compile(
+    r"(?P<folder>(?:.*?\.)?)(?P<number>experts\.(?:expert_)?(?P<expert>[0-9]{1,5})\.)?"
+    rf"(?P<leaf>{'|'.join(_LEAVES)})(?P<rest>(?:[._].*)?)"
+)
+
+_LAYER = re.compile(r".*?(?:layers|layer|blk|blocks|block|h)\.[0-9]+\.")
+
+#: Experts that run for every token.
+_SHARED = re.compile(r"shared_|_shexp")
+
+_BIAS = re.compile(r"[._]bias")
+
+#: Keys of a config that hold the name of the activation, and tables in which they stand.
+_ACTIVATION = Setting(
+    keys=("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function",
+          "dense_act_fn", "ffn_act_fn.name")
+)  # fmt: skip
+_ROOTS = ("", "text_config", "language_config", "llm_config", "thinker_config.text_config",
+          "ffn_config")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeights:
+    """One expert: down · (act(gate y + gate_bias) * (up y + up_bias)) + down_bias.
+
+    Without ``up`` the product is left out: ``gate`` is the only first matrix then.
+    """
+
+    gate: Float32[np.ndarray, "neurons hidden"]
+    up: Float32[np.ndarray, "neurons hidden"] | None
+    down: Float32[np.ndarray, "hidden neurons"]
+    gate_bias: Float32[np.ndarray, "neurons"] | None
+    up_bias: Float32[np.ndarray, "neurons"] | None
+    down_bias: Float32[np.ndarray, "hidden"] | None
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """One matrix of all experts: of each by its number, or of all in one.
+
+    ``infos`` are those of one expert by the part behind the module's path. ``names`` are the
+    tensors in which they lie, of each expert where they are numbered.
+    """
+
+    stored: Stored
+    names: Mapping[int, Mapping[str, str]] | None
+    stacked: Mapping[str, str]
+    is_transposed: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertTensors:
+    """The experts of one router, before any byte of them is read.
+
+    ``activation`` is the name that the config (or the family) gives it, empty where neither does;
+    ``limit`` bounds gate and up where the config says so.
+    """
+
+    store: TensorStore
+    router: str
+    num_experts: int
+    hidden: int
+    width: int
+    is_gated: bool
+    activation: str
+    limit: float | None
+    is_interleaved: bool
+    first: tuple[_Tensor, ...]
+    last: _Tensor
+    first_biases: tuple[_Tensor | None, ...]
+    last_bias: _Tensor | None
+
+    def bytes_of(self, experts: Iterable[int] | None = None, *, gate_alone: bool = False) -> int:
+        """What ``read`` (or ``read_gate``) of these experts reads, of all for None."""
+        num = self.num_experts if experts is None else len(set(experts))
+        pairs = tuple(zip(self.first, self.first_biases, strict=True))
+        if gate_alone:
+            pairs = pairs[:1]
+        else:
+            pairs += ((self.last, self.last_bias),)
+        found = (tensor for pair in pairs for tensor in pair if tensor is not None)
+        return num * sum(info.size_bytes for tensor in found for info in tensor.stored.tensors)
+
+    def read(self, expert: int) -> ExpertWeights:
+        """One expert in float32.
+
+        Raises
+        ------
+        RouterError
+            Where values are not finite, or a scale contradicts them.
+        """
+        (gate, gate_bias), *rest = self._first(expert, len(self.first))
+        up, up_bias = rest[0] if rest else (None, None)
+        down, down_bias = self._pair(self.last, self.last_bias, expert)
+        return ExpertWeights(gate, up, down, gate_bias, up_bias, down_bias)
+
+    def read_gate(
+        self, expert: int
+    ) -> tuple[Float32[np.ndarray, "neurons hidden"], Float32[np.ndarray, "neurons"] | None]:
+        """The matrix whose outputs the activation is of, and its bias; raises as ``read``.
+
+        Where gate and up are one matrix, both are read.
+        """
+        return self._first(expert, 1)[0]
+
+    def _first(self, expert: int, number: int) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """The gate, and the up matrix if there is one: parted, where they are stored as one."""
+        pairs = zip(self.first[:number], self.first_biases, strict=False)
+        found = [self._pair(tensor, bias, expert) for tensor, bias in pairs]
+        if not self.is_gated or len(self.first) == 2:
+            return found
+        parts = slice(self.width), slice(self.width, None)
+        if self.is_interleaved:
+            parts = slice(0, None, 2), slice(1, None, 2)
+        ((both, bias),) = found
+        return [
+            (np.ascontiguousarray(both[rows]), None if bias is None else bias[rows])
+            for rows in parts
+        ]
+
+    def _pair(
+        self, tensor: _Tensor, bias: _Tensor | None, expert: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        values = self._values(tensor, expert)
+        matrix = np.ascontiguousarray(values.T if tensor.is_transposed else values)
+        return matrix, None if bias is None else self._values(bias, expert).reshape(-1)
+
+    def _values(self, tensor: _Tensor, expert: int) -> Float32[np.ndarray, "..."]:
+        if not 0 <= expert < self.num_experts:
+            raise ValueError(f"expert {expert} of {self.num_experts}")
+        keys = tensor.stacked if tensor.names is None else tensor.names[expert]
+        part = None if tensor.names is not None else (expert, self.num_experts)
+        wanted = {info.name for info in tensor.stored.tensors}
+        values = {
+            key: _read(self.store, self.store.info(name), part)
+            for key, name in keys.items()
+            if (tensor.stacked if tensor.names is None else tensor.names[0])[key] in wanted
+        }
+        found = tensor.stored.decode(values).astype(np.float32, copy=False)
+        if not np.isfinite(found).all():
+            raise RouterError(
+                f"{self.store.label}: tensor '{next(iter(keys.values()))}' holds values of expert "
+                f"{expert} that are not finite."
+            )
+        return found
+
+
+def open_experts(store: TensorStore, router: Router) -> ExpertTensors:
+    """The experts beside a router by names, headers and config; reads no values.
+
+    Experts are tensors of their own (``experts.<number>.gate_proj.weight``), or one tensor for all
+    of them; gate and up may be one matrix, and a matrix may lie on its side: shapes say it, and
+    the family where gate and up alternate.
+
+    Raises
+    ------
+    RouterError
+        If the checkpoint has no experts beside this router, their shapes contradict each other or
+        the router, or they are stored in a way that is not known.
+    """
+    store = with_plain_names(store)
+    groups = _groups(store, router)
+    for first, last in _SPELLINGS:
+        for tensors in groups:
+            if {*first, last} <= tensors.keys():
+                return _opened(store, router, tensors, first, last)
+    raise RouterError(
+        f"{store.label}: there are no tensors of experts beside router {router.name}.",
+        "A file of routers alone has none; pass the whole checkpoint.",
+    )
+
+
+#: Tensors by leaf, then by expert (-1: of all of them), then by the part behind the leaf.
+_Group = dict[str, dict[int, dict[str, str]]]
+
+
+def _groups(store: TensorStore, router: Router) -> list[_Group]:
+    """Tensors of the layer by their folder; that of the router comes first."""
+    own = plain_name(router.provenance.tensors[0])
+    layer = _LAYER.match(own)
+    start = layer[0] if layer else ""
+    found: dict[str, _Group] = {}
+    for name in sorted(store.names()):
+        match = _TENSOR.fullmatch(name) if name.startswith(start) else None
+        if match is None or _SHARED.search(name.removeprefix(start)):
+            continue
+        by_expert = found.setdefault(match["folder"], {}).setdefault(match["leaf"], {})
+        by_expert.setdefault(int(match["expert"] or -1), {})[match["rest"]] = name
+
+    def common(folder: str) -> int:
+        return next((i for i, (a, b) in enumerate(zip(folder, own, strict=False)) if a != b), 10**6)
+
+    # "self_attention.experts." is not beside "mlp.router"
+    return [found[folder] for folder in sorted(found, key=lambda f: (-common(f), f))]
+
+
+def _opened(
+    store: TensorStore, router: Router, tensors: _Group, first: Sequence[str], last: str
+) -> ExpertTensors:
+    spec, settings = _spec(router), Settings(store.config, _ROOTS).at(router.layer)
+    experts, hidden = router.num_experts, router.hidden_size
+    found = {leaf: _tensor(store, router, leaf, tensors[leaf]) for leaf in (*first, last)}
+    others = {leaf: _other_side(store, router, leaf, found[leaf].stored) for leaf in found}
+    width = others[last]
+    is_fused = len(first) == 1 and others[first[0]] == 2 * width
+    if any(others[leaf] != (2 * width if is_fused else width) for leaf in first):
+        sizes = ", ".join(f"{leaf} {found[leaf].stored.shape}" for leaf in found)
+        raise RouterError(
+            f"{store.label}: matrices of the experts of router {router.name} contradict each "
+            f"other beside inputs of {hidden:,}: {sizes}."
+        )
+    turned = _turned(store, router, found, first, last)
+    first_biases, last_bias = (
+        tuple(_bias(store, router, leaf, tensors[leaf], others[leaf]) for leaf in first),
+        _bias(store, router, last, tensors[last], hidden),
+    )
+    return ExpertTensors(
+        store=store,
+        router=router.name,
+        num_experts=experts,
+        hidden=hidden,
+        width=width,
+        is_gated=is_fused or len(first) == 2,
+        activation=spec.activation or _activation(settings),
+        limit=settings.number(spec.limit) if settings.has(spec.limit) else None,
+        is_interleaved=spec.interleaved or first[0] in _ALTERNATING,
+        first=tuple(replace(found[leaf], is_transposed=turned[leaf]) for leaf in first),
+        last=replace(found[last], is_transposed=turned[last]),
+        first_biases=first_biases,
+        last_bias=last_bias,
+    )
+
+
+def _spec(router: Router) -> ExpertsSpec:
+    """What the family says of its experts; nothing for a family that is described."""
+    name = router.provenance.family
+    stacks = load_family(name).stacks if name in families() else ()
+    return next((s.experts for s in stacks if s.name == router.stack), ExpertsSpec())
+
+
+def _activation(settings: Settings) -> str:
+    if not settings.has(_ACTIVATION):
+        return ""
+    name = settings.get(_ACTIVATION)[1]
+    return name.lower() if isinstance(name, str) else ""
+
+
+def _tensor(
+    store: TensorStore, router: Router, leaf: str, by_expert: Mapping[int, Mapping[str, str]]
+) -> _Tensor:
+    """How a matrix is stored, and that every expert has one."""
+    experts = router.num_experts
+    parts = {e: _without_bias(leaf, rests) for e, rests in by_expert.items()}
+    if -1 not in parts:
+        if set(parts) != set(range(experts)):
+            raise RouterError(
+                f"{store.label}: {len(parts)} experts have a '{leaf}' beside router "
+                f"{router.name}, which chooses among {experts}.",
+                "Is a shard missing? Experts that copy their input have no tensors.",
+            )
+        infos = {key: store.info(name) for key, name in parts[0].items()}
+        return _Tensor(_storage(store, router, leaf, infos, None), parts, {}, False)
+    infos = {key: _slice(store.info(name), experts) for key, name in parts[-1].items()}
+    stored = _storage(store, router, leaf, infos, experts)
+    return _Tensor(stored, None, parts[-1], False)
+
+
+def _without_bias(leaf: str, rests: Mapping[str, str]) -> dict[str, str]:
+    """``weight``, ``weight_scale``: the part behind the module, without the module's bias."""
+    keys = ((rest, name) for rest, name in rests.items() if not _BIAS.fullmatch(rest))
+    return {
+        rest.removeprefix(".") if rest.startswith(".") else leaf + rest: name for rest, name in keys
+    }
+
+
+def _slice(info: TensorInfo, experts: int) -> TensorInfo:
+    """What one expert has of a tensor of all of them: an axis of its own, or a run of rows."""
+    shape = info.shape
+    if shape[:1] == (experts,):
+        shape = shape[1:]
+    elif len(shape) == 2 and shape[0] % experts == 0:
+        shape = (shape[0] // experts, shape[1])
+    else:
+        raise RouterError(
+            f"{info.file}: tensor '{info.name}' has shape {info.shape}, expected {experts} experts."
+        )
+    return replace(info, shape=shape, size_bytes=info.size_bytes // experts)
+
+
+def _storage(
+    store: TensorStore,
+    router: Router,
+    leaf: str,
+    infos: Mapping[str, TensorInfo],
+    experts: int | None,
+) -> Stored:
+    def read(key: str) -> np.ndarray:
+        return _read(store, store.info(infos[key].name), None if experts is None else (0, experts))
+
+    plain = leaf if "weight" not in infos and any(k.startswith(leaf) for k in infos) else "weight"
+    return find_storage(infos, Settings(store.config), f"experts of {router.name}", plain, read)
+
+
+def _other_side(store: TensorStore, router: Router, leaf: str, stored: Stored) -> int:
+    shape, hidden = stored.shape, router.hidden_size
+    if len(shape) != 2 or hidden not in shape or 0 in shape:
+        raise RouterError(
+            f"{store.label}: '{leaf}' of an expert of router {router.name} has shape {shape}; the "
+            f"router reads inputs of {hidden:,}.",
+            "Experts that read a projection of it are not known.",
+        )
+    return shape[0] if shape[1] == hidden else shape[1]
+
+
+def _turned(
+    store: TensorStore,
+    router: Router,
+    found: Mapping[str, _Tensor],
+    first: Sequence[str],
+    last: str,
+) -> dict[str, bool]:
+    """Which matrices lie on their side: by shape, those of square ones as the others do."""
+    hidden, turned, square = router.hidden_size, {}, []
+    for leaf, tensor in found.items():
+        rows, columns = tensor.stored.shape
+        if rows == columns:
+            square.append(leaf)
+        else:
+            turned[leaf] = (rows if leaf in first else columns) == hidden
+    # numbered experts are linear layers, (outputs, inputs); so are those of GGUF
+    is_linear = all(t.names is not None or leaf.endswith("_exps") for leaf, t in found.items())
+    if square and not turned and not is_linear:
+        raise RouterError(
+            f"{store.label}: '{last}' of the experts of router {router.name} is square: whether "
+            "rows or columns are inputs cannot be told."
+        )
+    side = False if is_linear else next(iter(turned.values()), False)
+    return turned | dict.fromkeys(square, side)
+
+
+def _bias(
+    store: TensorStore,
+    router: Router,
+    leaf: str,
+    by_expert: Mapping[int, Mapping[str, str]],
+    length: int,
+) -> _Tensor | None:
+    experts = router.num_experts
+    names = {
+        expert: name
+        for expert, rests in by_expert.items()
+        for rest, name in rests.items()
+        if _BIAS.fullmatch(rest)
+    }
+    if not names:
+        return None
+    is_stacked = -1 in names
+    one = store.info(names[-1 if is_stacked else min(names)])
+    info = _slice(one, experts) if is_stacked else one
+    if info.shape != (length,) or not (is_stacked or set(names) == set(range(experts))):
+        raise RouterError(
+            f"{one.file}: tensor '{one.name}' has shape {one.shape}; the biases of the experts of "
+            f"router {router.name} have {length:,} numbers each."
+        )
+    stored = find_storage({"weight": info}, Settings(store.config), f"experts of {router.name}")
+    by_number = {expert: {"weight": name} for expert, name in names.items()}
+    return _Tensor(stored, None if is_stacked else by_number, by_number.get(-1, {}), False)
+
+
+def _read(
+    store: TensorStore, info: TensorInfo, part: tuple[int, int] | None
+) -> Shaped[np.ndarray, "..."]:
+    """A tensor, or the part of one expert of so many; no other byte is read."""
+    if part is None:
+        return store.read(info.name)
+    expert, experts = part
+    one = _slice(info, experts)
+    raw = store.read_bytes(info.name, expert * one.size_bytes, one.size_bytes)
+    where = f"{info.file}: tensor '{info.name}'"
+    if info.dtype in BLOCK_DTYPES:
+        kind = next(kind for kind in GGML_TYPES.values() if kind.name == info.dtype)
+        return decode(raw, kind, one.shape, where)
+    return as_array(raw, numpy_dtype(info.dtype, where), one.shape, where)
