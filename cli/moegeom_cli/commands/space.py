@@ -48,6 +48,10 @@ def run(
         float | None,
         typer.Option("--radius", help="Of the balls, in place of the rms length of the inputs."),
     ] = None,
+    experts: Annotated[
+        bool, typer.Option("--experts", help="Read the experts: their rank where tokens are.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Read more than 2 GB of experts.")] = False,
     seed: Seed = 0,
     overwrite: Overwrite = False,
 ) -> None:
@@ -65,6 +69,8 @@ def run(
         out=out,
         measure=measure,
         radius=radius,
+        experts=experts,
+        yes=yes,
         **token_options.terms,
         **model.terms,
     )

@@ -242,6 +242,7 @@ def _limits(found: RouterSpaces) -> Iterator[str]:
     yield from _near(found)
     yield from _reach(found)
     yield from _cones(found)
+    yield from _experts(found)
 
 
 def _near(found: RouterSpaces) -> Iterator[str]:
@@ -303,6 +304,33 @@ def _cones(found: RouterSpaces) -> Iterator[str]:
         f"{percent(cones.covered, '.3g')} of all directions from 0; {rank}. The most frequent "
         f"takes {percent(cones.modal, '.2g')} of directions and "
         f"{percent(first.tokens.modal_share, '.2g')} of tokens."
+    )
+
+
+def _experts(found: RouterSpaces) -> Iterator[str]:
+    """What experts tell apart of the data: narrow ones, then the layer of least rank."""
+    known = [(router.router, router.experts) for router in found.routers if router.experts]
+    if narrow := [name for name, ranks in known if ranks.is_narrow]:
+        yield (
+            f"{_summary(found).places(narrow)}: experts have fewer neurons than the inputs have "
+            "dimensions, and cannot tell all directions apart."
+        )
+    if not known:
+        return
+    name, ranks = min(known, key=lambda one: one[1].effective_median / one[1].effective_random)
+    over = around = ""
+    if ranks.width_over_dimension is not None:
+        over = f", {ranks.width_over_dimension:.3g} for each dimension of the inputs"
+    if ranks.local_dims is not None:
+        around = (
+            f"; around a token, on {number_of(ranks.local_dims, 'direction')}, "
+            f"{ranks.local_median:.3g} and {ranks.local_random:.3g}"
+        )
+    yield (
+        f"Experts of layer {_summary(found).place(name)} have {number_of(ranks.width, 'neuron')}"
+        f"{over}. On the {number_of(ranks.dims, 'direction')} that hold 99 % of the variance their "
+        f"effective rank is {ranks.effective_median:.3g} ({ranks.effective_min:.3g} the least), of "
+        f"random rows {ranks.effective_random:.3g}{around}."
     )
 
 

@@ -15,11 +15,14 @@ from moegeom.geometry.reference_laws import Attribution
 class SpaceRequest(TokensRequest):
     """What was asked for; ``out`` is a file for the laws, or for the biases of centring,
     ``measure`` one for the shares near ties; ``radius`` that of balls in place of rms lengths.
+    ``experts`` asks for their ranks, ``yes`` says that more than 2 GB of them may be read.
     """
 
     out: Path | None = None
     measure: Path | None = None
     radius: float | None = None
+    experts: bool = False
+    yes: bool = False
 
 
 Meaning = Literal["even", "mean input", "covariance", "rows", "rest", "unknown"]
@@ -186,6 +189,34 @@ class ConeShares:
 
 
 @dataclass(frozen=True)
+class ExpertRanks:
+    """Neurons of the experts on the ``dims`` directions that hold 99 % of the inputs' variance.
+
+    Ranks and effective ranks of the gate matrices there, over experts; ``effective_random`` is that
+    of random matrices of their shape. The local figures are medians around 64 tokens, on as many
+    directions as the inputs have dimensions; None where those are not known.
+    ``width_over_dimension`` is neurons over the larger end of the dimension.
+    """
+
+    width: int
+    dims: int
+    rank_min: int
+    rank_median: float
+    effective_min: float
+    effective_median: float
+    effective_random: float
+    local_dims: int | None
+    local_median: float | None
+    local_random: float | None
+    width_over_dimension: float | None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an expert has fewer neurons than the data dimensions."""
+        return self.width_over_dimension is not None and self.width_over_dimension < 1.0
+
+
+@dataclass(frozen=True)
 class RouterSpace:
     """One router: ``laws`` end with the ball, where it is known, and the tokens; ``parts`` by
     figure, empty where a law is missing.
@@ -195,7 +226,7 @@ class RouterSpace:
     directions; None without inputs. ``dimension`` is the range of the intrinsic dimension of the
     inputs, ``reach`` what affine sets of both ends meet, rounded up, ``cones`` how large the
     visited cells are, and ``near`` what counting boundaries says of the share near one; of linear
-    rules. ``measured`` is empty unless it was asked for.
+    rules. ``measured`` is empty and ``experts`` None unless they were asked for.
     """
 
     router: str
@@ -215,6 +246,7 @@ class RouterSpace:
     near: NearBoundaries | None
     meaning: Meaning
     measured: tuple[MeasuredShare, ...] = ()
+    experts: ExpertRanks | None = None
 
     @property
     def tokens(self) -> LawValues:

@@ -19,6 +19,8 @@ from moegeom.engine.session import Session
 from moegeom.geometry.border_shares import CONVENTIONS
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
+from moegeom.router.expert_tensors import open_experts
+from moegeom.studies.announced import announce
 from moegeom.studies.balance.study import (
     BIAS_ENDINGS,
     LEVEL,
@@ -26,6 +28,7 @@ from moegeom.studies.balance.study import (
     refuse_partial_scores,
     write_changes,
 )
+from moegeom.studies.space.experts import expert_ranks
 from moegeom.studies.space.laws import FIELDS, SEEDS
 from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest, TieCount
 from moegeom.studies.space.router import router_space
@@ -44,7 +47,9 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
         When the recording does not hold the scores of all experts, or records none of the routers.
     UsageError
         When ``out`` or ``measure`` exists or cannot be written, for a radius that is not positive,
-        and without tokens.
+        without tokens, and when more than 2 GB of experts are to be read without ``yes``.
+    RouterError
+        When there are no experts beside a router whose experts are asked for.
     """
     if request.out is not None:
         refuse_out(request.out, request.overwrite, _ENDINGS)
@@ -64,6 +69,10 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
         )
     recorded = opened.recorded
     refuse_partial_scores(recorded, source.facts, "say what makes the loads uneven at")
+    tensors = {}
+    if request.experts:
+        tensors = {router.name: open_experts(opened.store, router) for router in recorded}
+        announce(tensors.values(), request.yes, watch)
     if watch:
         watch.start(len(recorded) * min(source.facts.num_tokens, SMALL_SAMPLE_TOKENS))
     kernels, found = load_kernels(request.backend), []
@@ -73,17 +82,19 @@ def space(request: SpaceRequest, watch: Watch | None = None) -> RouterSpaces:
         advanced = watch.advance if watch else lambda tokens: None
         sample = read_sample(router, source, kernels, request.seed, advanced)
         level, is_measured = LEVEL / len(recorded), request.measure is not None
-        found.append(
-            router_space(
-                router,
-                sample,
-                kernels,
-                level,
-                request.seed,
-                radius=request.radius,
-                is_measured=is_measured,
-            )
+        one = router_space(
+            router,
+            sample,
+            kernels,
+            level,
+            request.seed,
+            radius=request.radius,
+            is_measured=is_measured,
         )
+        if request.experts:
+            ranks = expert_ranks(tensors[router.name], sample, one.dimension, request.seed)
+            one = dataclasses.replace(one, experts=ranks)
+        found.append(one)
     if request.out is not None:
         _write(request.out, recorded, found)
     if request.measure is not None:

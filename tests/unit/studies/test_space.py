@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,8 +24,10 @@ from moegeom.geometry.reference_laws import (
     reference_laws,
 )
 from moegeom.kernels.table import load_kernels
+from moegeom.router.expert_tensors import ExpertTensors
 from moegeom.router.load import load_routers
 from moegeom.studies.space.document import document
+from moegeom.studies.space.experts import expert_ranks
 from moegeom.studies.space.router import router_space
 from moegeom.studies.space.sample import read_sample
 from moegeom.studies.space.study import SpaceRequest, space
@@ -281,6 +284,43 @@ def test_without_preferred_direction_size_is_all():
 def test_routers_with_a_bias_have_no_cones():
     (first, *_) = whole("deepseek-tiny").routers
     assert first.cones is None
+
+
+# ------------------------------------------------------------------------------------------ experts
+def of_gates(gates: np.ndarray) -> Mock:
+    """Experts with these matrices, of no checkpoint."""
+    experts, width, hidden = gates.shape
+    found = Mock(spec=ExpertTensors, num_experts=experts, width=width, hidden=hidden)
+    found.read_gate = lambda expert: (gates[expert], None)
+    return found
+
+
+def test_experts_that_see_few_directions_have_few_ranks():
+    router, random = router_of(), np.random.default_rng(2)
+    inputs = inputs_of(48)
+    source = ArraySource({"text/0": inputs}, document_tokens=LENGTH)
+    sampled = read_sample(router, source, KERNELS, 0)
+    gates = random.standard_normal((3, 6, router.hidden_size)).astype(np.float32)
+    gates[1, 2:] = 0.0
+    found = expert_ranks(of_gates(gates), sampled, (3.0, 9.5), 0)
+    assert (found.rank_min, found.rank_median) == (2, 6.0)
+    assert found.effective_min < 2.0 + 1e-6 < found.effective_median < 6.0
+    assert found.effective_median == pytest.approx(found.effective_random, rel=0.1)
+    assert (found.local_dims, found.width_over_dimension) == (10, 6 / 9.5)
+    assert found.is_narrow
+    assert expert_ranks(of_gates(gates), sampled, None, 0).local_dims is None
+
+
+def test_experts_are_read_when_they_are_asked_for(monkeypatch):
+    (router,) = sample("olmoe-balanced", layers="0", experts=True).routers
+    ranks = router.experts
+    assert (ranks.width, ranks.rank_min, ranks.is_narrow) == (32, 32, False)
+    assert ranks.effective_min < ranks.effective_median < ranks.effective_random
+    assert whole("olmoe-balanced").routers[0].experts is None
+    monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
+    with pytest.raises(UsageError, match="of experts are to be read") as refusal:
+        sample("olmoe-balanced", layers="0", experts=True)
+    assert "--yes" in refusal.value.hint
 
 
 # -------------------------------------------------------------------------------- files and refusals

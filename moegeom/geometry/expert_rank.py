@@ -1,0 +1,66 @@
+"""How many directions of the data an expert can tell apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+
+@dataclass(frozen=True, eq=False)
+class DataDirections:
+    """Orthonormal ``axes`` of the data and the standard deviation along each, descending."""
+
+    axes: Float64[np.ndarray, "hidden dims"]
+    deviations: Float64[np.ndarray, "dims"]
+
+
+def data_directions(
+    rows: Float[np.ndarray, "tokens hidden"], share: float = 0.99, most: int | None = None
+) -> DataDirections:
+    """The least principal directions that hold a ``share`` of the variance, ``most`` of them.
+
+    None of them where all rows are equal. Oracle in tests: covariances that are known.
+    """
+    centred = rows.astype(np.float64)
+    centred = centred - centred.mean(axis=0)
+    _, values, axes = np.linalg.svd(centred, full_matrices=False)
+    variances = values**2 / max(len(rows), 1)
+    total = variances.sum()
+    if not total > 0.0:
+        return DataDirections(np.zeros((rows.shape[1], 0)), np.zeros(0))
+    number = int(np.searchsorted(np.cumsum(variances), share * total) + 1)
+    number = min(number, len(variances) if most is None else most)
+    return DataDirections(axes[:number].T, np.sqrt(variances[:number]))
+
+
+#: Singular values below this part of the largest count as none.
+_NOTHING = 1e-6
+
+
+def ranks_on_data(
+    weight: Float[np.ndarray, "neurons hidden"], data: Sequence[DataDirections]
+) -> list[tuple[int, float]]:
+    r"""Rank and effective rank of :math:`A V \mathrm{diag}(\sigma)`, A the rows of an expert.
+
+    For each of ``data``, V its directions and :math:`\sigma` their deviations. The rank counts
+    singular values s above 1e-6 of the largest, the effective rank is :math:`\exp(-\sum p \ln p)`,
+    :math:`p = s / \sum s`: at most the rank, and equal to it where all are equal. Both 0 where the
+    rows see nothing of the data. Source: Roy and Vetterli 2007. Oracle in tests: diagonal cases.
+    """
+    ends = np.cumsum([0, *(len(one.deviations) for one in data)])
+    axes = np.hstack([one.axes * one.deviations for one in data])
+    seen = weight.astype(np.float64) @ axes
+    return [_rank(seen[:, start:stop]) for start, stop in itertools.pairwise(ends)]
+
+
+def _rank(seen: Float64[np.ndarray, "neurons dims"]) -> tuple[int, float]:
+    values = np.linalg.svd(seen, compute_uv=False)
+    if not values.size or not values[0] > 0.0:
+        return 0, 0.0
+    kept = values[values > _NOTHING * values[0]]
+    shares = kept / kept.sum()
+    return len(kept), float(np.exp(-(shares * np.log(shares)).sum()))

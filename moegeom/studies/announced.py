@@ -1,0 +1,31 @@
+"""What is said, and asked, before bytes of experts are read: they are most of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moegeom.core.errors import UsageError
+from moegeom.document.header import size
+from moegeom.pipeline import Watch
+from moegeom.router.expert_tensors import ExpertTensors
+
+#: Bytes that are read without asking.
+_UNASKED = 2 * 10**9
+
+
+def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | None) -> None:
+    """Says how much of the gates is read.
+
+    Raises
+    ------
+    UsageError
+        When it is more than 2 GB, and not asked for.
+    """
+    total = sum(one.bytes_of(gate_alone=True) for one in tensors)
+    if total > _UNASKED and not is_asked:
+        raise UsageError(
+            f"{size(total)} of experts are to be read.",
+            "Say --yes, or ask for fewer layers: --layers L.",
+        )
+    if watch:
+        watch.say(f"reads {size(total)} of experts")
