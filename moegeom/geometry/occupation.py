@@ -8,11 +8,12 @@ covariance :math:`\Sigma_\perp` per unit of time. Times are in units of T's.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
 from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
@@ -176,6 +177,54 @@ def tube_occupation(
     return before + found
 
 
+@dataclass(frozen=True, eq=False)
+class Flats:
+    """All flats of one order: the experts that tie, and the inverse products of row differences."""
+
+    tied: Int64[np.ndarray, "flats experts"]
+    inverse: Float64[np.ndarray, "flats n n"]
+
+
+def flats_of(rows: Float64[np.ndarray, "experts hidden"], order: int) -> Flats:
+    """The C(E, n + 1) flats of n + 1 = ``order`` + 1 experts; dependent rows by the pseudo-inverse,
+    whose distances are those to where the tie is nearest to being one.
+    """
+    choices = itertools.combinations(range(len(rows)), order + 1)
+    tied = np.array(list(choices), dtype=np.int64).reshape(-1, order + 1)
+    gram = rows @ rows.T
+    first, rest = tied[:, :1], tied[:, 1:]
+    products = gram[rest[:, :, None], rest[:, None, :]] + gram[first, first][:, :, None]
+    products -= gram[first, rest][:, None, :] + gram[first, rest][:, :, None]
+    return Flats(tied, np.linalg.pinv(products, hermitian=True))
+
+
+def union_bound(
+    logits: Float64[np.ndarray, "experts"],
+    flats: Flats,
+    width: float,
+    horizon: float,
+    scale: float = 1.0,
+) -> float:
+    r"""Sum over all flats of the bounds on the time near each, at most T: valid, and loose.
+
+    :func:`slab_occupation` for n = 1, :func:`occupation_bound` for others, at the distances
+    :math:`\sqrt{d^T (C C^T)^{-1} d}` of A4, for isotropic noise of standard deviation ``scale`` a
+    coordinate per unit of time and no drift. Before it is cut off at T it may grow with n (F-11).
+    Source: docs/theory.md A10. Oracle in tests: the flats one by one.
+    """
+    gaps = logits[flats.tied[:, 1:]] - logits[flats.tied[:, :1]]
+    squares = np.einsum("fi,fij,fj->f", gaps, flats.inverse, gaps)
+    distance, order = np.sqrt(np.maximum(squares, 0.0)), gaps.shape[1]
+    if order == 1:
+        widths = np.full(len(distance), width / scale)
+        bounds = slab_occupation(distance / scale, widths, horizon)
+    else:
+        sigmas = np.maximum(distance - width, 0.0) / scale
+        volume = np.full(len(distance), scale**order)
+        bounds = occupation_bound(order, sigmas, volume, width, horizon)
+    return min(float(bounds.sum()), horizon)
+
+
 # -------------------------------------------------------------------------------- all flats at once
 @dataclass(frozen=True)
 class Occupation:
@@ -226,6 +275,7 @@ def occupations(
         if order == 1:
             is_in, undecided = near, 0
         else:
+            near &= _near_pairs(moved, distances, order, width)
             is_in, undecided = _near_order(moved, rows, near, k, order, width, most_nodes)
         near = is_in  # sets of higher order are within those of lower
         share = float(is_in.mean())
@@ -234,6 +284,17 @@ def occupations(
         error = math.sqrt(spread_of_one / draws)
         found.append(Occupation(order, share, error, undecided / draws))
     return found
+
+
+def _near_pairs(
+    logits: Float64[np.ndarray, "draws experts"], distances: RowDistances, order: int, width: float
+) -> Bool[np.ndarray, "draws"]:
+    """Whether as many pairs of experts nearly tie as n + 1 experts have: else no tie is near."""
+    first, second = np.triu_indices(logits.shape[1], 1)
+    gaps = np.abs(logits[:, first] - logits[:, second])
+    with np.errstate(over="ignore"):
+        is_near = gaps * distances.inverse[first, second] <= width
+    return is_near.sum(axis=1) >= math.comb(order + 1, 2)
 
 
 def _near_order(

@@ -1,19 +1,58 @@
-"""How large the noise on router inputs is, from two recordings of the same tokens."""
+"""How large the noise on router inputs is: as asked, or from two recordings of the same tokens."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, InputNoise, TokenSource
+from moegeom.engine.session import Session
+from moegeom.engine.sources import open_source
 from moegeom.geometry.noise_size import noise_between
 from moegeom.tokens.stages import INPUT_STAGES
 
 #: Tokens that are compared at each router.
 _MOST = 16 * TILE
+
+
+def asked_noise(
+    asked: str | InputNoise | Mapping[str, InputNoise] | None, opened: Session
+) -> InputNoise | Mapping[str, InputNoise] | None:
+    """A share of the rms as it is given, or what two recordings of the same tokens show.
+
+    Raises
+    ------
+    RecordingError
+        As :func:`recorded_noise`.
+    UsageError
+        For a share that is none.
+    """
+    if not isinstance(asked, str):
+        return asked
+    try:
+        scale = float(asked)
+    except ValueError:
+        again = second_recording(asked, opened)
+        assert opened.source is not None
+        return recorded_noise(opened.source, again)
+    if not 0.0 < scale < math.inf:
+        raise UsageError(
+            f"--noise {asked}: expected a positive share of the input's rms.",
+            "Such as 0.002; or name a second recording of the same text.",
+        )
+    return InputNoise(scale)
+
+
+def second_recording(path: str, opened: Session) -> TokenSource:
+    """Another recording for the routers of a session."""
+    found = open_source(opened.terms, path, opened.chosen, opened.routers.routers)
+    assert found is not None
+    return found
 
 
 def recorded_noise(first: TokenSource, second: TokenSource) -> dict[str, InputNoise]:
