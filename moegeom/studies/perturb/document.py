@@ -197,14 +197,14 @@ def _pairs(found: Perturbed, view: View) -> Iterator[Block]:
             _summary(found).place(one.router),
             str(pair.expert_out),
             str(pair.expert_in),
-            f"{percent(pair.share, '.1f')} +- {percent(pair.share_se, '.1f')}",
-            percent(pair.share_nearest, ".1f"),
+            f"{percent(pair.share)} +- {percent(pair.share_se)}",
+            percent(pair.share_nearest),
         )
         for one, pair in ranked
     ]
     most = len(rows) if view.detail else _PAIRS
     rest = len(rows) - most
-    more = f"and {rest} more pairs that differ: --detail" if rest > 0 else ""
+    more = f"and {number_of(rest, 'more pair')}: --detail" if rest > 0 else ""
     shown = Table(_PAIR_HEADS, rows[:most], rest=more)
     shorter = [[Table(_PAIR_HEADS, rows[:2], rest=f"and {len(rows) - 2} more: --detail")]]
     yield Excerpt([shown], [Table(_PAIR_HEADS, rows)], shorter=shorter if len(rows) > 2 else ())
@@ -224,6 +224,7 @@ def _limits(found: Perturbed) -> Iterator[str]:
         "Inputs are taken to drift at random, each coordinate on its own unless --cov says "
         "otherwise; what a model really does to them is another matter."
     )
+    yield from _errors(found)
     if found.has_drift:
         yield (
             "Not computed with --drift: which expert takes over, and bounds on the time near ties."
@@ -232,8 +233,8 @@ def _limits(found: Perturbed) -> Iterator[str]:
     if corners is not None:
         yield (
             f"'another comes in': walks to the boundary, no step of time. {percent(corners)} of "
-            "exits are at a corner (a second boundary within a hundredth of the first distance): "
-            "nearly always exactly two experts change hands."
+            "exits are at a corner (a second boundary within a hundredth of the first distance); "
+            "at the others two experts change places."
         )
     yield from _loose(found)
     if undecided := max(tie.undecided for one in found.routers for tie in one.near):
@@ -243,6 +244,21 @@ def _limits(found: Perturbed) -> Iterator[str]:
         )
     if unfinished := max(one.unfinished for one in found.routers):
         yield f"Up to {percent(unfinished)} of the walks did not arrive and are left out."
+
+
+def _errors(found: Perturbed) -> Iterator[str]:
+    """The largest standard errors of what a table shows; none of one token."""
+    said = []
+    for name, values in {
+        "chances": [at.simulated_se for one in found.routers for at in one.curve],
+        "'another comes in'": [one.elsewhere_se for one in found.routers],
+        "'time near'": [tie.share_se for one in found.routers for tie in one.near],
+    }.items():
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        if any(known):
+            said.append(f"{name} {percent(max(known))}")
+    if said:
+        yield f"Standard errors over tokens, at most: {', '.join(said)}."
 
 
 def _loose(found: Perturbed) -> Iterator[str]:

@@ -39,7 +39,7 @@ class ExitAt:
     """Probability that the experts have changed by a ``time``.
 
     ``lower`` and ``upper`` are proved; the simulated ones hold it between them on the mean over
-    paths, each with a standard error of at most ``simulated_se``.
+    paths, kept within the proved, each with a standard error of at most ``simulated_se``.
     """
 
     time: float

@@ -244,15 +244,15 @@ class _Cell:
             generator,
             self.drift,
         )
+        # few paths see nothing of what is rare, and the bounds do
+        simulated = [np.clip(bound, lower, upper) for bound in (found.lower, found.upper)]
         error = np.maximum(found.lower_error, found.upper_error)
-        columns = (times, lower, upper, found.lower, found.upper, error)
+        columns = (times, lower, upper, *simulated, error)
         rows = np.stack(columns, axis=1)[np.searchsorted(times, told)]
-        half = HalfTime(
-            _half(times, upper),
-            _half(times, (found.lower + found.upper) / 2.0),
-            _half(times, lower),
-        )
-        return tuple(ExitAt(*row) for row in rows.tolist()), half
+        middle = (simulated[0] + simulated[1]) / 2.0
+        early, half, late = (_half(times, chance) for chance in (upper, middle, lower))
+        curve = tuple(ExitAt(*row) for row in rows.tolist())
+        return curve, HalfTime(early, half, late)
 
     def _around(
         self, sigmas: Float64[np.ndarray, "one boundaries"]

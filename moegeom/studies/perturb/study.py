@@ -17,6 +17,7 @@ from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import InputNoise, SourceFacts, TokenSource
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.session import Session
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
@@ -25,6 +26,7 @@ from moegeom.studies.balance.study import refuse_out
 from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
 from moegeom.studies.perturb.record import Perturbed, PerturbRequest, RouterPaths
 from moegeom.studies.perturb.router import Moved, read_inputs, router_paths, sampled_tokens, why_not
+from moegeom.tokens.foreign.npy_arrays import read_numbers
 from moegeom.tokens.stages import INPUT_STAGES
 
 #: Noise where none is asked for, as a share of the rms of each input.
@@ -196,7 +198,7 @@ def _drifting(
     assert noise.systematic_share is not None
     if noise.systematic_share >= 1.0 - 1e-9:
         return "all tokens differ in the same way: there is no noise beside the drift"
-    tokens = sampled_tokens(first.facts.num_tokens, request.seed).tolist()
+    tokens = range(min(first.facts.num_tokens, SMALL_SAMPLE_TOKENS))
     kernels = load_kernels(request.backend)
     a, b = (read_inputs(router, one, kernels, tokens) for one in (first, again))
     drift = (b.astype(np.float64) - a.astype(np.float64)).mean(axis=0)
@@ -207,21 +209,15 @@ def _read_factors(
     path: Path, routers: Sequence[Router]
 ) -> dict[str, Float64[np.ndarray, "hidden"] | Float64[np.ndarray, "hidden noises"]]:
     """A diagonal (D,) or a factor (D, r) for each router: by its name, or the one of the file."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: np.asarray(stored[name], dtype=np.float64) for name in stored.files}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"--cov {path}: cannot be read as npz ({error}).",
-            "np.savez('f.npz', F), F (D,) or (D, r): inputs move by F times normal numbers.",
-        ) from error
+    arrays = {name: array.astype(np.float64) for name, array in read_numbers(path).items()}
     found = {}
     for router in routers:
         name = router.name if router.name in arrays else next(iter(arrays), "")
         if not arrays or (name != router.name and len(arrays) > 1):
             raise UsageError(
                 f"--cov {path}: no array is called {router.name}.",
-                f"It holds {', '.join(list(arrays)[:4]) or 'none'}; one for all, or one for each.",
+                f"It holds {', '.join(list(arrays)[:4]) or 'none'}; one for all, or one for each. "
+                "numpy.savez writes one: F (D,) or (D, r) moves inputs by F times normal numbers.",
             )
         factor = arrays[name]
         if factor.ndim not in (1, 2) or len(factor) != router.hidden_size or not factor.size:
