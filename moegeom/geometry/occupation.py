@@ -253,7 +253,7 @@ def occupations(
     drift: Float64[np.ndarray, "experts"] | None = None,
     most_nodes: int = 1000,
 ) -> list[Occupation]:
-    r"""Share of the time within ``width`` of the closed set of each order, without bias.
+    r"""Share of the time within ``width`` of the closed set of each order, ascending, without bias.
 
     :math:`E[A] / T = P(x_U \in T_\epsilon(\Gamma^{(n)}))` with U uniform on [0, T] and
     :math:`x_U \sim N(x_0 + \gamma U, U F F^T)`: one normal number a draw and coordinate, no path.
@@ -271,7 +271,7 @@ def occupations(
     chosen = top_k(moved, k)
     near = boundary_sigmas(moved, chosen, distances).min(axis=1, initial=np.inf) <= width
     found = []
-    for order in orders:
+    for order in sorted(set(orders)):
         if order == 1:
             is_in, undecided = near, 0
         else:

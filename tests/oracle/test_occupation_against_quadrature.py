@@ -146,7 +146,7 @@ def test_draws_of_order_2_give_the_tube_where_three_experts_are_all():
     angles = 2.0 * np.pi / 3.0 * np.arange(3)
     weight = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     at = np.array([0.35, 0.1])
-    found = occupied(weight, weight @ at, 1, (1, 2), 0.3, 2500)
+    found = occupied(weight, weight @ at, 1, (2, 1, 2), 0.3, 2500)
     exact = tube_occupation(2, float(np.linalg.norm(at)), 0.3, 1.0)
     assert abs(found[1].share - exact) < 4.0 * found[1].error < 0.04
     assert found[0].share > found[1].share
