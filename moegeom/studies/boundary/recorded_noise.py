@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, InputNoise, TokenSource
+from moegeom.engine.recorded import through_norm
 from moegeom.engine.session import Session
 from moegeom.engine.sources import open_source
 from moegeom.geometry.noise_size import noise_between
@@ -39,7 +41,7 @@ def asked_noise(
     except ValueError:
         again = second_recording(asked, opened)
         assert opened.source is not None
-        return recorded_noise(opened.source, again)
+        return recorded_noise(opened.source, again, opened.chosen)
     if not 0.0 < scale < math.inf:
         raise UsageError(
             f"--noise {asked}: expected a positive share of the input's rms.",
@@ -55,8 +57,12 @@ def second_recording(path: str, opened: Session) -> TokenSource:
     return found
 
 
-def recorded_noise(first: TokenSource, second: TokenSource) -> dict[str, InputNoise]:
+def recorded_noise(
+    first: TokenSource, second: TokenSource, routers: Sequence[Router] = ()
+) -> dict[str, InputNoise]:
     """Noise of one of the two runs at every router that both recorded, in units of the input.
+
+    What was recorded before the norm is taken through that of one of the ``routers``, or left out.
 
     Raises
     ------
@@ -75,13 +81,17 @@ def recorded_noise(first: TokenSource, second: TokenSource) -> dict[str, InputNo
             f"{first.facts.name} holds {first.facts.stage}, {second.facts.name} "
             f"{second.facts.stage}; expected the same stage."
         )
-    routers = [name for name in first.facts.routers if name in second.facts.routers]
-    if not routers:
+    names = [name for name in first.facts.routers if name in second.facts.routers]
+    norms: dict[str, Router] = {}
+    if first.facts.stage == "pre_norm":
+        norms = {router.name: router for router in routers}
+        names = [name for name in names if name in norms]
+    if not names:
         raise RecordingError(
             f"{first.facts.name} and {second.facts.name} record no router in common."
         )
     num_tokens = _same_tokens(first, second)
-    return {name: _noise(first, second, name, num_tokens) for name in routers}
+    return {name: _noise(first, second, name, norms.get(name), num_tokens) for name in names}
 
 
 def _same_tokens(first: TokenSource, second: TokenSource) -> int:
@@ -107,13 +117,17 @@ def _same_tokens(first: TokenSource, second: TokenSource) -> int:
     return compared
 
 
-def _noise(first: TokenSource, second: TokenSource, router: str, num_tokens: int) -> InputNoise:
+def _noise(
+    first: TokenSource, second: TokenSource, router: str, norm_of: Router | None, num_tokens: int
+) -> InputNoise:
     values = [source.read_values(router, 0, num_tokens) for source in (first, second)]
     if values[0].shape != values[1].shape:
         raise RecordingError(
             f"router {router}: {first.facts.name} has {values[0].shape[1]} values a token, "
             f"{second.facts.name} {values[1].shape[1]}."
         )
+    if norm_of is not None:
+        values = [through_norm(read, norm_of, first.facts.name) for read in values]
     found = noise_between(*values)
     if not np.isfinite(found.scale):
         raise RecordingError(f"router {router}: an input of one of the recordings is not finite.")
