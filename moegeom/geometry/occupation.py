@@ -46,18 +46,18 @@ def occupation_integral(
         return exponent**-half * gamma(half) * gammaincc(half, ratio)
 
 
-def capped_occupation(order: int, constant: float, horizon: float) -> float:
+def capped_occupation(
+    order: int, constant: Float64[np.ndarray, "*shape"], horizon: float
+) -> Float64[np.ndarray, "*shape"]:
     r""":math:`\int_0^T \min(1, c\, t^{-n/2}) dt`: the bound for an input on the flat's tube, b = 0.
 
     With :math:`t_0 = c^{2/n}`: T up to t_0, then :math:`t_0 (1 + \ln(T/t_0))` for n = 2 and
     :math:`t_0 + c\, (T^{1-n/2} - t_0^{1-n/2}) / (1 - n/2)` for others. Finite for every n, where
     the published bound is not (F-11). Source: docs/theory.md A10. Oracle in tests: quadrature.
     """
-    until = constant ** (2.0 / order)
-    if horizon <= until:
-        return horizon
+    until = np.minimum(constant ** (2.0 / order), horizon)
     if order == 2:
-        return until * (1.0 + math.log(horizon / until))
+        return until * (1.0 + np.log(horizon / until))
     power = 1.0 - order / 2.0
     return until + constant * (horizon**power - until**power) / power
 
@@ -116,7 +116,7 @@ def occupation_bound(
     unit_ball = math.pi ** (order / 2.0) / math.gamma(order / 2.0 + 1.0)
     constant = unit_ball * width**order / ((2.0 * math.pi) ** (order / 2.0) * volume)
     is_off = sigmas > 0.0
-    bound = np.array([capped_occupation(order, one, horizon) for one in constant.tolist()])
+    bound = capped_occupation(order, constant, horizon)
     away = constant[is_off] * occupation_integral(order, sigmas[is_off] ** 2 / 2.0, horizon)
     bound[is_off] = np.minimum(away, bound[is_off])
     return np.minimum(bound, horizon)
@@ -275,7 +275,7 @@ def occupations(
         if order == 1:
             is_in, undecided = near, 0
         else:
-            near &= _near_pairs(moved, distances, order, width)
+            near = near & _near_three(moved, distances, near, width)
             is_in, undecided = _near_order(moved, rows, near, k, order, width, most_nodes)
         near = is_in  # sets of higher order are within those of lower
         share = float(is_in.mean())
@@ -286,15 +286,24 @@ def occupations(
     return found
 
 
-def _near_pairs(
-    logits: Float64[np.ndarray, "draws experts"], distances: RowDistances, order: int, width: float
+def _near_three(
+    logits: Float64[np.ndarray, "draws experts"],
+    distances: RowDistances,
+    near: Bool[np.ndarray, "draws"],
+    width: float,
 ) -> Bool[np.ndarray, "draws"]:
-    """Whether as many pairs of experts nearly tie as n + 1 experts have: else no tie is near."""
-    first, second = np.triu_indices(logits.shape[1], 1)
-    gaps = np.abs(logits[:, first] - logits[:, second])
-    with np.errstate(over="ignore"):
-        is_near = gaps * distances.inverse[first, second] <= width
-    return is_near.sum(axis=1) >= math.comb(order + 1, 2)
+    """Of the draws that are near, those where some three experts nearly tie two by two: else no
+    tie of three or more is as near.
+    """
+    found = np.zeros(len(near), dtype=bool)
+    for draw in np.flatnonzero(near).tolist():
+        with np.errstate(over="ignore"):
+            apart = np.abs(logits[draw][:, None] - logits[draw]) * distances.inverse
+        pairs = (apart <= width) & ~np.eye(len(apart), dtype=bool)
+        some = pairs.sum(axis=1) > 1
+        links = pairs[np.ix_(some, some)].astype(np.float32)
+        found[draw] = bool((links * (links @ links)).any())
+    return found
 
 
 def _near_order(

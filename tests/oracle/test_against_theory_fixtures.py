@@ -275,7 +275,7 @@ DELIVERED = {
     ),
     "occ_exact_slab": time_in_slab,
     "occ_exact_tube_n2": time_in_tube,
-    "occ_capped_b0": lambda n, K, eps, T: capped_occupation(n, K * eps**n, T),
+    "occ_capped_b0": lambda n, K, eps, T: capped_occupation(n, np.array([K * eps**n]), T),
     "gram_score": lambda R: gram_score(cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: random_gram_score(2, D, is_centred=False),

@@ -41,7 +41,8 @@ def test_capped_integrals_are_those_of_their_definition(order, constant):
     edge = constant ** (2.0 / order)
     ends = [0.0, *[end for end in (edge,) if end < 1.3], 1.3]
     expected = mpmath.quad(lambda t: min(1.0, constant * t ** (-order / 2.0)) if t else 1.0, ends)
-    np.testing.assert_allclose(capped_occupation(order, constant, 1.3), float(expected), rtol=1e-9)
+    found = capped_occupation(order, np.array([constant]), 1.3)
+    np.testing.assert_allclose(found, [float(expected)], rtol=1e-9)
 
 
 @pytest.mark.parametrize("m", [0.0, 0.05, 0.1, 1.0, 4.0])

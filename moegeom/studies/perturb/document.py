@@ -80,7 +80,7 @@ def _when(found: Perturbed) -> str:
     if half is None:
         return ""
     if math.isinf(half):
-        return "The median token does not change experts with probability 1/2, however long."
+        return "The median token changes experts with probability below 1/2 at all times looked at."
     early, late = (
         _median(found, lambda one, end=end: getattr(one.half, end))
         for end in ("earliest", "latest")
@@ -176,7 +176,7 @@ def _size_at_half(one: RouterPaths) -> float | None:
 def _time(time: float | None) -> str:
     if time is None:
         return "-"
-    return "never" if math.isinf(time) else f"{time:.2g}"
+    return "later" if math.isinf(time) else f"{time:.2g}"
 
 
 def _pairs(found: Perturbed, view: View) -> Iterator[Block]:
