@@ -27,6 +27,7 @@ _PUBLIC: dict[str, str] = {
     "track": "moegeom.api:track",
     "cells": "moegeom.api:cells",
     "capacity": "moegeom.api:capacity",
+    "perturb": "moegeom.api:perturb",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",

@@ -39,6 +39,7 @@ from moegeom.studies.opened import (
     of_steps,
     side,
 )
+from moegeom.studies.perturb.record import PerturbRequest
 from moegeom.studies.signoff.record import SignOffRequest
 from moegeom.studies.space.record import SpaceRequest
 from moegeom.studies.track.record import TrackRequest
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from moegeom.studies.check.record import Gate
     from moegeom.studies.diff.record import Difference
     from moegeom.studies.explain.record import Explanation
+    from moegeom.studies.perturb.record import Perturbed
     from moegeom.studies.signoff.record import SignOff
     from moegeom.studies.space.record import RouterSpaces
 
@@ -353,6 +355,38 @@ def balance(
 
     request = asked_request(BalanceRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(balanced(request, watch), document)
+
+
+@asks(PerturbRequest)
+def perturb(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Perturbed]:
+    """How far an input may drift before its experts change, and which expert takes over.
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold router inputs, or none of the routers.
+    UsageError
+        Without tokens, when the options cannot be meant, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.perturb(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0, at=(5, 77))
+    >>> [token.nearest for token in found.value.routers[0].tokens]
+    [(8, 2), (1, 3)]
+    """
+    from moegeom.studies.perturb.document import document
+    from moegeom.studies.perturb.study import perturb as perturbed
+
+    request = asked_request(PerturbRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(perturbed(request, watch), document)
 
 
 @asks(CellsRequest)

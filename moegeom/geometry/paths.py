@@ -1,8 +1,10 @@
 r"""When a moving router input leaves its cell: bounds, quantiles and a simulation.
 
-The input moves as :math:`dx = F\,dB` from where it is. Time has the unit in which :math:`F F^T` is
-the covariance per unit of time, so that r of :mod:`moegeom.geometry.noise` is in its root.
-The mean exit time through one boundary is infinite and is not given.
+The input moves as :math:`dx = \gamma\,dt + F\,dB` from where it is. Time has the unit in which
+:math:`F F^T` is the covariance per unit of time, so that r of :mod:`moegeom.geometry.noise` is in
+its root; :math:`\nu` is the same quotient of the drift, positive where it leads away. A boundary
+that the noise cannot reach counts as never reached, by the drift neither.
+The mean exit time through one boundary is infinite without drift and is not given.
 """
 
 from __future__ import annotations
@@ -37,29 +39,43 @@ class ExitProbability:
 
 
 def log_crossing_probability(
-    sigmas: Float64[np.ndarray, "*shape"], time: float
+    sigmas: Float64[np.ndarray, "*shape"],
+    time: float,
+    drifts: Float64[np.ndarray, "*shape"] | None = None,
 ) -> Float64[np.ndarray, "*shape"]:
-    r"""Logarithm of :math:`p(r, t) = 2 (1 - \Phi(r / \sqrt t))`: one boundary is crossed by time t.
+    r"""Logarithm of the probability that one boundary is crossed by time t.
+
+    :math:`p(r, t) = 2 (1 - \Phi(r / \sqrt t))` without drift, and with it
+
+    .. math:: p = \Phi(-(r + \nu t) / \sqrt t) + e^{-2 \nu r} \Phi((-r + \nu t) / \sqrt t)
 
     0 (certain) on the boundary, even at time 0; -inf at infinite r, and at time 0 off the boundary.
-    Source: docs/theory.md A9 (S0 Theorem 5.1, reflection). Oracle in tests: mpmath's erfc.
+    Source: docs/theory.md A9 (S0 Theorem 5.1, reflection). Oracle in tests: mpmath's erfc, and
+    quadrature of the density of the crossing time.
     """
     from scipy.special import log_ndtr
 
     if time == 0.0:
         return np.where(sigmas == 0.0, 0.0, -np.inf)
-    return np.log(2.0) + log_ndtr(-sigmas / np.sqrt(time))
+    root = np.sqrt(time)
+    if drifts is None:
+        return np.log(2.0) + log_ndtr(-sigmas / root)
+    r, nu = np.where(np.isinf(sigmas), 0.0, sigmas), np.where(np.isinf(sigmas), 0.0, drifts)
+    ahead = log_ndtr(-(r + nu * time) / root)
+    back = log_ndtr((nu * time - r) / root) - 2.0 * nu * r
+    return np.where(np.isinf(sigmas), -np.inf, np.logaddexp(ahead, back))
 
 
 def exit_probability(
     sigmas: Float64[np.ndarray, "tokens boundaries"],
     time: float,
     is_positive: Bool[np.ndarray, "tokens"] | None = None,
+    drifts: Float64[np.ndarray, "tokens boundaries"] | None = None,
 ) -> ExitProbability:
     r"""Bounds on the probability that the chosen set has changed at some time up to ``time``.
 
-    Below: the nearest boundary alone, :math:`p(r_{\min}, t)`. Above: the union,
-    :math:`\min(1, \sum p(r_{ij}, t))`, or where ``is_positive`` (from
+    Below: the likeliest boundary alone, without drift the nearest, :math:`p(r_{\min}, t)`. Above:
+    the union, :math:`\min(1, \sum p(r_{ij}, t))`, or where ``is_positive`` (from
     :func:`~moegeom.geometry.noise.are_boundaries_positive`) says that it holds, Slepian's
     :math:`1 - \prod (1 - p(r_{ij}, t))`, which is never larger. Both 0 without boundaries (k = E),
     both 1 on a boundary. Source: docs/theory.md A9. Oracle in tests: simulation.
@@ -69,7 +85,7 @@ def exit_probability(
     if not sigmas.shape[1]:
         never = np.full(len(sigmas), -np.inf)
         return ExitProbability(never, never)
-    log_p = np.minimum(log_crossing_probability(sigmas, time), 0.0)
+    log_p = np.minimum(log_crossing_probability(sigmas, time, drifts), 0.0)
     union = np.minimum(logsumexp(log_p, axis=1), 0.0)
     lower = log_p.max(axis=1)
     if is_positive is None or not is_positive.any():
@@ -165,18 +181,19 @@ def simulate_exit(
     times: Float64[np.ndarray, "times"],
     paths: int,
     generator: np.random.Generator,
+    drift: Float64[np.ndarray, "experts"] | None = None,
 ) -> ExitCurve:
     r"""The exit curve of one input at increasing ``times`` > 0, from ``paths`` >= 2 paths.
 
     ``rows`` are those of :func:`~moegeom.geometry.noise.noisy_rows` and ``distances``
-    theirs.
+    theirs; ``drift`` is what a unit of time adds to the logits, :math:`W \gamma`.
     Logits are simulated at the times alone. Between two of them, given both ends, the path crosses
     a boundary with probability :math:`e^{-2 a_0 a_1 / h}`, a the gap over its standard deviation,
-    or 1 when an end is beyond; the chance to stay within all boundaries is between 1 - sum and 1 -
-    max of these, and factors of different steps multiply. So both bounds are unbiased however
-    coarse the times are, and finer times bring them together. 0 for k = E, 1 on a boundary. Source:
-    docs/theory.md A9. Oracle in tests: closed forms for one boundary and for two, and paths in
-    small steps.
+    whatever the drift, or 1 when an end is beyond; the chance to stay within all boundaries is
+    between 1 - sum and 1 - max of these, and factors of different steps multiply. So both bounds
+    are unbiased however coarse the times are, and finer times bring them together. 0 for k = E, 1
+    on a boundary. Source: docs/theory.md A9. Oracle in tests: closed forms for one boundary and for
+    two, and paths in small steps.
     """
     moves = row_coordinates(rows)
     num_boundaries = len(chosen) * (len(logits) - len(chosen))
@@ -193,6 +210,8 @@ def simulate_exit(
         for number, step in enumerate(steps):
             noise = generator.standard_normal((count, moves.shape[1]))
             position += np.sqrt(step) * (noise @ moves.T)
+            if drift is not None:
+                position += step * drift
             after = boundary_sigmas(position, inside, distances)
             crossing = _crossing(before, after, float(step))
             stay[0] *= np.maximum(1.0 - crossing.sum(axis=1), 0.0)

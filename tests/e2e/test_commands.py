@@ -37,6 +37,7 @@ CALLS = {
     "signoff": ("signoff", "model", "model"),
     "track": ("track", "model", "--out", "followed"),
     "space": ("space", "model", "--tokens", "rec"),
+    "perturb": ("perturb", "model", "--tokens", "rec", "--at", "0,5"),
     "balance": ("balance", "model", "--tokens", "rec"),
     "boundary-report": ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
     "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--run-b", RECORDED),

@@ -287,6 +287,10 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
         one_side("space", "--layers", "1"),
         lambda way: way.holds("router_input", "pre_norm", "logits"),
     ),
+    "perturb": (
+        one_side("perturb", "--layers", "1", "--at", "3"),
+        lambda way: way.holds("router_input", "pre_norm"),
+    ),
     "capacity": (
         lambda file, told: (
             *("capacity", "--from", "model", "--tokens", str(file), *told),

@@ -61,6 +61,7 @@ def _captured() -> Document:
 MADE: dict[str, Callable[[], Any]] = {
     "studies.balance": lambda: mg.balance(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
     "studies.space": lambda: mg.space(f"{COLLAPSED}/step_1500", f"{COLLAPSED}/rec/step_1500"),
+    "studies.perturb": lambda: mg.perturb(MODEL, REC, layers=0, at=(5, 77, 400)),
     "studies.boundary": lambda: mg.boundary_report(MODEL, REC, arithmetics="bf16"),
     "studies.capacity": lambda: mg.capacity(
         experts=64, top_k=8, width=1024, hidden=2048, shared=1, gated=True

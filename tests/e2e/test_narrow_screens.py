@@ -80,6 +80,7 @@ def test_a_layer_that_was_asked_for_in_vain_is_named_by_every_command(moegeom, p
         ("check", "model"),
         ("diff", "model", "model"),
         ("space", "model", "--tokens", "rec"),
+        ("perturb", "model", "--tokens", "rec", "--at", "0,5"),
         ("balance", "model", "--tokens", "rec"),
         ("capacity", "--from", "model", "--width", "64"),
         ("track", "model", "--out", "followed"),

@@ -19,6 +19,7 @@ CALLS = {
     "diff": ("diff", "URL", "URL"),
     "diff --tokens": ("diff", "URL", "model", "--tokens", "rec"),
     "space": ("space", "URL", "--tokens", "rec"),
+    "perturb": ("perturb", "URL", "--tokens", "rec", "--at", "0,5"),
     "balance": ("balance", "URL", "--tokens", "rec"),
     "capacity": ("capacity", "--from", "URL", "--width", "64"),
 }

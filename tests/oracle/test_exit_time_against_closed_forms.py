@@ -44,10 +44,10 @@ class Cell:
         found = exit_probability(self.sigmas, time, self.is_positive)
         return found.lower[0], found.upper[0]
 
-    def curve(self, times, paths, seed=0):
+    def curve(self, times, paths, seed=0, drift=None):
         generator = np.random.default_rng(seed)
-        chosen = self.chosen[0]
-        return simulate_exit(self.z, chosen, self.rows, self.distances, times, paths, generator)
+        chosen, rows = self.chosen[0], self.rows
+        return simulate_exit(self.z, chosen, rows, self.distances, times, paths, generator, drift)
 
 
 def one_boundary(r, time):
@@ -209,3 +209,75 @@ def test_quantile_intervals_hold_the_median_of_one_boundary():
     curve = SINGLE.curve(np.geomspace(0.01, 100.0, 60), 3000)
     first, last = quantile_interval(curve, 0.5)
     assert first < levy.ppf(0.5, scale=r**2) < last < 1.6 * first
+
+
+# -------------------------------------------------------------------------------------------- drift
+def crossed_with_drift(r, nu, time):
+    """The inverse Gaussian density of the crossing time, integrated."""
+
+    def density(t):
+        return r / mpmath.sqrt(2 * mpmath.pi * t**3) * mpmath.exp(-((r + nu * t) ** 2) / (2 * t))
+
+    return float(mpmath.quad(density, [0, time / 50, time / 5, time]))
+
+
+@pytest.mark.parametrize("nu", [-3.0, -0.4, 0.0, 0.7, 2.5])
+@pytest.mark.parametrize("time", [0.3, 5.0])
+def test_a_drift_crosses_as_often_as_its_density_says(nu, time):
+    sigmas = np.array([0.2, 1.1, 3.0])
+    found = np.exp(log_crossing_probability(sigmas, time, np.full(3, nu)))
+    expected = [crossed_with_drift(r, nu, time) for r in sigmas]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_the_worked_drift_and_its_bridge():
+    """From 1 with drift -0.8 and standard deviation 1.3, by 1.1: 0.68135."""
+    cell = Cell([[1.0], [0.0]], [1.0, 0.0], 1, 1.3)
+    drift = np.array([-0.8, 0.0])
+    nu = boundary_sigmas(drift[None], cell.chosen, cell.distances)
+    found = exit_probability(cell.sigmas, 1.1, drifts=nu)
+    np.testing.assert_allclose([found.lower[0], found.upper[0]], 0.68135, atol=5e-6)
+    curve = cell.curve(np.array([0.4, 1.1]), 200_000, drift=drift)
+    assert abs(curve.lower[-1] - found.lower[0]) < 4.0 * curve.lower_error[-1] < 0.01
+
+
+def test_without_drift_it_is_the_plain_probability_and_limits_stay():
+    sigmas = np.array([0.0, 1e-8, 0.3, 5.0, np.inf])
+    plain = log_crossing_probability(sigmas, 0.7)
+    np.testing.assert_allclose(
+        log_crossing_probability(sigmas, 0.7, np.zeros(5)), plain, rtol=1e-12
+    )
+    # for ever: certain towards the boundary, exp(-2 nu r) away from it
+    for_ever = np.exp(log_crossing_probability(np.full(2, 1.5), 1e9, np.array([-0.1, 0.4])))
+    np.testing.assert_allclose(for_ever, [1.0, np.exp(-1.2)], rtol=1e-9)
+    far = log_crossing_probability(np.array([400.0]), 1.0, np.array([0.5]))
+    with mpmath.workdps(60):
+        r, nu = mpmath.mpf(400), mpmath.mpf(1) / 2
+        ahead = mpmath.erfc((r + nu) / mpmath.sqrt(2)) / 2
+        back = mpmath.exp(-2 * nu * r) * mpmath.erfc((r - nu) / mpmath.sqrt(2)) / 2
+        np.testing.assert_allclose(far, [float(mpmath.log(ahead + back))], rtol=1e-12)
+
+
+def test_drifting_inputs_in_small_steps_are_between_the_bounds(random_cell):
+    cell, factor = random_cell
+    random = np.random.default_rng(5)
+    gamma = 0.9 * random.standard_normal(4)
+    drift = cell.weight @ gamma
+    curve = cell.curve(np.linspace(0.0, 0.3, 21)[1:], 4000, drift=drift)
+    nu = boundary_sigmas(drift[None], cell.chosen, cell.distances)
+    bounds = exit_probability(cell.sigmas, 0.3, drifts=nu)
+    paths, steps = 1500, 500
+    moved, has_left = np.zeros((paths, 4)), np.zeros(paths, dtype=bool)
+    before = np.sort(cell.chosen[0])
+    for _ in range(steps):
+        noise = random.standard_normal((paths, 3)) @ factor.T
+        moved += 0.3 / steps * gamma + np.sqrt(0.3 / steps) * noise
+        now = np.sort(top_k(cell.z + moved @ cell.weight.T, 2), axis=1)
+        has_left |= (now != before).any(axis=1)
+    share, error = has_left.mean(), has_left.std() / np.sqrt(paths)
+    without = cell.bounds(0.3)
+    assert abs(share - without[0]) > 0.02 or abs(bounds.lower[0] - without[0]) > 0.02
+    assert share <= curve.upper[-1] + 4.0 * np.hypot(error, curve.upper_error[-1])
+    assert share >= curve.lower[-1] - 4.0 * np.hypot(error, curve.lower_error[-1]) - 0.03
+    assert bounds.lower[0] <= share + 4.0 * error
+    assert bounds.upper[0] >= share - 4.0 * error

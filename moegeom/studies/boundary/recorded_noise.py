@@ -1,14 +1,20 @@
-"""How large the noise on router inputs is, from two recordings of the same tokens."""
+"""How large the noise on router inputs is: as asked, or from two recordings of the same tokens."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from moegeom.core.errors import RecordingError
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, InputNoise, TokenSource
+from moegeom.engine.recorded import through_norm
+from moegeom.engine.session import Session
+from moegeom.engine.sources import open_source
 from moegeom.geometry.noise_size import noise_between
 from moegeom.tokens.stages import INPUT_STAGES
 
@@ -16,8 +22,47 @@ from moegeom.tokens.stages import INPUT_STAGES
 _MOST = 16 * TILE
 
 
-def recorded_noise(first: TokenSource, second: TokenSource) -> dict[str, InputNoise]:
+def asked_noise(
+    asked: str | InputNoise | Mapping[str, InputNoise] | None, opened: Session
+) -> InputNoise | Mapping[str, InputNoise] | None:
+    """A share of the rms as it is given, or what two recordings of the same tokens show.
+
+    Raises
+    ------
+    RecordingError
+        As :func:`recorded_noise`.
+    UsageError
+        For a share that is none.
+    """
+    if not isinstance(asked, str):
+        return asked
+    try:
+        scale = float(asked)
+    except ValueError:
+        again = second_recording(asked, opened)
+        assert opened.source is not None
+        return recorded_noise(opened.source, again, opened.chosen)
+    if not 0.0 < scale < math.inf:
+        raise UsageError(
+            f"--noise {asked}: expected a positive share of the input's rms.",
+            "Such as 0.002; or name a second recording of the same text.",
+        )
+    return InputNoise(scale)
+
+
+def second_recording(path: str, opened: Session) -> TokenSource:
+    """Another recording for the routers of a session."""
+    found = open_source(opened.terms, path, opened.chosen, opened.routers.routers)
+    assert found is not None
+    return found
+
+
+def recorded_noise(
+    first: TokenSource, second: TokenSource, routers: Sequence[Router] = ()
+) -> dict[str, InputNoise]:
     """Noise of one of the two runs at every router that both recorded, in units of the input.
+
+    What was recorded before the norm is taken through that of one of the ``routers``, or left out.
 
     Raises
     ------
@@ -36,13 +81,17 @@ def recorded_noise(first: TokenSource, second: TokenSource) -> dict[str, InputNo
             f"{first.facts.name} holds {first.facts.stage}, {second.facts.name} "
             f"{second.facts.stage}; expected the same stage."
         )
-    routers = [name for name in first.facts.routers if name in second.facts.routers]
-    if not routers:
+    names = [name for name in first.facts.routers if name in second.facts.routers]
+    norms: dict[str, Router] = {}
+    if first.facts.stage == "pre_norm":
+        norms = {router.name: router for router in routers}
+        names = [name for name in names if name in norms]
+    if not names:
         raise RecordingError(
             f"{first.facts.name} and {second.facts.name} record no router in common."
         )
     num_tokens = _same_tokens(first, second)
-    return {name: _noise(first, second, name, num_tokens) for name in routers}
+    return {name: _noise(first, second, name, norms.get(name), num_tokens) for name in names}
 
 
 def _same_tokens(first: TokenSource, second: TokenSource) -> int:
@@ -68,13 +117,17 @@ def _same_tokens(first: TokenSource, second: TokenSource) -> int:
     return compared
 
 
-def _noise(first: TokenSource, second: TokenSource, router: str, num_tokens: int) -> InputNoise:
+def _noise(
+    first: TokenSource, second: TokenSource, router: str, norm_of: Router | None, num_tokens: int
+) -> InputNoise:
     values = [source.read_values(router, 0, num_tokens) for source in (first, second)]
     if values[0].shape != values[1].shape:
         raise RecordingError(
             f"router {router}: {first.facts.name} has {values[0].shape[1]} values a token, "
             f"{second.facts.name} {values[1].shape[1]}."
         )
+    if norm_of is not None:
+        values = [through_norm(read, norm_of, first.facts.name) for read in values]
     found = noise_between(*values)
     if not np.isfinite(found.scale):
         raise RecordingError(f"router {router}: an input of one of the recordings is not finite.")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from pathlib import Path
 
 from moegeom.core.errors import UsageError
-from moegeom.core.tokens import InputNoise
 from moegeom.engine.session import Session
-from moegeom.engine.sources import open_source
 from moegeom.pipeline import Watch, scan
 from moegeom.studies.boundary.record import BoundaryRequest
-from moegeom.studies.boundary.recorded_noise import recorded_noise
+from moegeom.studies.boundary.recorded_noise import asked_noise
 from moegeom.variants.arithmetic import arithmetic
 
 #: What is asked when nothing is asked: from harmless to harmful.
@@ -37,26 +33,5 @@ def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Pa
     for name in (*names, *([request.reference] if request.reference else ())):
         arithmetic(name)  # an unknown name ends here, before anything is read
     opened = Session.open(request, request.prior, with_listed=True)
-    noise, unique = _noise(request, opened), tuple(dict.fromkeys(names))
+    noise, unique = asked_noise(request.noise, opened), tuple(dict.fromkeys(names))
     return scan(dataclasses.replace(request, arithmetics=unique, noise=noise), watch, opened)
-
-
-def _noise(
-    request: BoundaryRequest, opened: Session
-) -> InputNoise | Mapping[str, InputNoise] | None:
-    """A share of the rms as it is given, or what two recordings of the same tokens show."""
-    if not isinstance(request.noise, str):
-        return request.noise
-    try:
-        scale = float(request.noise)
-    except ValueError:
-        again = open_source(request, request.noise, opened.chosen, opened.routers.routers)
-        assert opened.source is not None
-        assert again is not None
-        return recorded_noise(opened.source, again)
-    if not 0.0 < scale < math.inf:
-        raise UsageError(
-            f"--noise {request.noise}: expected a positive share of the input's rms.",
-            "Such as 0.002; or name a second recording of the same text.",
-        )
-    return InputNoise(scale)

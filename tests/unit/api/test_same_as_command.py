@@ -118,6 +118,12 @@ def test_space_finds_what_space_prints():
     assert_same(found, "space", CKPT, "--tokens", REC, "--layers", "1", "--seed", "3")
 
 
+def test_perturb_finds_what_perturb_prints():
+    found = mg.perturb(CKPT, REC, layers=1, seed=3, at=(5, 77), noise=0.2)
+    given = ("--layers", "1", "--seed", "3", "--at", "5,77", "--noise", "0.2")
+    assert_same(found, "perturb", CKPT, "--tokens", REC, *given)
+
+
 def test_balance_finds_what_balance_prints():
     found = mg.balance(mg.open(CKPT, layers=1), mg.recording(REC), seed=np.int64(3))
     assert_same(found, "balance", CKPT, "--tokens", REC, "--layers", "1", "--seed", "3")

@@ -52,6 +52,12 @@ from moegeom.geometry.gram import (
 )
 from moegeom.geometry.load import expert_capacity, gini, load_cv, load_entropy_nats, max_vio
 from moegeom.geometry.noise import spacing, tie_probability
+from moegeom.geometry.occupation import (
+    occupation_bound,
+    occupation_integral,
+    slab_occupation,
+    tube_occupation,
+)
 from moegeom.geometry.paths import face_quantile, log_crossing_probability
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
 from moegeom.geometry.selection import margin, route, selection_scores, top_k
@@ -148,10 +154,20 @@ WORKED = {
         ],
     ),
     "A9": (
-        "0.317311 2.19811",
+        "0.317311 2.19811 0.68135",
         lambda: [
             exp(log_crossing_probability(np.ones(1), 1.0)[0]),
             face_quantile(np.ones(1), 0.5)[0],
+            exp(log_crossing_probability(np.ones(1) / 1.3, 1.1, np.array([-0.8 / 1.3]))[0]),
+        ],
+    ),
+    "A10": (
+        "1.0427155 0.9573083 0.9623447 0.0334875 0.0401725 0.0473859",
+        lambda: [
+            *(occupation_integral(n, np.array([0.7]), 2.5)[0] for n in (1, 2, 3)),
+            slab_occupation(np.ones(1), np.array([0.1]), 1.0)[0],
+            occupation_bound(1, np.array([0.9]), np.ones(1), 0.1, 1.0)[0],
+            tube_occupation(2, 1.0, 0.3, 2.0),
         ],
     ),
     "A12": ("2 one", lambda: [order_eps(NEAR, 2, 0.05)[0], extra_experts(NEAR, 2, 0.05)[0]]),

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import RecordingError
+from moegeom.core.router import Norm
 from moegeom.core.tokens import SourceFacts, TokenColumns
 from moegeom.studies.boundary.recorded_noise import recorded_noise
+from tests.unit.studies.test_balancing import HIDDEN, router_of
 
 TOKENS, WIDTH = 4000, 32
 
@@ -66,6 +68,23 @@ def test_planted_noise_comes_back_at_every_router() -> None:
         np.testing.assert_allclose(noise.scale, planted, rtol=0.01)
         np.testing.assert_allclose(noise.relative, planted / 3.0, rtol=0.02)
         assert noise.systematic_share < 0.01
+
+
+def test_noise_recorded_before_the_norm_is_that_of_what_the_router_reads() -> None:
+    gain = np.linspace(0.5, 4.0, HIDDEN)
+    router = router_of(norm=Norm("rms", 1e-6, "norm"), gain=gain)
+    random = np.random.default_rng(3)
+    exact = 7.0 * random.standard_normal((TOKENS, HIDDEN))
+    runs = [exact + 0.2 * random.standard_normal(exact.shape) for _ in range(2)]
+    before = [made({"text/0": run.astype(np.float32)}, "pre_norm") for run in runs]
+    rms = [np.sqrt((run**2).mean(axis=1, keepdims=True)) for run in runs]
+    after = [
+        made({"text/0": (run / size * gain).astype(np.float32)})
+        for run, size in zip(runs, rms, strict=True)
+    ]
+    (found,), (expected,) = (recorded_noise(*pair, (router,)).values() for pair in (before, after))
+    np.testing.assert_allclose(found.scale, expected.scale, rtol=1e-4)
+    assert abs(found.scale - 0.2) > 0.05
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,285 @@
+"""Drifting router inputs as a document: how far, to which expert, and how long near ties."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from moegeom.core.text import number_of, percent
+from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.header import header, skipped
+from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, View
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+from moegeom.studies.perturb.record import NearTie, Perturbed, RouterPaths
+
+#: Pairs of experts that a screen shows of all routers together.
+_PAIRS = 6
+
+#: Errors of the difference beyond which a pair is said to differ from the nearest boundary.
+_BELIEVED = 3.0
+
+_PAIR_HEADS = (
+    ("", "", "", "first exits", "by the nearest"),
+    ("layer", "out", "in", "by this pair", "boundary"),
+)
+
+#: Words for ties, by order.
+_TIES = {1: "a boundary", 2: "a tie of three", 3: "a tie of four"}
+
+
+def document(found: Perturbed, view: View) -> Document:
+    """What ``moegeom perturb`` says."""
+    ending = [*_limits(found), *skipped(_summary(found))]
+    if found.written:
+        ending.append(f"Curves, exits and time near ties written to {found.written}.")
+    sections: list[Sequence[Block]] = [
+        [*_result(found)],
+        [*header(_summary(found), "routers", "rule", "tokens"), *_moving(found)],
+    ]
+    if found.routers:
+        soonest = worst_rows(found.routers, lambda one: -one.half.simulated, view)
+        shown, *fewer = map(list, soonest)
+        shorter = [[_curves(found, few)] for few in fewer]
+        page = [_curves(found, found.routers)]
+        sections.append([Excerpt([_curves(found, shown)], page, shorter=shorter)])
+        sections.append([*_pairs(found, view)])
+    sections.append([in_part([*map(Note, ending)], "note", view.detail, is_aside=True)])
+    return Document("perturb", found.run["checkpoint"]["name"], sections, lambda: _record(found))
+
+
+def _summary(found: Perturbed) -> Summary:
+    rows = [{"router": router["name"]} for router in found.run["routers"]]
+    return Summary(found.run, rows, [], [], [])
+
+
+def _median(found: Perturbed, value: Callable[[RouterPaths], float | None]) -> float | None:
+    """Median over routers of what is known."""
+    known = [one for one in map(value, found.routers) if one is not None]
+    return statistics.median(known) if known else None
+
+
+def _result(found: Perturbed) -> Iterator[Block]:
+    label = "RESULT"
+    for sentence in (_when(found), _which(found), _near(found)):
+        if sentence:
+            yield Fact(label, sentence, "strong" if label else "plain")
+            label = ""
+    for reason in dict.fromkeys(reason for _, reason in found.left_out):
+        places = _summary(found).places([name for name, why in found.left_out if why == reason])
+        yield Fact(label, f"{places}: not looked at: {reason}.", "warning")
+        label = ""
+
+
+def _when(found: Perturbed) -> str:
+    """How far the median token may drift."""
+    half = _median(found, lambda one: one.half.simulated)
+    if half is None:
+        return ""
+    if math.isinf(half):
+        return "The median token changes experts with probability below 1/2 at all times looked at."
+    early, late = (
+        _median(found, lambda one, end=end: getattr(one.half, end))
+        for end in ("earliest", "latest")
+    )
+    size = _median(found, _size_at_half)
+    far = "" if size is None else f", a drift of {percent(size)} of its rms"
+    said = (
+        f"The median token has changed experts with probability 1/2 by time {half:.2g}{far} "
+        f"(by proved bounds {_time(early)} to {_time(late)})"
+    )
+    if len(found.routers) > 1:
+        soonest = min(found.routers, key=lambda one: one.half.simulated)
+        place = _summary(found).places([soonest.router])
+        said += f"; soonest in {place}, by {_time(soonest.half.simulated)}"
+    return f"{said}."
+
+
+def _which(found: Perturbed) -> str:
+    """How often another expert takes over than the nearest boundary says."""
+    share = _median(found, lambda one: one.elsewhere)
+    if share is None:
+        return ""
+    return (
+        f"In {percent(share)} of first exits another expert takes over than the one behind the "
+        "nearest boundary."
+    )
+
+
+def _near(found: Perturbed) -> str:
+    """How much of the time inputs are near ties."""
+    if not found.routers:
+        return ""
+    parts = []
+    for place, tie in enumerate(found.routers[0].near):
+        share = _median(found, lambda one, place=place: one.near[place].share)
+        assert share is not None
+        parts.append(f"{percent(share) if share else 'none'} near {_TIES[tie.order]}")
+    near = f"within {percent(found.eps)} of the rms"
+    return f"Of the time up to {found.time:.3g}, {near}: {', '.join(parts)}."
+
+
+def _moving(found: Perturbed) -> Iterator[Block]:
+    if not found.routers:
+        return
+    most = max(len(one.tokens) for one in found.routers)
+    yield Fact("sample", f"{number_of(most, 'token')} of each router (seed {found.seed}).")
+    yield Fact("moved", f"{found.noise[:1].upper()}{found.noise[1:]}.")
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def _curves(found: Perturbed, shown: Sequence[RouterPaths]) -> Table:
+    first = found.routers[0]
+    times = [f"{at.time:.3g}" for at in first.curve]
+    ties = ["boundary", *(f"{order + 1} tie" for order in _orders(first.near) if order > 1)]
+    ties = ties if 1 in _orders(first.near) else ties[1:]
+    blank = [""] * (len(times) - 1)
+    over = ("", "experts have changed by time", *blank, "half", "", "another", "time near")
+    heads = (
+        (*over, *[""] * (len(ties) - 1)),
+        ("layer", *times, "by", "drift", "comes in", *ties),
+    )
+    rest = len(found.routers) - len(shown)
+    more = f"and {rest} more that change later: --detail" if rest else ""
+    rows = [(_summary(found).place(one.router), *_cells(one)) for one in shown]
+    drops = (0, 2, 1, 0, 0, 0, 0, 0, 0, *[0] * len(ties))
+    return Table(heads, rows, drops=drops, rest=more)
+
+
+def _orders(near: Sequence[NearTie]) -> list[int]:
+    return [tie.order for tie in near]
+
+
+def _cells(one: RouterPaths) -> tuple[str, ...]:
+    size = _size_at_half(one)
+    return (
+        *(percent((at.simulated_lower + at.simulated_upper) / 2.0) for at in one.curve),
+        _time(one.half.simulated),
+        "-" if size is None else percent(size),
+        "-" if one.elsewhere is None else percent(one.elsewhere),
+        *(percent(tie.share) for tie in one.near),
+    )
+
+
+def _size_at_half(one: RouterPaths) -> float | None:
+    """How far an input has drifted at the half time, a coordinate, in shares of its rms."""
+    if one.size is None or math.isinf(one.half.simulated):
+        return None
+    return one.size * math.sqrt(one.half.simulated)
+
+
+def _time(time: float | None) -> str:
+    if time is None:
+        return "-"
+    return "later" if math.isinf(time) else f"{time:.2g}"
+
+
+def _pairs(found: Perturbed, view: View) -> Iterator[Block]:
+    """The pairs of experts whose share of exits differs most from that of nearest boundaries."""
+    ranked = sorted(
+        (
+            (one, pair)
+            for one in found.routers
+            for pair in one.exits
+            if abs(pair.share - pair.share_nearest) > _BELIEVED * pair.apart
+        ),
+        key=lambda both: -abs(both[1].share - both[1].share_nearest),
+    )
+    if not ranked:
+        return
+    rows = [
+        (
+            _summary(found).place(one.router),
+            str(pair.expert_out),
+            str(pair.expert_in),
+            f"{percent(pair.share)} +- {percent(pair.share_se)}",
+            percent(pair.share_nearest),
+        )
+        for one, pair in ranked
+    ]
+    most = len(rows) if view.detail else _PAIRS
+    rest = len(rows) - most
+    more = f"and {number_of(rest, 'more pair')}: --detail" if rest > 0 else ""
+    shown = Table(_PAIR_HEADS, rows[:most], rest=more)
+    shorter = [[Table(_PAIR_HEADS, rows[:2], rest=f"and {len(rows) - 2} more: --detail")]]
+    yield Excerpt([shown], [Table(_PAIR_HEADS, rows)], shorter=shorter if len(rows) > 2 else ())
+
+
+# -------------------------------------------------------------------------------------------- notes
+
+
+def _limits(found: Perturbed) -> Iterator[str]:
+    """How to read the figures, and what they do not say."""
+    if not found.routers:
+        return
+    yield (
+        "Chances are those of the median token, simulated without bias in time; 'half': "
+        "probability 1/2. 'drift': standard deviation a coordinate by then, in shares of the "
+        "token's rms. "
+        "Inputs are taken to drift at random, each coordinate on its own unless --cov says "
+        "otherwise; what a model really does to them is another matter."
+    )
+    yield from _errors(found)
+    if found.has_drift:
+        yield (
+            "Not computed with --drift: which expert takes over, and bounds on the time near ties."
+        )
+    corners = _median(found, lambda one: one.at_corners)
+    if corners is not None:
+        yield (
+            f"'another comes in': walks to the boundary, no step of time. {percent(corners)} of "
+            "exits are at a corner (a second boundary within a hundredth of the first distance); "
+            "at the others two experts change places."
+        )
+    yield from _loose(found)
+    if undecided := max(tie.undecided for one in found.routers for tie in one.near):
+        yield (
+            f"Of up to {percent(undecided)} of the draws it was not found out whether a tie is "
+            "near; they count as near."
+        )
+    if unfinished := max(one.unfinished for one in found.routers):
+        yield f"Up to {percent(unfinished)} of the walks did not arrive and are left out."
+
+
+def _errors(found: Perturbed) -> Iterator[str]:
+    """The largest standard errors of what a table shows; none of one token."""
+    said = []
+    for name, values in {
+        "chances": [at.simulated_se for one in found.routers for at in one.curve],
+        "'another comes in'": [one.elsewhere_se for one in found.routers],
+        "'time near'": [tie.share_se for one in found.routers for tie in one.near],
+    }.items():
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        if any(known):
+            said.append(f"{name} {percent(max(known))}")
+    if said:
+        yield f"Standard errors over tokens, at most: {', '.join(said)}."
+
+
+def _loose(found: Perturbed) -> Iterator[str]:
+    """The union over all flats, once."""
+    bounds = [tie for tie in found.routers[0].near if tie.bound is not None]
+    if bounds:
+        said = ", ".join(f"{percent(tie.bound or 0.0)} near {_TIES[tie.order]}" for tie in bounds)
+        place = _summary(found).places([found.routers[0].router])
+        yield f"Loose: all flats where experts tie, added up, allow {said} in {place}."
+
+
+def _record(found: Perturbed) -> Mapping[str, Any]:
+    return {
+        "routers": [dataclasses.asdict(one) for one in found.routers],
+        "left_out": found.left_out,
+        "noise": found.noise,
+        "has_drift": found.has_drift,
+        "time": found.time,
+        "eps": found.eps,
+        "seed": found.seed,
+        "written": found.written,
+        **rule_facts(found.run),
+        "run": found.run,
+    }

@@ -1,0 +1,146 @@
+"""Router inputs that drift: when their experts change, to which, and how long ties are near."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moegeom.core.tokens import InputNoise
+from moegeom.engine.request import TokensRequest
+
+
+@dataclass(frozen=True)
+class PerturbRequest(TokensRequest):
+    """What was asked for.
+
+    ``noise`` is what inputs gather per unit of ``time``: a share of their rms, a second recording,
+    or ``cov``, a file with a factor of the covariance. ``drift`` adds what all tokens of the second
+    recording have in common. ``at`` are numbers of tokens, a sample where it is empty; ``orders``
+    are those of ties, and ``eps`` is how near a tie counts as near, as a share of the rms. ``out``
+    is a Parquet file.
+    """
+
+    _: dataclasses.KW_ONLY
+    noise: str | InputNoise | Mapping[str, InputNoise] | None = None
+    cov: Path | None = None
+    drift: bool = False
+    time: float = 4.0
+    at: tuple[int, ...] = ()
+    orders: tuple[int, ...] = (1, 2)
+    eps: float = 0.01
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class ExitAt:
+    """Probability that the experts have changed by a ``time``.
+
+    ``lower`` and ``upper`` are proved; the simulated ones hold it between them on the mean over
+    paths, kept within the proved, each with a standard error of at most ``simulated_se``.
+    """
+
+    time: float
+    lower: float
+    upper: float
+    simulated_lower: float
+    simulated_upper: float
+    simulated_se: float
+
+
+@dataclass(frozen=True)
+class HalfTime:
+    """Time by which the experts have changed with probability 1/2; inf for later than was looked.
+
+    ``earliest`` and ``latest`` are by the bounds, ``simulated`` between them.
+    """
+
+    earliest: float
+    simulated: float
+    latest: float
+
+
+@dataclass(frozen=True)
+class NearTie:
+    """Share of the time near a tie of ``order`` + 1 experts, its error, and the union bound.
+
+    ``undecided`` is the share of draws that a search left open; they count as near. The bound is
+    that of all flats together, and None where it is not known or there are too many.
+    """
+
+    order: int
+    share: float
+    share_se: float
+    bound: float | None
+    undecided: float
+
+
+@dataclass(frozen=True)
+class TokenPaths:
+    """One token; ``nearest`` is the pair (expert out, expert in) of its nearest boundary."""
+
+    token: int
+    nearest: tuple[int, int]
+    curve: tuple[ExitAt, ...]
+    half: HalfTime
+    near: tuple[NearTie, ...]
+
+
+@dataclass(frozen=True)
+class ExitPair:
+    """How often expert ``expert_out`` leaves for ``expert_in`` when the set first changes.
+
+    ``share_nearest`` is the share of tokens whose nearest boundary is that of the pair, ``apart``
+    the standard error of the difference of both.
+    """
+
+    expert_out: int
+    expert_in: int
+    share: float
+    share_se: float
+    share_nearest: float
+    apart: float
+
+
+@dataclass(frozen=True)
+class RouterPaths:
+    """One router.
+
+    ``curve`` and ``half`` are medians over the tokens, ``near`` means; their errors are over
+    tokens. ``size`` is the noise per unit of time in shares of the rms, None where it is not
+    isotropic. ``elsewhere`` is the share of exits by which another expert comes in than the one
+    behind the nearest boundary, ``at_corners`` that of exits where a second boundary is within a
+    hundredth of the first distance; None with drift, as there are no ``exits`` then. ``unfinished``
+    is the share of walks that did not arrive.
+    """
+
+    router: str
+    num_experts: int
+    top_k: int
+    tokens: tuple[TokenPaths, ...]
+    size: float | None
+    curve: tuple[ExitAt, ...]
+    half: HalfTime
+    near: tuple[NearTie, ...]
+    exits: tuple[ExitPair, ...]
+    elsewhere: float | None
+    elsewhere_se: float | None
+    at_corners: float | None
+    unfinished: float
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """All routers; ``left_out`` have a reason. ``noise`` says in words what moves the inputs."""
+
+    run: Mapping[str, Any]
+    routers: tuple[RouterPaths, ...]
+    left_out: tuple[tuple[str, str], ...]
+    noise: str
+    has_drift: bool
+    time: float
+    eps: float
+    seed: int
+    written: str | None

@@ -1,0 +1,250 @@
+"""What is known of drifting inputs in closed form is what `perturb` says."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import levy
+
+from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.tokens import InputNoise
+from moegeom.document.model import View
+from moegeom.document.render import render
+from moegeom.geometry.occupation import slab_occupation
+from moegeom.studies.perturb.document import document
+from moegeom.studies.perturb.record import PerturbRequest
+from moegeom.studies.perturb.router import TIMES, Moved, router_paths, sampled_tokens
+from moegeom.studies.perturb.study import perturb
+from tests.unit.studies.test_balancing import inputs_of, router_of
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
+MODEL = str(SAMPLES / "olmoe-balanced/step_1500")
+REC, REC2 = (str(SAMPLES / f"olmoe-balanced/rec/step_{step}") for step in (1500, 1000))
+
+
+def asked(**options) -> PerturbRequest:
+    return PerturbRequest("made", **options)
+
+
+def looked_at(router, inputs, moved, **options):
+    return router_paths(router, inputs, np.arange(len(inputs)), moved, asked(**options))
+
+
+def sample(**options):
+    return perturb(PerturbRequest(MODEL, **{"tokens": REC, **options}))
+
+
+def one_of_two():
+    """A router of two experts, of which one is chosen: one boundary."""
+    router = router_of(experts=2)
+    return dataclasses.replace(router, rule=dataclasses.replace(router.rule, top_k=1))
+
+
+# ------------------------------------------------------------------------------------------- router
+def test_of_two_experts_everything_is_known():
+    router, inputs = one_of_two(), inputs_of(1)[:6]
+    found = looked_at(router, inputs, Moved.by(InputNoise(0.3, False)), time=2.0, eps=0.2)
+    weight = router.weight.astype(np.float64)
+    gaps = np.abs((inputs @ (weight[0] - weight[1])) / np.linalg.norm(weight[0] - weight[1]))
+    rms = np.sqrt((inputs.astype(np.float64) ** 2).mean(axis=1))
+    for token, gap, size in zip(found.tokens, gaps, rms, strict=True):
+        scale = (gap / 0.3) ** 2
+        for at, share in zip(token.curve, TIMES, strict=True):
+            assert at.time == 2.0 * share
+            chance = levy.cdf(at.time, scale=scale)
+            np.testing.assert_allclose([at.lower, at.upper], chance, rtol=1e-4)
+            assert at.simulated_lower == at.simulated_upper
+            assert abs(at.simulated_lower - chance) < 5.0 * at.simulated_se + 1e-4
+        half = levy.median(scale=scale)
+        halves = (token.half.earliest, token.half.simulated, token.half.latest)
+        np.testing.assert_allclose(halves, half, rtol=0.03)
+        (near,) = [tie for tie in token.near if tie.order == 1]
+        width = np.array([0.2 * size / 0.3])
+        exact = slab_occupation(np.array([gap / 0.3]), width, 2.0)[0] / 2.0
+        assert abs(near.share - exact) < 4.5 * near.share_se
+        np.testing.assert_allclose(near.bound, exact, rtol=1e-4)
+    assert {(pair.expert_out, pair.expert_in) for pair in found.exits} <= {(0, 1), (1, 0)}
+    assert (found.elsewhere, found.unfinished) == (0.0, 0.0)
+
+
+def test_noise_in_shares_of_the_rms_does_not_see_how_long_inputs_are():
+    inputs, moved = inputs_of(1)[:4], Moved.by(InputNoise(0.1))
+    found = looked_at(router_of(), inputs, moved)
+    longer = looked_at(router_of(), 8.0 * inputs, moved)
+    assert longer == found
+    zeros = looked_at(router_of(), np.zeros_like(inputs[:1]), moved)
+    assert zeros.half.simulated == 0.0  # all logits are 0: it is on every boundary
+
+
+def test_one_size_a_diagonal_and_a_factor_are_the_same_noise():
+    router, inputs = router_of(), inputs_of(1)[:3]
+    size = np.full(router.hidden_size, 0.2)
+    found = looked_at(router, inputs, Moved(0.2, False, None))
+    for factor in (size, np.diag(size)):
+        other = looked_at(router, inputs, Moved(factor, False, None))
+        for mine, theirs in zip(found.tokens, other.tokens, strict=True):
+            assert mine.nearest == theirs.nearest
+            for a, b in zip(mine.curve, theirs.curve, strict=True):
+                np.testing.assert_allclose([a.lower, a.upper], [b.lower, b.upper], rtol=1e-6)
+    # noise that no row sees moves nothing
+    rows, last = router.weight.copy(), np.zeros(router.hidden_size)
+    rows[:, -1], last[-1] = 0.0, 1.0
+    still = looked_at(router_of(weight=rows), inputs, Moved(last, False, None))
+    assert np.isinf(still.half.simulated)
+    assert (still.exits, still.elsewhere, still.unfinished) == ((), None, 1.0)
+
+
+def test_a_drift_towards_a_boundary_arrives_when_it_must():
+    router, inputs = one_of_two(), inputs_of(1)[:1]
+    weight = router.weight.astype(np.float64)
+    normal = weight[0] - weight[1]
+    gap = float(inputs[0] @ normal)
+    towards = -gap * normal / (normal @ normal)
+    moved = Moved(0.02 * np.linalg.norm(towards), False, None, towards)
+    there = looked_at(router, inputs, moved, time=2.0)
+    away = looked_at(router, inputs, dataclasses.replace(moved, drift=-towards), time=2.0)
+    chances = [at.simulated_lower for at in there.curve]
+    np.testing.assert_allclose(chances, [0.0, 0.0, 0.0, 0.5, 1.0], atol=0.06)
+    assert there.half.simulated == pytest.approx(1.0, abs=0.1)
+    assert away.half.simulated == np.inf
+    assert away.curve[-1].upper < 1e-9
+    assert there.exits == ()
+    assert there.elsewhere is None
+    assert {tie.bound for tie in there.near} == {None}
+
+
+def test_bounds_hold_the_simulation_and_exits_add_up():
+    found = looked_at(router_of(), inputs_of(1), Moved.by(InputNoise(0.3)), time=4.0)
+    for token in found.tokens:
+        for at in token.curve:
+            assert at.lower <= at.simulated_upper + 4.5 * at.simulated_se + 1e-9
+            assert at.upper >= at.simulated_lower - 4.5 * at.simulated_se - 1e-9
+        assert token.half.earliest <= token.half.simulated <= token.half.latest
+        first, second = token.near
+        assert first.share >= second.share
+        assert first.share <= first.bound + 4.0 * first.share_se
+    assert sum(pair.share for pair in found.exits) == pytest.approx(1.0)
+    assert 0.1 < found.elsewhere < 0.6
+    seen = {token.nearest for token in found.tokens}
+    of_nearest = {(p.expert_out, p.expert_in) for p in found.exits if p.share_nearest > 0.0}
+    assert of_nearest == seen
+
+
+# ------------------------------------------------------------------------------------------ command
+def test_the_sample_is_the_same_for_all_and_follows_the_seed():
+    first, again, other = (sampled_tokens(5000, seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert len(np.unique(first)) == 64
+    assert (first != other).any()
+    assert len(sampled_tokens(10, 0)) == 10
+
+
+def test_files_hold_curves_ties_and_exits(tmp_path):
+    out = tmp_path / "paths.parquet"
+    found = sample(layers="0", at=(900, 5), orders=(1, 2, 3), out=out)
+    (router,) = found.routers
+    assert [token.token for token in router.tokens] == [5, 900]
+    rows = pq.read_table(out).to_pylist()
+    curves = [row for row in rows if row["what"] == "curve"]
+    assert [row["token"] for row in curves] == [5] * 5 + [900] * 5 + [None] * 5
+    assert [row["p_upper"] for row in curves[-5:]] == [at.upper for at in router.curve]
+    ties = [row for row in rows if row["what"] == "near a tie"]
+    assert [row["order"] for row in ties] == [1, 2, 3] * 3
+    exits = [row for row in rows if row["what"] == "exit"]
+    assert sum(row["share"] for row in exits) == pytest.approx(1.0)
+    assert {row["token"] for row in exits} == {None}
+    with pytest.raises(UsageError, match="exists already"):
+        sample(out=out)
+
+
+def test_two_recordings_give_noise_and_drift(tmp_path):
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((2048, 64)).astype(np.float32)
+    shift = random.standard_normal(64)
+    shift *= 0.3 / np.sqrt((shift**2).mean())
+    second = inputs + shift + 0.05 * random.standard_normal(inputs.shape)
+    names = [f"text/{layer}" for layer in range(3)]
+    for name, values in (("a", inputs), ("b", second)):
+        arrays = dict.fromkeys(names, values.astype(np.float32))
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    given = {"tokens": str(tmp_path / "a.npz"), "stage": "router_input", "layers": "1"}
+    given |= {"noise": str(tmp_path / "b.npz"), "at": (3, 4), "unverified": True}
+    still, moving = sample(**given), sample(**given, drift=True)
+    expected = np.sqrt((0.3**2 + 0.05**2) / 2.0)
+    assert still.routers[0].size == pytest.approx(expected, rel=0.02)
+    assert moving.routers[0].size is None
+    assert moving.has_drift
+    # what is left is a tenth of the noise, and the drift is larger than both
+    near = [found.routers[0].half for found in (still, moving)]
+    assert near[0] != near[1]
+
+
+def test_equal_recordings_move_nothing_and_curved_rules_are_left_out():
+    found = sample(noise=REC)
+    assert {reason for _, reason in found.left_out} == {
+        "both recordings hold the same inputs: nothing moves them"
+    }
+    path = SAMPLES / "deepseek-tiny"
+    curved = perturb(PerturbRequest(str(path / "step_1500"), tokens=str(path / "rec/step_1500")))
+    text = " ".join(render(document(curved, View(80)), "table", View(80)).split())
+    assert text.startswith("RESULT all layers: not looked at: boundaries of this rule are curved")
+
+
+def test_a_covariance_is_read_for_all_routers_or_for_each(tmp_path):
+    each, one = tmp_path / "each.npz", tmp_path / "one.npz"
+    size = np.full(64, 0.1)
+    np.savez(one, F=size)
+    np.savez(each, **{f"text/{layer}": np.diag(size) for layer in range(3)})
+    options = {"layers": "1", "at": (5,)}
+    first, second = (sample(cov=path, **options).routers[0].curve for path in (one, each))
+    np.testing.assert_allclose([at.upper for at in first], [at.upper for at in second], rtol=1e-6)
+    wrong = {
+        "shape": {"F": np.ones((3, 2))},
+        "no array": {"F": size, "G": size},
+        "not finite": {"F": np.zeros(64)},
+    }
+    for said, arrays in wrong.items():
+        np.savez(one, **arrays)
+        with pytest.raises(UsageError, match=said):
+            sample(cov=one, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tokens": None}, "needs recorded tokens"),
+        ({"time": 0.0}, "--time 0.0: expected a positive number"),
+        ({"eps": float("nan")}, "--eps nan"),
+        ({"orders": (4,)}, "--orders 4"),
+        ({"orders": ()}, "--orders"),
+        ({"at": (5, 99_999)}, "--at 99999: .* holds 4,096 tokens"),
+        ({"noise": "0.1", "cov": Path("f.npz")}, "exclude each other"),
+        ({"noise": "0.1", "drift": True}, "takes a second recording"),
+        ({"drift": True}, "takes a second recording"),
+        ({"noise": "-1"}, "--noise -1"),
+        ({"out": Path("paths.csv")}, "ends in .parquet"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options, said):
+    with pytest.raises(UsageError, match=said):
+        sample(**options)
+
+
+def test_logits_alone_are_refused(tmp_path):
+    logits = tmp_path / "logits.npz"
+    made = np.random.default_rng(0).standard_normal((256, 16)).astype(np.float32)
+    np.savez(logits, **{f"text/{layer}": made for layer in range(3)})
+    with pytest.raises(RecordingError, match="takes router inputs"):
+        sample(tokens=str(logits), stage="logits")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_screen_has_its_width(width):
+    found = sample(at=(5, 77), noise=REC2)
+    text = render(document(found, View(width)), "table", View(width))
+    assert max(map(len, text.splitlines())) <= width
+    assert text.startswith("RESULT")
