@@ -135,6 +135,19 @@ def test_bounds_hold_the_simulation_and_exits_add_up():
 
 
 # ------------------------------------------------------------------------------------------ command
+def test_the_page_has_the_figures_of_the_balanced_sample():
+    page = (SAMPLES.parent / "docs/perturb.md").read_text("utf-8")
+    for layer, router in enumerate(sample().routers):
+        half, (near, _) = router.half, router.near
+        row = (
+            f"| balanced, layer {layer} | {half.earliest:.1f} to {half.latest:.1f} | "
+            f"{half.simulated:.1f} | {10.0 * np.sqrt(half.simulated):.0f} %"
+        )
+        assert row in page
+        (line,) = (line for line in page.splitlines() if line.startswith(row))
+        assert line.endswith(f"| {router.elsewhere:.0%} | {near.share:.1%} |".replace("%", " %"))
+
+
 def test_the_sample_is_the_same_for_all_and_follows_the_seed():
     first, again, other = (sampled_tokens(5000, seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
