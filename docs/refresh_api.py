@@ -28,7 +28,7 @@ HEAD = (
 #: In the order of the page; what it is called as a command, where that is another name.
 FUNCTIONS = (
     *("open", "recording", "scan", "report", "check", "route", "boundary_report"),
-    *("space", "balance", "cells", "capacity", "diff", "signoff", "explain", "track"),
+    *("space", "balance", "cells", "capacity", "regions", "diff", "signoff", "explain", "track"),
 )
 COMMAND_OF = {"open": "routers"}
 

@@ -27,6 +27,7 @@ _PUBLIC: dict[str, str] = {
     "track": "moegeom.api:track",
     "cells": "moegeom.api:cells",
     "capacity": "moegeom.api:capacity",
+    "regions": "moegeom.api:regions",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",
