@@ -175,9 +175,7 @@ def _repeated(
     return found
 
 
-def _crossing(
-    one: Line, other: Line
-) -> Point:
+def _crossing(one: Line, other: Line) -> Point:
     determinant = one[0] * other[1] - one[1] * other[0]
     return (
         (one[1] * other[2] - one[2] * other[1]) / determinant,

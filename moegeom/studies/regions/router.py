@@ -167,7 +167,7 @@ class _OnWays:
 
 
 def _middles(
-    first: Int64[np.ndarray, "segments+1"], at: Float64[np.ndarray, "changes"]
+    first: Int64[np.ndarray, "bounds"], at: Float64[np.ndarray, "changes"]
 ) -> tuple[Int64[np.ndarray, "pieces"], Float64[np.ndarray, "pieces"]]:
     """The segment of each piece between changes, and the middle of the piece."""
     segments = len(first) - 1

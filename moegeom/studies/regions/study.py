@@ -70,9 +70,7 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
             watch.begin(router.name)
         sample = token_sample(router, source, load_kernels(request.backend), request.seed)
         ways = ways_of(sample, _documents(sample, source), request.segments, request.seed)
-        plane = requested_slice(
-            request.subspace, router, sample, source.facts.name, request.seed
-        )
+        plane = requested_slice(request.subspace, router, sample, source.facts.name, request.seed)
 
         def looked(
             router: Router, tensors: ExpertTensors, ways=ways, plane=plane, sample=sample
