@@ -40,6 +40,7 @@ IN_PYTHON = {
     "backend": "`cpu`, or `reference` for the plain NumPy definitions.",
     "batch_tokens": "Tokens that a worker holds at once.",
     "expert": 'The expert that `view="expert"` shows, or whose load `track` follows.',
+    "random_experts": "Draws of experts with the same row lengths.",
     "num_workers": "Worker threads; None: one for each processor.",
     "out": "Where to keep it; None keeps nothing.",
     "remote": "`RemoteOptions`: how what is behind a URL is fetched and kept.",

@@ -190,7 +190,8 @@ def _meets(
     points = np.array([[float(x), float(y), 1.0] for x, y in corners])
     values = lines @ points.T
     error = 2.0**-48 * (np.abs(lines) @ np.abs(points).T)
-    return ~((values > error).all(axis=1) | (values < -error).all(axis=1))
+    outside = (values > error).all(axis=1) | (values < -error).all(axis=1)
+    return np.logical_not(outside)
 
 
 def _reduced(row: Sequence[float]) -> Line:

@@ -89,23 +89,23 @@ def _layers(number: int) -> str:
 
 
 def _ways(routers: Sequence[RouterRegions]) -> Table:
-    rows = []
-    for one in routers:
-        for counted, ending in ((one, ""), (one.before, ", before")):
-            for way in counted.ways if counted else ():
-                rows.append(
-                    (
-                        one.router,
-                        f"{way.way}{ending}",
-                        f"{way.num_segments:,}",
-                        f"{way.router_changes:.3g} +- {way.router_changes_se:.1g}",
-                        f"{way.neuron_changes:.4g} +- {way.neuron_changes_se:.1g}",
-                        "" if math.isnan(way.routing_share) else percent(way.routing_share),
-                        f"{way.all_neurons:.4g}",
-                        f"{way.per_length:.3g}",
-                        f"{way.per_length_se:.1g}",
-                    )
-                )
+    rows = [
+        (
+            one.router,
+            f"{way.way}{ending}",
+            f"{way.num_segments:,}",
+            f"{way.router_changes:.3g} +- {way.router_changes_se:.1g}",
+            f"{way.neuron_changes:.4g} +- {way.neuron_changes_se:.1g}",
+            "" if math.isnan(way.routing_share) else percent(way.routing_share),
+            f"{way.all_neurons:.4g}",
+            f"{way.per_length:.3g}",
+            f"{way.per_length_se:.1g}",
+        )
+        for one in routers
+        for counted, ending in ((one, ""), (one.before, ", before"))
+        if counted is not None
+        for way in counted.ways
+    ]
     return Table(_WAYS, rows, left=(0, 1), drops=_WAYS_DROPS)
 
 

@@ -116,7 +116,7 @@ class _OnWays:
         self.length = np.linalg.norm(ways.stop - ways.start, axis=1)
         logits = [self._logits(router, ends) for ends in (ways.start, ways.stop)]
         k, experts = router.rule.top_k, router.num_experts
-        found = segment_crossings(*logits, k, with_places=True)
+        found = segment_crossings(logits[0], logits[1], k, with_places=True)
         self.first, self.at = found.first, found.at
         self.segment = np.repeat(np.arange(self.number), np.diff(found.first))
         owner, middle = _middles(found.first, found.at)

@@ -61,7 +61,11 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
     tensors = {router.name: open_experts(opened.store, router) for router in asked}
     before = _before(request, asked)
-    _announce([*tensors.values(), *(t for _, t in before.values())], request, watch)
+    _announce(
+        [*tensors.values(), *(experts for pairs in before.values() for _, experts in pairs)],
+        request,
+        watch,
+    )
     if watch:
         watch.start(len(asked))
     found = []
@@ -71,16 +75,11 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         sample = token_sample(router, source, load_kernels(request.backend), request.seed)
         ways = ways_of(sample, _documents(sample, source), request.segments, request.seed)
         plane = requested_slice(request.subspace, router, sample, source.facts.name, request.seed)
-
-        def looked(
-            router: Router, tensors: ExpertTensors, ways=ways, plane=plane, sample=sample
-        ) -> RouterRegions:
-            return router_regions(router, tensors, ways, plane, sample, request)
-
-        one = looked(router, tensors[router.name])
-        if router.name in before:
-            one = dataclasses.replace(one, before=looked(*before[router.name]))
-        found.append(one)
+        both = [(router, tensors[router.name]), *before.get(router.name, ())]
+        one, *earlier = (
+            router_regions(twin, experts, ways, plane, sample, request) for twin, experts in both
+        )
+        found.append(dataclasses.replace(one, before=earlier[0]) if earlier else one)
         if watch:
             watch.advance(1)
     if request.out is not None:
@@ -97,8 +96,8 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
 
 def _before(
     request: RegionsRequest, asked: Sequence[Router]
-) -> dict[str, tuple[Router, ExpertTensors]]:
-    """The same routers of the checkpoint to compare with, each with its experts."""
+) -> dict[str, list[tuple[Router, ExpertTensors]]]:
+    """The same router of the checkpoint to compare with, and its experts, by name."""
     if request.against is None:
         return {}
     other = Session.of(request.against, request)
@@ -111,7 +110,7 @@ def _before(
                 f"{router.num_experts} x {router.hidden_size} to compare with.",
                 "--against is an earlier state of the same model.",
             )
-    return {r.name: (named[r.name], open_experts(other.store, named[r.name])) for r in asked}
+    return {r.name: [(named[r.name], open_experts(other.store, named[r.name]))] for r in asked}
 
 
 def _announce(
