@@ -28,7 +28,8 @@ HEAD = (
 #: In the order of the page; what it is called as a command, where that is another name.
 FUNCTIONS = (
     *("open", "recording", "scan", "report", "check", "route", "boundary_report"),
-    *("space", "balance", "cells", "capacity", "perturb", "diff", "signoff", "explain", "track"),
+    *("space", "balance", "cells", "capacity", "perturb", "regions"),
+    *("diff", "signoff", "explain", "track"),
 )
 COMMAND_OF = {"open": "routers"}
 
@@ -40,6 +41,7 @@ IN_PYTHON = {
     "backend": "`cpu`, or `reference` for the plain NumPy definitions.",
     "batch_tokens": "Tokens that a worker holds at once.",
     "expert": 'The expert that `view="expert"` shows, or whose load `track` follows.',
+    "random_experts": "Draws of experts with the same row lengths.",
     "num_workers": "Worker threads; None: one for each processor.",
     "out": "Where to keep it; None keeps nothing.",
     "remote": "`RemoteOptions`: how what is behind a URL is fetched and kept.",

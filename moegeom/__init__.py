@@ -28,6 +28,7 @@ _PUBLIC: dict[str, str] = {
     "cells": "moegeom.api:cells",
     "capacity": "moegeom.api:capacity",
     "perturb": "moegeom.api:perturb",
+    "regions": "moegeom.api:regions",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",

@@ -40,6 +40,7 @@ from moegeom.studies.opened import (
     side,
 )
 from moegeom.studies.perturb.record import PerturbRequest
+from moegeom.studies.regions.record import RegionsRequest
 from moegeom.studies.signoff.record import SignOffRequest
 from moegeom.studies.space.record import SpaceRequest
 from moegeom.studies.track.record import TrackRequest
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from moegeom.studies.diff.record import Difference
     from moegeom.studies.explain.record import Explanation
     from moegeom.studies.perturb.record import Perturbed
+    from moegeom.studies.regions.record import Regions
     from moegeom.studies.signoff.record import SignOff
     from moegeom.studies.space.record import RouterSpaces
 
@@ -456,6 +458,41 @@ def capacity(
     from moegeom.studies.capacity.study import capacity as counted
 
     request = asked_request(CapacityRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(counted(request, watch), document)
+
+
+@asks(RegionsRequest)
+def regions(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Regions]:
+    """Between two tokens, how often do experts change, and how often their neurons?
+
+    Raises
+    ------
+    RouterError
+        When the checkpoint has no experts, or they are stored in a way that is not known.
+    RecordingError
+        When the recording does not hold router inputs, or records none of the routers.
+    UsageError
+        Without tokens, when no router has linear boundaries, when more than 2 GB are to be read
+        without ``yes``, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.regions(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
+    >>> [way.way for way in found.value.routers[0].ways]
+    ['random pairs', 'consecutive tokens']
+    """
+    from moegeom.studies.regions.document import document
+    from moegeom.studies.regions.study import regions as counted
+
+    request = asked_request(RegionsRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(counted(request, watch), document)
 
 

@@ -15,6 +15,7 @@ from moegeom.checkpoint.formats.gguf import decode
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.router.family import ExpertsSpec, Setting
 from moegeom.router.family_file import families, load_family
 from moegeom.router.plain_names import plain_name, with_plain_names
@@ -301,7 +302,7 @@ def _tensor(
     if -1 not in parts:
         if set(parts) != set(range(experts)):
             raise RouterError(
-                f"{store.label}: {len(parts)} experts have a '{leaf}' beside router "
+                f"{store.label}: {number_of(len(parts), 'expert')} with a '{leaf}' beside router "
                 f"{router.name}, which chooses among {experts}.",
                 "Is a shard missing? Experts that copy their input have no tensors.",
             )

@@ -298,6 +298,8 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
         ),
         lambda way: way.holds("router_input", "pre_norm"),
     ),
+    # the model is routers alone
+    "regions": (one_side("regions", "--layers", "1"), lambda way: False),
     "balance": (
         one_side("balance", "--layers", "1"),
         lambda way: way.holds("router_input", "pre_norm", "logits"),

@@ -134,6 +134,11 @@ def test_cells_finds_what_cells_prints():
     assert_same(found, "cells", CKPT, "--tokens", REC, "--layer", "0", "--subspace", "pca:2")
 
 
+def test_regions_finds_what_regions_prints():
+    found = mg.regions(CKPT, REC, layers=1, segments=20)
+    assert_same(found, "regions", CKPT, "--tokens", REC, "--layers", "1", "--segments", "20")
+
+
 def test_cells_of_a_bare_matrix(tmp_path):
     file = tmp_path / "router.npz"
     np.savez(file, weight=np.random.default_rng(0).standard_normal((6, 2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from math import comb, exp, log, sqrt
 from pathlib import Path
 
@@ -59,6 +60,7 @@ from moegeom.geometry.occupation import (
     tube_occupation,
 )
 from moegeom.geometry.paths import face_quantile, log_crossing_probability
+from moegeom.geometry.region_counts import regions_in_polygon
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
 from moegeom.geometry.selection import margin, route, selection_scores, top_k
 from moegeom.geometry.space import participation_ratio, participation_ratio_corrected
@@ -317,3 +319,12 @@ def test_random_rows_are_nearly_as_orthogonal_as_the_paper_calls_high():
         found.append((gram_score(cosine), mean_absolute_cosine(cosine)))
     score, mean = np.array(found).T
     assert f"{score.mean():.2f} +- {score.std():.2f} by D1, and {1 - mean.mean():.2f}" in PAGE
+
+
+def test_lines_cut_a_square_as_b13_says():
+    square = [(Fraction(x), Fraction(y)) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+    grid = [(1, 0, 0.5), (1, 0, 0), (1, 0, -0.5), (0, 1, 0.5), (0, 1, -0.5)]
+    star = [(1, 0, 0), (0, 1, 0), (1, 1, 0), (1, -1, 0), (1, 3, 0)]
+    found = [regions_in_polygon(square, np.array(lines, float)) for lines in (grid, star)]
+    assert found == [12, 10]
+    assert "into 12 regions; five lines through one point into 10." in PAGE

@@ -1,0 +1,1 @@
+"""How many regions a router and the neurons of its experts make, on recorded tokens."""

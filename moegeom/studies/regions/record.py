@@ -1,0 +1,105 @@
+"""Regions of a router and its experts between tokens and in a plane: request and record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moegeom.engine.request import TokensRequest
+
+
+@dataclass(frozen=True)
+class RegionsRequest(TokensRequest):
+    """What was asked for.
+
+    ``segments`` is the number of ways of each kind. ``subspace`` is a plane, ``against`` a
+    checkpoint whose regions are counted on the same inputs (initialisation). Gates of more than
+    2 GB are read with ``yes`` only.
+    """
+
+    segments: int = 1000
+    subspace: str = "pca:2"
+    against: str | None = None
+    random_experts: int = 3
+    yes: bool = False
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class SegmentRegions:
+    """Means over straight ways, with standard errors over ways; rates per unit of length.
+
+    ``all_neurons`` is how often neurons of all experts, chosen or not, change on a way.
+    """
+
+    way: str
+    num_segments: int
+    length: float
+    router_changes: float
+    router_changes_se: float
+    neuron_changes: float
+    neuron_changes_se: float
+    regions: float
+    regions_se: float
+    all_neurons: float
+    per_length: float
+    per_length_se: float
+
+    @property
+    def routing_share(self) -> float:
+        """Changes of the set among all changes; nan where nothing changes."""
+        total = self.router_changes + self.neuron_changes
+        return self.router_changes / total if total else float("nan")
+
+
+@dataclass(frozen=True)
+class PlaneRegions:
+    """Regions in the frame of a plane, exact for the numbers rounded to it.
+
+    ``of_cell`` are those of each cell that the frame meets, ``bound`` the most of any router and
+    experts of this size (docs/theory.md B6), ``top_1`` and ``top_k`` what is published; ``random``
+    has as many draws of experts with the same row lengths, None for none.
+    """
+
+    subspace: str
+    variance_share: float | None
+    expert_sets: tuple[tuple[int, ...], ...]
+    of_cell: tuple[int, ...]
+    bound: int
+    top_1: int
+    top_k: int
+    random: tuple[int, ...]
+
+    @property
+    def regions(self) -> int:
+        return sum(self.of_cell)
+
+
+@dataclass(frozen=True)
+class RouterRegions:
+    """One router; ``counted`` says what its regions are. ``before`` is that of ``against``."""
+
+    router: str
+    num_experts: int
+    top_k: int
+    width: int
+    activation: str
+    counted: str
+    num_bytes: int
+    ways: tuple[SegmentRegions, ...]
+    plane: PlaneRegions
+    before: RouterRegions | None = None
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Every router that could be looked at; ``left_out`` are the others, with the reason."""
+
+    run: Mapping[str, Any]
+    routers: tuple[RouterRegions, ...]
+    left_out: tuple[tuple[str, str], ...]
+    seed: int
+    against: str | None = None
+    written: str | None = None
