@@ -19,14 +19,12 @@ from moegeom.engine.session import Session
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
+from moegeom.studies.announced import announce
 from moegeom.studies.balance.study import refuse_out
 from moegeom.studies.cells.study.slices import requested_slice
 from moegeom.studies.cells.study.tokens import SliceTokens, token_sample
 from moegeom.studies.regions.record import Regions, RegionsRequest, RouterRegions
 from moegeom.studies.regions.router import router_regions, ways_of
-
-#: Bytes of gates that are read without being asked.
-_UNASKED = 2 * 10**9
 
 
 def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
@@ -61,11 +59,8 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
     tensors = {router.name: open_experts(opened.store, router) for router in asked}
     before = _before(request, asked)
-    _announce(
-        [*tensors.values(), *(experts for pairs in before.values() for _, experts in pairs)],
-        request,
-        watch,
-    )
+    experts = [*tensors.values(), *(one for pairs in before.values() for _, one in pairs)]
+    announce(experts, request.yes, watch)
     if watch:
         watch.start(len(asked))
     found = []
@@ -111,19 +106,6 @@ def _before(
                 "--against is an earlier state of the same model.",
             )
     return {r.name: [(named[r.name], open_experts(other.store, named[r.name]))] for r in asked}
-
-
-def _announce(
-    tensors: Sequence[ExpertTensors], request: RegionsRequest, watch: Watch | None
-) -> None:
-    total = sum(one.bytes_of(gate_alone=True) for one in tensors)
-    if total > _UNASKED and not request.yes:
-        raise UsageError(
-            f"{total / 1e9:.3g} GB of experts are to be read.",
-            "Say --yes, or ask for fewer layers: --layers L.",
-        )
-    if watch:
-        watch.say(f"reads {total / 1e6:.3g} MB of experts")
 
 
 def _documents(sample: SliceTokens, source: TokenSource) -> Int64[np.ndarray, "tokens"]:

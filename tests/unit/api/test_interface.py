@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import moegeom as mg
-from moegeom import api
+from moegeom import api, explore
 from moegeom.engine.parameters import in_python, option_of, parameters_of, request_of
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.router.requested_family import RequestedFamily
@@ -26,7 +26,9 @@ CKPT, REC = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
 ASKED = [
     name
     for name, found in vars(api).items()
-    if inspect.isfunction(found) and found.__module__ == api.__name__ and not name.startswith("_")
+    if inspect.isfunction(found)
+    and found.__module__ in (api.__name__, explore.__name__)
+    and not name.startswith("_")
 ]
 
 

@@ -98,7 +98,7 @@ def test_what_cannot_be_meant_is_refused(asked: dict, said: str) -> None:
 
 
 def test_more_than_two_gigabytes_are_not_read_unasked(monkeypatch) -> None:
-    monkeypatch.setattr("moegeom.studies.regions.study._UNASKED", 1000)
+    monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
     asked = {"layers": 0, "segments": 4, "random_experts": 0}
     with pytest.raises(UsageError, match="GB of experts"):
         mg.regions(MODEL, REC, **asked)

@@ -1,0 +1,229 @@
+"""Functions that explore routers and their data, one for each command; `moegeom/api.py` has them.
+
+Parameters and errors are as there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moegeom.document.report import Report
+from moegeom.engine.parameters import asks
+from moegeom.studies.balance.record import BalanceRequest
+from moegeom.studies.capacity.request import CapacityRequest
+from moegeom.studies.cells.study.request import CellsRequest, parse_view
+from moegeom.studies.opened import Checkpoint, asked_request, side
+from moegeom.studies.perturb.record import PerturbRequest
+from moegeom.studies.regions.record import RegionsRequest
+from moegeom.studies.space.record import SpaceRequest
+
+if TYPE_CHECKING:
+    from moegeom.pipeline import Watch
+    from moegeom.studies.balance.record import Balance
+    from moegeom.studies.capacity.record import Capacity
+    from moegeom.studies.cells.record import Enumerations
+    from moegeom.studies.perturb.record import Perturbed
+    from moegeom.studies.regions.record import Regions
+    from moegeom.studies.space.record import RouterSpaces
+
+
+@asks(SpaceRequest)
+def space(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[RouterSpaces]:
+    """What makes the loads uneven: rows, mean input, covariance, or how tokens cluster?
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold the scores of all experts, or none of the routers.
+    UsageError
+        Without tokens, and when ``out`` exists or cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-collapsed"
+    >>> found = mg.space(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=2)
+    >>> [router.meaning for router in found.value.routers]
+    ['mean input']
+    """
+    from moegeom.studies.space.document import document
+    from moegeom.studies.space.study import space as spaced
+
+    request = asked_request(SpaceRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(spaced(request, watch), document)
+
+
+@asks(BalanceRequest)
+def balance(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Balance]:
+    """Does a selection bias exist that balances these tokens, and does it hold on others?
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold the scores of all experts, or none of the routers.
+    UsageError
+        Without tokens, and when ``out`` exists or cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.balance(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
+    >>> [router.meaning for router in found.value.routers]
+    ['balanced']
+    """
+    from moegeom.studies.balance.document import document
+    from moegeom.studies.balance.study import balance as balanced
+
+    request = asked_request(BalanceRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(balanced(request, watch), document)
+
+
+@asks(PerturbRequest)
+def perturb(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Perturbed]:
+    """How far an input may drift before its experts change, and which expert takes over.
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold router inputs, or none of the routers.
+    UsageError
+        Without tokens, when the options cannot be meant, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.perturb(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0, at=(5, 77))
+    >>> [token.nearest for token in found.value.routers[0].tokens]
+    [(8, 2), (1, 3)]
+    """
+    from moegeom.studies.perturb.document import document
+    from moegeom.studies.perturb.study import perturb as perturbed
+
+    request = asked_request(PerturbRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(perturbed(request, watch), document)
+
+
+@asks(CellsRequest)
+def cells(
+    checkpoint: str | Path | Checkpoint = "",
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Enumerations]:
+    """The routing cells of a slice, exactly; or a proof that one set of experts is a cell or none.
+
+    ``weights`` is a bare matrix instead of a checkpoint, with ``top_k``.
+
+    Raises
+    ------
+    UsageError
+        When the options cannot be meant, or a picture or ``out`` cannot be written.
+    RouterRuleError
+        When cells of a router with non-linear scores are to be listed.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> ckpt, rec = (f"sample_ckpts/olmoe-balanced/{name}step_1500" for name in ("", "rec/"))
+    >>> found = mg.cells(ckpt, rec, layers=0, subspace="pca:2")
+    >>> found.value.routers[0].cells.num_cells > 10
+    True
+    """
+    from moegeom.studies.cells.document import document
+    from moegeom.studies.cells.study.study import cells as listed
+
+    view, expert = parse_view(options.pop("view", "cells"))
+    options = {"expert": expert, **options, "view": view}
+    request = asked_request(CellsRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(listed(request, watch), document)
+
+
+@asks(CapacityRequest)
+def capacity(
+    checkpoint: str | Path | Checkpoint = "",
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Capacity]:
+    """What a router of some size could do at most: cells and regions on data of few dimensions.
+
+    The sizes are those of ``checkpoint``, of which no expert is read, or ``experts``, ``top_k``,
+    ``width`` (of one expert) and ``hidden``. The dimension of ``tokens`` is estimated.
+
+    Raises
+    ------
+    UsageError
+        When sizes are missing or cannot be meant, or ``out`` cannot be written.
+    RouterError
+        When the checkpoint does not say how wide its experts are, or contradicts itself.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> found = mg.capacity(experts=64, top_k=8, width=1024, hidden=2048, data_dims=(2, 4))
+    >>> [(at.dims, at.most_cells) for at in found.value.layers[0].at]
+    [(2, 43557), (4, 8303321)]
+    """
+    from moegeom.studies.capacity.document import document
+    from moegeom.studies.capacity.study import capacity as counted
+
+    request = asked_request(CapacityRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(counted(request, watch), document)
+
+
+@asks(RegionsRequest)
+def regions(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Regions]:
+    """Between two tokens, how often do experts change, and how often their neurons?
+
+    Raises
+    ------
+    RouterError
+        When the checkpoint has no experts, or they are stored in a way that is not known.
+    RecordingError
+        When the recording does not hold router inputs, or records none of the routers.
+    UsageError
+        Without tokens, when no router has linear boundaries, when more than 2 GB are to be read
+        without ``yes``, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.regions(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
+    >>> [way.way for way in found.value.routers[0].ways]
+    ['random pairs', 'consecutive tokens']
+    """
+    from moegeom.studies.regions.document import document
+    from moegeom.studies.regions.study import regions as counted
+
+    request = asked_request(RegionsRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(counted(request, watch), document)
