@@ -42,7 +42,7 @@ def house(tmp_path):
     for floor in floors:
         (tmp_path / "moegeom" / floor).mkdir(parents=True)
         (tmp_path / "moegeom" / floor / "__init__.py").touch()
-    for room in ("api", "pipeline"):
+    for room in ("api", "explore", "pipeline"):
         (tmp_path / f"moegeom/{room}.py").touch()
     return tmp_path
 

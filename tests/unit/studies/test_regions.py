@@ -100,7 +100,7 @@ def test_what_cannot_be_meant_is_refused(asked: dict, said: str) -> None:
 def test_more_than_two_gigabytes_are_not_read_unasked(monkeypatch) -> None:
     monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
     asked = {"layers": 0, "segments": 4, "random_experts": 0}
-    with pytest.raises(UsageError, match="GB of experts"):
+    with pytest.raises(UsageError, match="of experts are to be read"):
         mg.regions(MODEL, REC, **asked)
     assert mg.regions(MODEL, REC, yes=True, **asked).value.routers
 
