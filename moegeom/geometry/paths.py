@@ -225,22 +225,6 @@ def simulate_exit(
     return ExitCurve(times, 1.0 - mean[1], 1.0 - mean[0], error[1], error[0])
 
 
-def quantile_interval(
-    curve: ExitCurve, probability: float, deviations: float = 3.0
-) -> tuple[float, float]:
-    """Times between which the cell is left with ``probability``, as an interval.
-
-    From the last time before the upper bound could have reached it to the first by which the lower
-    bound must have, each moved by ``deviations`` standard errors; 0 and inf stand for before the
-    first and after the last time.
-    """
-    could = np.flatnonzero(curve.upper + deviations * curve.upper_error >= probability)
-    must = np.flatnonzero(curve.lower - deviations * curve.lower_error >= probability)
-    first = int(could[0]) if could.size else len(curve.times)
-    earliest = float(curve.times[first - 1]) if first else 0.0
-    return earliest, float(curve.times[must[0]]) if must.size else np.inf
-
-
 def _crossing(
     before: Float64[np.ndarray, "paths boundaries"],
     after: Float64[np.ndarray, "paths boundaries"],

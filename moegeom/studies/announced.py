@@ -9,12 +9,12 @@ from moegeom.document.header import size
 from moegeom.pipeline import Watch
 from moegeom.router.expert_tensors import ExpertTensors
 
-#: Bytes that are read without asking.
-_UNASKED = 2 * 10**9
+#: Bytes that are read without a word, and without asking.
+_UNSAID, _UNASKED = 10**7, 2 * 10**9
 
 
 def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | None) -> None:
-    """Says how much of the gates is read.
+    """Says how much of the gates is read, where it takes time.
 
     Raises
     ------
@@ -27,5 +27,5 @@ def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | No
             f"{size(total)} of experts are to be read.",
             "Say --yes, or ask for fewer layers: --layers L.",
         )
-    if watch:
+    if watch and total > _UNSAID:
         watch.say(f"reads {size(total)} of experts")

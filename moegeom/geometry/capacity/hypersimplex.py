@@ -16,9 +16,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from jaxtyping import Float64, Integer
-
 
 def face_count(k: int, num_experts: int, n: int) -> int:
     r"""Faces of dimension n of :math:`\Delta(k, E)`, exactly; 0 outside 0..E - 1.
@@ -66,37 +63,3 @@ def num_facets(k: int, num_experts: int) -> int:
 def log10_count(count: int) -> float:
     """Decimal logarithm of a count of any size, to float64; -inf for 0."""
     return math.log10(count) if count > 0 else -math.inf
-
-
-def kset_vertices(
-    expert_set: Integer[np.ndarray, "cells k"],
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"] | None,
-) -> Float64[np.ndarray, "cells coordinates"]:
-    r"""The vertex :math:`\sum_{i \in S} (w_i, b_i)` of each cell; without its last entry for None.
-
-    The slope and the offset of the sum of the k largest logits on the cell. Sums are correctly
-    rounded. Source: Andrzejak & Fukuda 1999 (k-set polytope); oracle in tests: Qhull's hull of all
-    sums.
-    """
-    rows = weight if bias is None else np.column_stack([weight, bias])
-    found = np.empty((len(expert_set), rows.shape[1]))
-    for cell, experts in enumerate(expert_set):
-        found[cell] = [math.fsum(column) for column in rows[experts].T]
-    return found
-
-
-def largest_sum(
-    vertices: Float64[np.ndarray, "cells coordinates"],
-    inputs: Float64[np.ndarray, "inputs dims"],
-) -> Float64[np.ndarray, "inputs"]:
-    """The sum of the k largest logits at each input, by the cells alone: the largest over them.
-
-    ``vertices`` of a complete list of cells, with or without the coordinate of the bias. Oracle in
-    tests: the logits sorted.
-    """
-    dims = inputs.shape[1]
-    values = inputs @ vertices[:, :dims].T
-    if vertices.shape[1] > dims:
-        values += vertices[:, dims]
-    return values.max(axis=1)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from moegeom.checks.catalogue.mean_decides import MOST_PULL
 from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import header, skipped
@@ -25,9 +26,6 @@ from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
 from moegeom.studies.balance.figures import balance_figures
 from moegeom.studies.balance.record import NO_GUARANTEE, SENTENCES, Balance, RouterBalance
-
-#: Pull of the mean input from which it is said; that of MGG302.
-_MOST_PULL = 0.5
 
 #: Columns of ``layer 10`` in front of the experts that its bias moves.
 _ROUTER = 10
@@ -133,7 +131,7 @@ def _remarks(found: Balance) -> Iterator[tuple[str, str]]:
         if router.meaning == "none" and router.num_tied is not None:
             text = f"{router.num_tied:,} of {router.num_tokens:,} tokens are ties at the optimum."
             yield summary.places([router.router]), text
-    uneven = [r for r in found.routers if r.meaning != "balanced" and r.pull > _MOST_PULL]
+    uneven = [r for r in found.routers if r.meaning != "balanced" and r.pull > MOST_PULL]
     if uneven:
         most = max(router.pull for router in uneven)
         text = (

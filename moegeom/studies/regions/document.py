@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ _PLANES_DROPS = (0, 0, 0, 0, 0, 0, 1, 1)
 
 def document(found: Regions, view: View) -> Document:
     """What ``moegeom regions`` says."""
-    summary = Summary(found.run, [{"router": one.router} for one in found.routers], [], [], [])
+    summary = _summary(found)
     shown, *fewer = worst_rows(found.routers, lambda one: one.ways[0].regions, view)
     notes = [*map(Note, (*_notes(found), *skipped(summary)))]
     if found.written:
@@ -45,12 +46,17 @@ def document(found: Regions, view: View) -> Document:
         [
             [*_verdict(found)],
             [*header(summary, "routers", "rule", "tokens")],
-            [_table(_ways, shown, fewer, found.routers)],
-            [_table(_planes, shown, fewer, found.routers)],
+            [_table(partial(_ways, summary), shown, fewer, found.routers)],
+            [_table(partial(_planes, summary), shown, fewer, found.routers)],
             [in_part(notes, "note", view.detail, is_aside=True)],
         ],
         lambda: _record(found),
     )
+
+
+def _summary(found: Regions) -> Summary:
+    names = [*(one.router for one in found.routers), *(name for name, _ in found.left_out)]
+    return Summary(found.run, [{"router": name} for name in names], [], [], [])
 
 
 def _table(
@@ -70,7 +76,7 @@ def _verdict(found: Regions) -> Iterator[Block]:
     share = f": routing is {percent(routed / total)} of the changes" if total else ""
     yield Fact(
         "RESULT",
-        f"between two tokens the experts change {routed:.3g} times and their neurons "
+        f"Between two tokens the experts change {routed:.3g} times and their neurons "
         f"{neurons:.3g} times{share}.",
         "strong",
     )
@@ -81,17 +87,20 @@ def _verdict(found: Regions) -> Iterator[Block]:
         f"neurons of all experts would change {every:.3g} times.",
     )
     kinds = sorted({one.counted for one in found.routers})
-    yield Fact("counted", f"{' and '.join(kinds)}; attention and norms are outside")
+    yield Fact("counted", f"{' and '.join(kinds)}; attention and norms are outside.")
+    for reason in dict.fromkeys(why for _, why in found.left_out):
+        places = _summary(found).places([name for name, why in found.left_out if why == reason])
+        yield Fact("", f"{places}: not looked at: {reason}.", "warning")
 
 
 def _layers(number: int) -> str:
     return number_of(number, "layer")
 
 
-def _ways(routers: Sequence[RouterRegions]) -> Table:
+def _ways(summary: Summary, routers: Sequence[RouterRegions]) -> Table:
     rows = [
         (
-            one.router,
+            summary.place(one.router),
             f"{way.way}{ending}",
             f"{way.num_segments:,}",
             f"{way.router_changes:.3g} +- {way.router_changes_se:.1g}",
@@ -109,14 +118,14 @@ def _ways(routers: Sequence[RouterRegions]) -> Table:
     return Table(_WAYS, rows, left=(0, 1), drops=_WAYS_DROPS)
 
 
-def _planes(routers: Sequence[RouterRegions]) -> Table:
+def _planes(summary: Summary, routers: Sequence[RouterRegions]) -> Table:
     rows = []
     for one in routers:
         plane, before = one.plane, one.before
-        spread = f" +- {np.std(plane.random, ddof=1):.2g}" if len(plane.random) > 1 else ""
+        spread = f" +- {np.std(plane.random, ddof=1):,.0f}" if len(plane.random) > 1 else ""
         rows.append(
             (
-                one.router,
+                summary.place(one.router),
                 f"{len(plane.of_cell):,}",
                 f"{plane.regions:,}",
                 f"{np.mean(plane.random):,.0f}{spread}" if plane.random else "",
@@ -145,8 +154,6 @@ def _notes(found: Regions) -> Iterator[str]:
         "A change is where a line of the gate's pre-activation, or of two logits, is crossed; how "
         "much the output changes there is not looked at. Shared experts are not counted."
     )
-    for router, why in found.left_out:
-        yield f"left out {router}: {why}."
 
 
 def _record(found: Regions) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from moegeom.checks.measured import MeanPull
 from moegeom.engine.request import TokensRequest
 from moegeom.geometry.reference_laws import Attribution
 
@@ -257,7 +258,7 @@ class RouterSpace:
         """Whether the mean input pulls more than it would rows of random directions."""
         if self.pull_random is None or self.pull_random_sd is None:
             return False
-        return self.pull > self.pull_random + 3.0 * self.pull_random_sd
+        return MeanPull(self.pull, self.pull_random, self.pull_random_sd).is_above(0.0)
 
 
 @dataclass(frozen=True)

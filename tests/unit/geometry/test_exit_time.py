@@ -18,7 +18,6 @@ from moegeom.geometry.paths import (
     exit_probability,
     face_quantile,
     log_crossing_probability,
-    quantile_interval,
     simulate_exit,
 )
 from moegeom.geometry.selection import top_k
@@ -93,7 +92,6 @@ def test_without_boundaries_nothing_is_left():
         LOGITS[0], chosen[0], WEIGHT, row_distances(WEIGHT), np.ones(1), 10, np.random.default_rng()
     )
     np.testing.assert_array_equal([curve.lower, curve.upper], np.zeros((2, 1)))
-    assert quantile_interval(curve, 0.5) == (1.0, np.inf)
 
 
 def test_on_a_boundary_the_cell_is_left_at_once():
@@ -109,7 +107,6 @@ def test_on_a_boundary_the_cell_is_left_at_once():
         z, chosen, weight, row_distances(weight), np.ones(1), 10, np.random.default_rng(0)
     )
     np.testing.assert_array_equal([curve.lower, curve.upper], [[1.0], [1.0]])
-    assert quantile_interval(curve, 0.5) == (0.0, 1.0)
 
 
 def test_at_time_0_and_at_infinity_nothing_is_crossed():
