@@ -41,7 +41,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     stretch = found["stretch"][~np.isnan(found["stretch"])]
     if len(stretch):
         median = np.quantile(stretch, 0.5, method="inverted_cdf")
-        values["logit_distance_over_half_margin_p50"] = within_ends(float(median))
+        values["logit_stretch_p50"] = within_ends(float(median))
     for column, order in enumerate(ORDERS):
         name = f"order_{order}_distance"
         for end, distances in (("lower", lower), ("upper", upper)):
@@ -105,7 +105,7 @@ METRIC = Metric(
                 formula="order_distance",
             ),
             Column(
-                "logit_distance_over_half_margin_p50",
+                "logit_stretch_p50",
                 "median of how far logits must move to the boundary, over half the margin, which "
                 "it is where rows are independent; only for dependent ones",
                 formula="logit_distance",

@@ -78,8 +78,16 @@ class PlaneRegions:
 
 
 @dataclass(frozen=True)
+class EarlierRegions:
+    """The same ways and the same plane in the checkpoint ``against``."""
+
+    ways: tuple[SegmentRegions, ...]
+    plane: PlaneRegions
+
+
+@dataclass(frozen=True)
 class RouterRegions:
-    """One router; ``counted`` says what its regions are. ``before`` is that of ``against``."""
+    """One router; ``counted`` says what its regions are."""
 
     router: str
     num_experts: int
@@ -90,7 +98,7 @@ class RouterRegions:
     num_bytes: int
     ways: tuple[SegmentRegions, ...]
     plane: PlaneRegions
-    before: RouterRegions | None = None
+    before: EarlierRegions | None = None
 
 
 @dataclass(frozen=True)

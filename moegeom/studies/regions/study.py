@@ -23,7 +23,7 @@ from moegeom.studies.announced import announce
 from moegeom.studies.balance.study import refuse_out
 from moegeom.studies.cells.study.slices import requested_slice
 from moegeom.studies.cells.study.tokens import SliceTokens, token_sample
-from moegeom.studies.regions.record import Regions, RegionsRequest, RouterRegions
+from moegeom.studies.regions.record import EarlierRegions, Regions, RegionsRequest, RouterRegions
 from moegeom.studies.regions.router import router_regions, ways_of
 
 
@@ -74,7 +74,10 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         one, *earlier = (
             router_regions(twin, experts, ways, plane, sample, request) for twin, experts in both
         )
-        found.append(dataclasses.replace(one, before=earlier[0]) if earlier else one)
+        if earlier:
+            (twin,) = earlier
+            one = dataclasses.replace(one, before=EarlierRegions(twin.ways, twin.plane))
+        found.append(one)
         if watch:
             watch.advance(1)
     if request.out is not None:
@@ -120,7 +123,7 @@ def _write(out: Path, found: Sequence[RouterRegions]) -> None:
         for one, is_before in ((router, False), (router.before, True)):
             if one is None:
                 continue
-            same = {"router": one.router, "against": is_before}
+            same = {"router": router.router, "against": is_before}
             rows += [same | dataclasses.asdict(way) for way in one.ways]
             cells = zip(one.plane.expert_sets, one.plane.of_cell, strict=True)
             rows += [

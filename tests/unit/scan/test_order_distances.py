@@ -158,7 +158,7 @@ def test_dependent_rows_move_logits_further_than_half_the_margin(made, whole):
     half = free_logit_distance(logits, 3, 1)
     logits, half = logits[half > 0.0], half[half > 0.0]
     away = [logit_distance(one, weight, 3, 1).upper for one in logits]
-    column = "logit_distance_over_half_margin_p50"
+    column = "logit_stretch_p50"
     expected = np.sort(np.array(away) / half)[(len(half) - 1) // 2]
     np.testing.assert_allclose(made.layer(source, router, metrics=ONLY)[column], expected, 1e-6)
     assert expected > 1.1
