@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float64
 
+from moegeom.geometry.gram import row_spectrum
+
 
 @dataclass(frozen=True, eq=False)
 class DataDirections:
@@ -37,17 +39,13 @@ def data_directions(
     return DataDirections(axes[:number].T, np.sqrt(variances[:number]))
 
 
-#: Singular values below this part of the largest count as none.
-_NOTHING = 1e-6
-
-
 def ranks_on_data(
     weight: Float[np.ndarray, "neurons hidden"], data: Sequence[DataDirections]
 ) -> list[tuple[int, float]]:
     r"""Rank and effective rank of :math:`A V \mathrm{diag}(\sigma)`, A the rows of an expert.
 
     For each of ``data``, V its directions and :math:`\sigma` their deviations. The rank counts
-    singular values s above 1e-6 of the largest, the effective rank is :math:`\exp(-\sum p \ln p)`,
+    singular values s above 1e-7 of the largest, the effective rank is :math:`\exp(-\sum p \ln p)`,
     :math:`p = s / \sum s`: at most the rank, and equal to it where all are equal. Both 0 where the
     rows see nothing of the data. Source: Roy and Vetterli 2007. Oracle in tests: diagonal cases.
     """
@@ -58,9 +56,5 @@ def ranks_on_data(
 
 
 def _rank(seen: Float64[np.ndarray, "neurons dims"]) -> tuple[int, float]:
-    values = np.linalg.svd(seen, compute_uv=False)
-    if not values.size or not values[0] > 0.0:
-        return 0, 0.0
-    kept = values[values > _NOTHING * values[0]]
-    shares = kept / kept.sum()
-    return len(kept), float(np.exp(-(shares * np.log(shares)).sum()))
+    found = row_spectrum(seen.T @ seen, len(seen), False)
+    return found.rank, found.effective_rank if found.rank else 0.0
