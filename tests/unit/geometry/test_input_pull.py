@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from moegeom.checks.catalogue.mean_decides import MOST_PULL
+from moegeom.checks.measured import MeanPull
 from moegeom.geometry.input_pull import input_pull, pull_of_random_rows
 from moegeom.geometry.space import blocked_moments
 
@@ -74,3 +76,26 @@ def test_random_rows_at_their_corners():
     assert math.isnan(pull_of_random_rows(np.eye(3), 2.0, np.zeros(4))[0])
     both = np.concatenate([np.eye(3), -np.eye(3)])
     assert pull_of_random_rows(both, 3.0, ones) == (0.0, 0.0)
+
+
+def test_of_200_random_routers_at_most_one_is_called_pulled():
+    """As MGG302 does: inputs of any spectrum and any lean, rows in random directions."""
+    alarms = strong = 0
+    for number in range(200):
+        random = np.random.default_rng([302, number])
+        experts, hidden = (int(2.0 ** random.uniform(*ends)) for ends in ((2, 8), (5, 9)))
+        spread = np.geomspace(1.0, 10.0 ** -random.uniform(0, 2), hidden)
+        lean = random.uniform(0, 3) * random.standard_normal(hidden) * spread
+        inputs = random.standard_normal((400, hidden)) * spread + lean
+        inputs /= np.sqrt((inputs**2).mean(axis=1, keepdims=True))
+        lengths = random.uniform(0.5, 2.0, experts)
+        rows = random.standard_normal((experts, hidden))
+        rows *= (lengths / np.linalg.norm(rows, axis=1))[:, None]
+        pull = MeanPull(
+            input_pull(inputs @ rows.T),
+            *pull_of_random_rows(inputs, participation(inputs), lengths),
+        )
+        alarms += pull.is_above(MOST_PULL)
+        strong += pull.here > MOST_PULL
+    assert alarms <= 1  # three deviations are passed by one in some hundreds
+    assert strong > 100
