@@ -123,6 +123,10 @@ def _height(panel: Panel) -> float:
     return max(0.16 * len(heat.values), 0.4) + 0.9
 
 
+#: Names that a legend has within the bars of a panel.
+_MOST_INSIDE = 4
+
+
 def _panel(axis: Axes, panel: Panel) -> None:
     for mark in panel.marks:
         if panel.is_lying and isinstance(mark, Bars | Guide):
@@ -137,7 +141,10 @@ def _panel(axis: Axes, panel: Panel) -> None:
     _axis(axis, "y", panel.y, has_scale=True)
     names = [n for mark in panel.marks for n in _names(mark)]
     if len(names) > 1:
-        axis.legend(frameon=False, fontsize=7)
+        # among many bars there is no free place
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        is_full = is_standing and len(names) > _MOST_INSIDE
+        axis.legend(frameon=False, fontsize=7, **(beside if is_full else {}))
 
 
 def _axis(axis: Axes, of: str, facts: Axis, has_scale: bool) -> None:
