@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import moegeom as mg
 from moegeom import api
 from moegeom.document.report import GateReport, Report, ScanReport
 from moegeom.engine.parameters import in_python
@@ -69,7 +70,7 @@ def api_page() -> str:
 
 
 def _function(name: str) -> Iterator[str]:
-    function = getattr(api, name)
+    function = getattr(mg, name)
     signature = inspect.signature(function)
     shown = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
     yield f"## {name}"
@@ -105,7 +106,7 @@ def _is_plain(found: Any) -> bool:
 
 def _shared() -> dict[str, Any]:
     parameters = inspect.signature(api.scan).parameters
-    common = inspect.signature(api.balance).parameters
+    common = inspect.signature(mg.balance).parameters
     return {n: p.default for n, p in parameters.items() if n in common and n not in _OWN}
 
 

@@ -20,14 +20,6 @@ from moegeom.core.router import Router
 from moegeom.document.report import GateReport, Report, ScanReport
 from moegeom.engine.parameters import asks, family_parameters, request_of
 from moegeom.engine.request import ScanRequest, Terms
-from moegeom.explore import (  # noqa: F401 - functions of this interface
-    balance,
-    capacity,
-    cells,
-    perturb,
-    regions,
-    space,
-)
 from moegeom.results.reader import is_results, open_results
 from moegeom.router.requested_family import NOTHING_ASKED
 from moegeom.studies.boundary.record import BoundaryRequest

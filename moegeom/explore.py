@@ -1,6 +1,6 @@
-"""Functions that explore routers and their data, one for each command; `moegeom/api.py` has them.
+"""Functions that explore routers and their data, one for each command.
 
-Parameters and errors are as there.
+Parameters and errors are as in `moegeom/api.py`.
 """
 
 from __future__ import annotations

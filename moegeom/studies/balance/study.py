@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from moegeom.core.errors import RecordingError, UsageError
-from moegeom.core.files import refuse_unwritable, write_whole
+from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.plan import SAMPLE_TOKENS
@@ -24,6 +24,7 @@ from moegeom.pipeline import (
 )
 from moegeom.studies.balance.record import Balance, BalanceRequest
 from moegeom.studies.balance.router import balance_router, read_sample
+from moegeom.studies.written import refuse_out
 
 #: Probability that a run over even routers calls any of them uneven; shared by its routers.
 LEVEL = 0.05
@@ -104,17 +105,6 @@ def write_changes(
         named = zip(routers, score_units, strict=True)
         units = {f"{router.name}/unit": unit for router, unit in named}
         write_whole(out, save(arrays, metadata=units))
-
-
-def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str = "--out") -> None:
-    """Better said before the measuring than after it."""
-    if out.suffix not in endings:
-        raise UsageError(f"{option} {out}: expected a name that ends in {' or '.join(endings)}.")
-    if out.exists() and not (overwrite and out.is_file()):
-        raise UsageError(f"{option} {out}: exists already.", "Name another file, or --overwrite.")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"{option} {out}: the folder {out.parent} does not exist.")
-    refuse_unwritable(out)
 
 
 def refuse_partial_scores(routers: Sequence[Router], facts: SourceFacts, task: str) -> None:

@@ -22,10 +22,10 @@ from moegeom.engine.session import Session
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
-from moegeom.studies.balance.study import refuse_out
 from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
 from moegeom.studies.perturb.record import Perturbed, PerturbRequest, RouterPaths
 from moegeom.studies.perturb.router import Moved, read_inputs, router_paths, sampled_tokens, why_not
+from moegeom.studies.written import refuse_out
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 from moegeom.tokens.stages import INPUT_STAGES
 

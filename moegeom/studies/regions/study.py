@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Int64
 
 from moegeom.core.errors import RouterError, UsageError
-from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.session import Session
@@ -20,11 +17,11 @@ from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.studies.announced import announce
-from moegeom.studies.balance.study import refuse_out
 from moegeom.studies.cells.study.slices import requested_slice
 from moegeom.studies.cells.study.tokens import SliceTokens, token_sample
 from moegeom.studies.regions.record import EarlierRegions, Regions, RegionsRequest, RouterRegions
 from moegeom.studies.regions.router import router_regions, ways_of
+from moegeom.studies.written import refuse_out, write_rows
 
 
 def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
@@ -130,6 +127,4 @@ def _write(out: Path, found: Sequence[RouterRegions]) -> None:
                 same | {"way": "plane", "cell": list(cell), "regions": float(number)}
                 for cell, number in cells
             ]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
-    write_whole(out, lambda file: pq.write_table(table, file))
+    write_rows(out, rows)

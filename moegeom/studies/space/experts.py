@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -29,7 +29,6 @@ def expert_ranks(
     sample: SpaceSample,
     dimension: tuple[float, float] | None,
     seed: int,
-    advanced: Callable[[], None] = lambda: None,
 ) -> ExpertRanks | None:
     """Ranks of all experts on the widest directions, and where 64 of the tokens are.
 
@@ -46,7 +45,6 @@ def expert_ranks(
     for expert in range(gates):
         weight, _ = tensors.read_gate(expert)
         found.append(_of(weight, whole, local))
-        advanced()
     shape = (tensors.width, tensors.hidden)
     drawn = [_of(random.standard_normal(shape), whole, local) for _ in range(_RANDOM)]
     rank, effective, around = (np.array(values) for values in zip(*found, strict=True))

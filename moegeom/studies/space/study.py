@@ -6,13 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from moegeom.core.errors import UsageError
-from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.session import Session
@@ -24,7 +19,6 @@ from moegeom.studies.announced import announce
 from moegeom.studies.balance.study import (
     BIAS_ENDINGS,
     LEVEL,
-    refuse_out,
     refuse_partial_scores,
     write_changes,
 )
@@ -33,6 +27,7 @@ from moegeom.studies.space.laws import FIELDS, SEEDS
 from moegeom.studies.space.record import RouterSpace, RouterSpaces, SpaceRequest, TieCount
 from moegeom.studies.space.router import router_space
 from moegeom.studies.space.sample import read_sample
+from moegeom.studies.written import refuse_out, write_rows
 
 #: What --out may be called: the laws as a table, or the biases of centring.
 _ENDINGS = (".parquet", *BIAS_ENDINGS)
@@ -126,7 +121,7 @@ def _write(out: Path, routers: Sequence[Router], found: Sequence[RouterSpace]) -
         for one in found
         for law in one.laws
     ]
-    _write_rows(out, rows)
+    write_rows(out, rows)
 
 
 def _write_measure(out: Path, found: Sequence[RouterSpace]) -> None:
@@ -141,9 +136,4 @@ def _write_measure(out: Path, found: Sequence[RouterSpace]) -> None:
             row |= {name: counted.get(name) for name in counts}
             row |= {f"ratio_to_order_1_log10_{name}": ratios.get(name) for name in CONVENTIONS}
             rows.append(row)
-    _write_rows(out, rows)
-
-
-def _write_rows(out: Path, rows: list[dict[str, Any]]) -> None:
-    table = pa.Table.from_pylist(rows)
-    write_whole(out, lambda file: pq.write_table(table, file))
+    write_rows(out, rows)

@@ -25,7 +25,7 @@ CKPT, REC = SAMPLE / "step_1500", SAMPLE / "rec/step_1500"
 #: Functions that are a command, and the record of what they are asked.
 ASKED = [
     name
-    for name, found in vars(api).items()
+    for name, found in (vars(api) | vars(explore)).items()
     if inspect.isfunction(found)
     and found.__module__ in (api.__name__, explore.__name__)
     and not name.startswith("_")
@@ -36,7 +36,7 @@ ASKED = [
 def test_every_example_runs(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
-    (found,) = finder.find(getattr(api, name), name, api)
+    (found,) = finder.find(getattr(mg, name), name, api)
     runner.run(found)
     assert runner.failures == 0
     assert found.examples or name in ("report", "track"), "these two need a folder"
@@ -83,7 +83,7 @@ def refusal(call, *given, **options) -> mg.MoeGeomError:
 )
 def test_an_unknown_parameter_is_an_error_that_suggests_the_nearest(name):
     error = refusal(
-        getattr(api, name), str(CKPT), **{"layer" if name != "recording" else "stages": 0}
+        getattr(mg, name), str(CKPT), **{"layer" if name != "recording" else "stages": 0}
     )
     wanted = "layers" if name != "recording" else "stage"
     assert f"Did you mean {wanted}?" in error.message
@@ -202,16 +202,14 @@ def test_a_request_is_made_of_parameters():
 
 def test_no_two_parameters_have_one_option():
     for name in ASKED:
-        names = list(inspect.signature(getattr(api, name)).parameters)
+        names = list(inspect.signature(getattr(mg, name)).parameters)
         options = [option_of(parameter) for parameter in names]
         assert len(set(options)) == len(options), name
 
 
 def test_every_function_says_what_it_raises():
     for name in ASKED:
-        assert re.search(r"^Raises\n------$", inspect.getdoc(getattr(api, name)), re.MULTILINE), (
-            name
-        )
+        assert re.search(r"^Raises\n------$", inspect.getdoc(getattr(mg, name)), re.MULTILINE), name
 
 
 def test_a_value_of_an_opened_object_gives_way_to_an_option():

@@ -1,0 +1,31 @@
+"""The file that a study writes when it is asked to: refused before the work, written after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from moegeom.core.errors import UsageError
+from moegeom.core.files import refuse_unwritable, write_whole
+
+
+def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str = "--out") -> None:
+    """Better said before the measuring than after it."""
+    if out.suffix not in endings:
+        raise UsageError(f"{option} {out}: expected a name that ends in {' or '.join(endings)}.")
+    if out.exists() and not (overwrite and out.is_file()):
+        raise UsageError(f"{option} {out}: exists already.", "Name another file, or --overwrite.")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{option} {out}: the folder {out.parent} does not exist.")
+    refuse_unwritable(out)
+
+
+def write_rows(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A Parquet file of these rows: columns as rows name them first, null where one does not."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
+    write_whole(out, lambda file: pq.write_table(table, file))
