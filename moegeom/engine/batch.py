@@ -217,7 +217,7 @@ class LazyBatch(TokenBatch):
     @quantity
     def scores(self) -> Float[np.ndarray, "tokens experts"] | None:
         rule = self._prepared.router.rule
-        return self._mapped if rule.is_affine else SCORES[rule.score](self._mapped)
+        return self.mapped if rule.is_affine else SCORES[rule.score](self.mapped)
 
     @quantity
     def fill_decides(self) -> Bool[np.ndarray, "tokens"] | None:
@@ -234,7 +234,7 @@ class LazyBatch(TokenBatch):
 
     # ------------------------------------------------------------------ scores and weights
     @quantity
-    def _mapped(self) -> Float[np.ndarray, "tokens experts"]:
+    def mapped(self) -> Float[np.ndarray, "tokens experts"]:
         """What scores are taken of: logits behind the map, without the bias that only selects.
 
         An affine rule has added that bias to its logits.
@@ -252,7 +252,7 @@ class LazyBatch(TokenBatch):
     @quantity
     def _statistics(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         score = self._prepared.router.rule.score
-        return self.task.kernels["score_statistics"](self._mapped, score)
+        return self.task.kernels["score_statistics"](self.mapped, score)
 
     @quantity
     def probability(self) -> Float[np.ndarray, "tokens experts"] | None:
@@ -273,7 +273,7 @@ class LazyBatch(TokenBatch):
     @quantity
     def _of_choice(self) -> Float64[np.ndarray, "tokens k"]:
         """Weights of the chosen experts, though some logits be bounds alone."""
-        return self._weights(self._mapped, self.chosen)
+        return self._weights(self.mapped, self.chosen)
 
     def _weights(
         self, mapped: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]

@@ -87,8 +87,9 @@ class TokenBatch:
 
     ``chosen`` is in descending selection score. ``float_bound`` is how far two correct float32
     engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
-    ``noise_scale`` is the error, per coordinate, of rounding the input to bfloat16; ``direction``
-    the router input over its length, 0 for a zero input; ``selection`` holds the selection scores,
+    ``logits`` are ``W y + b`` and ``mapped`` what scores are taken of: those behind the logit map,
+    without a bias that only selects. ``noise_scale`` is the error, per coordinate, of rounding the
+    input to bfloat16; ``direction`` the router input over its length, 0 for a zero input; ``selection`` holds the selection scores,
     masked groups at their fill, and ``scores`` the same without selection bias and mask;
     ``probability`` the scores of a token over their sum, ``entropy``
     its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle, in radians,
@@ -116,6 +117,8 @@ class TokenBatch:
     noise_scale: Float64[np.ndarray, "tokens"] | None = None
     matches_recording: Bool[np.ndarray, "tokens"] | None = None
     direction: Float64[np.ndarray, "tokens hidden"] | None = None
+    logits: Float[np.ndarray, "tokens experts"] | None = None
+    mapped: Float[np.ndarray, "tokens experts"] | None = None
     selection: Float[np.ndarray, "tokens experts"] | None = None
     scores: Float[np.ndarray, "tokens experts"] | None = None
     fill_decides: Bool[np.ndarray, "tokens"] | None = None

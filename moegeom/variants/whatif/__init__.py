@@ -1,0 +1,1 @@
+"""Other routers on the same tokens, one file each."""
