@@ -89,8 +89,8 @@ class TokenBatch:
     engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
     ``logits`` are ``W y + b`` and ``mapped`` what scores are taken of: those behind the logit map,
     without a bias that only selects. ``noise_scale`` is the error, per coordinate, of rounding the
-    input to bfloat16; ``direction`` the router input over its length, 0 for a zero input; ``selection`` holds the selection scores,
-    masked groups at their fill, and ``scores`` the same without selection bias and mask;
+    input to bfloat16; ``direction`` the router input over its length, 0 for a zero input;
+    ``selection`` holds the selection scores, masked groups at their fill, and ``scores`` the same without selection bias and mask;
     ``probability`` the scores of a token over their sum, ``entropy``
     its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle, in radians,
     to the nearest direction before the norm with another chosen set; ``rounding_sigmas`` the
