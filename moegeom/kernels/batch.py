@@ -90,16 +90,16 @@ class TokenBatch:
     ``logits`` are ``W y + b`` and ``mapped`` what scores are taken of: those behind the logit map,
     without a bias that only selects. ``noise_scale`` is the error, per coordinate, of rounding the
     input to bfloat16; ``direction`` the router input over its length, 0 for a zero input;
-    ``selection`` holds the selection scores, masked groups at their fill, and ``scores`` the same without selection bias and mask;
-    ``probability`` the scores of a token over their sum, ``entropy``
-    its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle, in radians,
-    to the nearest direction before the norm with another chosen set; ``rounding_sigmas`` the
-    distance to the nearest boundary in standard deviations of what rounding the input to bfloat16
-    does along it; ``distance_upper`` is ``distance`` where that is exact; where the largest logits
-    do not decide it, they are the largest and the least value that these allow; ``flip`` says what
-    the variant of the pass changes about the choice and ``noise`` what noise on the input does;
-    ``order_distance`` is known of some tokens alone; ``document``, ``position`` and ``token_id``
-    are -1 where a recording does not say.
+    ``selection`` holds the selection scores, masked groups at their fill, and ``scores`` the same
+    without selection bias and mask; ``probability`` the scores of a token over their sum,
+    ``entropy`` its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle,
+    in radians, to the nearest direction before the norm with another chosen set;
+    ``rounding_sigmas`` the distance to the nearest boundary in standard deviations of what rounding
+    the input to bfloat16 does along it; ``distance_upper`` is ``distance`` where that is exact;
+    where the largest logits do not decide it, they are the largest and the least value that these
+    allow; ``flip`` says what the variant of the pass changes about the choice and ``noise`` what
+    noise on the input does; ``order_distance`` is known of some tokens alone; ``document``,
+    ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
     token: Int64[np.ndarray, "tokens"]
