@@ -85,7 +85,8 @@ class TokenBatch:
     This is what reductions read. What is given is known; the engine's batch
     (``moegeom/engine/batch.py``) computes the rest when it is first asked for.
 
-    ``chosen`` is in descending selection score. ``float_bound`` is how far two correct float32
+    ``chosen`` is in descending selection score; where tokens choose different numbers of experts,
+    ``num_chosen`` of them, then -1. ``float_bound`` is how far two correct float32
     engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
     ``logits`` are ``W y + b`` and ``mapped`` what scores are taken of: those behind the logit map,
     without a bias that only selects. ``noise_scale`` is the error, per coordinate, of rounding the
@@ -106,6 +107,7 @@ class TokenBatch:
     population: Int32[np.ndarray, "tokens"]
     block: Int32[np.ndarray, "tokens"]
     chosen: Int32[np.ndarray, "tokens k"]
+    num_chosen: Int32[np.ndarray, "tokens"] | None = None
     margin: Float64[np.ndarray, "tokens"] | None = None
     group_margin: Float64[np.ndarray, "tokens"] | None = None
     distance: Float64[np.ndarray, "tokens"] | None = None
