@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64
+from jaxtyping import Float64, Int64
 
 from moegeom.core.errors import NonFiniteError, RouterRuleError
 from moegeom.core.tokens import TILE
@@ -22,7 +22,7 @@ from moegeom.geometry.whatif.moved import dense_weights, same_sets, weight_dista
 from moegeom.kernels.batch import Flip, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.variants.emulated import Emulated
-from moegeom.variants.what_if import AskedWhatIf, Choice, Sample
+from moegeom.variants.what_if import AskedWhatIf, Sample
 
 #: Quantities of a batch that are labels of its tokens, whatever is chosen.
 _LABELS = ("token", "population", "block", "document", "position", "token_id")
@@ -41,11 +41,6 @@ _OF_STORED = frozenset(
         *("shared_output", "routed_output", "expert_output"),
     ]
 )
-
-#: Tokens that are tried alone and among other tokens.
-_DEPENDENT_TOKENS = 512
-
-Choose = Callable[[TokenBatch], Choice]
 
 
 # ---------------------------------------------------------------------------------------- the fit
@@ -90,8 +85,6 @@ def make_what_if(asked: AskedWhatIf, task: Task, sample: Sample) -> MadeWhatIf:
         )
     assert gate.choose is not None
     first = next(batches_of(sample.tokens, sample.batch))
-    if not gate.is_token_local:
-        figures |= _dependence(gate.choose, sample)
     pick = router.rule.pick if gate.has_fixed_size else "varying"
     return MadeWhatIf(
         name=asked.name,
@@ -110,35 +103,13 @@ def make_what_if(asked: AskedWhatIf, task: Task, sample: Sample) -> MadeWhatIf:
 def why_missing(made: MadeWhatIf, reduction: str) -> str:
     """Why a reduction cannot be had of a what-if; empty where it can."""
     for need in REDUCTIONS[reduction].needs:
-        if need in made.absent:
-            return made.absent[need]
         if need == "num_chosen" and made.router.rule.num_chosen is not None:
             return "every token chooses as many experts"
-        known = (*_LABELS, *_OF_CHOICE, "num_chosen")
-        if made.other is None and need not in known and need not in made.given:
-            return f"not defined for {made.name.partition(':')[0]}"
+        if need in (*_LABELS, *_OF_CHOICE, "num_chosen") or need in made.given:
+            continue
+        if made.other is None or need in made.absent:
+            return made.absent.get(need, f"not defined for {made.name.partition(':')[0]}")
     return ""
-
-
-def _dependence(choose: Choose, sample: Sample) -> dict[str, float]:
-    """Shares of some tokens with another set in a batch of one, and among other tokens."""
-    tokens = next(batches_of(sample.tokens, sample.batch))
-    some = np.arange(min(len(tokens.token), _DEPENDENT_TOKENS))
-    usual = choose(tokens).chosen[some]
-    alone = [choose(take(tokens, np.array([row]))).chosen[0] for row in some]
-    order = np.random.default_rng(sample.seed).permutation(len(sample.tokens.token))
-    # the same tokens with as many others, drawn from the whole sample
-    others = order[~np.isin(order, some)][: len(tokens.token) - len(some)]
-    among = choose(take(sample.tokens, np.append(some, others))).chosen[some]
-    found = {"other_set_alone_share": float((~same_sets(usual, _joined(alone))).mean())}
-    if len(others) and len(sample.tokens.token) > len(tokens.token):
-        found["other_set_among_others_share"] = float((~same_sets(usual, among)).mean())
-    return found
-
-
-def _joined(rows: Sequence[Int32[np.ndarray, "slots"]]) -> Int32[np.ndarray, "tokens slots"]:
-    width = max(len(row) for row in rows)
-    return np.stack([np.pad(r, (0, width - len(r)), constant_values=-1) for r in rows])
 
 
 # ------------------------------------------------------------------------------------------ batches

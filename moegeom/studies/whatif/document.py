@@ -66,11 +66,12 @@ def _result(found: WhatIfReport) -> str:
     assert least is not None
     if least >= now:
         return f"{counted}. None has a lower MaxVio than now ({figure_text(now)})."
-    moved = best.mean("weight_moved_mean") or 0.0
+    moved = best.mean("weight_moved_mean")
     needs = "" if best.is_causal else ", and later tokens decide"
+    price = "" if moved is None else f"; {percent(moved)} of the routing weight moves"
     return (
-        f"{counted}. Least MaxVio: {best.name}, {figure_text(least)} (now {figure_text(now)}); "
-        f"{percent(moved)} of the routing weight moves{needs}."
+        f"{counted}. Least MaxVio: {best.name}, {figure_text(least)} (now {figure_text(now)})"
+        f"{price}{needs}."
     )
 
 
@@ -146,8 +147,9 @@ def _spans(one: Tried) -> Iterator[str]:
     for name in names:
         known = [figures[name] for figures in one.figures.values() if name in figures]
         low, high = min(known), max(known)
-        span = figure_text(low) if low == high else f"{figure_text(low)} to {figure_text(high)}"
-        yield f"{name.replace('_', ' ')} {span}"
+        told = percent if name.endswith("_share") or name.startswith("weight_") else figure_text
+        span = told(low) if low == high else f"{told(low)} to {told(high)}"
+        yield f"{name.removesuffix('_share').replace('_', ' ')} {span}"
     if (none := one.mean("no_expert_share")) is not None:
         yield f"no expert for {_share(none)} of the tokens"
 

@@ -12,6 +12,7 @@ from moegeom.core.row_keys import ALL, AS_STORED
 from moegeom.document.summary import Summary, summarise
 from moegeom.engine.request import ScanRequest
 from moegeom.results.reader import Results
+from moegeom.variants.what_if import parse_what_ifs
 
 Row = Mapping[str, Any]
 
@@ -108,7 +109,9 @@ def what_if_report_of(results: Results) -> WhatIfReport:
         When they hold none: a scan without ``--router``.
     """
     parts = results.run.get("parts", {})
-    names = list(dict.fromkeys(n for part in parts.values() for n in part.get("what_ifs", {})))
+    known = {name for part in parts.values() for name in part.get("what_ifs", {})}
+    asked = results.run.get("plan", {}).get("options", {}).get("what_ifs") or ()
+    names = [one.name for one in parse_what_ifs(asked) if one.name in known]
     if not names:
         raise ResultsError(
             f"{results.name}: holds no what-ifs; expected results of whatif.",
