@@ -225,7 +225,7 @@ def smoothing_budget(gaps: Float64[np.ndarray, "tokens others"], extra: float) -
     pool = gaps[np.isfinite(gaps)]
     wanted = round(len(gaps) * extra)
     if not 0 <= wanted <= pool.size:
-        raise ValueError(f"{extra} extra experts of {pool.size / max(len(gaps), 1)} a token")
+        raise ValueError(f"{extra:g} extra experts of {pool.size / max(len(gaps), 1):g}")
     if wanted == 0:
         return Budget(0.0, 0.0)
     if wanted == pool.size:
