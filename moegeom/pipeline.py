@@ -91,7 +91,7 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
     """
     if opened is None:
         has_tokens = request.tokens is not None
-        opened = Session.open(request, request.prior, with_listed=has_tokens)
+        opened = Session.open(request, request.prior, with_listed=has_tokens, with_varying=True)
     routers, chosen, source = opened.routers, opened.chosen, opened.source
     token_facts = None if source is None else source.facts
     checkpoint_b = open_checkpoint_b(request, source, [r for r in chosen if not r.listed])
@@ -219,7 +219,7 @@ def lint(
     for the reason: ``run["refused"]`` holds it, and there are no rows.
     """
     try:
-        opened = opened or Session.of(checkpoint, terms or Terms())
+        opened = opened or Session.of(checkpoint, terms or Terms(), with_varying=True)
     except RouterError as refusal:
         if not refusal.code:
             raise

@@ -151,7 +151,7 @@ def extent_of(task: Task) -> Extent:
     return Extent(
         len(task.populations.names),
         router.num_experts,
-        router.rule.top_k if task.what_if is None else task.what_if.slots,
+        router.num_slots if task.what_if is None else task.what_if.router.num_slots,
         router.hidden_size,
         task.source.facts.num_tokens,
     )

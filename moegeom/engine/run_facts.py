@@ -144,6 +144,8 @@ def router_facts(router: Router) -> dict[str, Any]:
         "hidden_size": router.hidden_size,
         "top_k": router.rule.top_k,
         "is_affine": router.rule.is_affine,
+        "is_linear": router.rule.is_linear,
+        "pick": router.rule.pick,
         "selection_score_unit": router.rule.selection_score_unit,
         "stored_dtype": router.provenance.stored_dtype,
         "bias_tensor": router.provenance.bias_tensor,

@@ -22,18 +22,16 @@ class MadeWhatIf:
     """A what-if made for one router, and what is known of it before any batch.
 
     ``router`` is what metrics are told of: its rule says whether sizes vary. ``other`` is that
-    router made ready, where the what-if is a router of its own. ``slots`` is the width of
-    ``chosen``; where other tokens matter to the choice, ``batch`` of them are tried together (whole
-    tiles, or a part of one).
-    ``given`` are quantities that its choices come with, ``absent`` others with the reason;
-    ``figures`` are what fit and sample say of it, by name.
+    router made ready, where the what-if is a router of its own. Where other tokens matter to the
+    choice, ``batch`` of them are tried together (whole tiles, or a part of one). ``given`` are
+    quantities that its choices come with, ``absent`` others with the reason; ``figures`` are what
+    fit and sample say of it, by name.
     """
 
     name: str
     gate: Gate
     router: Router
     other: PreparedRouter | None
-    slots: int
     batch: int
     given: frozenset[str]
     absent: Mapping[str, str]

@@ -76,7 +76,6 @@ def make_what_if(asked: AskedWhatIf, task: Task, sample: Sample) -> MadeWhatIf:
             gate=gate,
             router=gate.router,
             other=other,
-            slots=gate.router.rule.top_k,
             batch=sample.batch,
             given=frozenset(),
             absent=unavailable(gate.router, facts) | absent,
@@ -91,7 +90,6 @@ def make_what_if(asked: AskedWhatIf, task: Task, sample: Sample) -> MadeWhatIf:
         gate=gate,
         router=dataclasses.replace(router, rule=dataclasses.replace(router.rule, pick=pick)),
         other=None,
-        slots=router.rule.top_k if gate.has_fixed_size else router.num_experts,
         batch=sample.batch,
         given=frozenset(gate.choose(first).quantities),
         absent=absent | dict(gate.absent),
@@ -105,6 +103,8 @@ def why_missing(made: MadeWhatIf, reduction: str) -> str:
     for need in REDUCTIONS[reduction].needs:
         if need == "num_chosen" and made.router.rule.num_chosen is not None:
             return "every token chooses as many experts"
+        if need == "selection" and made.router.rule.num_chosen is None:
+            return "no k-th expert has a border where sets differ in size"
         if need in (*_LABELS, *_OF_CHOICE, "num_chosen") or need in made.given:
             continue
         if made.other is None or need in made.absent:
@@ -153,7 +153,9 @@ def chosen_batch(made: MadeWhatIf, base: TokenBatch) -> TokenBatch:
     else:
         choices = [choose(part) for part in batches_of(tokens, made.batch)]
     chosen, weights = (
-        np.concatenate([_widened(getattr(choice, name), made.slots, fill) for choice in choices])
+        np.concatenate(
+            [_widened(getattr(choice, name), made.router.num_slots, fill) for choice in choices]
+        )
         for name, fill in (("chosen", -1), ("weights", 0.0))
     )
     quantities = {

@@ -243,7 +243,7 @@ def plan_passes(run: RouterRun) -> tuple[Pass, ...]:
 
 def _is_sampled(run: RouterRun, reduction: str) -> bool:
     """Whether a sample is enough: for what costs more than the product, as curved distances do."""
-    is_curved = not run.router.rule.is_affine and "distance" in REDUCTIONS[reduction].needs
+    is_curved = not run.router.rule.is_linear and "distance" in REDUCTIONS[reduction].needs
     return REDUCTIONS[reduction].use.is_sampled or is_curved
 
 

@@ -52,7 +52,7 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "whatif needs recorded tokens: which experts they choose is not in the weights.",
             "moegeom capture CKPT --text FILE --out REC, then add --tokens REC.",
         )
-    opened = Session.open(request)
+    opened = Session.open(request, with_varying=True)
     assert opened.source is not None, "there are tokens"
     facts = opened.source.facts
     if facts.stage not in _WITH_SCORES:
