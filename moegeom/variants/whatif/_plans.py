@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.core.router import Router
-from moegeom.geometry.whatif.sinkhorn import CLIP, Plan, column_error, sinkhorn
+from moegeom.geometry.whatif.sinkhorn import CLIP, TransportPlan, column_error, sinkhorn
 from moegeom.geometry.whatif.smooth import hard_set
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import Choice, Gate, Parameter, Sample
@@ -37,7 +37,9 @@ def gate_of_plans(
     router: Router,
     values: Mapping[str, Any],
     cost: Cost,
-    weights: Callable[[TokenBatch, Choice, Plan], Choice] = lambda batch, choice, plan: choice,
+    weights: Callable[[TokenBatch, Choice, TransportPlan], Choice] = lambda batch, choice, plan: (
+        choice
+    ),
 ) -> Gate:
     """The k largest shares of each token in a plan that is made for a batch.
 
@@ -45,7 +47,7 @@ def gate_of_plans(
     """
     eps, steps, log = values["eps"], values["steps"], bool(values["log"])
 
-    def plan_of(batch: TokenBatch) -> Plan:
+    def plan_of(batch: TokenBatch) -> TransportPlan:
         return sinkhorn(cost(batch), eps, steps, np.inf if log else CLIP, log)
 
     def choose(batch: TokenBatch) -> Choice:

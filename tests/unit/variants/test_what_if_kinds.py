@@ -7,12 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from scipy.stats import sem
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Weights
 from moegeom.engine.route import route
 from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share, expert_capacity
+from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import parse_what_ifs
 from moegeom.variants.whatif._choices import admitted_scores, members, rows_of
 from tests.unit.variants.conftest import BATCH, EXPERTS, TOKENS, TOP_K
@@ -292,6 +294,26 @@ def test_the_share_of_flips_is_near_that_of_independent_draws(made_by):
     # the same tokens: only the draws differ
     sigma = np.sqrt((flipped * (1 - flipped)).sum() / 16) / TOKENS
     assert abs(found["flipped_share"] - flipped.mean()) < 4 * sigma
+
+
+def test_the_error_of_the_share_of_flips_is_that_of_documents(made_by):
+    """Of the means of equal documents; of runs of 256 tokens where none is known: there is one."""
+    made = made_by["softmax"]
+    told = vars(rows_of(made.tokens, np.arange(TOKENS)))
+    document = np.arange(TOKENS) // 16
+    (asked,) = parse_what_ifs(["jitter:0.1"])
+    gate = asked.kind.make(made.router, asked.values, made.sample())
+    found = gate.measure(made.sample(TokenBatch(**{**told, "document": document})))
+    each = [
+        gate.measure(made.sample(rows_of(made.tokens, np.flatnonzero(document == d))))
+        for d in range(TOKENS // 16)
+    ]
+    shares = [one["flipped_share"] for one in each]
+    np.testing.assert_allclose(found["flipped_share"], np.mean(shares), rtol=1e-12)
+    np.testing.assert_allclose(found["flipped_share_se"], sem(shares), rtol=1e-12)
+    for none in (None, np.full(TOKENS, -1)):
+        alone = gate.measure(made.sample(TokenBatch(**{**told, "document": none})))
+        assert "flipped_share_se" not in alone
 
 
 def test_draws_differ_between_seeds_and_routers(made_by):
