@@ -311,6 +311,7 @@ def explain_command(request: ScanRequest) -> str:
 
 def compared_rows(
     arithmetics: Sequence[str],
+    what_ifs: Sequence[str],
     run_b: Mapping[str, Any] | None,
     checkpoint_b: Mapping[str, Any] | None,
     folders: Sequence[Path],
@@ -326,6 +327,7 @@ def compared_rows(
     if checkpoint_b is not None:
         text = f"routers of another checkpoint on the same inputs: {checkpoint_b['name']}"
         described[CHECKPOINT_B] = {"text": text}
+    described |= {name: {"text": f"what-if: {name}"} for name in what_ifs}
     for name in arithmetics:
         how = arithmetic(name)
         described |= {
