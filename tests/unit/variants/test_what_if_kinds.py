@@ -34,6 +34,13 @@ def exact_logits(made) -> np.ndarray:
     return found if made.router.logit_bias is None else found + made.router.logit_bias
 
 
+def test_the_rules_have_what_they_are_named_for(made_by):
+    assert made_by["fill decides"].tokens.fill_decides.any()
+    assert not made_by["groups at 0"].tokens.fill_decides.any()
+    for made in made_by.values():
+        assert made.router.rule.groups is None or made.tokens.group_margin.min() > 0.0
+
+
 # ------------------------------------------------------------------------------------------- smooth
 def test_smoothing_runs_the_extra_experts_that_the_budget_asks_for(made):
     gate = made.gate("smooth:extra=0.5")
