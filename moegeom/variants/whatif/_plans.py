@@ -12,6 +12,7 @@ from moegeom.core.router import Router
 from moegeom.geometry.whatif.sinkhorn import CLIP, TransportPlan, column_error, sinkhorn
 from moegeom.geometry.whatif.smooth import hard_set
 from moegeom.kernels.batch import TokenBatch
+from moegeom.kernels.reduction import Kernels
 from moegeom.variants.what_if import Choice, Gate, Parameter, Sample
 from moegeom.variants.whatif._choices import (
     OF_SCORES,
@@ -37,6 +38,7 @@ def gate_of_plans(
     router: Router,
     values: Mapping[str, Any],
     cost: Cost,
+    kernels: Kernels,
     weights: Callable[[TokenBatch, Choice, TransportPlan], Choice] = lambda batch, choice, plan: (
         choice
     ),
@@ -53,7 +55,7 @@ def gate_of_plans(
     def choose(batch: TokenBatch) -> Choice:
         plan = plan_of(batch)
         is_on = hard_set(plan.log_share, router.rule.top_k) & ~np.isneginf(plan.log_share)
-        return weights(batch, choice_of_sets(router, batch, is_on, plan.log_share), plan)
+        return weights(batch, choice_of_sets(router, batch, is_on, plan.log_share, kernels), plan)
 
     def measure(sample: Sample) -> dict[str, float]:
         plans = [plan_of(rows_of(sample.tokens, rows)) for rows in batches_of(sample)]

@@ -52,7 +52,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
             share = share * router.expert_scale[chosen]
         return replace(choice, chosen=chosen, weights=np.where(chosen < 0, 0.0, share))
 
-    return gate_of_plans(router, values, cost, weights)
+    return gate_of_plans(router, values, cost, sample.kernels, weights)
 
 
 WHAT_IF = WhatIf(

@@ -357,12 +357,12 @@ def test_of_a_token_alone_the_lowest_numbers_win(made_by):
 
 
 def test_many_steps_balance_the_plan_and_more_so_the_loads(made):
-    gates = [made.gate(f"sinkhorn:eps=0.2,steps={steps},log") for steps in (0, 3, 100)]
+    gates = [made.gate(f"sinkhorn:eps=0.2,steps={steps},log") for steps in (0, 3, 30)]
     sample = made.sample(rows_of(made.tokens, np.arange(BATCH)))
     errors = [gate.measure(sample)["column_error"] for gate in gates]
     assert errors[0] > errors[1] > errors[2]
     if made.router.rule.groups is None:
-        assert errors[2] < 0.02
+        assert errors[2] < 0.1
     counts = [
         np.bincount(gate.choose(made.tokens).chosen.ravel(), minlength=EXPERTS) for gate in gates
     ]
