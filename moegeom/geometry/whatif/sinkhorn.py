@@ -40,7 +40,7 @@ def osr_cost(
 
 # ------------------------------------------------------------------------------------------ scaling
 @dataclass(frozen=True, eq=False)
-class Plan:
+class TransportPlan:
     """What Sinkhorn scaling gives: the share of each token that goes to each expert.
 
     ``log_share`` is its logarithm, which also orders shares that are 0 as a float; -inf where a
@@ -62,7 +62,7 @@ def sinkhorn(
     steps: int,
     clip: float = CLIP,
     in_logarithms: bool = True,
-) -> Plan:
+) -> TransportPlan:
     r"""Shares :math:`Q \propto e^{-C/\epsilon}` with rows and columns scaled in turn.
 
     :math:`L = clip(-C / \epsilon, \pm clip)`; ``steps`` times rows to sum 1 and columns to N / E;
@@ -84,7 +84,7 @@ def sinkhorn(
     clipped = float((np.abs(exponent[allowed]) > clip).mean()) if allowed.any() else 0.0
     exponent = np.where(allowed, np.clip(exponent, -clip, clip), -np.inf)
     scale = _by_logarithms if in_logarithms else _by_division
-    return Plan(scale(exponent, steps), clipped)
+    return TransportPlan(scale(exponent, steps), clipped)
 
 
 def _by_logarithms(

@@ -23,6 +23,7 @@ from moegeom.geometry.selection import (
 )
 from moegeom.geometry.whatif.smooth import packed, set_weights
 from moegeom.kernels.batch import TokenBatch
+from moegeom.kernels.reduction import Kernels
 from moegeom.variants.what_if import Choice, Sample
 
 #: Quantities of ``TokenBatch`` that follow from the choice, or from the scores behind it.
@@ -72,10 +73,11 @@ def absent(given: Iterable[str], why: str, **others: str) -> dict[str, str]:
     return {name: others.get(name, why) for name in OF_CHOICE if name not in known}
 
 
-def as_stored(batch: TokenBatch, names: Iterable[str] = OF_SCORES) -> dict[str, np.ndarray]:
-    """Quantities of the batch that it knows."""
-    found = {name: getattr(batch, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+def as_stored(router: Router, batch: TokenBatch, kernels: Kernels) -> dict[str, np.ndarray]:
+    """The quantities ``OF_SCORES`` of the router as stored."""
+    statistics = kernels["score_statistics"](known(batch.mapped), router.rule.score)
+    stored = {"selection": known(batch.selection), "scores": known(batch.scores)}
+    return stored | dict(zip(("probability", "entropy", "log_sum_exp"), statistics, strict=True))
 
 
 # -------------------------------------------------------------------------------------- refusals
@@ -226,6 +228,7 @@ def choice_of_sets(
     batch: TokenBatch,
     is_on: Bool[np.ndarray, "tokens experts"],
     order: Float[np.ndarray, "tokens experts"],
+    kernels: Kernels,
     faded: Float64[np.ndarray, "tokens experts"] | None = None,
 ) -> Choice:
     """Sets of any size, in descending ``order``, with the weights of the rule over each set.
@@ -253,7 +256,7 @@ def choice_of_sets(
             found = found * router.expert_scale
         slots = chosen[others].astype(np.int64)
         weights[others] = np.where(slots < 0, 0.0, np.take_along_axis(found, slots, axis=1))
-    return Choice(chosen, weights, as_stored(batch))
+    return Choice(chosen, weights, as_stored(router, batch, kernels))
 
 
 # ------------------------------------------------------------------------------ batches of a sample

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.core.router import Router
-from moegeom.geometry.whatif.sinkhorn import CLIP, Plan, column_error, sinkhorn
+from moegeom.geometry.whatif.sinkhorn import CLIP, TransportPlan, column_error, sinkhorn
 from moegeom.geometry.whatif.smooth import hard_set
 from moegeom.kernels.batch import TokenBatch
+from moegeom.kernels.reduction import Kernels
 from moegeom.variants.what_if import Choice, Gate, Parameter, Sample
 from moegeom.variants.whatif._choices import (
     OF_SCORES,
@@ -37,7 +38,10 @@ def gate_of_plans(
     router: Router,
     values: Mapping[str, Any],
     cost: Cost,
-    weights: Callable[[TokenBatch, Choice, Plan], Choice] = lambda batch, choice, plan: choice,
+    kernels: Kernels,
+    weights: Callable[[TokenBatch, Choice, TransportPlan], Choice] = lambda batch, choice, plan: (
+        choice
+    ),
 ) -> Gate:
     """The k largest shares of each token in a plan that is made for a batch.
 
@@ -45,13 +49,13 @@ def gate_of_plans(
     """
     eps, steps, log = values["eps"], values["steps"], bool(values["log"])
 
-    def plan_of(batch: TokenBatch) -> Plan:
+    def plan_of(batch: TokenBatch) -> TransportPlan:
         return sinkhorn(cost(batch), eps, steps, np.inf if log else CLIP, log)
 
     def choose(batch: TokenBatch) -> Choice:
         plan = plan_of(batch)
         is_on = hard_set(plan.log_share, router.rule.top_k) & ~np.isneginf(plan.log_share)
-        return weights(batch, choice_of_sets(router, batch, is_on, plan.log_share), plan)
+        return weights(batch, choice_of_sets(router, batch, is_on, plan.log_share, kernels), plan)
 
     def measure(sample: Sample) -> dict[str, float]:
         plans = [plan_of(rows_of(sample.tokens, rows)) for rows in batches_of(sample)]

@@ -46,7 +46,11 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
             for array in (kept, batch.chosen, known(batch.weights))
         )
         empty = np.int32(-1)
-        return Choice(np.where(kept, chosen, empty), np.where(kept, weights, 0.0), as_stored(batch))
+        return Choice(
+            np.where(kept, chosen, empty),
+            np.where(kept, weights, 0.0),
+            as_stored(router, batch, sample.kernels),
+        )
 
     def measure(sample: Sample) -> dict[str, float]:
         chosen = [choose(rows_of(sample.tokens, rows)).chosen for rows in batches_of(sample)]

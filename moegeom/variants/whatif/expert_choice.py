@@ -37,7 +37,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
     def choose(batch: TokenBatch) -> Choice:
         scores = routing_scores(router, batch)
         room = batch_capacity(len(scores), router.num_experts, k, factor)
-        return choice_of_sets(router, batch, expert_choice(scores, room), scores)
+        return choice_of_sets(router, batch, expert_choice(scores, room), scores, sample.kernels)
 
     def measure(sample: Sample) -> dict[str, float]:
         chosen = [choose(rows_of(sample.tokens, rows)).chosen for rows in batches_of(sample)]

@@ -73,8 +73,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         for draw in range(_DRAWS):
             flipped += num_shared(drawn(some, draw).chosen, some.chosen) < k
         share = flipped / _DRAWS
-        unit = some.token // RUN_TOKENS if some.document is None else some.document
-        error = clustered_error((share - share.mean()) / len(rows), unit)
+        error = clustered_error((share - share.mean()) / len(rows), _unit(some))
         found = {"flipped_share": float(share.mean()), "flipped_tokens": float(len(rows))}
         return found if error is None else found | {"flipped_share_se": error}
 
@@ -83,6 +82,12 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         measure=measure,
         absent=absent(OF_OTHER_SCORES, "the boundaries of disturbed logits move with each draw"),
     )
+
+
+def _unit(batch: TokenBatch) -> Int64[np.ndarray, "tokens"]:
+    """Tokens that are not independent: of a document, or of a run where none is known."""
+    run = -1 - batch.token // RUN_TOKENS
+    return run if batch.document is None else np.where(batch.document < 0, run, batch.document)
 
 
 def _key(router: Router, seed: int) -> np.uint64:

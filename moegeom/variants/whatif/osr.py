@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from moegeom.core.router import Router
-from moegeom.geometry.whatif.sinkhorn import Plan, osr_cost
+from moegeom.geometry.whatif.sinkhorn import TransportPlan, osr_cost
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
 from moegeom.variants.whatif._choices import (
@@ -39,7 +39,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         found = osr_cost(similarity, router.weight, overlap, excess, threshold)
         return np.where(np.isneginf(admitted_scores(router, batch)), np.inf, found)
 
-    def weights(batch: TokenBatch, choice: Choice, plan: Plan) -> Choice:
+    def weights(batch: TokenBatch, choice: Choice, plan: TransportPlan) -> Choice:
         slots = choice.chosen.astype(np.int64)
         order = np.take_along_axis(plan.log_share, np.maximum(slots, 0), axis=1)
         order[slots < 0] = -np.inf
@@ -52,7 +52,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
             share = share * router.expert_scale[chosen]
         return replace(choice, chosen=chosen, weights=np.where(chosen < 0, 0.0, share))
 
-    return gate_of_plans(router, values, cost, weights)
+    return gate_of_plans(router, values, cost, sample.kernels, weights)
 
 
 WHAT_IF = WhatIf(

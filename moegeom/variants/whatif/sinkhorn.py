@@ -27,7 +27,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
     def cost(batch: TokenBatch) -> Float64[np.ndarray, "tokens experts"]:
         return -admitted_scores(router, batch)
 
-    return gate_of_plans(router, values, cost)
+    return gate_of_plans(router, values, cost, sample.kernels)
 
 
 WHAT_IF = WhatIf(

@@ -57,10 +57,12 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
     if eps == 0.0:
         return Gate(router=router, reached=reached)
 
+    kernels = sample.kernels
+
     def choose(batch: TokenBatch) -> Choice:
         admitted = admitted_scores(router, batch)
         faded = smooth_activations(admitted, k, eps, a, b)
-        return choice_of_sets(router, batch, faded > 0.0, admitted, faded)
+        return choice_of_sets(router, batch, faded > 0.0, admitted, kernels, faded)
 
     return Gate(
         choose=choose,

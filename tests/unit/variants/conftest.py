@@ -32,6 +32,13 @@ RULES = {
         TOP_K, "sigmoid", _SUM_TO_ONE, groups=GroupMask(4, 2, "max", 0.0), has_selection_bias=True
     ),
 }
+# scores below 0, so that experts of groups that are left out win
+RULES["fill decides"] = RULES["groups at 0"]
+
+
+def _bias(rule: str, random: np.random.Generator) -> np.ndarray:
+    shift = 0.6 if rule == "fill decides" else 0.0
+    return (0.1 * random.standard_normal(EXPERTS) - shift).astype(np.float32)
 
 
 class Made:
@@ -47,9 +54,7 @@ class Made:
             weight=weight.astype(np.float32),
             rule=RULES[rule],
             provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F32"),
-            selection_bias=0.1 * random.standard_normal(EXPERTS).astype(np.float32)
-            if RULES[rule].has_selection_bias
-            else None,
+            selection_bias=_bias(rule, random) if RULES[rule].has_selection_bias else None,
             logit_bias=0.5 * random.standard_normal(EXPERTS).astype(np.float32)
             if RULES[rule].has_logit_bias
             else None,

@@ -7,12 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from scipy.stats import sem
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Weights
 from moegeom.engine.route import route
 from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share, expert_capacity
+from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import parse_what_ifs
 from moegeom.variants.whatif._choices import admitted_scores, members, rows_of
 from tests.unit.variants.conftest import BATCH, EXPERTS, TOKENS, TOP_K
@@ -30,6 +32,13 @@ def exact_logits(made) -> np.ndarray:
     """Of a matrix product in float64."""
     found = made.inputs.astype(np.float64) @ made.router.weight.T.astype(np.float64)
     return found if made.router.logit_bias is None else found + made.router.logit_bias
+
+
+def test_the_rules_have_what_they_are_named_for(made_by):
+    assert made_by["fill decides"].tokens.fill_decides.any()
+    assert not made_by["groups at 0"].tokens.fill_decides.any()
+    for made in made_by.values():
+        assert made.router.rule.groups is None or made.tokens.group_margin.min() > 0.0
 
 
 # ------------------------------------------------------------------------------------------- smooth
@@ -294,6 +303,26 @@ def test_the_share_of_flips_is_near_that_of_independent_draws(made_by):
     assert abs(found["flipped_share"] - flipped.mean()) < 4 * sigma
 
 
+def test_the_error_of_the_share_of_flips_is_that_of_documents(made_by):
+    """Of the means of equal documents; of runs of 256 tokens where none is known: there is one."""
+    made = made_by["softmax"]
+    told = vars(rows_of(made.tokens, np.arange(TOKENS)))
+    document = np.arange(TOKENS) // 16
+    (asked,) = parse_what_ifs(["jitter:0.1"])
+    gate = asked.kind.make(made.router, asked.values, made.sample())
+    found = gate.measure(made.sample(TokenBatch(**{**told, "document": document})))
+    each = [
+        gate.measure(made.sample(rows_of(made.tokens, np.flatnonzero(document == d))))
+        for d in range(TOKENS // 16)
+    ]
+    shares = [one["flipped_share"] for one in each]
+    np.testing.assert_allclose(found["flipped_share"], np.mean(shares), rtol=1e-12)
+    np.testing.assert_allclose(found["flipped_share_se"], sem(shares), rtol=1e-12)
+    for none in (None, np.full(TOKENS, -1)):
+        alone = gate.measure(made.sample(TokenBatch(**{**told, "document": none})))
+        assert "flipped_share_se" not in alone
+
+
 def test_draws_differ_between_seeds_and_routers(made_by):
     made = made_by["softmax"]
     (asked,) = parse_what_ifs(["jitter:0.3"])
@@ -328,12 +357,12 @@ def test_of_a_token_alone_the_lowest_numbers_win(made_by):
 
 
 def test_many_steps_balance_the_plan_and_more_so_the_loads(made):
-    gates = [made.gate(f"sinkhorn:eps=0.2,steps={steps},log") for steps in (0, 3, 100)]
+    gates = [made.gate(f"sinkhorn:eps=0.2,steps={steps},log") for steps in (0, 3, 30)]
     sample = made.sample(rows_of(made.tokens, np.arange(BATCH)))
     errors = [gate.measure(sample)["column_error"] for gate in gates]
     assert errors[0] > errors[1] > errors[2]
     if made.router.rule.groups is None:
-        assert errors[2] < 0.02
+        assert errors[2] < 0.1
     counts = [
         np.bincount(gate.choose(made.tokens).chosen.ravel(), minlength=EXPERTS) for gate in gates
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from moegeom.core.errors import MoeGeomError
 from moegeom.variants.what_if import WHAT_IFS, Choice, Gate, parse_what_ifs
-from moegeom.variants.whatif._choices import OF_CHOICE, rows_of
+from moegeom.variants.whatif._choices import OF_CHOICE, OF_SCORES, rows_of
 from tests.unit.variants.conftest import BATCH, EXPERTS, TOKENS, TOP_K
 
 #: How a kind is written that says nothing without a parameter, and other forms worth a look.
@@ -64,7 +64,7 @@ def test_a_record_has_the_name_of_its_file_and_texts_for_people(name):
 
 
 # ------------------------------------------------------------------------------------------- choices
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_gate_is_another_router_or_chooses(made, text):
     gate = made.gate(text)
@@ -77,7 +77,7 @@ def test_a_gate_is_another_router_or_chooses(made, text):
         assert np.isfinite(batch.weights).all()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("text", CHOOSING)
 def test_a_choice_is_sets_filled_from_the_left_with_their_weights(made, text):
     gate = made.gate(text)
@@ -96,7 +96,7 @@ def test_a_choice_is_sets_filled_from_the_left_with_their_weights(made, text):
         np.testing.assert_array_equal(filled.sum(axis=1), TOP_K)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("text", CHOOSING)
 def test_every_quantity_of_a_choice_is_there_or_has_a_reason(made, text):
     gate = made.gate(text)
@@ -112,7 +112,7 @@ def test_every_quantity_of_a_choice_is_there_or_has_a_reason(made, text):
         assert not np.isnan(values).any(), name
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("text", CHOOSING)
 def test_what_it_measures_are_finite_numbers(made, text):
     gate = made.gate(text)
@@ -123,8 +123,16 @@ def test_what_it_measures_are_finite_numbers(made, text):
         assert {type(value) for value in found.values()} == {float}
 
 
+@pytest.mark.parametrize("text", ["smooth:extra=0.5", "sinkhorn", "expert-choice", "capacity:0.8"])
+def test_a_gate_that_takes_the_scores_as_they_are_leaves_what_follows_from_them(made, text):
+    told = rows_of(made.tokens, np.arange(TOKENS))
+    found = made.gate(text).choose(told).quantities
+    for name in OF_SCORES:
+        np.testing.assert_array_equal(found[name], getattr(made.tokens, name), err_msg=name)
+
+
 # -------------------------------------------------------------------------------------------- claims
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("text", CHOOSING)
 def test_a_gate_of_single_tokens_chooses_the_same_in_any_batch_and_others_do_not(made, text):
     gate = made.gate(text)
@@ -138,7 +146,7 @@ def test_a_gate_of_single_tokens_chooses_the_same_in_any_batch_and_others_do_not
     assert is_same == gate.is_token_local
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("text", CHOOSING)
 def test_later_tokens_change_earlier_choices_unless_a_gate_is_causal(made, text):
     gate = made.gate(text)
