@@ -14,7 +14,7 @@ from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.kernels.reduction import REDUCTIONS, Kernels
 from moegeom.tokens.traces.run_b import RunB
 from moegeom.variants.emulated import Emulated
-from moegeom.variants.what_if import Gate
+from moegeom.variants.what_if import FittedGate
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class MadeWhatIf:
     """
 
     name: str
-    gate: Gate
+    gate: FittedGate
     router: Router
     other: PreparedRouter | None
     batch: int

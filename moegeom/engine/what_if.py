@@ -22,7 +22,7 @@ from moegeom.geometry.whatif.moved import dense_weights, same_sets, weight_dista
 from moegeom.kernels.batch import Flip, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.variants.emulated import Emulated
-from moegeom.variants.what_if import AskedWhatIf, Sample
+from moegeom.variants.what_if import AskedWhatIf, FitSample
 
 #: Quantities of a batch that are labels of its tokens, whatever is chosen.
 _LABELS = ("token", "population", "block", "document", "position", "token_id")
@@ -44,16 +44,16 @@ _OF_STORED = frozenset(
 
 
 # ---------------------------------------------------------------------------------------- the fit
-def read_sample(task: Task, tiles: Sequence[int], batch: int) -> Sample:
+def read_sample(task: Task, tiles: Sequence[int], batch: int) -> FitSample:
     """The tokens of some tiles, with what a kind may look at, in memory."""
     last = task.source.facts.num_tokens
     parts = [LazyBatch(task, tile * TILE, min((tile + 1) * TILE, last)) for tile in tiles]
     names = [n for n in (*_LABELS, *_SEEN) if getattr(parts[0], n) is not None]
     known = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Sample(TokenBatch(**known), task.kernels, batch, task.seed)
+    return FitSample(TokenBatch(**known), task.kernels, batch, task.seed)
 
 
-def make_what_if(asked: AskedWhatIf, task: Task, sample: Sample) -> MadeWhatIf:
+def make_what_if(asked: AskedWhatIf, task: Task, sample: FitSample) -> MadeWhatIf:
     """The what-if for the router of the task, fitted to the sample.
 
     Raises

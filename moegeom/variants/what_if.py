@@ -45,12 +45,12 @@ class Parameter:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class WhatIfChoice:
     """What a what-if chooses for some tokens.
 
     ``chosen`` are experts in descending score, filled from the left; -1 where there are fewer.
     ``weights`` are their routing weights, 0 where there is none. ``quantities`` are others of
-    ``TokenBatch`` by name; what is not there is missing for the reason in ``Gate.absent``.
+    ``TokenBatch`` by name; what is not there is missing for the reason in ``FittedGate.absent``.
     """
 
     chosen: Int32[np.ndarray, "tokens slots"]
@@ -59,7 +59,7 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class FitSample:
     """What a kind is fitted to: whole tiles of the tokens of one router.
 
     ``tokens`` has ``logits``, ``mapped``, ``selection``, ``scores``, ``chosen``, ``weights``,
@@ -73,7 +73,7 @@ class Sample:
 
 
 @dataclass(frozen=True, eq=False)
-class Gate:
+class FittedGate:
     """A what-if made for one router.
 
     Either ``router`` is another router, which chooses by its own rule, or ``choose`` takes a batch
@@ -85,12 +85,12 @@ class Gate:
     """
 
     router: Router | None = None
-    choose: Callable[[TokenBatch], Choice] | None = None
+    choose: Callable[[TokenBatch], WhatIfChoice] | None = None
     has_fixed_size: bool = True
     is_token_local: bool = True
     is_causal: bool = True
     reached: Mapping[str, float] = field(default_factory=dict)
-    measure: Callable[[Sample], Mapping[str, float]] | None = None
+    measure: Callable[[FitSample], Mapping[str, float]] | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -107,7 +107,7 @@ class WhatIf:
     name: str
     text: str
     parameters: tuple[Parameter, ...]
-    make: Callable[[Router, Mapping[str, Any], Sample], Gate]
+    make: Callable[[Router, Mapping[str, Any], FitSample], FittedGate]
     needs: tuple[str, ...] = ()
 
 

@@ -24,7 +24,7 @@ from moegeom.geometry.selection import (
 from moegeom.geometry.whatif.smooth import packed, set_weights
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
-from moegeom.variants.what_if import Choice, Sample
+from moegeom.variants.what_if import FitSample, WhatIfChoice
 
 #: Quantities of ``TokenBatch`` that follow from the choice, or from the scores behind it.
 OF_CHOICE = (
@@ -104,7 +104,7 @@ def need_weights_of_sets(router: Router) -> None:
 # ------------------------------------------------------------------------------ of a stored batch
 def known(value: Any) -> Any:
     """A quantity that every batch for a what-if has."""
-    assert value is not None, "Sample and Gate say which quantities a batch has"
+    assert value is not None, "FitSample and FittedGate say which quantities a batch has"
     return value
 
 
@@ -181,7 +181,7 @@ def choice_of_scores(
     selection: Float64[np.ndarray, "tokens experts"],
     mapped: Float64[np.ndarray, "tokens experts"],
     shared: Float64[np.ndarray, "tokens"] | None,
-) -> Choice:
+) -> WhatIfChoice:
     """The k best by other selection scores, before any group mask, with the weights of the rule.
 
     Experts at -inf are chosen by no token, whatever the fill of the groups.
@@ -205,14 +205,14 @@ def choice_of_scores(
     }
     if rule.groups is not None:
         quantities["group_margin"] = group_margin(selection, rule.groups)
-    return Choice(chosen, weights, quantities)
+    return WhatIfChoice(chosen, weights, quantities)
 
 
 def choice_of_logits(
     router: Router,
     logits: Float64[np.ndarray, "tokens experts"],
     shared: Float64[np.ndarray, "tokens"] | None,
-) -> Choice:
+) -> WhatIfChoice:
     """What the rule makes of other logits, those before the map and without a bias that selects."""
     rule = router.rule
     selection = selection_scores(logits, rule, router.selection_bias)
@@ -230,7 +230,7 @@ def choice_of_sets(
     order: Float[np.ndarray, "tokens experts"],
     kernels: Kernels,
     faded: Float64[np.ndarray, "tokens experts"] | None = None,
-) -> Choice:
+) -> WhatIfChoice:
     """Sets of any size, in descending ``order``, with the weights of the rule over each set.
 
     A token with its own set has the weights of the router bit for bit.
@@ -256,7 +256,7 @@ def choice_of_sets(
             found = found * router.expert_scale
         slots = chosen[others].astype(np.int64)
         weights[others] = np.where(slots < 0, 0.0, np.take_along_axis(found, slots, axis=1))
-    return Choice(chosen, weights, as_stored(router, batch, kernels))
+    return WhatIfChoice(chosen, weights, as_stored(router, batch, kernels))
 
 
 # ------------------------------------------------------------------------------ batches of a sample
@@ -266,14 +266,14 @@ def rows_of(batch: TokenBatch, row: Int64[np.ndarray, "rows"]) -> TokenBatch:
     return TokenBatch(**{name: None if v is None else v[row] for name, v in told.items()})
 
 
-def batches_of(sample: Sample) -> Iterator[Int64[np.ndarray, "rows"]]:
+def batches_of(sample: FitSample) -> Iterator[Int64[np.ndarray, "rows"]]:
     """Rows of one batch after another; a last one that is not whole only if it is the only one."""
     tokens = len(sample.tokens.chosen)
     for start in range(0, max(tokens - sample.batch, 0) + 1, sample.batch):
         yield np.arange(start, min(start + sample.batch, tokens))
 
 
-def members(choice: Choice, num_experts: int) -> Bool[np.ndarray, "tokens experts"]:
+def members(choice: WhatIfChoice, num_experts: int) -> Bool[np.ndarray, "tokens experts"]:
     """The chosen experts of each token as a mask."""
     mask = np.zeros((len(choice.chosen), num_experts), dtype=bool)
     token, slot = np.nonzero(choice.chosen >= 0)
@@ -286,7 +286,7 @@ _ALONE = 256
 
 
 def neighbours_decide(
-    router: Router, choose: Callable[[TokenBatch], Choice], sample: Sample
+    router: Router, choose: Callable[[TokenBatch], WhatIfChoice], sample: FitSample
 ) -> dict[str, float]:
     """How far the choice of a token is one of its neighbours.
 

@@ -13,7 +13,7 @@ from moegeom.geometry.whatif.sinkhorn import CLIP, TransportPlan, column_error, 
 from moegeom.geometry.whatif.smooth import hard_set
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIfChoice
 from moegeom.variants.whatif._choices import (
     OF_SCORES,
     absent,
@@ -39,10 +39,10 @@ def gate_of_plans(
     values: Mapping[str, Any],
     cost: Cost,
     kernels: Kernels,
-    weights: Callable[[TokenBatch, Choice, TransportPlan], Choice] = lambda batch, choice, plan: (
-        choice
-    ),
-) -> Gate:
+    weights: Callable[
+        [TokenBatch, WhatIfChoice, TransportPlan], WhatIfChoice
+    ] = lambda batch, choice, plan: choice,
+) -> FittedGate:
     """The k largest shares of each token in a plan that is made for a batch.
 
     ``weights`` may give a choice the weights of the plan instead of those of the rule.
@@ -52,12 +52,12 @@ def gate_of_plans(
     def plan_of(batch: TokenBatch) -> TransportPlan:
         return sinkhorn(cost(batch), eps, steps, np.inf if log else CLIP, log)
 
-    def choose(batch: TokenBatch) -> Choice:
+    def choose(batch: TokenBatch) -> WhatIfChoice:
         plan = plan_of(batch)
         is_on = hard_set(plan.log_share, router.rule.top_k) & ~np.isneginf(plan.log_share)
         return weights(batch, choice_of_sets(router, batch, is_on, plan.log_share, kernels), plan)
 
-    def measure(sample: Sample) -> dict[str, float]:
+    def measure(sample: FitSample) -> dict[str, float]:
         plans = [plan_of(rows_of(sample.tokens, rows)) for rows in batches_of(sample)]
         return {
             "column_error": float(np.mean([column_error(plan.share) for plan in plans])),
@@ -66,7 +66,7 @@ def gate_of_plans(
         }
 
     is_alone = steps == 0
-    return Gate(
+    return FittedGate(
         choose=choose,
         is_token_local=is_alone,
         is_causal=is_alone,

@@ -16,7 +16,7 @@ import numpy as np
 from moegeom.core.router import Router
 from moegeom.geometry.whatif.quotas import batch_capacity, kept_within_capacity
 from moegeom.kernels.batch import TokenBatch
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (
     OF_SCORES,
     absent,
@@ -30,13 +30,13 @@ from moegeom.variants.whatif._choices import (
 )
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     factor, by_score, k = values["factor"], values["order"] == "score", router.rule.top_k
     if factor * k >= router.num_experts:
-        return Gate(router=router, reached={"dropped_slot_share": 0.0})
+        return FittedGate(router=router, reached={"dropped_slot_share": 0.0})
 
-    def choose(batch: TokenBatch) -> Choice:
+    def choose(batch: TokenBatch) -> WhatIfChoice:
         room = batch_capacity(len(batch.chosen), router.num_experts, k, factor)
         scores = routing_scores(router, batch) if by_score else None
         kept = kept_within_capacity(batch.chosen, router.num_experts, room, scores)
@@ -46,13 +46,13 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
             for array in (kept, batch.chosen, known(batch.weights))
         )
         empty = np.int32(-1)
-        return Choice(
+        return WhatIfChoice(
             np.where(kept, chosen, empty),
             np.where(kept, weights, 0.0),
             as_stored(router, batch, sample.kernels),
         )
 
-    def measure(sample: Sample) -> dict[str, float]:
+    def measure(sample: FitSample) -> dict[str, float]:
         chosen = [choose(rows_of(sample.tokens, rows)).chosen for rows in batches_of(sample)]
         served = np.concatenate([(part >= 0).sum(axis=1) for part in chosen])
         return {
@@ -63,7 +63,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         }
 
     later = "Not causal: a later token of the batch can take the place of an earlier one."
-    return Gate(
+    return FittedGate(
         choose=choose,
         has_fixed_size=False,
         is_token_local=False,

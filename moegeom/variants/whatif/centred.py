@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import Router
-from moegeom.variants.what_if import Gate, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, WhatIf
 from moegeom.variants.whatif._choices import need_top_k, refuse, scored_logits
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     if router.has_cosine_logits:
         raise refuse(
@@ -26,14 +26,14 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
     mean = scored_logits(router, sample.tokens).mean(axis=0)
     reached = {"mean_logit_rms": float(np.sqrt(np.mean((mean - mean.mean()) ** 2)))}
     if not mean.any():
-        return Gate(router=router, reached=reached)
+        return FittedGate(router=router, reached=reached)
     bias = -mean if router.logit_bias is None else router.logit_bias - mean
     centred = replace(
         router,
         logit_bias=bias.astype(router.weight.dtype),
         rule=replace(router.rule, has_logit_bias=True),
     )
-    return Gate(router=centred, reached=reached)
+    return FittedGate(router=centred, reached=reached)
 
 
 WHAT_IF = WhatIf(

@@ -15,7 +15,7 @@ import numpy as np
 
 from moegeom.core.router import Router
 from moegeom.kernels.batch import TokenBatch
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (
     OF_OTHER_SCORES,
     absent,
@@ -29,7 +29,7 @@ from moegeom.variants.whatif._choices import (
 )
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     if router.has_cosine_logits:
         raise refuse(router, "its logits are cosines already")
@@ -38,13 +38,13 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         lengths = input_lengths(sample.tokens)
         scale = float(np.sqrt((lengths**2).mean() * (row_lengths(router) ** 2).mean()))
 
-    def choose(batch: TokenBatch) -> Choice:
+    def choose(batch: TokenBatch) -> WhatIfChoice:
         logits = scale * cosines(router, batch)
         if router.logit_bias is not None:
             logits = logits + router.logit_bias.astype(np.float64)
         return choice_of_logits(router, logits, shared_sum(router, batch))
 
-    return Gate(
+    return FittedGate(
         choose=choose,
         reached={"scale": scale},
         absent=absent(OF_OTHER_SCORES, "boundaries of cosines have no known distance"),

@@ -17,7 +17,7 @@ import numpy as np
 from moegeom.core.router import Router
 from moegeom.geometry.whatif.quotas import batch_capacity, expert_choice
 from moegeom.kernels.batch import TokenBatch
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (
     OF_SCORES,
     absent,
@@ -30,16 +30,16 @@ from moegeom.variants.whatif._choices import (
 )
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_weights_of_sets(router)
     factor, k = values["factor"], router.rule.top_k
 
-    def choose(batch: TokenBatch) -> Choice:
+    def choose(batch: TokenBatch) -> WhatIfChoice:
         scores = routing_scores(router, batch)
         room = batch_capacity(len(scores), router.num_experts, k, factor)
         return choice_of_sets(router, batch, expert_choice(scores, room), scores, sample.kernels)
 
-    def measure(sample: Sample) -> dict[str, float]:
+    def measure(sample: FitSample) -> dict[str, float]:
         chosen = [choose(rows_of(sample.tokens, rows)).chosen for rows in batches_of(sample)]
         counts = np.concatenate([(part >= 0).sum(axis=1) for part in chosen])
         return {
@@ -51,7 +51,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
             **neighbours_decide(router, choose, sample),
         }
 
-    return Gate(
+    return FittedGate(
         choose=choose,
         has_fixed_size=False,
         is_token_local=False,

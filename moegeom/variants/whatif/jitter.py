@@ -20,7 +20,7 @@ from moegeom.core.router import Router
 from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.batch import RUN_TOKENS, TokenBatch
 from moegeom.kernels.reference import expert_codes, mix, num_shared, token_hash
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (
     OF_OTHER_SCORES,
     absent,
@@ -42,11 +42,11 @@ _MOST = {"logits": 8192, "input": 2048}
 _BLOCK = 64
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     size, on = values["size"], values["on"]
     if size == 0.0:
-        return Gate(router=router, reached={"flipped_share": 0.0})
+        return FittedGate(router=router, reached={"flipped_share": 0.0})
     if on == "input" and sample.tokens.input is None:
         raise UsageError(
             "what-if 'jitter': on=input needs recorded router inputs.", "Write on=logits."
@@ -55,7 +55,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         raise refuse(router, "its logits are divided by the length of the input that is disturbed")
     key = _key(router, sample.seed)
 
-    def drawn(batch: TokenBatch, draw: int) -> Choice:
+    def drawn(batch: TokenBatch, draw: int) -> WhatIfChoice:
         logits = scored_logits(router, batch)
         if on == "logits":
             logits = logits * (1.0 + size * _signs(batch.token, router.num_experts, key, draw))
@@ -65,7 +65,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
             logits = logits + _products(moved, router.weight.astype(np.float64).T)
         return choice_of_logits(router, logits, shared_sum(router, batch))
 
-    def measure(sample: Sample) -> dict[str, float]:
+    def measure(sample: FitSample) -> dict[str, float]:
         rows = np.arange(min(len(sample.tokens.chosen), _MOST[on]))
         some = rows_of(sample.tokens, rows)
         k = router.rule.top_k
@@ -77,7 +77,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         found = {"flipped_share": float(share.mean()), "flipped_tokens": float(len(rows))}
         return found if error is None else found | {"flipped_share_se": error}
 
-    return Gate(
+    return FittedGate(
         choose=lambda batch: drawn(batch, 0),
         measure=measure,
         absent=absent(OF_OTHER_SCORES, "the boundaries of disturbed logits move with each draw"),

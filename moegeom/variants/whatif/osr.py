@@ -18,7 +18,7 @@ from jaxtyping import Float64
 from moegeom.core.router import Router
 from moegeom.geometry.whatif.sinkhorn import TransportPlan, osr_cost
 from moegeom.kernels.batch import TokenBatch
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (
     admitted_scores,
     cosines,
@@ -28,7 +28,7 @@ from moegeom.variants.whatif._choices import (
 from moegeom.variants.whatif._plans import PARAMETERS, gate_of_plans
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_weights_of_sets(router)
     if router.has_cosine_logits:
         raise refuse(router, "its logits are cosines already; sinkhorn scales those")
@@ -39,7 +39,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         found = osr_cost(similarity, router.weight, overlap, excess, threshold)
         return np.where(np.isneginf(admitted_scores(router, batch)), np.inf, found)
 
-    def weights(batch: TokenBatch, choice: Choice, plan: TransportPlan) -> Choice:
+    def weights(batch: TokenBatch, choice: WhatIfChoice, plan: TransportPlan) -> WhatIfChoice:
         slots = choice.chosen.astype(np.int64)
         order = np.take_along_axis(plan.log_share, np.maximum(slots, 0), axis=1)
         order[slots < 0] = -np.inf

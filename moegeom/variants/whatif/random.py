@@ -11,13 +11,13 @@ from typing import Any
 
 from moegeom.core.router import Router
 from moegeom.variants.random_router import random_router
-from moegeom.variants.what_if import Gate, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, WhatIf
 from moegeom.variants.whatif._choices import need_top_k
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
-    return Gate(router=random_router(router, sample.seed))
+    return FittedGate(router=random_router(router, sample.seed))
 
 
 WHAT_IF = WhatIf(

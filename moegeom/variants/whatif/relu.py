@@ -17,11 +17,11 @@ from moegeom.core.router import Router
 from moegeom.geometry.whatif.smooth import packed
 from moegeom.geometry.whatif.threshold import relu_gate, threshold_distance, threshold_for
 from moegeom.kernels.batch import TokenBatch
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import absent, known, need_top_k, refuse, row_lengths
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     wanted, threshold = values["experts"], 0.0
     logits = known(sample.tokens.mapped)
@@ -33,7 +33,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
     why = _no_distance(router)
     lengths = row_lengths(router)
 
-    def choose(batch: TokenBatch) -> Choice:
+    def choose(batch: TokenBatch) -> WhatIfChoice:
         z = known(batch.mapped)
         gate = relu_gate(z, threshold)
         chosen = packed(gate > 0.0, gate)
@@ -43,12 +43,12 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         if not why:
             distance = threshold_distance(z, lengths, threshold)
             quantities |= {"distance": distance, "distance_upper": distance}
-        return Choice(chosen, weights, quantities)
+        return WhatIfChoice(chosen, weights, quantities)
 
     counts = (relu_gate(logits, threshold) > 0.0).sum(axis=1)
     mean = float(counts.mean())
     distances = () if why else ("distance", "distance_upper")
-    return Gate(
+    return FittedGate(
         choose=choose,
         has_fixed_size=False,
         reached={

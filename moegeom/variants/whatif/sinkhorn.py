@@ -16,12 +16,12 @@ from jaxtyping import Float64
 
 from moegeom.core.router import Router
 from moegeom.kernels.batch import TokenBatch
-from moegeom.variants.what_if import Gate, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, WhatIf
 from moegeom.variants.whatif._choices import admitted_scores, need_weights_of_sets
 from moegeom.variants.whatif._plans import PARAMETERS, gate_of_plans
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_weights_of_sets(router)
 
     def cost(batch: TokenBatch) -> Float64[np.ndarray, "tokens experts"]:

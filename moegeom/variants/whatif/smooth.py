@@ -26,7 +26,7 @@ from moegeom.geometry.whatif.smooth import (
     smoothing_budget,
 )
 from moegeom.kernels.batch import TokenBatch
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (
     OF_SCORES,
     absent,
@@ -38,7 +38,7 @@ from moegeom.variants.whatif._choices import (
 )
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_weights_of_sets(router)
     eps, extra, a, b = (values[name] for name in ("eps", "extra", "a", "b"))
     if (eps is None) == (extra is None):
@@ -55,16 +55,16 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
             raise refuse(router, f"no eps brings so many: {error}") from None
     reached = {"eps": eps, **_reached(found, k, eps), **_discontinuous(router, sample.tokens)}
     if eps == 0.0:
-        return Gate(router=router, reached=reached)
+        return FittedGate(router=router, reached=reached)
 
     kernels = sample.kernels
 
-    def choose(batch: TokenBatch) -> Choice:
+    def choose(batch: TokenBatch) -> WhatIfChoice:
         admitted = admitted_scores(router, batch)
         faded = smooth_activations(admitted, k, eps, a, b)
         return choice_of_sets(router, batch, faded > 0.0, admitted, kernels, faded)
 
-    return Gate(
+    return FittedGate(
         choose=choose,
         has_fixed_size=False,
         reached=reached,

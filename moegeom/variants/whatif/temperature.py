@@ -13,11 +13,11 @@ from typing import Any
 
 from moegeom.core.errors import UsageError
 from moegeom.core.router import LogitMap, Router
-from moegeom.variants.what_if import Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf
 from moegeom.variants.whatif._choices import need_top_k
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     temperature = values["tau"]
     if temperature is None:
@@ -26,10 +26,10 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
             "Write temperature:0.5,2, for instance.",
         )
     if temperature == 1.0:
-        return Gate(router=router)
+        return FittedGate(router=router)
     before = router.rule.logit_map or LogitMap()
     after = LogitMap(before.multiplier / temperature, before.soft_cap / temperature)
-    return Gate(router=replace(router, rule=replace(router.rule, logit_map=after)))
+    return FittedGate(router=replace(router, rule=replace(router.rule, logit_map=after)))
 
 
 WHAT_IF = WhatIf(

@@ -12,11 +12,11 @@ from typing import Any
 
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
-from moegeom.variants.what_if import Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf
 from moegeom.variants.whatif._choices import need_top_k, refuse
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     rule, k = router.rule, values["k"]
     if k is None:
@@ -29,8 +29,8 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         raise refuse(router, f"a token can have {room} experts at most, not {k}")
     reached = {"flop_factor": k / rule.top_k}
     if k == rule.top_k:
-        return Gate(router=router, reached=reached)
-    return Gate(router=replace(router, rule=replace(rule, top_k=k)), reached=reached)
+        return FittedGate(router=router, reached=reached)
+    return FittedGate(router=replace(router, rule=replace(rule, top_k=k)), reached=reached)
 
 
 WHAT_IF = WhatIf(

@@ -20,7 +20,7 @@ from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.selection import SCORES
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
-from moegeom.variants.what_if import Choice, Gate, Parameter, Sample, WhatIf
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (
     OF_OTHER_SCORES,
     absent,
@@ -38,11 +38,11 @@ _HEIRS = 3
 _DISTANCES = ("distance", "distance_upper", "pair")
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
+def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
     need_top_k(router)
     gone = np.unique(np.array(values["experts"] or (), dtype=np.int64))
     if not len(gone):
-        return Gate(router=router)
+        return FittedGate(router=router)
     experts = router.num_experts
     if gone[-1] >= experts:
         raise UsageError(
@@ -54,7 +54,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
     kept = np.setdiff1d(np.arange(experts), gone)
     nearest = _nearest(router, kept, sample.kernels)
 
-    def choose(batch: TokenBatch) -> Choice:
+    def choose(batch: TokenBatch) -> WhatIfChoice:
         mapped = known(batch.mapped).astype(np.float64)
         selection = _selection(router, batch)
         mapped[:, gone] = selection[:, gone] = -np.inf
@@ -68,7 +68,7 @@ def _make(router: Router, values: Mapping[str, Any], sample: Sample) -> Gate:
         distances = {"distance": lower, "distance_upper": upper, "pair": pair}
         return replace(choice, quantities={**choice.quantities, **distances})
 
-    return Gate(
+    return FittedGate(
         choose=choose,
         measure=lambda sample: _inherited(choose, sample, gone, experts),
         absent=absent(
@@ -129,7 +129,7 @@ def _need_enough(router: Router, gone: Int64[np.ndarray, "gone"]) -> None:
 
 
 def _inherited(
-    choose: Any, sample: Sample, gone: Int64[np.ndarray, "gone"], experts: int
+    choose: Any, sample: FitSample, gone: Int64[np.ndarray, "gone"], experts: int
 ) -> dict[str, float]:
     """For each expert that is gone: its share of tokens, and the shares of who takes them over.
 
@@ -137,7 +137,7 @@ def _inherited(
     loses several experts spreads each over all its new ones. The largest three.
     """
     after = choose(sample.tokens)
-    had = members(Choice(sample.tokens.chosen, known(sample.tokens.weights)), experts)
+    had = members(WhatIfChoice(sample.tokens.chosen, known(sample.tokens.weights)), experts)
     new = members(after, experts) & ~had
     each = new / np.maximum(new.sum(axis=1, keepdims=True), 1)
     found: dict[str, float] = {}

@@ -14,7 +14,7 @@ from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.table import load_kernels
 from moegeom.tokens.held import HeldArrays
 from moegeom.tokens.source import Request
-from moegeom.variants.what_if import Gate, Sample, parse_what_ifs
+from moegeom.variants.what_if import FitSample, FittedGate, parse_what_ifs
 
 EXPERTS, HIDDEN, TOP_K, TOKENS, BATCH = 12, 10, 3, 192, 32
 
@@ -73,10 +73,10 @@ class Made:
         assert len(values) <= TILE
         return LazyBatch(Task(prepare(router), source, load_kernels("cpu")), 0, len(values))
 
-    def sample(self, tokens: TokenBatch | None = None) -> Sample:
-        return Sample(tokens or self.tokens, load_kernels("cpu"), batch=BATCH, seed=0)
+    def sample(self, tokens: TokenBatch | None = None) -> FitSample:
+        return FitSample(tokens or self.tokens, load_kernels("cpu"), batch=BATCH, seed=0)
 
-    def gate(self, text: str, router: Router | None = None) -> Gate:
+    def gate(self, text: str, router: Router | None = None) -> FittedGate:
         """The gate of a what-if as people write it."""
         (asked,) = parse_what_ifs([text])
         return asked.kind.make(router or self.router, asked.values, self.sample())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import MoeGeomError
-from moegeom.variants.what_if import WHAT_IFS, Choice, Gate, parse_what_ifs
+from moegeom.variants.what_if import WHAT_IFS, FittedGate, WhatIfChoice, parse_what_ifs
 from moegeom.variants.whatif._choices import OF_CHOICE, OF_SCORES, rows_of
 from tests.unit.variants.conftest import BATCH, EXPERTS, TOKENS, TOP_K
 
@@ -29,7 +29,7 @@ TEXTS = [text for name in WHAT_IFS.names() for text in WRITTEN.get(name, (name.r
 CHOOSING = [t for t in TEXTS if t.split(":")[0] not in ("random", "topk", "temperature", "centred")]
 
 
-def rows_in(choice: Choice, rows: np.ndarray) -> list[tuple[tuple, tuple]]:
+def rows_in(choice: WhatIfChoice, rows: np.ndarray) -> list[tuple[tuple, tuple]]:
     """Experts and weights of some tokens, without empty slots."""
     return [
         (tuple(chosen[chosen >= 0]), tuple(weights[chosen >= 0]))
@@ -37,7 +37,7 @@ def rows_in(choice: Choice, rows: np.ndarray) -> list[tuple[tuple, tuple]]:
     ]
 
 
-def is_hard_choice(gate: Gate, made) -> bool:
+def is_hard_choice(gate: FittedGate, made) -> bool:
     """Whether a gate chooses for each token as stored, bit for bit."""
     if gate.router is not None:
         found = made.batch(gate.router)
