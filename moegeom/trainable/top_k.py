@@ -141,7 +141,7 @@ class TopKRouter(RouterModule):
         Raises
         ------
         UsageError
-            Without a ``bias_rate``, or where the model was cast to less than float32, which steps
+            Without a ``bias_rate``, or where the bias was put into less than float32, which steps
             of a thousandth do not survive.
         Source: Wang et al. 2024, arXiv 2408.15664, algorithm 1.
         Oracle in tests: loads worked by hand.
