@@ -212,16 +212,19 @@ def test_autocast_and_bfloat16_models_route_in_float32(kind):
     assert_array_equal(narrow.logits.detach(), router.float()(x.bfloat16()).logits.detach())
 
 
-def test_the_weights_have_the_gradient_of_finite_differences():
-    router = TopKRouter(5, 2, 4, z_coef=0.1).double()
+@pytest.mark.parametrize("kind", [TopKRouter, CosineRouter])
+def test_the_weights_have_the_gradient_of_finite_differences(kind):
+    options = {"projected": 3} if kind is CosineRouter else {}
+    router = kind(5, 2, 4, z_coef=0.1, **options).double()
     x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    names, values = zip(*router.named_parameters(), strict=True)
 
-    def outcome(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        routed = torch.func.functional_call(router, {"weight": weight}, x)
+    def outcome(x: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        routed = torch.func.functional_call(router, dict(zip(names, values, strict=True)), x)
         return routed.dense(), routed.loss
 
-    weight = router.weight.detach().requires_grad_()
-    assert torch.autograd.gradcheck(outcome, (x, weight))
+    held = [value.detach().requires_grad_() for value in values]
+    assert torch.autograd.gradcheck(outcome, (x, *held))
 
 
 def test_cosine_logits_are_those_of_torch_and_know_no_lengths():
