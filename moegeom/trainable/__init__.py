@@ -1,0 +1,1 @@
+"""Parts of models for training, in torch (extra ``torch``)."""
