@@ -82,21 +82,23 @@ def expert_spread(
         raise ValueError(f"{number} experts have no spread")
     values = experts.astype(np.float64)
     mean = values.mean(axis=0)
-    apart = (values - mean) * math.sqrt(number / (number - 1))
+    beside = values - values[0]  # copies are exactly 0 apart
+    apart = (beside - beside.mean(axis=0)) * math.sqrt(number / (number - 1))
     energy, spread = float((values**2).mean()), float((apart**2).mean())
     steps = spacing(mean.ravel(), unit).reshape(mean.shape)
     known = steps <= _MOST_STEPS * math.sqrt(spread)
     rounding = steps**2 / 12.0
     variance = float((apart**2)[:, known].mean() - rounding[known].mean()) if known.any() else 0.0
-    is_resolved = spread > 0.0 and variance > 0.0 and 2 * known.sum() >= known.size
+    is_resolved = bool(spread > 0.0 and variance > 0.0 and 2 * known.sum() >= known.size)
     kurtosis, edge_ratio, errors = math.nan, math.nan, {}
     if is_resolved:
         scale = np.where(known, 1.0 / np.sqrt(variance + rounding), 0.0)
         share = (rounding / (variance + rounding))[known]
         kurtosis, errors["kurtosis"] = _kurtosis(apart * scale, known, share)
         errors |= _energies(apart * scale, known)
-        edge_ratio, errors["spectrum"] = _edge(values, scale)
-        errors["mean"] = _along(values, mean, scale)
+        # entries that do not count are 0: the others have their part of the energy too
+        edge_ratio, errors["spectrum"] = _edge(beside, scale / math.sqrt(known.mean()))
+        errors["mean"] = _along(beside, mean, scale)
     return ExpertSpread(
         num_experts=number,
         num_values=rows * columns,

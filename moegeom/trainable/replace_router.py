@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +166,7 @@ def _exchange(block: _Block, new: Replacement | Callable[[int, nn.Module], Repla
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
     """Dtype, device, mode, hooks and load of the old router."""
-    sample = next((*old.parameters(), *old.buffers()), None) if _has_tensors(old) else None
+    sample = next(itertools.chain(old.parameters(), old.buffers()), None)
     if sample is not None:
         new.to(sample.device, sample.dtype if sample.is_floating_point() else None)
     new.train(old.training)
@@ -180,10 +181,6 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
         if new is not old:
             hooks.update(getattr(new, name))
             setattr(new, name, hooks)
-
-
-def _has_tensors(module: nn.Module) -> bool:
-    return any(True for _ in (*module.parameters(), *module.buffers()))
 
 
 def _refuse_other(new: nn.Module, old: nn.Module, where: str) -> None:

@@ -42,7 +42,7 @@ Routed = tuple[
 class SoftmaxGate(nn.Module):
     """Softmax over all experts, of which the ``top_k`` largest are kept and divided by their sum.
 
-    Logits are computed in the dtype of the input, the softmax in float32, as Mixtral does.
+    Logits are computed in the dtype of the input, the softmax in float32 at least, as Mixtral does.
     """
 
     def __init__(self, hidden: int, num_experts: int, top_k: int) -> None:
@@ -52,7 +52,7 @@ class SoftmaxGate(nn.Module):
 
     def forward(self, tokens: Float[torch.Tensor, "tokens hidden"]) -> Routed:
         logits = nn.functional.linear(tokens, self.weight)
-        weights, chosen = logits.float().softmax(-1).topk(self.top_k, dim=-1)
+        weights, chosen = _wide(logits).softmax(-1).topk(self.top_k, dim=-1)
         return logits, weights / weights.sum(-1, keepdim=True), chosen
 
 
@@ -252,29 +252,35 @@ def _expert(
         if drop:
             _draw_anew(expert, place, drop, random)
         for value in expert.parameters() if noise else ():
-            size = float(value.float().square().mean().sqrt()) if relative else 1.0
+            size = float(_wide(value).square().mean().sqrt()) if relative else 1.0
             drawn = noise * size * torch.randn(value.shape, generator=random)
-            value.copy_(value.float() + drawn.to(value.device))
+            value.copy_(_wide(value) + drawn.to(value.device))
     return expert
 
 
 def _draw_anew(expert: nn.Module, place: _Place, drop: float, random: torch.Generator) -> None:
     """Some neurons, with the mean and deviation of each of their matrices."""
-    matrices = [(expert.get_submodule(name), True) for name in place.first]
-    matrices.append((expert.get_submodule(place.last), False))
-    width = matrices[0][0].weight.shape[_axis(*matrices[0])]
+    values: list[tuple[torch.Tensor, int]] = []
+    for name in (*place.first, place.last):
+        is_first, matrix = name != place.last, expert.get_submodule(name)
+        values.append((matrix.get_parameter("weight"), _axis(matrix, is_first)))
+        if is_first and isinstance(getattr(matrix, "bias", None), nn.Parameter):
+            values.append((matrix.get_parameter("bias"), 0))
+    first, axis = values[0]
+    width = first.shape[axis]
     some = torch.randperm(width, generator=random)[: round(drop * width)]
-    for module, is_first in matrices:
-        values = [(module.weight, _axis(module, is_first))]
-        if is_first and getattr(module, "bias", None) is not None:
-            values.append((module.bias, 0))
-        for value, axis in values:
-            shape = list(value.shape)
-            shape[axis] = len(some)
-            drawn = torch.randn(shape, generator=random).to(value.device)
-            whole = value.float()
-            drawn = whole.mean() + whole.std(correction=0) * drawn
-            value.index_copy_(axis, some.to(value.device), drawn.to(value.dtype))
+    for value, axis in values:
+        shape = list(value.shape)
+        shape[axis] = len(some)
+        whole = _wide(value)
+        drawn = torch.randn(shape, generator=random).to(value.device)
+        drawn = whole.mean() + whole.std(correction=0) * drawn
+        value.index_copy_(axis, some.to(value.device), drawn.to(value.dtype))
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """The same numbers in float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _axis(module: nn.Module, is_first: bool) -> int:

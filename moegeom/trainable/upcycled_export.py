@@ -269,14 +269,14 @@ def _tensors(
             yield name, value
     for path, block in upcycled.items():
         own = f"{path.rpartition('.')[0]}.{target.folder}"
-        yield f"{own}.gate.weight", block.gate.weight.detach()
+        yield f"{own}.gate.weight", block.gate.get_parameter("weight").detach()
         for number, expert in enumerate(block.experts):
             for leaf, name in target.leaves.items():
-                weight = expert.get_submodule(leaf).weight.detach()
+                weight = expert.get_parameter(f"{leaf}.weight").detach()
                 share = block.routed_share if leaf == "down_proj" else 1.0
                 yield f"{own}.experts.{number}.{name}.weight", share * weight
         if target.has_shared:
-            yield from _shared(own, block, block.gate.weight.detach())
+            yield from _shared(own, block, block.gate.get_parameter("weight").detach())
 
 
 def _shared(
@@ -288,5 +288,5 @@ def _shared(
     for leaf in _QWEN_LEAVES:
         shape = (hidden, _EMPTY_WIDTH) if leaf == "down_proj" else (_EMPTY_WIDTH, hidden)
         shared = block.shared_expert
-        weight = gate.new_zeros(shape) if shared is None else shared.get_submodule(leaf).weight
+        weight = gate.new_zeros(shape) if shared is None else shared.get_parameter(f"{leaf}.weight")
         yield f"{own}.shared_expert.{leaf}.weight", weight.detach()
