@@ -12,9 +12,12 @@ from scipy.special import gammaincc, ndtri
 
 from moegeom.geometry.noise import spacing
 
-#: Entries count whose spacing in storage is at most so many deviations of the spread: rounding adds
-#: to such as uniform noise does, to one part in a hundred.
-_MOST_STEPS = 2.0
+#: Entries count whose spacing in storage is at most so many deviations of the noise: rounding adds
+#: to such as independent uniform noise does, to a few parts in a million.
+_MOST_STEPS = 1.25
+
+#: Estimates of the noise, each from the entries that count by the one before.
+_ROUNDS = 4
 
 #: Rows of contrasts whose largest singular value is looked at.
 _MOST_ROWS = 512
@@ -86,18 +89,21 @@ def expert_spread(
     apart = (beside - beside.mean(axis=0)) * math.sqrt(number / (number - 1))
     energy, spread = float((values**2).mean()), float((apart**2).mean())
     steps = spacing(mean.ravel(), unit).reshape(mean.shape)
-    known = steps <= _MOST_STEPS * math.sqrt(spread)
     rounding = steps**2 / 12.0
-    variance = float((apart**2)[:, known].mean() - rounding[known].mean()) if known.any() else 0.0
-    is_resolved = bool(spread > 0.0 and variance > 0.0 and 2 * known.sum() >= known.size)
+    variance, known = spread, np.ones_like(steps, dtype=bool)
+    for _ in range(_ROUNDS):  # what rounding adds makes the noise look larger than it is
+        known = steps <= _MOST_STEPS * math.sqrt(max(variance, 0.0))
+        if not known.any():
+            break
+        variance = float((apart**2)[:, known].mean() - rounding[known].mean())
+    is_resolved = bool(variance > 0.0 and 2 * known.sum() >= known.size)
     kurtosis, edge_ratio, errors = math.nan, math.nan, {}
     if is_resolved:
         scale = np.where(known, 1.0 / np.sqrt(variance + rounding), 0.0)
         share = (rounding / (variance + rounding))[known]
         kurtosis, errors["kurtosis"] = _kurtosis(apart * scale, known, share)
         errors |= _energies(apart * scale, known)
-        # entries that do not count are 0: the others have their part of the energy too
-        edge_ratio, errors["spectrum"] = _edge(beside, scale / math.sqrt(known.mean()))
+        edge_ratio, errors["spectrum"] = _edge(beside, scale)
         errors["mean"] = _along(beside, mean, scale)
     return ExpertSpread(
         num_experts=number,
@@ -183,10 +189,16 @@ def _excess(
 def _edge(
     values: Float64[np.ndarray, "experts rows columns"], scale: Float64[np.ndarray, "rows columns"]
 ) -> tuple[float, float]:
-    """The largest singular value of contrasts over the edge of noise, and its standard errors."""
+    """The largest singular value of contrasts over the edge of noise, and its standard errors.
+
+    Entries that do not count, of scale 0, are drawn: as zeros they would leave columns uneven.
+    """
     number, rows, columns = values.shape
     some = min(number - 1, max(1, _MOST_ROWS // rows))
     contrasts = np.tensordot(helmert(some + 1), values[: some + 1], axes=1) * scale
+    left_out = scale == 0.0
+    drawn = np.random.default_rng(0).standard_normal((some, int(left_out.sum())))
+    contrasts[:, left_out] = drawn
     wide = contrasts.reshape(some * rows, columns)
     wide = wide if len(wide) <= columns else wide.T
     least, most = wide.shape

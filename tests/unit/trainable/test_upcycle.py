@@ -171,12 +171,12 @@ def test_a_router_of_ones_own_chooses():
 
 
 def test_a_token_without_weights_gets_nothing():
-    class None_(torch.nn.Module):
+    class Silent(torch.nn.Module):
         def forward(self, tokens):
             zeros = tokens.new_zeros(len(tokens), 1)
             return zeros, zeros, zeros.long()
 
-    block = small("llama", router=None_()).model.layers[0].mlp
+    block = small("llama", router=Silent()).model.layers[0].mlp
     assert torch.equal(block(torch.ones(2, 3, 32)), torch.zeros(2, 3, 32))
 
 
