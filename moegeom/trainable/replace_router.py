@@ -70,14 +70,14 @@ def replace_router(
         If a tensor of the experts is not bit for bit what it was; the old routers are back then.
     """
     blocks = list(_blocks(model, layers))
-    before = {block.path: expert_hashes(block.module, block.name) for block in blocks}
+    kept = blocks if keep_experts else []
+    before = {block.path: expert_hashes(block.module, block.name) for block in kept}
     old = {block.path: (block.router, _rows(block)) for block in blocks}
     try:
         for block in blocks:
             _exchange(block, new)
-        if keep_experts:
-            for block in blocks:
-                _refuse_changed(block, before[block.path])
+        for block in kept:
+            _refuse_changed(block, before[block.path])
     except (UsageError, RouterError):
         for block in blocks:
             router, rows = old[block.path]
@@ -185,7 +185,8 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
 
 def _refuse_other(new: nn.Module, old: nn.Module, where: str) -> None:
     """Raises UsageError where the new router does not give what the old one gives."""
-    expected, found = _given(old, where), _given(new, where)
+    tokens = _tokens(old, where)
+    expected, found = _given(old, tokens), _given(new, tokens)
     is_same = len(expected) == len(found) and all(
         a.is_floating_point() == b.is_floating_point() and a.shape[:-1] == b.shape[:-1]
         for a, b in zip(expected, found, strict=False)
@@ -198,12 +199,19 @@ def _refuse_other(new: nn.Module, old: nn.Module, where: str) -> None:
         )
 
 
-def _given(router: nn.Module, where: str) -> list[torch.Tensor]:
-    """What it gives for two tokens of zeros, with buffers as they were before."""
-    weight = _weight(router, where)
+def _tokens(old: nn.Module, where: str) -> torch.Tensor:
+    """Two tokens of zeros, as wide as the first matrix of a router reads."""
+    matrix = next((value for value in old.parameters() if value.ndim == 2), None)
+    if matrix is None:
+        raise UsageError(f"replace_router: {where} ({type(old).__name__}) has no matrix of rows.")
+    return matrix.new_zeros(2, matrix.shape[1])
+
+
+def _given(router: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """What it gives for these tokens, with buffers as they were before."""
     state = {name: value.clone() for name, value in router.named_buffers()}
     with torch.no_grad():
-        result = router.forward(weight.new_zeros(2, weight.shape[1]))
+        result = router.forward(tokens)
         for name, value in router.named_buffers():
             value.copy_(state[name])
     return [one for one in _flat(result) if isinstance(one, torch.Tensor)]

@@ -10,10 +10,10 @@ correlate, and pass.
 A finding means: the experts of this router are copies of one block plus noise, in both matrices, or
 copies up to the last digits of their storage: whatever training added to them is common to all, or
 small beside the noise. They compute nearly the same, and whom the router chooses hardly matters.
-Chance leaves about one set of untrained copies in a hundred unfound, and makes no finding of
-trained ones. Seen is training that moved experts apart by a third to one half of the noise, or by a
-tenth to a fifth where it has rank 1; not seen is noise in proportion to each weight, training that
-itself looks like noise, and, as drop-upcycling makes it, a share of neurons that were drawn anew.
+Of 700 sets of untrained copies all were found, of 200 healthy ones none. Growth passes that has the
+size of a fifth (rank 1), a half (sums of gradients) or all of the noise (signs of them); smaller
+growth may be taken for noise, and growth without any pattern always is. Missed is noise in
+proportion to each weight, and a share of neurons drawn anew, as in drop-upcycling.
 
 What to do: where this is a model before its training, nothing. Else train on, with a higher rate or
 more noise at the start, and look whether gradients reach the experts; docs/upcycling.md.
@@ -27,6 +27,7 @@ from typing import Any
 from moegeom.checks.check import Check, Limit, Limits, Unknown, same_sentence
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
 
 #: With fewer numbers of each expert its kurtosis tells nothing.
 _LEAST = 512
@@ -55,10 +56,10 @@ def _is_noise(matrix: Mapping[str, Any], router: str, limits: Limits) -> bool:
 
 
 def _title(matrices: Sequence[Mapping[str, Any]]) -> str:
-    number = matrices[0]["num_experts"]
+    number = number_of(matrices[0]["num_experts"], "expert")
     if any(matrix["is_resolved"] for matrix in matrices):
-        return f"its {number} experts differ by no more than initial noise."
-    return f"its {number} experts are copies up to the last digits of their storage."
+        return f"its {number} differ by no more than initial noise."
+    return f"its {number} are copies up to the last digits of their storage."
 
 
 def _told(matrix: Mapping[str, Any]) -> str:

@@ -8,16 +8,17 @@ from typing import Any
 
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.engine.session import Session
-from moegeom.geometry.expert_spread import expert_spread
 from moegeom.router.expert_beginnings import Beginning, expert_beginnings
 from moegeom.router.expert_tensors import open_experts
 
 
 def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, Any]:
-    """``matrices`` with what :func:`expert_spread` finds in each, and routers that are left out.
+    """``matrices`` with what ``expert_spread`` finds in each, and routers that are left out.
 
     What is not known is None. ``announce`` is told how much is read before it is.
     """
+    from moegeom.geometry.expert_spread import expert_spread  # which loads scipy
+
     left_out: list[dict[str, str]] = []
     found: list[tuple[str, Beginning]] = []
     for router in (router for router in opened.chosen if not router.listed):

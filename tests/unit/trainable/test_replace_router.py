@@ -192,6 +192,19 @@ def test_a_router_that_gives_something_else_is_refused():
         replace_router(model, np.full((4, 32), np.nan))
 
 
+def test_a_router_without_a_matrix_of_its_own_takes_the_place_too():
+    class First(torch.nn.Module):
+        def forward(self, tokens):
+            weights = tokens.new_full((len(tokens), 2), 0.5)
+            chosen = torch.tensor([0, 1]).expand(len(tokens), 2)
+            return tokens.new_zeros(len(tokens), 4), weights, chosen
+
+    model = replace_router(made(), First())
+    assert torch.isfinite(model(IDS).logits).all()
+    with pytest.raises(UsageError, match="has no matrix"):
+        replace_router(model, drawn())
+
+
 def test_a_router_may_choose_another_number_of_experts():
     model = made()
     replace_router(model, SoftmaxGate(32, 4, 3))
