@@ -11,6 +11,7 @@ import torch
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
+from moegeom.core.text import number_of
 from moegeom.recorder.taps import Place
 from moegeom.router.expert_tensors import experts_spec
 
@@ -97,7 +98,7 @@ class OutputTap:
         if values.shape[-1:] != (hidden,) or values.numel() != num_rows * hidden:
             raise RecordingError(
                 f"router {self._router.name}: its block gives {list(values.shape)}; expected "
-                f"{num_rows} tokens of {hidden}.",
+                f"{number_of(num_rows, 'token')} of {hidden}.",
                 _ELSEWHERE,
             )
         return values.reshape(num_rows, hidden)

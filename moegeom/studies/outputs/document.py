@@ -24,8 +24,8 @@ _COLUMNS: tuple[tuple[str, str, int, Callable[[RouterOutputs], str]], ...] = (
     ("cosine of two", "chosen", 0, lambda one: _figure(one.overlap)),
     ("", "centred", 0, lambda one: _figure(one.overlap_centred)),
     ("", "adds up", 0, lambda one: _figure(one.adds_up)),
-    ("added, by expert", "least", 1, lambda one: _added(one.chosen[-1])),
-    ("", "most", 0, lambda one: _added(one.chosen[0])),
+    ("added, by expert", "most", 0, lambda one: _added(one.chosen[0])),
+    ("", "least", 1, lambda one: _added(one.chosen[-1])),
 )
 
 _EVERY_HEADS = (
