@@ -146,7 +146,7 @@ def _has_own_words(name: str) -> bool:
 
 def _some_by_day() -> list[Any]:
     """Those whose files say nothing of experts are all alike."""
-    rare = pytest.mark.one_in(4)
+    rare = pytest.mark.one_in(8)
     return [n if _has_own_words(n) else pytest.param(n, marks=rare) for n in LOADED]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import header, size, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, View
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
+from moegeom.studies.outputs.figures import outputs_figures
 from moegeom.studies.outputs.record import ExpertOutput, Outputs, RouterOutputs
 
 #: Figure, the line above it and its heading, and when a narrow screen does without it.
@@ -52,6 +53,7 @@ def document(found: Outputs, view: View) -> Document:
         [
             [*_verdict(found)],
             [*header(summary, "routers", "rule", "tokens"), Fact("sample", _sample(found))],
+            [Gallery(lambda: [*outputs_figures(found)])],
             [
                 Excerpt(
                     [_layers(found, shown)],
