@@ -29,6 +29,7 @@ _PUBLIC: dict[str, str] = {
     "capacity": "moegeom.explore:capacity",
     "perturb": "moegeom.explore:perturb",
     "regions": "moegeom.explore:regions",
+    "outputs": "moegeom.explore:outputs",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",

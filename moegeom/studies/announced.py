@@ -22,9 +22,22 @@ def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | No
         When it is more than 2 GB, and not asked for.
     """
     total = sum(one.bytes_of(gate_alone=True) for one in tensors)
+    announce_bytes(total, "of experts are", is_asked, watch)
+
+
+def announce_bytes(
+    total: int, what: str, is_asked: bool, watch: Watch | None, done: str = "read"
+) -> None:
+    """The same of a number of bytes; ``what`` goes on with ``to be read``, ``done`` for another.
+
+    Raises
+    ------
+    UsageError
+        When it is more than 2 GB, and not asked for.
+    """
     if total > _UNASKED and not is_asked:
         raise UsageError(
-            f"{size(total)} of experts are to be read.",
+            f"{size(total)} {what} to be {done}.",
             "Say --yes, or ask for fewer layers: --layers L.",
         )
     if watch and total > _UNSAID:

@@ -46,11 +46,12 @@ def output(tensors: ExpertTensors, expert: ExpertWeights, inputs: torch.Tensor) 
 
     gate = linear(expert.gate, expert.gate_bias, inputs)
     up = None if expert.up is None else linear(expert.up, expert.up_bias, inputs)
-    if tensors.limit is not None and up is not None:
-        gate, up = gate.clamp(max=tensors.limit), up.clamp(-tensors.limit, tensors.limit)
+    if up is not None:
+        limit = tensors.neurons.limit
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if tensors.activation == "clamped_swiglu":
         assert up is not None
-        inner = gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+        inner = gate * torch.sigmoid(tensors.neurons.slope * gate) * (up + 1.0)
     else:
         inner = ACTIVATIONS[tensors.activation](gate) * (1.0 if up is None else up)
     return linear(expert.down, expert.down_bias, inner)
@@ -72,7 +73,7 @@ def test_an_expert_computes_what_its_module_does(name: str, tmp_path: Path) -> N
     model.save_pretrained(tmp_path)
     store = open_checkpoint(tmp_path)
     router = load_routers(store).routers[-1]
-    tensors = open_experts(store, router)
+    tensors = open_experts(store, router, of_router_inputs=False)
     modules = [
         module
         for path, module in model.named_modules()

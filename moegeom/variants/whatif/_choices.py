@@ -290,8 +290,8 @@ def neighbours_decide(
 ) -> dict[str, float]:
     """How far the choice of a token is one of its neighbours.
 
-    ``other_set_alone_share`` is the share of tokens with another set in a batch of their own (of at most
-    256), ``other_set_elsewhere_share`` in batches of the same size dealt out at random.
+    ``other_set_alone_share`` is the share of tokens with another set in a batch of their own (of
+    at most 256), ``other_set_elsewhere_share`` in batches of the same size dealt out at random.
     """
     found = np.concatenate([*batches_of(sample)])
 

@@ -240,7 +240,7 @@ def test_heirs_are_the_experts_that_were_not_chosen_before(made):
     found, after = gate.measure(made.sample()), gate.choose(made.tokens)
     before = made.tokens.chosen
     had = (before == 2).any(axis=1)
-    np.testing.assert_allclose(found.pop("tokens_2"), had.mean())
+    np.testing.assert_allclose(found.pop("chose_2_share"), had.mean())
     heirs = np.zeros(EXPERTS)
     for token in np.flatnonzero(had):
         new = set(after.chosen[token]) - set(before[token])
