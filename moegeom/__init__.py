@@ -21,6 +21,7 @@ _PUBLIC: dict[str, str] = {
     "boundary_report": "moegeom.api:boundary_report",
     "space": "moegeom.explore:space",
     "balance": "moegeom.explore:balance",
+    "whatif": "moegeom.explore:whatif",
     "diff": "moegeom.api:diff",
     "signoff": "moegeom.api:signoff",
     "explain": "moegeom.api:explain",

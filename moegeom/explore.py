@@ -18,6 +18,7 @@ from moegeom.studies.outputs.record import OutputsRequest
 from moegeom.studies.perturb.record import PerturbRequest
 from moegeom.studies.regions.record import RegionsRequest
 from moegeom.studies.space.record import SpaceRequest
+from moegeom.studies.whatif.record import WhatIfRequest
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from moegeom.studies.perturb.record import Perturbed
     from moegeom.studies.regions.record import Regions
     from moegeom.studies.space.record import RouterSpaces
+    from moegeom.studies.whatif.record import WhatIfReport
 
 
 @asks(SpaceRequest)
@@ -92,6 +94,49 @@ def balance(
 
     request = asked_request(BalanceRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(balanced(request, watch), document)
+
+
+@asks(WhatIfRequest)
+def whatif(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[WhatIfReport]:
+    """What other routers would choose on the same tokens: loads, sets, weight, compute.
+
+    ``what_ifs`` are such as ``"smooth:extra=0.5"``, or several. ``checkpoint`` may be results of an
+    earlier call. Results stay in memory, or are kept in the folder ``out``.
+
+    Raises
+    ------
+    RecordingError
+        When the recording does not hold the scores of all experts.
+    UsageError
+        Without tokens or what-ifs, and for one that is not known.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> ckpt, rec = f"{sample}/step_1500", f"{sample}/rec/step_1500"
+    >>> found = mg.whatif(ckpt, rec, what_ifs="topk:2", layers=0)
+    >>> [(one.name, one.experts_mean) for one in found.value.what_ifs]
+    [('topk:2', 2.0)]
+    """
+    from moegeom.pipeline import results_of
+    from moegeom.results.reader import is_results, open_results
+    from moegeom.studies.whatif.document import document
+    from moegeom.studies.whatif.record import what_if_report_of
+    from moegeom.studies.whatif.study import measure_what_ifs
+
+    named = side("checkpoint", checkpoint)
+    if is_results(named["checkpoint"]):
+        return Report(what_if_report_of(open_results(named["checkpoint"])), document)
+    request = asked_request(WhatIfRequest, named, tokens, options, out=out)
+    return Report(what_if_report_of(results_of(request, watch, measure_what_ifs)), document)
 
 
 @asks(PerturbRequest)

@@ -12,7 +12,7 @@ from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOp
 from moegeom_cli.options import CHECKPOINT, Overwrite, Seed, Tokens
 from moegeom_cli.streams import parse_numbers
 
-COMMAND = Command(Group.explore, 5, "moegeom capacity --from CKPT --data-dim 2,5,10")
+COMMAND = Command(Group.explore, 6, "moegeom capacity --from CKPT --data-dim 2,5,10")
 
 
 @with_groups

@@ -12,7 +12,7 @@ from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_g
 from moegeom_cli.options import CHECKPOINT, Overwrite, Seed, Tokens
 from moegeom_cli.streams import parse_numbers
 
-COMMAND = Command(Group.explore, 4, "moegeom cells CKPT --layer 5 --tokens REC --plot figure.png")
+COMMAND = Command(Group.explore, 5, "moegeom cells CKPT --layer 5 --tokens REC --plot figure.png")
 
 
 @with_groups

@@ -11,7 +11,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOptions, with_groups
 from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
 
-COMMAND = Command(Group.explore, 8, "moegeom outputs CKPT --tokens REC --layers 5")
+COMMAND = Command(Group.explore, 9, "moegeom outputs CKPT --tokens REC --layers 5")
 
 
 @with_groups

@@ -12,7 +12,7 @@ from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_g
 from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
 from moegeom_cli.streams import parse_numbers
 
-COMMAND = Command(Group.explore, 6, "moegeom perturb CKPT --tokens REC")
+COMMAND = Command(Group.explore, 7, "moegeom perturb CKPT --tokens REC")
 
 
 @with_groups

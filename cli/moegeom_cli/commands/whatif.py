@@ -20,7 +20,7 @@ from moegeom_cli.groups import (
 from moegeom_cli.listing import render_listing
 from moegeom_cli.options import ExcludeFirst, OutOfScan, Tokens
 
-COMMAND = Command(Group.explore, 8, "moegeom whatif CKPT --tokens REC --router smooth:extra=0.5")
+COMMAND = Command(Group.explore, 4, "moegeom whatif CKPT --tokens REC --router smooth:extra=0.5")
 
 
 def _listed(value: bool) -> None:
