@@ -16,6 +16,7 @@ from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
+from moegeom.geometry.expert_block import Neurons
 from moegeom.router.family import ExpertsSpec, Setting
 from moegeom.router.family_file import families, load_family
 from moegeom.router.plain_names import plain_name, with_plain_names
@@ -100,8 +101,8 @@ class _Tensor:
 class ExpertTensors:
     """The experts of one router, before any byte of them is read.
 
-    ``activation`` is the name that the config (or the family) gives it, empty where neither does;
-    ``limit`` bounds gate and up where the config says so.
+    The activation of ``neurons`` is the name that the config (or the family) gives it, empty where
+    neither does.
     """
 
     store: TensorStore
@@ -110,13 +111,16 @@ class ExpertTensors:
     hidden: int
     width: int
     is_gated: bool
-    activation: str
-    limit: float | None
+    neurons: Neurons
     is_interleaved: bool
     first: tuple[_Tensor, ...]
     last: _Tensor
     first_biases: tuple[_Tensor | None, ...]
     last_bias: _Tensor | None
+
+    @property
+    def activation(self) -> str:
+        return self.neurons.activation
 
     def bytes_of(self, experts: Iterable[int] | None = None, *, gate_alone: bool = False) -> int:
         """What ``read`` (or ``read_gate``) of these experts reads, of all for None."""
@@ -269,8 +273,7 @@ def _opened(
         hidden=hidden,
         width=width,
         is_gated=is_fused or len(first) == 2,
-        activation=spec.activation or _activation(settings),
-        limit=settings.number(spec.limit) if settings.has(spec.limit) else None,
+        neurons=_neurons(spec, settings),
         is_interleaved=spec.interleaved or first[0] in _ALTERNATING,
         first=tuple(replace(found[leaf], is_transposed=turned[leaf]) for leaf in first),
         last=replace(found[last], is_transposed=turned[last]),
@@ -284,6 +287,22 @@ def _spec(router: Router) -> ExpertsSpec:
     name = router.provenance.family
     stacks = load_family(name).stacks if name in families() else ()
     return next((s.experts for s in stacks if s.name == router.stack), ExpertsSpec())
+
+
+def _neurons(spec: ExpertsSpec, settings: Settings) -> Neurons:
+    def bound(setting: Setting) -> float:
+        # a list by layer has null where nothing is bounded
+        is_given = settings.has(setting) and settings.get(setting)[1] is not None
+        return settings.number(setting) if is_given else np.inf
+
+    return Neurons(
+        activation=spec.activation or _activation(settings),
+        limit=bound(spec.limit),
+        limits_activation=spec.limits_activation,
+        slope=settings.number(spec.slope),
+        gate_cap=bound(spec.gate_cap),
+        up_cap=bound(spec.up_cap),
+    )
 
 
 def _activation(settings: Settings) -> str:

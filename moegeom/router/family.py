@@ -192,12 +192,18 @@ class ExpertsSpec:
     """What names and shapes do not say of the experts behind a router.
 
     ``interleaved``: gate and up are the even and the odd rows of one matrix. ``activation``: its
-    name, where the config does not hold it. ``limit``: where gate and up are cut off.
+    name, where the config does not hold it; the numbers in it (``geometry.expert_block.Neurons``)
+    are ``limit``, where gate and up are cut off (``limits_activation``: the activation of the gate
+    is, in the gate's place), ``slope``, ``gate_cap`` and ``up_cap``.
     """
 
     interleaved: bool = False
     activation: str = ""
     limit: Setting = Setting()
+    limits_activation: bool = False
+    slope: Setting = Setting(value=1.702)
+    gate_cap: Setting = Setting()
+    up_cap: Setting = Setting()
 
 
 @dataclass(frozen=True)

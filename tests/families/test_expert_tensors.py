@@ -46,8 +46,9 @@ def output(tensors: ExpertTensors, expert: ExpertWeights, inputs: torch.Tensor) 
 
     gate = linear(expert.gate, expert.gate_bias, inputs)
     up = None if expert.up is None else linear(expert.up, expert.up_bias, inputs)
-    if tensors.limit is not None and up is not None:
-        gate, up = gate.clamp(max=tensors.limit), up.clamp(-tensors.limit, tensors.limit)
+    if up is not None:
+        limit = tensors.neurons.limit
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if tensors.activation == "clamped_swiglu":
         assert up is not None
         inner = gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
