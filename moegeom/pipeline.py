@@ -48,6 +48,7 @@ from moegeom.engine.sources import (
     refuse_unknown_positions,
 )
 from moegeom.engine.trust import Trust
+from moegeom.geometry.jump import Mixture
 from moegeom.measure.passes import (
     MeasuredRouter,
     RouterRun,
@@ -60,6 +61,7 @@ from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter
+from moegeom.router.expert_functions import open_expert_functions
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
@@ -119,7 +121,10 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
                 )
                 watch.advance(sum(work[name] for name in done))
         for router in chosen:
-            measure(router, source, request, metrics, writer, watch, run_b, checkpoint_b, device)
+            experts = _experts(opened, router, request)
+            measure(
+                router, source, request, metrics, writer, watch, run_b, checkpoint_b, device, experts
+            )
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
@@ -130,6 +135,13 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
             "device": device.facts(),
         }
         return finish(writer, chosen, request, routers, facts)
+
+
+def _experts(opened: Session, router: Router, request: ScanRequest) -> Mixture | None:
+    """What the experts behind a router make of inputs; None unless they are asked for."""
+    if not request.experts or router.listed:
+        return None
+    return open_expert_functions(opened.store, router).mixed
 
 
 def _work(routers: Sequence[Router], source: TokenSource | None, passes: int) -> dict[str, int]:
@@ -165,7 +177,7 @@ def results_of(
 
 def metrics_for(request: ScanRequest) -> list[Metric]:
     """The metrics that a request asks for."""
-    return metrics_of_scan(request.compares, bool(request.noise))
+    return metrics_of_scan(request.compares, bool(request.noise), request.experts)
 
 
 def write_folded(
@@ -256,6 +268,7 @@ def measure(
     run_b: RunB | None = None,
     checkpoint_b: CheckpointB | None = None,
     device: DeviceChoice = ON_THE_PROCESSOR,
+    experts: Mixture | None = None,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
     if writer.has_part(router.name):
@@ -291,6 +304,7 @@ def measure(
             devices=device.devices,
             advanced=watch.advance if watch else None,
             said=watch.say if watch else None,
+            experts=experts,
         )
         finished = measure_router(run)
     writer.add_part(router.name, folder, finished.rows, finished.facts)

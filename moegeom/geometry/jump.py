@@ -12,8 +12,11 @@ from jaxtyping import Bool, Float, Float64, Int, Int32
 from moegeom.core.router import LogitMap
 from moegeom.geometry.selection import SCORES, mapped_logits
 
-#: What an expert makes of some inputs: its number and [points, hidden] to [points, outputs].
-Apply = Callable[[int, Any], Any]
+#: Experts [tokens, slots], -1 for none, and their routing weights.
+Weighted = tuple[Int[np.ndarray, "tokens slots"], Float64[np.ndarray, "tokens slots"]]
+
+#: What weighted experts make of inputs [tokens, hidden]: a sum for each, [tokens, outputs].
+Mixture = Callable[[Any, Any, Any], Any]
 
 
 # ----------------------------------------------------------------------------------- on the boundary
@@ -165,56 +168,62 @@ class _Curve:
 
 
 # ------------------------------------------------------------------------------------------- outputs
-def weighted_outputs(
-    inputs: Float64[np.ndarray, "points hidden"],
-    expert: Int[np.ndarray, "points slots"],
-    weight: Float64[np.ndarray, "points slots"],
-    apply: Apply,
-) -> Float64[np.ndarray, "points outputs"]:
-    r"""What weighted experts make of each point: :math:`\sum_s g_s E_s(y)`.
-
-    Each expert is applied once, to all points that need it; slots of weight 0 or expert -1 to
-    none. In float64. Source: docs/theory.md A1. Oracle in tests: a sum point by point.
-    """
-    needed = (expert >= 0) & (weight != 0.0)
-    out: np.ndarray | None = None
-    for number in np.unique(expert[needed]).tolist():
-        point, slot = np.nonzero(needed & (expert == number))
-        made = np.asarray(apply(number, inputs[point]), np.float64)
-        if out is None:
-            out = np.zeros((len(inputs), made.shape[1]))
-        np.add.at(out, point, weight[point, slot, None] * made)
-    return np.zeros(inputs.shape) if out is None else out
-
-
 def jump(
     point: Float64[np.ndarray, "tokens hidden"],
-    before: tuple[Int[np.ndarray, "tokens k"], Float64[np.ndarray, "tokens k"]],
-    after: tuple[Int[np.ndarray, "tokens k"], Float64[np.ndarray, "tokens k"]],
-    apply: Apply,
+    before: Weighted,
+    after: Weighted,
+    mixed: Mixture,
 ) -> Float64[np.ndarray, "tokens"]:
     r"""Length of the change of the output where one set of experts takes over from another.
 
     .. math:: J = \Bigl\lVert \sum_{i \in S} g_i E_i(y^*) - \sum_{i \in S'} g'_i E_i(y^*) \Bigr\rVert
 
-    Each side is a pair of experts and routing weights, those of its own set at y*. An expert that
-    both sides weigh alike is not applied. 0 for equal sides; nan where the point is.
+    Each side has the routing weights of its own set at y*. 0 for equal sides; nan where the point
+    is.
 
     Source: docs/theory.md A13. Oracle in tests: the output a step of 1e-6 on either side.
     """
-    experts = np.concatenate([before[0], after[0]], axis=1)
-    signed = np.concatenate([before[1], -after[1]], axis=1)
-    # what both sides have in common cancels before anything is multiplied
-    slots = before[0].shape[1]
-    same = (experts[:, :slots, None] == experts[:, None, slots:]) & (experts[:, :slots, None] >= 0)
-    token, mine, theirs = np.nonzero(same)
-    signed[token, mine] += signed[token, slots + theirs]
-    signed[token, slots + theirs] = 0.0
-    known = np.isfinite(point).all(axis=1)
-    out = np.full(len(point), np.nan)
-    change = weighted_outputs(point[known], experts[known], signed[known], apply)
-    out[known] = np.sqrt((change**2).sum(axis=1))
-    return out
+    return jump_beside(point, before, after, point[:0], (before[0][:0], before[1][:0]), mixed)[0]
+
+
+def jump_beside(
+    point: Float64[np.ndarray, "tokens hidden"],
+    before: Weighted,
+    after: Weighted,
+    inputs: Float64[np.ndarray, "others hidden"],
+    chosen: Weighted,
+    mixed: Mixture,
+) -> tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "others"]]:
+    """:func:`jump`, and the length of the output at other inputs, in one call of ``mixed``: every
+    expert is read once.
+    """
+    known = np.flatnonzero(np.isfinite(point).all(axis=1))
+    sides = _differing(
+        (before[0][known], before[1][known]), (after[0][known], after[1][known])
+    )
+    points = np.concatenate([point[known], point[known], inputs])
+    experts, weights = (
+        np.concatenate([sides[0][part], sides[1][part], chosen[part]]) for part in (0, 1)
+    )
+    one, other, output = np.split(mixed(points, experts, weights), [len(known), 2 * len(known)])
+    height = np.full(len(point), np.nan)
+    height[known] = _length(one - other)
+    return height, _length(output)
+
+
+def _length(rows: Float64[np.ndarray, "rows outputs"]) -> Float64[np.ndarray, "rows"]:
+    return np.sqrt((rows**2).sum(axis=1))
+
+
+def _differing(before: Weighted, after: Weighted) -> tuple[Weighted, Weighted]:
+    """Both sides without the experts that they weigh alike, bit for bit: those cancel."""
+    experts, others = before[0].astype(np.int64), after[0].astype(np.int64)
+    alike = (experts[:, :, None] == others[:, None, :]) & (
+        before[1][:, :, None] == after[1][:, None, :]
+    )
+    experts[alike.any(axis=2)] = -1
+    others[alike.any(axis=1)] = -1
+    return (experts, before[1]), (others, after[1])
 
 
 def exchanged(
