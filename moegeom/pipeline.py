@@ -48,7 +48,6 @@ from moegeom.engine.sources import (
     refuse_unknown_positions,
 )
 from moegeom.engine.trust import Trust
-from moegeom.geometry.jump import Mixture
 from moegeom.measure.passes import (
     MeasuredRouter,
     RouterRun,
@@ -61,7 +60,7 @@ from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows
 from moegeom.results.writer import ResultsWriter
-from moegeom.router.expert_functions import open_expert_functions
+from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
@@ -137,11 +136,11 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
         return finish(writer, chosen, request, routers, facts)
 
 
-def _experts(opened: Session, router: Router, request: ScanRequest) -> Mixture | None:
-    """What the experts behind a router make of inputs; None unless they are asked for."""
+def _experts(opened: Session, router: Router, request: ScanRequest) -> CountedExperts | None:
+    """The experts behind a router; None unless they are asked for."""
     if not request.experts or router.listed:
         return None
-    return open_expert_functions(opened.store, router).mixed
+    return CountedExperts(open_expert_functions(opened.store, router))
 
 
 def _work(routers: Sequence[Router], source: TokenSource | None, passes: int) -> dict[str, int]:
@@ -268,7 +267,7 @@ def measure(
     run_b: RunB | None = None,
     checkpoint_b: CheckpointB | None = None,
     device: DeviceChoice = ON_THE_PROCESSOR,
-    experts: Mixture | None = None,
+    experts: CountedExperts | None = None,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
     if writer.has_part(router.name):
@@ -304,9 +303,11 @@ def measure(
             devices=device.devices,
             advanced=watch.advance if watch else None,
             said=watch.say if watch else None,
-            experts=experts,
+            experts=None if experts is None else experts.mixed,
         )
         finished = measure_router(run)
+        if experts is not None:
+            finished.facts.update(experts.facts)
     writer.add_part(router.name, folder, finished.rows, finished.facts)
 
 

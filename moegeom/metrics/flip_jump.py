@@ -16,6 +16,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, Metric, RouterFacts, Values
 from moegeom.kernels.reductions.flips import FLIPPED, SUM, TOKENS
+from moegeom.metrics.jump import finite_mean
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -23,18 +24,22 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     known = np.isfinite(found["height"])
     height, relative = found["height"][known], found["relative"][known]
     share = counts[FLIPPED] / counts[TOKENS] if counts[TOKENS] else np.nan
-    mean = float(height.mean()) if len(height) else None
-    # where nothing flips there is nothing to pay, whatever is known of jumps
-    cost = 0.0 if share == 0.0 else None if mean is None else float(share * mean)
+    mean, over_output = finite_mean(height), finite_mean(relative)
     return {
         "layers": {
             "num_flip_jump_tokens": len(known),
             "num_flip_jumps": int(known.sum()),
             "flip_jump_mean": mean,
-            "flip_jump_over_output_mean": float(relative.mean()) if len(relative) else None,
-            "flip_cost": cost,
+            "flip_jump_over_output_mean": over_output,
+            "flip_cost": _cost(share, mean),
+            "flip_cost_over_output": _cost(share, over_output),
         }
     }
+
+
+def _cost(share: float, mean: float | None) -> float | None:
+    """Where nothing flips there is nothing to pay, whatever is known of jumps."""
+    return 0.0 if share == 0.0 else None if mean is None else float(share * mean)
 
 
 METRIC = Metric(
@@ -62,6 +67,12 @@ METRIC = Metric(
                 "flip_cost",
                 "share of tokens that flip times the mean jump of those that do",
                 "output",
+                formula="flip_cost",
+                has_se=True,
+            ),
+            Column(
+                "flip_cost_over_output",
+                "the same with the jump over the length of the output",
                 formula="flip_cost",
                 has_se=True,
             ),

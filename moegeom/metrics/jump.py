@@ -38,6 +38,7 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "jump_p99": _quantile(height, 0.99),
             "jump_over_output_p50": _quantile(relative, 0.5),
             "expected_jump": _mean(height * found["chance"][known]),
+            "expected_jump_over_output": finite_mean(relative * found["chance"][known]),
         },
         "pairs": {
             "expert_out": pairs["expert_out"],
@@ -45,6 +46,11 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "jump_mean": _mean_by_pair(height, found["pair"][known], listed),
         },
     }
+
+
+def finite_mean(values: Float64[np.ndarray, "tokens"]) -> float | None:
+    """Mean of the values that are finite: an output of zeros has no relative jump."""
+    return _mean(values[np.isfinite(values)])
 
 
 def _mean(values: Float64[np.ndarray, "tokens"]) -> float | None:
@@ -98,6 +104,12 @@ METRIC = Metric(
                 "mean of the jump times the probability that rounding the input to bfloat16 flips "
                 "the token",
                 "output",
+                formula="expected_jump",
+                has_se=True,
+            ),
+            Column(
+                "expected_jump_over_output",
+                "the same of the jump over the length of the output",
                 formula="expected_jump",
                 has_se=True,
             ),
