@@ -28,6 +28,7 @@ _PUBLIC: dict[str, str] = {
     "cells": "moegeom.explore:cells",
     "capacity": "moegeom.explore:capacity",
     "perturb": "moegeom.explore:perturb",
+    "continuity": "moegeom.explore:continuity",
     "regions": "moegeom.explore:regions",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",

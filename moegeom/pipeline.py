@@ -122,7 +122,16 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
         for router in chosen:
             experts = _experts(opened, router, request)
             measure(
-                router, source, request, metrics, writer, watch, run_b, checkpoint_b, device, experts
+                router,
+                source,
+                request,
+                metrics,
+                writer,
+                watch,
+                run_b,
+                checkpoint_b,
+                device,
+                experts,
             )
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {

@@ -20,7 +20,15 @@ from moegeom.geometry.jump import (
     jump_beside,
     linear_tie,
 )
-from moegeom.geometry.selection import SCORES, mapped_logits, route, routing_weights
+from moegeom.geometry.selection import (
+    SCORES,
+    group_mask,
+    mapped_logits,
+    routing_weights,
+    selection_scores,
+    top_k,
+)
+from moegeom.geometry.whatif.smooth import smooth_gate
 from moegeom.kernels.reduction import Kernels
 
 #: A step off the boundary by which the rule says who is chosen there, in rms lengths of the input.
@@ -61,12 +69,20 @@ class ExactRouter:
             return logits - bias.astype(np.float64)
         return mapped_logits(logits, rule.logit_map)
 
+    def selection(
+        self, logits: Float64[np.ndarray, "points experts"]
+    ) -> Float64[np.ndarray, "points experts"]:
+        """What the experts are compared by, masked groups at their fill."""
+        rule = self.router.rule
+        bias = None if rule.is_affine else self.router.selection_bias
+        found = selection_scores(logits, rule, bias)
+        return found if rule.groups is None else group_mask(found, rule.groups)
+
     def chosen(
         self, logits: Float64[np.ndarray, "points experts"]
     ) -> Int32[np.ndarray, "points k"]:
         """The chosen experts in descending selection score; of equal ones the lower number."""
-        rule = self.router.rule
-        return route(logits, rule, None if rule.is_affine else self.router.selection_bias).chosen
+        return top_k(self.selection(logits), self.router.rule.top_k)
 
     def weights(
         self,
@@ -75,14 +91,40 @@ class ExactRouter:
         chosen: Int32[np.ndarray, "points k"],
     ) -> Float64[np.ndarray, "points k"]:
         """Routing weights of these experts, whatever the rule would choose."""
-        router, rule = self.router, self.router.rule
-        mapped, score = self.mapped(logits), SCORES[rule.score]
-        shared_sum = None
-        if router.shared_rows is not None:
-            shared = inputs.astype(np.float64) @ router.shared_rows.astype(np.float64).T
-            shared_sum = score(mapped_logits(shared, rule.logit_map)).sum(axis=1)
-        found = routing_weights(mapped, score(mapped), chosen, rule.weights, shared_sum)
-        return found if router.expert_scale is None else found * router.expert_scale[chosen]
+        mapped, scale = self.mapped(logits), self.router.expert_scale
+        scores, shared_sum = SCORES[self.router.rule.score](mapped), self._shared_sum(inputs)
+        found = routing_weights(mapped, scores, chosen, self.router.rule.weights, shared_sum)
+        return found if scale is None else found * scale[chosen]
+
+    def smooth_weights(
+        self, inputs: Float[np.ndarray, "points hidden"], eps: float
+    ) -> Float64[np.ndarray, "points experts"]:
+        """Weights of the smoothed gate (:func:`~moegeom.geometry.whatif.smooth.smooth_gate`).
+
+        ValueError for a rule whose weights depend on the order of experts (``sparsemixer``).
+        """
+        logits, rule, scale = self.logits(inputs), self.router.rule, self.router.expert_scale
+        mapped, selection = self.mapped(logits), self.selection(logits)
+        found = smooth_gate(
+            mapped,
+            SCORES[rule.score](mapped),
+            selection,
+            rule.top_k,
+            rule.weights,
+            eps,
+            shared_sum=self._shared_sum(inputs),
+        )
+        return found if scale is None else found * scale
+
+    def _shared_sum(
+        self, inputs: Float[np.ndarray, "points hidden"]
+    ) -> Float64[np.ndarray, "points"] | None:
+        """Sum of the scores of experts that always run; None where none count."""
+        rows, rule = self.router.shared_rows, self.router.rule
+        if rows is None:
+            return None
+        shared = inputs.astype(np.float64) @ rows.astype(np.float64).T
+        return SCORES[rule.score](mapped_logits(shared, rule.logit_map)).sum(axis=1)
 
     def output(
         self, inputs: Float64[np.ndarray, "points hidden"], mixed: Mixture

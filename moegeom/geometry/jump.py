@@ -12,14 +12,14 @@ from jaxtyping import Bool, Float, Float64, Int, Int32
 from moegeom.core.router import LogitMap
 from moegeom.geometry.selection import SCORES, mapped_logits
 
-#: Experts [tokens, slots], -1 for none, and their routing weights.
-Weighted = tuple[Int[np.ndarray, "tokens slots"], Float64[np.ndarray, "tokens slots"]]
+#: Experts [points, slots], -1 for none, and their routing weights.
+Weighted = tuple[Int[np.ndarray, "_ _"], Float64[np.ndarray, "_ _"]]
 
 #: What weighted experts make of inputs [tokens, hidden]: a sum for each, [tokens, outputs].
 Mixture = Callable[[Any, Any, Any], Any]
 
 
-# ----------------------------------------------------------------------------------- on the boundary
+# ---------------------------------------------------------------------------------- on the boundary
 @dataclass(frozen=True, eq=False)
 class NearestTie:
     """The point of a boundary that is nearest to each input, and the way there.
@@ -101,7 +101,9 @@ def curved_tie(
     Source: docs/theory.md E1, A13. Oracle in tests: SLSQP on the tie.
     """
     y, tokens = inputs.astype(np.float64), len(inputs)
-    unknown = NearestTie(np.full(y.shape, np.nan), np.full(y.shape, np.nan), np.full(tokens, np.nan))
+    unknown = NearestTie(
+        np.full(y.shape, np.nan), np.full(y.shape, np.nan), np.full(tokens, np.nan)
+    )
     tried = np.flatnonzero((pair >= 0).all(axis=1) & np.isfinite(distance) & (distance > 0.0))
     if score not in _INVERSES or not len(tried):
         return unknown
@@ -167,7 +169,7 @@ class _Curve:
         return mapped / multiplier
 
 
-# ------------------------------------------------------------------------------------------- outputs
+# ------------------------------------------------------------------------------------------ outputs
 def jump(
     point: Float64[np.ndarray, "tokens hidden"],
     before: Weighted,
@@ -176,7 +178,8 @@ def jump(
 ) -> Float64[np.ndarray, "tokens"]:
     r"""Length of the change of the output where one set of experts takes over from another.
 
-    .. math:: J = \Bigl\lVert \sum_{i \in S} g_i E_i(y^*) - \sum_{i \in S'} g'_i E_i(y^*) \Bigr\rVert
+    .. math:: J =
+        \Bigl\lVert \sum_{i \in S} g_i E_i(y^*) - \sum_{i \in S'} g'_i E_i(y^*) \Bigr\rVert
 
     Each side has the routing weights of its own set at y*. 0 for equal sides; nan where the point
     is.
@@ -198,9 +201,7 @@ def jump_beside(
     expert is read once.
     """
     known = np.flatnonzero(np.isfinite(point).all(axis=1))
-    sides = _differing(
-        (before[0][known], before[1][known]), (after[0][known], after[1][known])
-    )
+    sides = _differing((before[0][known], before[1][known]), (after[0][known], after[1][known]))
     points = np.concatenate([point[known], point[known], inputs])
     experts, weights = (
         np.concatenate([sides[0][part], sides[1][part], chosen[part]]) for part in (0, 1)
@@ -236,7 +237,7 @@ def exchanged(
     return np.where(chosen == pair[:, :1], pair[:, 1:], chosen).astype(np.int32)
 
 
-# -------------------------------------------------------------------------------------- closed forms
+# ------------------------------------------------------------------------------------- closed forms
 def tied_weight_of_chosen(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int[np.ndarray, "tokens k"],
@@ -245,8 +246,8 @@ def tied_weight_of_chosen(
     r"""Weight that an exchange moves, for softmax over the chosen logits:
     :math:`g = e^c / (e^c + \sum_{l \in S \setminus i} e^{z_l})` with c the tied logit.
 
-    Both sides have the same sum, so that :math:`J = g \lVert E_i - E_j \rVert`. ``logits`` are those
-    at the boundary. Between 0 and 1. Source: docs/theory.md A13. Oracle in tests: :func:`jump`.
+    Both sides have the same sum, so that :math:`J = g \lVert E_i - E_j \rVert`. ``logits`` are
+    those at the boundary. Between 0 and 1. Source: docs/theory.md A13. Oracle in tests: :func:`jump`.
     """
     z = np.take_along_axis(logits.astype(np.float64), chosen.astype(np.int64), axis=1)
     tied = np.take_along_axis(logits.astype(np.float64), pair[:, :1].astype(np.int64), axis=1)
@@ -265,56 +266,48 @@ def tied_weight_of_all(
     return 1.0 / np.exp(z - tied).sum(axis=1)
 
 
-# --------------------------------------------------------------------------------------- along a line
+# ------------------------------------------------------------------------------------- along a line
 @dataclass(frozen=True, eq=False)
 class Spread:
     """How far a function gets within r of 0, and how that grows.
 
-    ``whole`` is over all outputs together, ``widest`` over the ``coordinate`` that moves most;
-    ``slope`` and ``widest_slope`` are d ln G / d ln r between neighbouring radii (nan for the
-    first). 0 outputs have spread 0 and slopes of nan.
+    ``whole`` is over all outputs together, ``one`` over ``coordinate`` alone; slopes are
+    d ln G / d ln r between neighbouring radii, nan for the first and where nothing spreads.
     """
 
     radius: Float64[np.ndarray, "radii"]
     whole: Float64[np.ndarray, "radii"]
-    widest: Float64[np.ndarray, "radii"]
+    one: Float64[np.ndarray, "radii"]
     coordinate: int
     slope: Float64[np.ndarray, "radii"]
-    widest_slope: Float64[np.ndarray, "radii"]
+    one_slope: Float64[np.ndarray, "radii"]
 
 
 def spread_within(
     offset: Float64[np.ndarray, "points"],
     output: Float64[np.ndarray, "points outputs"],
     radius: Float64[np.ndarray, "radii"],
+    coordinate: int | None = None,
 ) -> Spread:
     r""":math:`G(r) = \max_{l, l' \in [-r, r]} \lVert f(l) - f(l') \rVert` over points on a line.
 
-    ``offset`` is l, ascending or not; ``radius`` ascends. Every pair of the points within r counts:
-    G grows with r, and is 0 with fewer than two. A jump at 0 makes G level off at its height as r
-    shrinks (slope 0); where f has a derivative there, G is a multiple of r (slope 1).
+    ``offset`` is l, in any order; ``radius`` ascends. Every pair of the points within r counts: G
+    grows with r, and is 0 with fewer than two. A jump at 0 makes G level off at its height as r
+    shrinks (slope 0); where f has a derivative there, G is a multiple of r (slope 1). Without a
+    ``coordinate`` it is the one that spreads most over all points.
 
     Source: docs/theory.md A13 (S0 section 7.1). Oracle in tests: scipy's pdist.
     """
-    far = np.abs(offset)
-    order = np.argsort(far, kind="stable")
-    values = output[order] - output.mean(axis=0)
-    low = np.minimum.accumulate(values, axis=0)
-    span = np.maximum.accumulate(values, axis=0) - low
-    coordinate = int(np.argmax(span[-1]))
-    gram = values @ values.T
-    square = np.diag(gram)
-    apart = square[:, None] + square[None, :] - 2.0 * gram
-    # differences that cancel are taken from the outputs themselves
-    near_zero = apart <= 1e-8 * (square[:, None] + square[None, :])
-    for i, j in np.argwhere(np.tril(near_zero, -1)):
-        apart[i, j] = ((values[i] - values[j]) ** 2).sum()
-    furthest = np.sqrt(np.maximum(np.tril(apart, -1), 0.0)).max(axis=1)
-    within = np.searchsorted(far[order], radius, side="right") - 1
+    order = np.argsort(np.abs(offset), kind="stable")
+    far, values = np.abs(offset)[order], output[order] - output.mean(axis=0)
+    span = np.maximum.accumulate(values, axis=0) - np.minimum.accumulate(values, axis=0)
+    coordinate = int(np.argmax(span[-1])) if coordinate is None else coordinate
+    furthest = np.array([_length(values[: i + 1] - values[i]).max() for i in range(len(values))])
+    within = np.searchsorted(far, radius, side="right") - 1
     reached = within >= 0
     whole = np.where(reached, np.maximum.accumulate(furthest)[within], 0.0)
-    widest = np.where(reached, span[within, coordinate], 0.0)
-    return Spread(radius, whole, widest, coordinate, _slope(radius, whole), _slope(radius, widest))
+    one = np.where(reached, span[within, coordinate], 0.0)
+    return Spread(radius, whole, one, coordinate, _slope(radius, whole), _slope(radius, one))
 
 
 def _slope(

@@ -68,9 +68,7 @@ def _measured(task: Task, mixed: Mixture, wanted: Int64[np.ndarray, "tokens"]) -
             batch = LazyBatch(task, tile * TILE, min((tile + 1) * TILE, total))
             row = np.flatnonzero(np.isin(batch.token, wanted))
             parts.append([getattr(batch, name)[row] for name in names])
-    token, population, block, chosen, logits, inputs = map(
-        np.concatenate, zip(*parts, strict=True)
-    )
+    token, population, block, chosen, logits, inputs = map(np.concatenate, zip(*parts, strict=True))
     found = token_jumps(prepared, inputs, logits, chosen, task.kernels, mixed)
     length = np.sqrt((inputs.astype(np.float64) ** 2).sum(axis=1))
     chance = np.zeros(len(token))
@@ -81,9 +79,7 @@ def _measured(task: Task, mixed: Mixture, wanted: Int64[np.ndarray, "tokens"]) -
     return TokenBatch(token=token, population=population, block=block, chosen=chosen, jumps=jumps)
 
 
-def _state(
-    name: str, task: Task, found: TokenBatch, token: Int64[np.ndarray, "tokens"]
-) -> State:
+def _state(name: str, task: Task, found: TokenBatch, token: Int64[np.ndarray, "tokens"]) -> State:
     """The reduction of that name over some of the tokens."""
     assert found.jumps is not None
     row = np.flatnonzero(np.isin(found.token, token))

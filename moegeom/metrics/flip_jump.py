@@ -54,9 +54,7 @@ METRIC = Metric(
                 "num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens", "int"
             ),
             Column("num_flip_jumps", "those with a known boundary point", "tokens", "int"),
-            Column(
-                "flip_jump_mean", "mean jump over those", "output", formula="jump", has_se=True
-            ),
+            Column("flip_jump_mean", "mean jump over those", "output", formula="jump", has_se=True),
             Column(
                 "flip_jump_over_output_mean",
                 "mean over those of the jump over the length of the output",

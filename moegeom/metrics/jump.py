@@ -67,7 +67,7 @@ def _mean_by_pair(
     pair: Int[np.ndarray, "tokens 2"],
     listed: Int[np.ndarray, "pairs 2"],
 ) -> Float64[np.ndarray, "pairs"]:
-    """Mean height of the tokens of each listed pair; nan for one that no token of the sample has."""
+    """Mean height of the tokens of each listed pair; nan where no token of the sample has it."""
     means = np.full(len(listed), np.nan)
     for place, one in enumerate(listed):
         own = height[(pair == one).all(axis=1)]

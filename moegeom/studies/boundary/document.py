@@ -361,7 +361,9 @@ def _jumps(found: BoundaryReport) -> list[str]:
 
 def _cost(variant: VariantFlips) -> str:
     """What the flips of a variant cost; empty where none has a known jump."""
-    over, cost = (variant.mean(f"flip_{of}") for of in ("jump_over_output_mean", "cost_over_output"))
+    over, cost = (
+        variant.mean(f"flip_{of}") for of in ("jump_over_output_mean", "cost_over_output")
+    )
     if over is None:
         return ""
     known, asked = (

@@ -18,8 +18,8 @@ class ExplainRequest(TokensRequest):
     """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``run_b``.
 
     ``map_b`` says which array of B is which router; ``checkpoint_b`` is a checkpoint that B may
-    have loaded instead, ``log_probs`` a file of log-probabilities of both. With ``experts`` those of
-    A are read, for what flips do to the output; more than 2 GB with ``yes`` only.
+    have loaded instead, ``log_probs`` a file of log-probabilities of both. With ``experts`` those
+    of A are read, for what flips do to the output; more than 2 GB with ``yes`` only.
     """
 
     run_b: str | None = None
