@@ -247,7 +247,8 @@ def tied_weight_of_chosen(
     :math:`g = e^c / (e^c + \sum_{l \in S \setminus i} e^{z_l})` with c the tied logit.
 
     Both sides have the same sum, so that :math:`J = g \lVert E_i - E_j \rVert`. ``logits`` are
-    those at the boundary. Between 0 and 1. Source: docs/theory.md A13. Oracle in tests: :func:`jump`.
+    those at the boundary. Between 0 and 1. Source: docs/theory.md A13. Oracle in tests:
+    :func:`jump`.
     """
     z = np.take_along_axis(logits.astype(np.float64), chosen.astype(np.int64), axis=1)
     tied = np.take_along_axis(logits.astype(np.float64), pair[:, :1].astype(np.int64), axis=1)
