@@ -30,6 +30,7 @@ _PUBLIC: dict[str, str] = {
     "perturb": "moegeom.explore:perturb",
     "continuity": "moegeom.explore:continuity",
     "regions": "moegeom.explore:regions",
+    "outputs": "moegeom.explore:outputs",
     "Recorder": "moegeom.recorder:RouterRecorder",
     "Checkpoint": "moegeom.studies.opened:Checkpoint",
     "Recording": "moegeom.studies.opened:Recording",

@@ -15,6 +15,7 @@ from moegeom.studies.capacity.request import CapacityRequest
 from moegeom.studies.cells.study.request import CellsRequest, parse_view
 from moegeom.studies.continuity.record import ContinuityRequest
 from moegeom.studies.opened import Checkpoint, asked_request, side
+from moegeom.studies.outputs.record import OutputsRequest
 from moegeom.studies.perturb.record import PerturbRequest
 from moegeom.studies.regions.record import RegionsRequest
 from moegeom.studies.space.record import SpaceRequest
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from moegeom.studies.capacity.record import Capacity
     from moegeom.studies.cells.record import Enumerations
     from moegeom.studies.continuity.record import Continuity
+    from moegeom.studies.outputs.record import Outputs
     from moegeom.studies.perturb.record import Perturbed
     from moegeom.studies.regions.record import Regions
     from moegeom.studies.space.record import RouterSpaces
@@ -229,6 +231,41 @@ def regions(
 
     request = asked_request(RegionsRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(counted(request, watch), document)
+
+
+@asks(OutputsRequest)
+def outputs(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Outputs]:
+    """What do experts give on recorded tokens: how long, how constant, how alike?
+
+    Raises
+    ------
+    RouterError
+        When the checkpoint has no experts, or those of no layer can be computed.
+    RecordingError
+        When the recording does not hold router inputs, or records none of the routers.
+    UsageError
+        Without tokens, when more than 2 GB are to be read or held without ``yes``, and when
+        ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/deepseek-tiny"
+    >>> found = mg.outputs(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=1, sample=64)
+    >>> [router.shared for router in found.value.routers]
+    ['computed']
+    """
+    from moegeom.studies.outputs.document import document
+    from moegeom.studies.outputs.study import outputs as computed
+
+    request = asked_request(OutputsRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(computed(request, watch), document)
 
 
 @asks(ContinuityRequest)

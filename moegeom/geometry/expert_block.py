@@ -165,6 +165,17 @@ def affine(
     return found if bias is None else found + bias.astype(inputs.dtype, copy=False)
 
 
+def over_rms(
+    values: Float[np.ndarray, "tokens width"], eps: float
+) -> Float[np.ndarray, "tokens width"]:
+    r""":math:`x / \sqrt{mean(x^2) + \epsilon}` in the dtype of the values; 0 for 0.
+
+    Oracle in tests: the expert blocks of transformers that hold a norm.
+    """
+    square = (values * values).mean(axis=1, keepdims=True)
+    return values / np.sqrt(square + values.dtype.type(eps))
+
+
 def expert_output(
     inputs: Float[np.ndarray, "tokens hidden"],
     gate: Float[np.ndarray, "neurons hidden"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Float64, Integer
@@ -15,15 +16,65 @@ from moegeom.core.router import Router
 from moegeom.geometry.expert_block import (
     ACTIVATIONS,
     PRODUCTS,
-    Neurons,
+    affine,
     expert_output,
     is_known,
     mixed_output,
+    over_rms,
 )
-from moegeom.router.expert_tensors import ExpertTensors, ExpertWeights, open_experts
+from moegeom.router.expert_tensors import (
+    ExpertTensors,
+    ExpertWeights,
+    experts_settings,
+    experts_spec,
+    has_shared_experts,
+    open_experts,
+    read_beside,
+)
+from moegeom.router.family import ExpertsSpec, NormSpec
+from moegeom.router.settings import Settings
 
 #: Bytes of experts that are kept after they were used, at least one expert.
 _MOST_HELD = 2**29
+
+
+@dataclass(frozen=True, eq=False)
+class _Norm:
+    """An RMS norm between the parts of a block."""
+
+    gain: Float[np.ndarray, "width"]
+    eps: float
+    scales_first: bool = False
+
+    def __call__(self, values: Float[np.ndarray, "tokens width"]) -> np.ndarray:
+        gain = self.gain.astype(values.dtype, copy=False)
+        return (
+            over_rms(values * gain, self.eps)
+            if self.scales_first
+            else over_rms(values, self.eps) * gain
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Around:
+    """What stands between the router input and the experts, and behind them; None for nothing."""
+
+    scale: Float[np.ndarray, "hidden"] | None = None
+    into: Float[np.ndarray, "latent hidden"] | None = None
+    norm: _Norm | None = None
+    output_norm: _Norm | None = None
+    out_of: Float[np.ndarray, "hidden latent"] | None = None
+
+    def read(self, inputs: np.ndarray) -> np.ndarray:
+        """What the experts read."""
+        found = inputs if self.scale is None else inputs * self.scale.astype(inputs.dtype)
+        found = found if self.into is None else affine(found, self.into, None)
+        return found if self.norm is None else self.norm(found)
+
+    def given(self, outputs: np.ndarray) -> np.ndarray:
+        """What comes of the output of an expert."""
+        found = outputs if self.output_norm is None else self.output_norm(outputs)
+        return found if self.out_of is None else affine(found, self.out_of, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,20 +82,26 @@ class ExpertFunctions:
     """The experts of one router. Inputs are those that the router reads, behind its norm.
 
     Outputs have the dtype of the inputs, float32 or float64. The experts that were used last stay
-    in memory, up to 512 MB of them.
+    in memory, up to 512 MB of them. Norms that stand behind the sum of the experts, and biases
+    added to it, are no part of what experts give.
     """
 
     tensors: ExpertTensors
-    neurons: Neurons
+    router: Router
+    factor: float
+    _spec: ExpertsSpec
+    _settings: Settings
     _held: OrderedDict[int, ExpertWeights] = field(default_factory=OrderedDict, repr=False)
 
     @property
     def num_experts(self) -> int:
-        return self.tensors.num_experts
+        """Experts that the router chooses among; the last ones may copy their input."""
+        return self.router.num_experts
 
     def bytes_of(self, experts: Iterable[int] | None = None) -> int:
         """What is read for these experts, of all for None, each of them once."""
-        return self.tensors.bytes_of(experts)
+        asked = range(self.num_experts) if experts is None else experts
+        return self.tensors.bytes_of(e for e in asked if e < self.tensors.num_experts)
 
     def apply(
         self, expert: int, inputs: Float[np.ndarray, "tokens hidden"]
@@ -54,18 +111,22 @@ class ExpertFunctions:
         Raises
         ------
         RouterError
-            Where stored values are not finite.
+            Where stored values are not finite, or tensors around the experts are missing.
         """
+        if self.tensors.num_experts <= expert < self.num_experts:
+            return inputs
         one = self._weights(expert)
-        return expert_output(
-            inputs,
-            one.gate,
-            one.up,
-            one.down,
-            self.neurons,
-            one.gate_bias,
-            one.up_bias,
-            one.down_bias,
+        return self._around.given(
+            expert_output(
+                self._around.read(inputs),
+                one.gate,
+                one.up,
+                one.down,
+                self.tensors.neurons,
+                one.gate_bias,
+                one.up_bias,
+                one.down_bias,
+            )
         )
 
     def contribution(
@@ -78,7 +139,12 @@ class ExpertFunctions:
 
         Raises as :meth:`apply`.
         """
-        return self.apply(expert, inputs) * weights.astype(inputs.dtype)[:, None]
+        by = weights.astype(inputs.dtype)[:, None]
+        if self._spec.weighs_inputs:
+            found = self.apply(expert, inputs * by)
+        else:
+            found = self.apply(expert, inputs) * by
+        return found if self.factor == 1.0 else found * np.asarray(self.factor, found.dtype)
 
     def mixed(
         self,
@@ -101,6 +167,40 @@ class ExpertFunctions:
         while len(held) > 1 and len(held) * _bytes(found) > _MOST_HELD:
             held.popitem(last=False)
         return found
+
+    @cached_property
+    def _around(self) -> _Around:
+        """Read when the first expert is."""
+        spec, store, router = self._spec, self.tensors.store, self.router
+        if spec.gain:
+            return _Around(scale=self._gain_ratio())
+        latent = spec.latent
+        if latent is None or not self._settings.has(latent.width):
+            return _Around()
+        return _Around(
+            into=read_beside(store, router, latent.into),
+            norm=self._norm(latent.norm),
+            output_norm=self._norm(latent.output_norm, latent.scales_before_output_norm),
+            out_of=read_beside(store, router, latent.out_of),
+        )
+
+    def _gain_ratio(self) -> Float64[np.ndarray, "hidden"]:
+        """From the router's norm of a state to the experts' norm of the same state."""
+        own, router = read_beside(self.tensors.store, self.router, self._spec.gain), self.router
+        if router.gain is None or (router.gain == 0.0).any():
+            raise RouterError(
+                f"router {router.name}: its own norm has gains of 0, from whose outputs the inputs "
+                "of its experts do not follow."
+            )
+        return own.astype(np.float64) / router.gain
+
+    def _norm(self, spec: NormSpec | None, scales_first: bool = False) -> _Norm | None:
+        if spec is None:
+            return None
+        gain = read_beside(self.tensors.store, self.router, spec.weight)
+        offset = self._settings.number(spec.gain_offset)
+        eps = self._settings.number(spec.eps)
+        return _Norm(gain + gain.dtype.type(offset), eps, scales_first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +240,8 @@ def open_expert_functions(store: TensorStore, router: Router) -> ExpertFunctions
         As :func:`~moegeom.router.expert_tensors.open_experts`, and where the activation is not
         known.
     """
-    tensors = open_experts(store, router)
+    tensors = open_experts(store, router, of_router_inputs=False)
+    spec, settings = experts_spec(router), experts_settings(store, router)
     how = tensors.neurons
     if not is_known(how, tensors.is_gated):
         known = ", ".join(sorted({*ACTIVATIONS, *PRODUCTS}))
@@ -148,4 +249,7 @@ def open_expert_functions(store: TensorStore, router: Router) -> ExpertFunctions
             f"{store.label}: the activation of the experts of router {router.name} is "
             f"{how.activation or 'not given'!r}; known are {known}."
         )
-    return ExpertFunctions(tensors, how)
+    factor = settings.number(spec.factor) * (1.0 - settings.number(spec.dropped))
+    if has_shared_experts(store, router):
+        factor *= settings.number(spec.factor_beside_shared)
+    return ExpertFunctions(tensors, router, factor, spec, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.core.text import number_of
 from moegeom.geometry.expert_block import Neurons
-from moegeom.router.family import ExpertsSpec, Setting
+from moegeom.router.family import ExpertsSpec, Setting, TensorName
 from moegeom.router.family_file import families, load_family
 from moegeom.router.plain_names import plain_name, with_plain_names
 from moegeom.router.settings import Settings
@@ -55,7 +55,7 @@ _TENSOR = re.compile(
 _LAYER = re.compile(r".*?(?:layers|layer|blk|blocks|block|h)\.[0-9]+\.")
 
 #: Experts that run for every token.
-_SHARED = re.compile(r"shared_|_shexp")
+_SHARED = re.compile(r"shared?_(?:experts?|mlp|w\d)|_shexp")
 
 _BIAS = re.compile(r"[._]bias")
 
@@ -197,8 +197,29 @@ class ExpertTensors:
         return found
 
 
-def open_experts(store: TensorStore, router: Router) -> ExpertTensors:
+def experts_spec(router: Router) -> ExpertsSpec:
+    """What the family says of its experts; nothing for a family that is described."""
+    name = router.provenance.family
+    stacks = load_family(name).stacks if name in families() else ()
+    names = {(s.name, s.slot): s.experts for s in stacks}
+    # modules that predict further tokens are copies of the layers
+    names |= {("mtp", s.slot): s.experts for s in stacks if s.mtp_layers or s.mtp_from}
+    return names.get((router.stack, router.slot), ExpertsSpec())
+
+
+def experts_settings(store: TensorStore, router: Router) -> Settings:
+    """The config as the layer of a router sees it."""
+    return Settings(store.config, _ROOTS).at(router.layer)
+
+
+def open_experts(
+    store: TensorStore, router: Router, of_router_inputs: bool = True
+) -> ExpertTensors:
     """The experts beside a router by names, headers and config; reads no values.
+
+    With ``of_router_inputs`` every expert has tensors and reads what the router reads, or it is an
+    error; without, those that copy their input are left out, and what is read may be a projection
+    of the router input or another norm of the same state.
 
     Experts are tensors of their own (``experts.<number>.gate_proj.weight``), or one tensor for all
     of them; gate and up may be one matrix, and a matrix may lie on its side: shapes say it, and
@@ -211,15 +232,96 @@ def open_experts(store: TensorStore, router: Router) -> ExpertTensors:
         the router, or they are stored in a way that is not known.
     """
     store = with_plain_names(store)
+    spec, settings = experts_spec(router), experts_settings(store, router)
+    if spec.not_a_function:
+        raise RouterError(
+            f"{store.label}: the experts of router {router.name} are not looked at: "
+            f"{spec.not_a_function}."
+        )
+    if of_router_inputs and spec.gain:
+        raise RouterError(
+            f"{store.label}: the experts of router {router.name} read another norm of the state "
+            "that the router norms for itself.",
+            "What they make of router inputs is not known here.",
+        )
+    asked = _Asked(store, router, spec, settings, of_router_inputs)
     groups = _groups(store, router)
     for first, last in _SPELLINGS:
         for tensors in groups:
             if {*first, last} <= tensors.keys():
-                return _opened(store, router, tensors, first, last)
+                return _opened(asked, tensors, first, last)
     raise RouterError(
         f"{store.label}: there are no tensors of experts beside router {router.name}.",
         "A file of routers alone has none; pass the whole checkpoint.",
     )
+
+
+def has_shared_experts(store: TensorStore, router: Router) -> bool:
+    """Whether the layer of a router has experts that run for every token, by their names."""
+    store, (start, _) = with_plain_names(store), layer_of(router)
+    return any(
+        name.startswith(start) and _SHARED.search(name.removeprefix(start))
+        for name in store.names()
+    )
+
+
+def read_beside(
+    store: TensorStore, router: Router, names: Sequence[TensorName]
+) -> Float32[np.ndarray, "*shape"]:
+    """A tensor of the layer of a router, by the first of the family's patterns that is there.
+
+    Raises
+    ------
+    RouterError
+        Where none is, where it has a bias beside it, and where values are not finite.
+    """
+    store, (start, _) = with_plain_names(store), layer_of(router)
+    known = set(store.names())
+    wanted = [start + pattern.name.partition("{layer}.")[2] for pattern in names]
+    found = next((name for name in wanted if name in known), None)
+    if found is None:
+        raise RouterError(
+            f"{store.label}: tensor '{wanted[0]}' is missing, which stands between router "
+            f"{router.name} and its experts.",
+            "Is a shard missing? A file of routers alone has no experts.",
+        )
+    stem = found.removesuffix(".weight")
+    if f"{stem}.bias" in known:
+        raise RouterError(
+            f"{store.label}: '{stem}.bias' stands between router {router.name} and its experts; "
+            "blocks with such a bias are not known."
+        )
+    return read_module(store, stem)
+
+
+def read_module(store: TensorStore, stem: str) -> Float32[np.ndarray, "*shape"]:
+    """The weight ``<stem>.weight``, decoded with what is stored beside it; without its bias.
+
+    Raises
+    ------
+    RouterError
+        Where it is stored in a way that is not known, or holds values that are not finite.
+    """
+    beside = {
+        name.removeprefix(f"{stem}."): name for name in store.names() if name.startswith(f"{stem}.")
+    }
+    infos = {key: store.info(name) for key, name in beside.items() if key != "bias"}
+    stored = find_storage(
+        infos, Settings(store.config), f"'{stem}'", read=lambda key: store.read(beside[key])
+    )
+    wanted = {info.name for info in stored.tensors}
+    values = {key: store.read(i.name) for key, i in infos.items() if i.name in wanted}
+    found = stored.decode(values).astype(np.float32, copy=False)
+    if not np.isfinite(found).all():
+        raise RouterError(f"{store.label}: '{stem}' holds values that are not finite.")
+    return found
+
+
+def layer_of(router: Router) -> tuple[str, str]:
+    """How the names of the tensors of its layer begin, and the name of its own weight."""
+    own = plain_name(router.provenance.tensors[0])
+    layer = _LAYER.match(own)
+    return layer[0] if layer else "", own
 
 
 #: Tensors by leaf, then by expert (-1: of all of them), then by the part behind the leaf.
@@ -228,9 +330,7 @@ _Group = dict[str, dict[int, dict[str, str]]]
 
 def _groups(store: TensorStore, router: Router) -> list[_Group]:
     """Tensors of the layer by their folder; that of the router comes first."""
-    own = plain_name(router.provenance.tensors[0])
-    layer = _LAYER.match(own)
-    start = layer[0] if layer else ""
+    start, own = layer_of(router)
     found: dict[str, _Group] = {}
     for name in sorted(store.names()):
         match = _TENSOR.fullmatch(name) if name.startswith(start) else None
@@ -246,13 +346,42 @@ def _groups(store: TensorStore, router: Router) -> list[_Group]:
     return [found[folder] for folder in sorted(found, key=lambda f: (-common(f), f))]
 
 
-def _opened(
-    store: TensorStore, router: Router, tensors: _Group, first: Sequence[str], last: str
-) -> ExpertTensors:
-    spec, settings = _spec(router), Settings(store.config, _ROOTS).at(router.layer)
-    experts, hidden = router.num_experts, router.hidden_size
-    found = {leaf: _tensor(store, router, leaf, tensors[leaf]) for leaf in (*first, last)}
-    others = {leaf: _other_side(store, router, leaf, found[leaf].stored) for leaf in found}
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The router whose experts are looked for, and what family and config say of them."""
+
+    store: TensorStore
+    router: Router
+    spec: ExpertsSpec
+    settings: Settings
+    of_router_inputs: bool
+
+    @property
+    def num_experts(self) -> int:
+        """Experts with tensors."""
+        is_given = not self.of_router_inputs and self.settings.has(self.spec.copies)
+        return self.router.num_experts - (
+            self.settings.integer(self.spec.copies) if is_given else 0
+        )
+
+    @property
+    def first(self) -> int:
+        """The number of the tensors of expert 0."""
+        return self.spec.lot * self.num_experts
+
+    @property
+    def hidden(self) -> int:
+        """The width of what the experts read."""
+        latent = self.spec.latent
+        if latent and not self.of_router_inputs and self.settings.has(latent.width):
+            return self.settings.integer(latent.width)
+        return self.router.hidden_size
+
+
+def _opened(asked: _Asked, tensors: _Group, first: Sequence[str], last: str) -> ExpertTensors:
+    store, router, spec, hidden = asked.store, asked.router, asked.spec, asked.hidden
+    found = {leaf: _tensor(asked, leaf, tensors[leaf]) for leaf in (*first, last)}
+    others = {leaf: _other_side(asked, leaf, found[leaf].stored) for leaf in found}
     width = others[last]
     is_fused = len(first) == 1 and others[first[0]] == 2 * width
     if any(others[leaf] != (2 * width if is_fused else width) for leaf in first):
@@ -261,19 +390,19 @@ def _opened(
             f"{store.label}: matrices of the experts of router {router.name} contradict each "
             f"other beside inputs of {hidden:,}: {sizes}."
         )
-    turned = _turned(store, router, found, first, last)
+    turned = _turned(asked, found, first, last)
     first_biases, last_bias = (
-        tuple(_bias(store, router, leaf, tensors[leaf], others[leaf]) for leaf in first),
-        _bias(store, router, last, tensors[last], hidden),
+        tuple(_bias(asked, leaf, tensors[leaf], others[leaf]) for leaf in first),
+        _bias(asked, last, tensors[last], hidden),
     )
     return ExpertTensors(
         store=store,
         router=router.name,
-        num_experts=experts,
+        num_experts=asked.num_experts,
         hidden=hidden,
         width=width,
         is_gated=is_fused or len(first) == 2,
-        neurons=_neurons(spec, settings),
+        neurons=neurons_of(spec, asked.settings),
         is_interleaved=spec.interleaved or first[0] in _ALTERNATING,
         first=tuple(replace(found[leaf], is_transposed=turned[leaf]) for leaf in first),
         last=replace(found[last], is_transposed=turned[last]),
@@ -282,26 +411,15 @@ def _opened(
     )
 
 
-def _spec(router: Router) -> ExpertsSpec:
-    """What the family says of its experts; nothing for a family that is described."""
-    name = router.provenance.family
-    stacks = load_family(name).stacks if name in families() else ()
-    return next((s.experts for s in stacks if s.name == router.stack), ExpertsSpec())
-
-
-def _neurons(spec: ExpertsSpec, settings: Settings) -> Neurons:
-    def bound(setting: Setting) -> float:
-        # a list by layer has null where nothing is bounded
-        is_given = settings.has(setting) and settings.get(setting)[1] is not None
-        return settings.number(setting) if is_given else np.inf
-
+def neurons_of(spec: ExpertsSpec, settings: Settings) -> Neurons:
+    """How the neurons of an expert are made, by the family and the config."""
     return Neurons(
         activation=spec.activation or _activation(settings),
-        limit=bound(spec.limit),
+        limit=settings.bound(spec.limit),
         limits_activation=spec.limits_activation,
         slope=settings.number(spec.slope),
-        gate_cap=bound(spec.gate_cap),
-        up_cap=bound(spec.up_cap),
+        gate_cap=settings.bound(spec.gate_cap),
+        up_cap=settings.bound(spec.up_cap),
     )
 
 
@@ -312,24 +430,37 @@ def _activation(settings: Settings) -> str:
     return name.lower() if isinstance(name, str) else ""
 
 
-def _tensor(
-    store: TensorStore, router: Router, leaf: str, by_expert: Mapping[int, Mapping[str, str]]
-) -> _Tensor:
+def _tensor(asked: _Asked, leaf: str, by_expert: Mapping[int, Mapping[str, str]]) -> _Tensor:
     """How a matrix is stored, and that every expert has one."""
-    experts = router.num_experts
+    store, router, experts = asked.store, asked.router, asked.num_experts
     parts = {e: _without_bias(leaf, rests) for e, rests in by_expert.items()}
     if -1 not in parts:
-        if set(parts) != set(range(experts)):
+        own = {expert: parts[number] for expert, number in _numbers(asked) if number in parts}
+        # other lots stand beside, and shapes of experts that have no use for them
+        is_alone = experts == router.num_experts and not _has_lots(router)
+        if len(own) != experts or (is_alone and len(parts) != experts):
             raise RouterError(
                 f"{store.label}: {number_of(len(parts), 'expert')} with a '{leaf}' beside router "
-                f"{router.name}, which chooses among {experts}.",
+                f"{router.name}, which chooses among {router.num_experts}.",
                 "Is a shard missing? Experts that copy their input have no tensors.",
             )
-        infos = {key: store.info(name) for key, name in parts[0].items()}
-        return _Tensor(_storage(store, router, leaf, infos, None), parts, {}, False)
+        infos = {key: store.info(name) for key, name in own[0].items()}
+        return _Tensor(_storage(store, router, leaf, infos, None), own, {}, False)
     infos = {key: _slice(store.info(name), experts) for key, name in parts[-1].items()}
     stored = _storage(store, router, leaf, infos, experts)
     return _Tensor(stored, None, parts[-1], False)
+
+
+def _numbers(asked: _Asked) -> Iterator[tuple[int, int]]:
+    """Each expert of the router, and the number that its tensors have."""
+    return enumerate(range(asked.first, asked.first + asked.num_experts))
+
+
+def _has_lots(router: Router) -> bool:
+    """Whether several routers of a layer number their experts in one row."""
+    name = router.provenance.family
+    stacks = load_family(name).stacks if name in families() else ()
+    return any(stack.experts.lot for stack in stacks)
 
 
 def _without_bias(leaf: str, rests: Mapping[str, str]) -> dict[str, str]:
@@ -368,26 +499,22 @@ def _storage(
     return find_storage(infos, Settings(store.config), f"experts of {router.name}", plain, read)
 
 
-def _other_side(store: TensorStore, router: Router, leaf: str, stored: Stored) -> int:
-    shape, hidden = stored.shape, router.hidden_size
+def _other_side(asked: _Asked, leaf: str, stored: Stored) -> int:
+    shape, hidden, router = stored.shape, asked.hidden, asked.router
     if len(shape) != 2 or hidden not in shape or 0 in shape:
         raise RouterError(
-            f"{store.label}: '{leaf}' of an expert of router {router.name} has shape {shape}; the "
-            f"router reads inputs of {hidden:,}.",
+            f"{asked.store.label}: '{leaf}' of an expert of router {router.name} has shape "
+            f"{shape}; the router reads inputs of {hidden:,}.",
             "Experts that read a projection of it are not known.",
         )
     return shape[0] if shape[1] == hidden else shape[1]
 
 
 def _turned(
-    store: TensorStore,
-    router: Router,
-    found: Mapping[str, _Tensor],
-    first: Sequence[str],
-    last: str,
+    asked: _Asked, found: Mapping[str, _Tensor], first: Sequence[str], last: str
 ) -> dict[str, bool]:
     """Which matrices lie on their side: by shape, those of square ones as the others do."""
-    hidden, turned, square = router.hidden_size, {}, []
+    hidden, turned, square = asked.hidden, {}, []
     for leaf, tensor in found.items():
         rows, columns = tensor.stored.shape
         if rows == columns:
@@ -398,25 +525,21 @@ def _turned(
     is_linear = all(t.names is not None or leaf.endswith("_exps") for leaf, t in found.items())
     if square and not turned and not is_linear:
         raise RouterError(
-            f"{store.label}: '{last}' of the experts of router {router.name} is square: whether "
-            "rows or columns are inputs cannot be told."
+            f"{asked.store.label}: '{last}' of the experts of router {asked.router.name} is "
+            "square: whether rows or columns are inputs cannot be told."
         )
     side = False if is_linear else next(iter(turned.values()), False)
     return turned | dict.fromkeys(square, side)
 
 
 def _bias(
-    store: TensorStore,
-    router: Router,
-    leaf: str,
-    by_expert: Mapping[int, Mapping[str, str]],
-    length: int,
+    asked: _Asked, leaf: str, by_expert: Mapping[int, Mapping[str, str]], length: int
 ) -> _Tensor | None:
-    experts = router.num_experts
+    store, router, experts = asked.store, asked.router, asked.num_experts
     names = {
         expert: name
-        for expert, rests in by_expert.items()
-        for rest, name in rests.items()
+        for expert, number in ((-1, -1), *_numbers(asked))
+        for rest, name in by_expert.get(number, {}).items()
         if _BIAS.fullmatch(rest)
     }
     if not names:

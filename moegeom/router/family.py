@@ -188,22 +188,58 @@ class KeepsSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Experts that read a projection of the router input; what they give is projected back.
+
+    ``width`` is the key that says how wide the projection is; there is none where it is not given.
+    ``norm`` stands behind ``into``, ``output_norm`` behind each expert; with
+    ``scales_before_output_norm`` its gain is in front of it.
+    """
+
+    width: Setting
+    into: tuple[TensorName, ...]
+    out_of: tuple[TensorName, ...]
+    norm: NormSpec | None = None
+    output_norm: NormSpec | None = None
+    scales_before_output_norm: bool = False
+
+
+@dataclass(frozen=True)
 class ExpertsSpec:
     """What names and shapes do not say of the experts behind a router.
 
     ``interleaved``: gate and up are the even and the odd rows of one matrix. ``activation``: its
     name, where the config does not hold it; the numbers in it (``geometry.expert_block.Neurons``)
     are ``limit``, where gate and up are cut off (``limits_activation``: the activation of the gate
-    is, in the gate's place), ``slope``, ``gate_cap`` and ``up_cap``.
+    is, in the gate's place), ``slope``, ``gate_cap`` and ``up_cap``. ``shared_limit`` is the limit
+    of shared experts, where theirs is another one.
+
+    What experts give is multiplied by the routing weight (with ``weighs_inputs`` their input is,
+    instead) and by ``factor``, where there are shared experts by ``factor_beside_shared``, and by
+    what is left of them beside the share ``dropped`` in training. The last ``copies`` experts give
+    their input. ``gain`` is that of the experts' own norm of what the
+    router norms for itself. ``lot``: where the routers of a layer number their experts in one row,
+    how many lots come before those of this one. ``not_a_function`` says why what an expert gives
+    does not follow from the router input.
     """
 
     interleaved: bool = False
     activation: str = ""
     limit: Setting = Setting()
+    shared_limit: Setting | None = None
     limits_activation: bool = False
     slope: Setting = Setting(value=1.702)
     gate_cap: Setting = Setting()
     up_cap: Setting = Setting()
+    weighs_inputs: bool = False
+    factor: Setting = Setting(value=1.0)
+    factor_beside_shared: Setting = Setting(value=1.0)
+    dropped: Setting = Setting(value=0.0)
+    copies: Setting = Setting(value=0)
+    gain: tuple[TensorName, ...] = ()
+    latent: LatentSpec | None = None
+    lot: int = 0
+    not_a_function: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from moegeom.router.family import (
     Family,
     GroupSpec,
     KeepsSpec,
+    LatentSpec,
     LayersSpec,
     NormSpec,
     ProjectionSpec,
@@ -264,6 +265,7 @@ _CONVERTERS: dict[str, Callable[[Any, str], Any]] = {
     "GroupSpec | None": _table(GroupSpec),
     "KeepsSpec": _table(KeepsSpec),
     "ExpertsSpec": _table(ExpertsSpec),
+    "LatentSpec | None": _table(LatentSpec),
     "NormSpec | None": _table(NormSpec),
     "ProjectionSpec | None": _table(ProjectionSpec),
     "LayersSpec | None": _table(LayersSpec),
@@ -280,7 +282,12 @@ def _check_patterns(stack: StackSpec, where: str) -> None:
     others = stack.beside + stack.token_table + stack.weights.expert_scale
     inner = stack.projection
     projection = inner.weight + inner.bias + inner.log_scale if inner else ()
-    names = [tensor.name for tensor in stack.weight + biases + norm + projection + others]
+    experts = stack.experts.gain
+    if latent := stack.experts.latent:
+        experts += latent.into + latent.out_of
+        experts += tuple(n for s in (latent.norm, latent.output_norm) if s for n in s.weight)
+    tensors = stack.weight + biases + norm + projection + others + experts
+    names = [tensor.name for tensor in tensors]
     for name in (*names, *stack.mtp_layers):
         if name.count("{layer}.") != 1 or name.count("{") != 1:
             raise InternalError(f"{where}: pattern {_short(name)} must hold '{{layer}}.' once.")

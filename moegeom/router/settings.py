@@ -155,6 +155,11 @@ class Settings:
             return setting.over / number
         return number
 
+    def bound(self, setting: Setting) -> float:
+        """A finite number; inf where it is not given, and where a list by layer has null."""
+        is_given = self.has(setting) and self.get(setting)[1] is not None
+        return self.number(setting) if is_given else math.inf
+
     def flag(self, setting: Setting) -> bool:
         """True or false."""
         key, value = self.get(setting)

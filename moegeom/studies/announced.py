@@ -23,11 +23,14 @@ def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | No
     UsageError
         When it is more than 2 GB, and not asked for.
     """
-    announce_bytes(sum(one.bytes_of(gate_alone=True) for one in tensors), is_asked, watch)
+    total = sum(one.bytes_of(gate_alone=True) for one in tensors)
+    announce_bytes(total, "of experts are", is_asked, watch)
 
 
-def announce_bytes(total: int, is_asked: bool, watch: Watch | None, most: str = "") -> None:
-    """The same of so many bytes; ``most`` says where fewer may be read ("up to ").
+def announce_bytes(
+    total: int, what: str, is_asked: bool, watch: Watch | None, done: str = "read"
+) -> None:
+    """The same of a number of bytes; ``what`` goes on with ``to be read``, ``done`` for another.
 
     Raises
     ------
@@ -36,16 +39,15 @@ def announce_bytes(total: int, is_asked: bool, watch: Watch | None, most: str = 
     """
     if total > _UNASKED and not is_asked:
         raise UsageError(
-            f"{most}{size(total)} of experts are to be read.",
+            f"{size(total)} {what} to be {done}.",
             "Say --yes, or ask for fewer layers: --layers L.",
         )
     if watch and total > _UNSAID:
-        watch.say(f"reads {most}{size(total)} of experts")
+        watch.say(f"reads {size(total)} of experts")
 
 
 def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> None:
-    """Says how much is read at most, of all experts of the recorded routers whose choice follows
-    from them.
+    """Says how much is read at most: all experts of the recorded routers whose choice follows.
 
     Raises
     ------
@@ -56,4 +58,4 @@ def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> No
     """
     asked = [router for router in opened.recorded if not router.listed]
     total = sum(open_expert_functions(opened.store, router).bytes_of() for router in asked)
-    announce_bytes(total, is_asked, watch, "up to ")
+    announce_bytes(total, "of experts are, at most,", is_asked, watch)

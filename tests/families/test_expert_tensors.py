@@ -51,7 +51,7 @@ def output(tensors: ExpertTensors, expert: ExpertWeights, inputs: torch.Tensor) 
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if tensors.activation == "clamped_swiglu":
         assert up is not None
-        inner = gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+        inner = gate * torch.sigmoid(tensors.neurons.slope * gate) * (up + 1.0)
     else:
         inner = ACTIVATIONS[tensors.activation](gate) * (1.0 if up is None else up)
     return linear(expert.down, expert.down_bias, inner)
@@ -73,7 +73,7 @@ def test_an_expert_computes_what_its_module_does(name: str, tmp_path: Path) -> N
     model.save_pretrained(tmp_path)
     store = open_checkpoint(tmp_path)
     router = load_routers(store).routers[-1]
-    tensors = open_experts(store, router)
+    tensors = open_experts(store, router, of_router_inputs=False)
     modules = [
         module
         for path, module in model.named_modules()

@@ -287,6 +287,13 @@ FAMILIES: dict[str, Family] = {
     "nemotron_h": text(
         "NemotronHForCausalLM", "mixer.gate", layers_block_type=ALTERNATING, n_shared_experts=1
     ),
+    "nemotron_h__latent": text(
+        "NemotronHForCausalLM",
+        "mixer.gate",
+        layers_block_type=ALTERNATING,
+        n_shared_experts=1,
+        moe_latent_size=32,
+    ),
     "nemotron_h_omni": Family(
         "NemotronH_Omni_Reasoning_V3",
         (("text", "language_model.model.layers.{i}.mixer.gate"),),
@@ -345,7 +352,13 @@ FAMILIES: dict[str, Family] = {
         hc_lowrank=8,
     ),
     "solar_open": text("SolarOpenForCausalLM"),
-    "step3p7": composite("Step3p7ForConditionalGeneration", parts={}, mlp_layer_types=DENSE_FIRST),
+    "step3p7": composite(
+        "Step3p7ForConditionalGeneration",
+        parts={},
+        mlp_layer_types=DENSE_FIRST,
+        swiglu_limits=[None, 0.3, 0.0, 0.2],
+        swiglu_limits_shared=[0.0, 0.1, 0.2, 0.1],
+    ),
     "switch_transformers": Family(
         "SwitchTransformersForConditionalGeneration",
         (

@@ -1,0 +1,1 @@
+"""What experts give on recorded tokens, computed from the checkpoint."""

@@ -1,0 +1,221 @@
+"""Outputs of experts as a document: how much is constant, how alike experts are, who adds what."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from moegeom.core.text import number_of, percent
+from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.header import header, size, skipped
+from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, View
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+from moegeom.studies.outputs.record import ExpertOutput, Outputs, RouterOutputs
+
+#: Figure, the line above it and its heading, and when a narrow screen does without it.
+_COLUMNS: tuple[tuple[str, str, int, Callable[[RouterOutputs], str]], ...] = (
+    ("mean length", "routed", 0, lambda one: _length(one.routed_norm)),
+    ("", "shared", 2, lambda one: _length(one.shared_norm)),
+    ("share in the mean", "routed", 0, lambda one: _share(one.routed_mean_share)),
+    ("", "shared", 0, lambda one: _share(one.shared_mean_share)),
+    ("cosine of two", "chosen", 0, lambda one: _figure(one.overlap)),
+    ("", "centred", 0, lambda one: _figure(one.overlap_centred)),
+    ("", "adds up", 0, lambda one: _figure(one.adds_up)),
+    ("added, by expert", "least", 1, lambda one: _added(one.chosen[-1])),
+    ("", "most", 0, lambda one: _added(one.chosen[0])),
+)
+
+_EVERY_HEADS = (
+    ("", "cosine of any two experts", "", "experts", ""),
+    ("layer", "on one token", "centred", "not chosen by any token", "read"),
+)
+
+_EXPERT_HEADS = (
+    *("layer", "expert", "tokens", "mean weight", "length of its output", "of what it adds"),
+    "share of energy",
+)
+
+
+def document(found: Outputs, view: View) -> Document:
+    """What ``moegeom outputs`` says."""
+    summary = _summary(found)
+    shown, *fewer = worst_rows(found.routers, lambda one: one.routed_mean_share, view)
+    notes = [*map(Note, (*_notes(found), *skipped(summary)))]
+    every = [_every(summary, found.routers)] if found.every_expert else []
+    experts = [_experts(summary, found.routers)]
+    return Document(
+        "outputs",
+        found.run["checkpoint"]["name"],
+        [
+            [*_verdict(found)],
+            [*header(summary, "routers", "rule", "tokens"), Fact("sample", _sample(found))],
+            [
+                Excerpt(
+                    [_layers(found, shown)],
+                    [_layers(found, found.routers), *every, *experts],
+                    shorter=[[_layers(found, rows)] for rows in fewer],
+                )
+            ],
+            [in_part(every, "line", view.detail, page=[])] if every else [],
+            [in_part(notes, "note", view.detail, is_aside=True)],
+        ],
+        lambda: _record(found),
+    )
+
+
+def _summary(found: Outputs) -> Summary:
+    names = [*(one.router for one in found.routers), *(name for name, _ in found.left_out)]
+    return Summary(found.run, [{"router": name} for name in names], [], [], [])
+
+
+def _sample(found: Outputs) -> str:
+    total = found.run["tokens"]["num_tokens"]
+    part = "all of them" if found.num_tokens == total else f"a sample (seed {found.seed})"
+    dropped = f"; {found.num_dropped:,} more are not finite" if found.num_dropped else ""
+    read = size(sum(one.num_bytes for one in found.routers))
+    return f"{number_of(found.num_tokens, 'token')}, {part}{dropped}. Experts read: {read}."
+
+
+def _verdict(found: Outputs) -> Iterator[Block]:
+    """The range over layers of three figures; nothing is good or bad here."""
+    yield Fact(
+        "RESULT",
+        f"{_range([one.routed_mean_share for one in found.routers], _share)} of the energy of what "
+        "routed experts give is their mean output; two chosen experts have a cosine of "
+        f"{_range([one.overlap for one in found.routers], _figure)} on one token.",
+        "strong",
+    )
+    shared = [
+        one.shared_energy_share for one in found.routers if one.shared_energy_share is not None
+    ]
+    if shared:
+        means = [
+            one.shared_mean_share for one in found.routers if one.shared_mean_share is not None
+        ]
+        yield Fact(
+            "",
+            f"Shared experts give {_range(shared, _share)} of the energy of the sum, and "
+            f"{_range(means, _share)} of theirs is their mean.",
+        )
+    for reason in dict.fromkeys(why for _, why in found.left_out):
+        places = _summary(found).places([name for name, why in found.left_out if why == reason])
+        yield Fact("", f"{places}: not computed: {reason}", "warning")
+
+
+def _range(values: Sequence[float], said: Any) -> str:
+    known = sorted(value for value in values if not math.isnan(value))
+    if not known:
+        return "-"
+    low, high = said(known[0]), said(known[-1])
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else percent(value)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.2f}"
+
+
+def _length(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _layers(found: Outputs, routers: Sequence[RouterOutputs]) -> Table:
+    """Without columns of shared experts where no layer has any."""
+    has_shared = any(one.shared_norm is not None for one in found.routers)
+    columns = [column for column in _COLUMNS if has_shared or column[1] != "shared"]
+    summary = _summary(found)
+    rows = [
+        (summary.place(one.router), *(figure(one) for *_, figure in columns)) for one in routers
+    ]
+    heads = [("", *(above for above, *_ in columns)), ("layer", *(c[1] for c in columns))]
+    return Table(heads, rows, drops=(0, *(drop for _, _, drop, _ in columns)))
+
+
+def _added(one: ExpertOutput) -> str:
+    return f"{_length(one.contribution_norm)} ({one.expert})"
+
+
+def _every(summary: Summary, routers: Sequence[RouterOutputs]) -> Table:
+    rows = [
+        (
+            summary.place(one.router),
+            _figure(one.overlap_every),
+            _figure(one.overlap_every_centred),
+            f"{sum(expert.num_tokens == 0 for expert in one.experts):,}",
+            size(one.num_bytes),
+        )
+        for one in routers
+    ]
+    return Table(_EVERY_HEADS, rows)
+
+
+def _experts(summary: Summary, routers: Sequence[RouterOutputs]) -> Table:
+    rows = [
+        (
+            summary.place(one.router),
+            f"{expert.expert}",
+            f"{expert.num_tokens:,}",
+            _length(expert.weight),
+            _length(expert.output_norm),
+            _length(expert.contribution_norm),
+            _share(expert.energy_share),
+        )
+        for one in routers
+        for expert in one.experts
+    ]
+    return Table([_EXPERT_HEADS], rows)
+
+
+def _notes(found: Outputs) -> Iterator[str]:
+    tokens, top_k = found.num_tokens, found.routers[0].top_k
+    yield (
+        "'share in the mean' is |mean y|^2 / mean |y|^2: 1 for a constant output, "
+        f"{percent(1.0 / tokens)} for outputs of {tokens:,} tokens that have nothing in common."
+    )
+    yield (
+        "'chosen' are two chosen experts of one token; 'centred' less the mean output of each "
+        "expert. 'adds up' is the length of the routed output over the lengths added: 1 where all "
+        f"point the same way, {top_k**-0.5:.2f} for {top_k} orthogonal outputs of one length."
+    )
+    yield (
+        "'added' is the mean length of output times routing weight over the tokens that chose an "
+        "expert, and its number."
+    )
+    for reason in dict.fromkeys(one.shared for one in found.routers):
+        names = [one.router for one in found.routers if one.shared == reason]
+        if reason not in ("none", "computed"):
+            places = _summary(found).places(names)
+            yield f"{places}: shared experts are not computed: {reason}"
+    if found.written:
+        yield _written(found)
+
+
+def _written(found: Outputs) -> str:
+    if not found.kinds:
+        return f"A row for each expert of each layer written to {found.written}."
+    kinds = ", ".join(kind.replace("_", " ") for kind in found.kinds)
+    return (
+        f"Recording with {kinds} written to {found.written}: moegeom scan CKPT --tokens "
+        f"{found.written} adds columns for them."
+    )
+
+
+def _record(found: Outputs) -> Mapping[str, Any]:
+    return {
+        "routers": [dataclasses.asdict(one) for one in found.routers],
+        "left_out": found.left_out,
+        "num_tokens": found.num_tokens,
+        "num_dropped": found.num_dropped,
+        "every_expert": found.every_expert,
+        "seed": found.seed,
+        "kinds": found.kinds,
+        "written": found.written,
+        **rule_facts(found.run),
+        "run": found.run,
+    }

@@ -1,0 +1,159 @@
+"""Oracle: transformers runs the blocks of the sample checkpoints on the inputs that are recorded."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+
+import moegeom as mg
+from moegeom.core.errors import RecordingError, RouterError, UsageError
+from moegeom.tokens.recording.reader import open_recording
+
+ROOT = Path(__file__).resolve().parents[3] / "sample_ckpts"
+NAMES = ("olmoe-balanced", "deepseek-tiny")
+
+
+def paths(name: str) -> tuple[Path, Path]:
+    return ROOT / name / "step_1500", ROOT / name / "rec" / "step_1500"
+
+
+@cache
+def model_of(name: str) -> Any:
+    model = transformers.AutoModelForCausalLM.from_pretrained(paths(name)[0], dtype=torch.float32)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def written(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple:
+    out = tmp_path_factory.mktemp("outputs") / "rec"
+    ckpt, rec = paths(request.param)
+    found = mg.outputs(ckpt, rec, sample=200, every_expert=True, out=out, seed=5).value
+    return request.param, found, open_recording(out), out
+
+
+def of_model(block: Any, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Shared and routed output, and each expert with weight 1."""
+    with torch.no_grad():
+        total = block(inputs[None])[0]
+        has_shared = hasattr(block, "shared_experts")
+        shared = block.shared_experts(inputs) if has_shared else torch.zeros_like(inputs)
+        ones = torch.ones(len(inputs), 1)
+        every = [
+            block.experts(inputs, torch.full((len(inputs), 1), e), ones)
+            for e in range(block.experts.num_experts)
+        ]
+    routed = total - shared
+    return {
+        "shared_output": shared,
+        "routed_output": routed,
+        "expert_output": torch.stack(every, 1),
+    }
+
+
+def test_the_recording_holds_what_the_blocks_give(written: tuple) -> None:
+    name, found, source, _ = written
+    assert source.facts.outputs == ("shared_output", "routed_output", "expert_output")
+    assert source.facts.num_tokens == found.num_tokens == 200
+    for router in found.routers:
+        layer = int(router.router.rpartition("/")[2])
+        inputs = torch.tensor(source.read_values(router.router, 0, 200))
+        for kind, expected in of_model(model_of(name).model.layers[layer].mlp, inputs).items():
+            mine = source.read_output(router.router, kind, 0, 200)
+            scale = max(float(expected.abs().max()), 1e-30)
+            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-5 * scale, err_msg=kind)
+
+
+def test_tokens_are_those_of_the_recording_that_was_read(written: tuple) -> None:
+    name, found, source, _ = written
+    whole = open_recording(paths(name)[1])
+    router, total = found.routers[0].router, whole.facts.num_tokens
+    every, own = whole.read_columns(0, total), source.read_columns(0, 200)
+    place = {
+        key: row
+        for row, key in enumerate(
+            zip(every.document.tolist(), every.position.tolist(), strict=True)
+        )
+    }
+    rows = [place[key] for key in zip(own.document.tolist(), own.position.tolist(), strict=True)]
+    for part, values in vars(every.at(np.array(rows))).items():
+        np.testing.assert_array_equal(getattr(own, part), values)
+    inputs = whole.read_values(router, 0, total)
+    np.testing.assert_array_equal(source.read_values(router, 0, 200), inputs[rows])
+    chosen = whole.read_chosen(router, 0, total)
+    assert chosen is not None
+    np.testing.assert_array_equal(source.read_chosen(router, 0, 200), chosen[rows])
+
+
+def test_a_scan_of_it_has_the_same_figures(written: tuple) -> None:
+    name, found, _, out = written
+    router = found.routers[-1]
+    layer = int(router.router.rpartition("/")[2])
+    (row,) = mg.scan(paths(name)[0], out, layers=layer).layers().to_pylist()
+    assert row["routed_mean_energy_share"] == pytest.approx(router.routed_mean_share, 1e-5)
+    assert row["overlap_output"] == pytest.approx(router.overlap_every, 1e-4, 1e-7)
+    if router.shared == "computed":
+        assert row["shared_mean_energy_share"] == pytest.approx(router.shared_mean_share, 1e-5)
+        assert row["shared_energy_share"] == pytest.approx(router.shared_energy_share, 1e-5)
+    else:
+        assert row["shared_energy_share"] == 0.0
+
+
+def test_experts_share_the_tokens_and_the_energy(written: tuple) -> None:
+    _, found, _, _ = written
+    for router in found.routers:
+        assert sum(one.num_tokens for one in router.experts) == found.num_tokens * router.top_k
+        assert sum(one.energy_share for one in router.experts) == pytest.approx(1.0)
+        assert 0.0 < router.adds_up <= 1.0
+        assert router.num_read == router.num_experts == len(router.experts)
+
+
+def test_chosen_experts_alone_give_the_same_routed_output(written: tuple) -> None:
+    name, found, _, _ = written
+    few = mg.outputs(*paths(name), sample=200, seed=5).value
+    for one, both in zip(few.routers, found.routers, strict=True):
+        assert one.routed_norm == pytest.approx(both.routed_norm, 1e-6)
+        assert one.overlap == pytest.approx(both.overlap, 1e-5)
+        assert one.overlap_every is None
+        assert one.num_read <= both.num_read
+
+
+def test_a_table_has_a_row_for_each_expert(tmp_path: Path) -> None:
+    file = tmp_path / "experts.parquet"
+    found = mg.outputs(*paths("olmoe-balanced"), layers=1, sample=50, out=file).value
+    rows = pq.read_table(file).to_pylist()
+    assert [row["expert"] for row in rows] == [*range(16)]
+    assert rows[3]["contribution_norm"] == found.routers[0].experts[3].contribution_norm
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
+    ckpt, rec = paths("olmoe-balanced")
+    with pytest.raises(UsageError, match="experts are computed on recorded tokens"):
+        mg.outputs(ckpt)
+    with pytest.raises(UsageError, match="expected 2 or more"):
+        mg.outputs(ckpt, rec, sample=1)
+    with pytest.raises(UsageError, match="exists"):
+        mg.outputs(ckpt, rec, out=tmp_path)
+    logits = np.random.default_rng(0).standard_normal((64, 16))
+    held = mg.recording({"text/0": logits}, stage="logits")
+    with pytest.raises(RecordingError, match="computed on router inputs"):
+        mg.outputs(ckpt, held)
+
+
+def test_a_file_of_routers_alone_has_no_experts(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    ckpt, rec = paths("olmoe-balanced")
+    stored = load_file(ckpt / "model.safetensors")
+    save_file(
+        {n: t for n, t in stored.items() if "expert" not in n}, tmp_path / "model.safetensors"
+    )
+    (tmp_path / "config.json").write_text((ckpt / "config.json").read_text())
+    with pytest.raises(RouterError, match="no tensors of experts"):
+        mg.outputs(tmp_path, rec)
