@@ -107,6 +107,8 @@ SCOPES = {
     "flip": "tokens at a router under a variant (`moegeom boundary-report`)",
     "noise": "tokens at a router, inputs disturbed (`moegeom boundary-report --noise`)",
     "exposure": "tokens at a router, what would flip (`moegeom boundary-report`)",
+    "jump": "tokens at a router and its experts (`moegeom boundary-report --experts`)",
+    "flip_jump": "tokens at a router under a variant, and its experts (`--experts`)",
 }
 
 

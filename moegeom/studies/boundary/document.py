@@ -399,8 +399,10 @@ def _looked_at(found: BoundaryReport) -> str:
 
 
 def _small(share: float | None) -> str:
-    """A share of which two figures count however small it is."""
-    return "-" if share is None else "0 %" if share == 0.0 else percent(share, ".2g")
+    """A share of which two figures count, down to a hundred-thousandth."""
+    if share is None or share == 0.0:
+        return "-" if share is None else "0 %"
+    return "<.001 %" if share < 1e-5 else percent(share, ".2g")
 
 
 def _noise_size(found: BoundaryReport) -> str:
