@@ -269,7 +269,7 @@ def tied_weight_of_all(
 
 # ------------------------------------------------------------------------------------- along a line
 @dataclass(frozen=True, eq=False)
-class Spread:
+class SpreadByRadius:
     """How far a function gets within r of 0, and how that grows.
 
     ``whole`` is over all outputs together, ``one`` over ``coordinate`` alone; slopes are
@@ -289,7 +289,7 @@ def spread_within(
     output: Float64[np.ndarray, "points outputs"],
     radius: Float64[np.ndarray, "radii"],
     coordinate: int | None = None,
-) -> Spread:
+) -> SpreadByRadius:
     r""":math:`G(r) = \max_{l, l' \in [-r, r]} \lVert f(l) - f(l') \rVert` over points on a line.
 
     ``offset`` is l, in any order; ``radius`` ascends. Every pair of the points within r counts: G
@@ -308,7 +308,9 @@ def spread_within(
     reached = within >= 0
     whole = np.where(reached, np.maximum.accumulate(furthest)[within], 0.0)
     one = np.where(reached, span[within, coordinate], 0.0)
-    return Spread(radius, whole, one, coordinate, _slope(radius, whole), _slope(radius, one))
+    return SpreadByRadius(
+        radius, whole, one, coordinate, _slope(radius, whole), _slope(radius, one)
+    )
 
 
 def _slope(

@@ -37,7 +37,7 @@ class ContinuityRequest(TokensRequest):
 class Along:
     """The output of one gate along the line, and how far it spreads within each radius.
 
-    ``line`` is the coordinate that jumps most, at ``Crossing.offset``. ``spread`` is over all
+    ``line`` is the coordinate that jumps most, at ``BoundaryCrossing.offset``. ``spread`` is over all
     outputs, ``spread_coordinate`` over that one; slopes are d ln G / d ln r between neighbouring
     radii, nan for the first. ``slope_near`` is their median over the smallest decade, ``steepest``
     the largest spread over its radius.
@@ -54,7 +54,7 @@ class Along:
 
 
 @dataclass(frozen=True, eq=False)
-class Crossing:
+class BoundaryCrossing:
     """The line through the boundary point of one token, and what the output does on it.
 
     ``pair`` are the experts that change places, ``distance`` is that of the token to the boundary
@@ -104,7 +104,7 @@ class RouterContinuity:
     steepest_activation: float
     experts_read: int
     expert_bytes: int
-    crossing: Crossing
+    crossing: BoundaryCrossing
     has_groups: bool = False
     reason: str = ""
 

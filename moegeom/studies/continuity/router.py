@@ -18,14 +18,14 @@ from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, sample_tiles
 from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import boundary_distance
-from moegeom.geometry.jump import Mixture, Spread, spread_within
+from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
 from moegeom.geometry.whatif.smooth import Budget, gaps, largest_slope, packed, smoothing_budget
 from moegeom.kernels.reduction import Kernels
 from moegeom.router.expert_functions import CountedExperts
 from moegeom.studies.continuity.record import (
     Along,
+    BoundaryCrossing,
     ContinuityRequest,
-    Crossing,
     RouterContinuity,
 )
 
@@ -195,7 +195,7 @@ def _crossing(
     budget: Budget | None,
     mixed: Mixture,
     request: ContinuityRequest,
-) -> Crossing:
+) -> BoundaryCrossing:
     largest = float(_reach(some, np.array([row]), request.radius)[0])
     radius = largest * np.logspace(np.log10(_SMALLEST), 0.0, _RADII)
     dense = np.logspace(np.log10(_SMALLEST), 0.0, (_RADII - 1) * _BETWEEN + 1) * largest
@@ -217,7 +217,7 @@ def _crossing(
         along = spread_within(both, _smoothed(exact, at(both), budget, mixed), radius, coordinate)
         smoothed = _smoothed(exact, at(drawn), budget, mixed)[:, coordinate]
         smooth = _along("smooth", smoothed, along)
-    return Crossing(
+    return BoundaryCrossing(
         token=int(some.token[row]),
         pair=(int(jumps.pair[row, 0]), int(jumps.pair[row, 1])),
         distance=float(jumps.tie.distance[row]),
@@ -248,7 +248,7 @@ def _fades_at(
     return float((last - selection[[0, 1], pair]).max() / budget.eps)
 
 
-def _along(gate: str, line: Float64[np.ndarray, "points"], found: Spread) -> Along:
+def _along(gate: str, line: Float64[np.ndarray, "points"], found: SpreadByRadius) -> Along:
     near = found.slope[1 : _DECADE + 1]
     return Along(
         gate=gate,

@@ -17,9 +17,9 @@ from moegeom.pipeline import Watch
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.studies.announced import announce_experts
 from moegeom.studies.continuity.record import (
+    BoundaryCrossing,
     Continuity,
     ContinuityRequest,
-    Crossing,
     RouterContinuity,
 )
 from moegeom.studies.continuity.router import parse_smooth, router_continuity
@@ -89,7 +89,7 @@ def _of_router(router: Router, opened: Session, request: ContinuityRequest) -> R
 # --------------------------------------------------------------------------------------------- file
 
 
-def rows_of(crossing: Crossing) -> Iterator[dict[str, Any]]:
+def rows_of(crossing: BoundaryCrossing) -> Iterator[dict[str, Any]]:
     """Rows of the file: the line, and spreads by radius, of each gate."""
     same = {"token": crossing.token, "coordinate": crossing.coordinate}
     for along in filter(None, (crossing.hard, crossing.smooth)):

@@ -10,14 +10,14 @@ from moegeom.engine.jumps import set_change, why_no_jumps
 from moegeom.engine.session import Session
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.studies.explain.layer import MatchedChoices
-from moegeom.studies.explain.record import FlipCost
+from moegeom.studies.explain.record import OutputChange
 from moegeom.studies.explain.sides import Sides
 
 #: Flipped tokens of a router whose experts are applied: evenly spread over all of them.
 _MOST = 512
 
 
-def flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> FlipCost:
+def flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> OutputChange:
     """The change of the output where B's experts take the place of A's, for A's inputs.
 
     The weights of both are A's; so are the inputs, which B may not have had. ``reason`` says why
@@ -29,7 +29,7 @@ def flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> FlipCost
     if choice.other.shape[1] != choice.mine.shape[1]:
         reason = "B chooses another number of experts"
     if reason or not len(flipped):
-        return FlipCost(router.name, len(flipped), reason=reason)
+        return OutputChange(router.name, len(flipped), reason=reason)
     experts = CountedExperts(open_expert_functions(opened.store, router))
     row = _spread(flipped)
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
@@ -39,7 +39,7 @@ def flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> FlipCost
     change, length = set_change(router, values, mine, theirs, experts.mixed)
     seen = length > 0.0
     over = change[seen] / length[seen]
-    return FlipCost(
+    return OutputChange(
         router=router.name,
         num_flipped=len(flipped),
         num_looked=int(seen.sum()),

@@ -307,7 +307,7 @@ class CauseVerdict:
 
 
 @dataclass(frozen=True)
-class FlipCost:
+class OutputChange:
     """What flips do at one router: ``over_output`` is the mean length of the change of the output
     of the routed experts over that of the output, of ``num_looked`` of ``num_flipped`` tokens.
 
@@ -348,7 +348,7 @@ class Explanation:
     verdict: CauseVerdict
     not_looked_at: Sequence[str] = ()
     is_of_another: bool = False
-    costs: tuple[FlipCost, ...] = ()
+    costs: tuple[OutputChange, ...] = ()
 
     @property
     def num_tried(self) -> int:
