@@ -37,8 +37,8 @@ class ContinuityRequest(TokensRequest):
 class Along:
     """The output of one gate along the line, and how far it spreads within each radius.
 
-    ``line`` is the coordinate that jumps most, at ``BoundaryCrossing.offset``. ``spread`` is over all
-    outputs, ``spread_coordinate`` over that one; slopes are d ln G / d ln r between neighbouring
+    ``line`` is the coordinate that jumps most, at the offsets of the crossing. ``spread`` is over
+    all outputs, ``spread_coordinate`` over that one; slopes are d ln G / d ln r between adjacent
     radii, nan for the first. ``slope_near`` is their median over the smallest decade, ``steepest``
     the largest spread over its radius.
     """
