@@ -33,7 +33,6 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         "layers": {
             "num_jump_tokens": len(known),
             "jump_known_share": float(known.mean()) if len(known) else None,
-            "jump_mean": _mean(height),
             "jump_p50": _quantile(height, 0.5),
             "jump_p99": _quantile(height, 0.99),
             "jump_over_output_p50": _quantile(relative, 0.5),
@@ -91,7 +90,6 @@ METRIC = Metric(
                 "share of them whose nearest boundary point is known; the others are left out",
                 formula="jump",
             ),
-            Column("jump_mean", "mean jump", "output", formula="jump", has_se=True),
             Column("jump_p50", "median jump", "output", formula="jump"),
             Column("jump_p99", "99 % quantile of the jump", "output", formula="jump"),
             Column(
