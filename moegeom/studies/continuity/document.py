@@ -20,8 +20,8 @@ from moegeom.studies.continuity.record import Along, Continuity, RouterContinuit
 _JUMPS, _PROPORTIONAL = 0.1, 0.9
 
 _HEADS = (
-    ("", "", "experts", "jump,", "slope of G", "", "spread at the", "", "extra"),
-    ("layer", "token", "out, in", "of output", "hard", "smooth", "least hard", "smooth", "eps"),
+    ("", "", "experts", "jump,", "slope of G", "", "G at the least r", "", ""),
+    ("layer", "token", "out, in", "of output", "hard", "smooth", "hard", "smooth", "eps"),
 )
 
 #: Share of the strip behind which an expert's weight fades.
@@ -141,9 +141,10 @@ def _gate(found: Continuity) -> Iterator[Block]:
     known = [one for one in found.routers if one.crossing.smooth is not None]
     if known:
         one = max(known, key=lambda each: each.eps)
+        up_to = "eps up to" if len(known) > 1 else "eps"
         yield Fact(
             "smooth",
-            f"Experts less than eps below the last chosen one run too ({found.smooth}; eps up to "
+            f"Experts less than eps below the last chosen one run too ({found.smooth}; {up_to} "
             f"{figure_text(one.eps)} {one.unit}, {figure_text(one.extra)} more experts a token). "
             f"They fade in the last tenth of that strip: weights move by up to "
             f"{one.steepest_activation:.3g}/eps per unit of score, so that it helps against "
