@@ -1,0 +1,160 @@
+"""Top-k routing by softmax or sigmoid scores, with the usual ways to keep it even."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from moegeom.core.errors import UsageError
+from moegeom.geometry.capacity.costs import router_macs
+from moegeom.trainable.losses import balance_loss, z_loss
+from moegeom.trainable.router import Routed, RouterModule, at_least_float32, descending, product
+
+Score = Literal["softmax", "sigmoid"]
+
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: torch.softmax(logits, dim=1),
+    "sigmoid": torch.sigmoid,
+}
+
+#: Keeps a sum of sigmoids that underflow from being divided by; DeepSeek-V3 adds the same.
+LEAST_SUM = 1e-20
+
+
+class TopKRouter(RouterModule):
+    r"""The k experts with the largest logits :math:`W y + b`, or the largest biased scores.
+
+    Weights are the scores of the chosen, divided by their sum with ``renormalise``, times
+    ``scale``. In training inputs are multiplied by noise uniform in 1 - ``jitter`` to 1 +
+    ``jitter``. ``balance_coef`` and ``z_coef`` weigh the losses ``balance`` and ``z``
+    (:mod:`moegeom.trainable.losses`); for sigmoids probabilities are scores over their sum.
+
+    With a ``bias_rate`` a selection bias, which weights do not hold, is moved by
+    :meth:`update_bias` instead of by a gradient. ``row_size`` is for routers that compare
+    something else than the input.
+    Oracle in tests: the routers of OLMoE, Mixtral and DeepSeek-V3 in transformers.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    selection_bias: Tensor | None
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        hidden: int,
+        *,
+        score: Score = "softmax",
+        renormalise: bool = True,
+        scale: float = 1.0,
+        has_bias: bool = False,
+        balance_coef: float = 0.01,
+        z_coef: float = 0.0,
+        bias_rate: float = 0.0,
+        jitter: float = 0.0,
+        row_size: int | None = None,
+    ) -> None:
+        super().__init__(num_experts, top_k, hidden)
+        if score not in _SCORES:
+            raise UsageError(
+                f"{type(self).__name__}: score is {score!r}, expected {' or '.join(_SCORES)}."
+            )
+        self.score, self.renormalise, self.scale = score, renormalise, scale
+        self.balance_coef, self.z_coef = balance_coef, z_coef
+        self.bias_rate, self.jitter = bias_rate, jitter
+        size = row_size or hidden
+        # Inputs behind an RMS norm then have logits of variance 1.
+        self.weight = nn.Parameter(torch.randn(num_experts, size) * size**-0.5)
+        self.bias = nn.Parameter(torch.zeros(num_experts)) if has_bias else None
+        self.register_buffer("selection_bias", torch.zeros(num_experts) if bias_rate else None)
+
+    @property
+    def macs_per_token(self) -> int:
+        """A row for every expert."""
+        return router_macs(self.num_experts, self.hidden).linear
+
+    def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
+        """Logits ``W y + b``."""
+        return product(self.jittered(inputs).reshape(-1, self.hidden), self.weight, self.bias)
+
+    def jittered(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
+        """Inputs times noise around 1 in training, else as they are."""
+        if not (self.training and self.jitter):
+            return inputs
+        return inputs * torch.empty_like(inputs).uniform_(1.0 - self.jitter, 1.0 + self.jitter)
+
+    def selection(self, logits: Float[Tensor, "tokens experts"]) -> Float[Tensor, "tokens experts"]:
+        """What experts are compared by: logits, which rounding of scores cannot make equal.
+
+        Behind a selection bias scores plus bias.
+        """
+        if self.selection_bias is None:
+            return logits
+        return _SCORES[self.score](logits) + self.selection_bias.to(logits.dtype)
+
+    def choose(self, logits: Float[Tensor, "tokens experts"]) -> Routed:
+        """The ``top_k`` largest selection scores; equal ones: the lower number."""
+        chosen = descending(self.selection(logits))[1][:, : self.top_k]
+        weights = self.weighed(logits, chosen, torch.ones_like(chosen, dtype=logits.dtype))
+        return self.routed(logits, chosen, weights)
+
+    def weighed(
+        self,
+        logits: Float[Tensor, "tokens experts"],
+        chosen: Int64[Tensor, "tokens slots"],
+        factor: Float[Tensor, "tokens slots"],
+    ) -> Float[Tensor, "tokens slots"]:
+        """Weights of experts whose scores are multiplied by a factor first."""
+        weights = _SCORES[self.score](logits).gather(1, chosen) * factor
+        if self.renormalise:
+            weights = weights / (weights.sum(dim=1, keepdim=True) + LEAST_SUM)
+        return weights * self.scale
+
+    def routed(
+        self,
+        logits: Float[Tensor, "tokens experts"],
+        chosen: Int64[Tensor, "tokens slots"],
+        weights: Float[Tensor, "tokens slots"],
+    ) -> Routed:
+        """The record, with the losses that have a coefficient."""
+        bare = Routed(chosen, weights, logits)
+        losses: dict[str, Tensor] = {}
+        if self.balance_coef:
+            scores = _SCORES[self.score](logits)
+            probability = scores / (scores.sum(dim=1, keepdim=True) + LEAST_SUM)
+            losses["balance"] = self.balance_coef * balance_loss(probability, bare.load)
+        if self.z_coef:
+            losses["z"] = self.z_coef * z_loss(logits)
+        return Routed(chosen, weights, logits, losses)
+
+    @torch.no_grad()
+    def update_bias(self, load: Int64[Tensor, "experts"]) -> None:
+        r"""After a step: :math:`b_e \leftarrow b_e + r\,\mathrm{sign}(\bar c - c_e)` of the load c.
+
+        Of several processes the loads are to be summed before. A load at the mean moves nothing.
+
+        Raises
+        ------
+        UsageError
+            Without a ``bias_rate``, or where the bias was put into less than float32, which steps
+            of a thousandth do not survive.
+        Source: Wang et al. 2024, arXiv 2408.15664, algorithm 1.
+        Oracle in tests: loads worked by hand.
+        """
+        if self.selection_bias is None:
+            raise UsageError(
+                f"{type(self).__name__}: has no selection bias to update.", "Set a bias_rate."
+            )
+        held = self.selection_bias.dtype
+        if at_least_float32(self.selection_bias) != held:
+            raise UsageError(
+                f"{type(self).__name__}: its selection bias is {held}, in which updates are lost.",
+                "Keep it in float32: router.selection_bias = router.selection_bias.float().",
+            )
+        counts = load.to(held)
+        self.selection_bias += self.bias_rate * torch.sign(counts.mean() - counts)
