@@ -29,7 +29,7 @@ HEAD = (
 #: In the order of the page; what it is called as a command, where that is another name.
 FUNCTIONS = (
     *("open", "recording", "scan", "report", "check", "route", "boundary_report"),
-    *("space", "balance", "cells", "capacity", "perturb", "regions"),
+    *("space", "balance", "cells", "capacity", "perturb", "regions", "outputs"),
     *("diff", "signoff", "explain", "track"),
 )
 COMMAND_OF = {"open": "routers"}

@@ -41,6 +41,9 @@ def _planned(plan: CapturePlan, request: CaptureRequest) -> Iterator[Block]:
         yield Fact("keeps", f"nothing: {tokens} are measured as they come")
         return
     kept = _KEPT[plan.keep.stage].format(num_logits=plan.keep.num_logits)
+    if plan.keep.outputs:
+        every = "expert_output" in plan.keep.outputs
+        kept += f", what shared and routed experts give{', and every expert' if every else ''}"
     yield Fact(
         "keeps",
         f"{kept}, and the model's own choices, of {len(routers.routers)} routers: "
@@ -74,6 +77,7 @@ def _plan_record(plan: CapturePlan, request: CaptureRequest) -> Mapping[str, Any
         "fold": request.fold,
         "stage": plan.keep.stage,
         "num_logits": plan.keep.num_logits,
+        "outputs": list(plan.keep.outputs),
         "num_tokens": plan.num_tokens,
         "length": plan.length,
         "bytes_per_token": plan.bytes_per_token,

@@ -9,6 +9,12 @@ from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import Stage, best_stage, bytes_per_token, common_stage, enough_logits
 
+#: What people write for outputs of experts, which are kept beside what routers read, and the kinds.
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "outputs": ("shared_output", "routed_output"),
+    "outputs:every-expert": ("shared_output", "routed_output", "expert_output"),
+}
+
 #: What people write, and the stage of a recording that holds it.
 STAGES: dict[str, Stage] = {
     "hidden": "router_input",
@@ -20,14 +26,19 @@ STAGES: dict[str, Stage] = {
 
 @dataclass(frozen=True)
 class Keep:
-    """The stage of the recording; ``num_logits`` counts for ``top_logits``."""
+    """The stage of the recording; ``num_logits`` counts for ``top_logits``.
+
+    ``outputs`` are the kinds of outputs of experts that are kept beside.
+    """
 
     stage: Stage
     num_logits: int = 0
+    outputs: tuple[str, ...] = ()
 
     def bytes_per_token(self, router: Router, float_bytes: int) -> int:
         """Bytes of a token at a router; ``float_bytes`` is the size of a number of its input."""
-        return bytes_per_token(
+        beside = sum(router.num_experts if kind == "expert_output" else 1 for kind in self.outputs)
+        return beside * router.hidden_size * float_bytes + bytes_per_token(
             self.stage,
             router.num_experts,
             router.rule.top_k,
@@ -48,10 +59,13 @@ def parse_keep(text: str | None, routers: Sequence[Router]) -> Keep:
     """
     if text is None:
         return _default(routers)
+    if text in OUTPUTS:
+        return Keep("router_input", outputs=OUTPUTS[text])
     word, _, count = text.partition(":")
     if word not in STAGES or (count and word != "top-logits"):
         raise UsageError(
-            f"keep {text!r}: expected hidden, logits, top-logits, top-logits:M or ids."
+            f"keep {text!r}: expected hidden, logits, top-logits, top-logits:M, ids, outputs or "
+            "outputs:every-expert."
         )
     if word != "top-logits":
         return Keep(STAGES[word])

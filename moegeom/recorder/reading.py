@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,11 +20,15 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Rows of one router: ``values`` (None for ids), ``expert`` beside the largest logits."""
+    """Rows of one router: ``values`` (None for ids), ``expert`` beside the largest logits.
+
+    ``outputs`` of experts by their kind.
+    """
 
     values: torch.Tensor | None
     expert: torch.Tensor | None
     chosen: torch.Tensor | None
+    outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

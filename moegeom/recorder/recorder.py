@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.text import number_of
 from moegeom.recorder.identity import Identity, identify
 from moegeom.recorder.keep import Keep, parse_keep
+from moegeom.recorder.output_taps import OutputTap
 from moegeom.recorder.reading import Kept, KeptParts
 from moegeom.recorder.sinks import Sink, SinkFacts, num_recorded, open_sink, refuse_unfoldable
 from moegeom.recorder.staging import Staged, Staging
@@ -48,7 +50,9 @@ class RouterRecorder:
         end merges them by (document, position).
     keep
         ``hidden``, ``logits``, ``top-logits:M`` or ``ids``; the default is as many of the largest
-        logits as decide the boundary distance, or all logits where they do not.
+        logits as decide the boundary distance, or all logits where they do not. ``outputs`` keeps
+        beside ``hidden`` what shared and routed experts give, ``outputs:every-expert`` what every
+        expert gives on every token, too.
     checkpoint
         The checkpoint whose routers these are: its fingerprint goes into the recording, and the
         running model's routers are held against it.
@@ -106,6 +110,11 @@ class RouterRecorder:
         refuse_unfoldable(self._facts, self.keep)
         self._domains = list(domains)
         self._parts = {p.router.name: KeptParts(p, self.keep) for p in self._identity.places}
+        self._outputs: dict[str, OutputTap] = {}
+        if self.keep.outputs:
+            self._outputs = {
+                p.router.name: OutputTap(p, model, self.keep.outputs) for p in self._identity.places
+            }
         self._staging: Staging | None = None
         self._sink: Sink | None = None
         self._step: Step | None = None
@@ -127,6 +136,9 @@ class RouterRecorder:
 
     def __enter__(self) -> RouterRecorder:
         self._stack = ExitStack()
+        for tap in self._outputs.values():
+            for handle in tap.hooks():
+                self._stack.callback(handle.remove)
         for place in self._identity.places:
             for handle in Tap(place, self._model, self._deliver).hooks():
                 self._stack.callback(handle.remove)
@@ -206,14 +218,24 @@ class RouterRecorder:
                 "Announce what this process runs: tokens() takes the chunk of this rank, padding "
                 "and all.",
             )
-        self._seen[router] = self._parts[router].of(inputs, chosen)
+        kept = self._parts[router].of(inputs, chosen)
+        every = self._outputs[router].every(inputs) if router in self._outputs else None
+        self._seen[router] = (
+            kept if every is None else replace(kept, outputs={"expert_output": every})
+        )
 
     def _end_step(self) -> None:
         """Hands the announced pass over; does nothing when no router has seen it."""
         step, seen = self._step, self._seen
         self._step, self._seen = None, {}
         if step is None or not seen:
+            for tap in self._outputs.values():
+                tap.forget()
             return
+        for name, tap in self._outputs.items():
+            if name in seen:
+                both = {**tap.take(step.num_rows), **seen[name].outputs}
+                seen[name] = replace(seen[name], outputs=both)
         self._identity.refuse_changed()
         if not self._called:
             self._begin(seen)
@@ -238,7 +260,8 @@ class RouterRecorder:
         values = next(iter(seen.values())).values
         size = 4 if values is None else values.element_size()
         row = sum(self.keep.bytes_per_token(place.router, size) for place in places)
-        shard = min(max(_SHARD_BYTES // row, _LEAST_TOKENS), _MOST_TOKENS)
+        least = 1 if self.keep.outputs else _LEAST_TOKENS
+        shard = min(max(_SHARD_BYTES // row, least), _MOST_TOKENS)
         self._sink = sink
         self._staging = Staging(sink, shard, self._domains, self.has_chosen)
 

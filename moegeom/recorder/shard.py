@@ -17,12 +17,14 @@ class Shard:
     """What is kept of some tokens at every router; ``domains`` are the names known so far.
 
     ``values`` is None where ids alone are kept, ``chosen`` where the model does not give them.
+    ``outputs`` of experts stand by kind, then by router; None where none are kept.
     """
 
     columns: TokenColumns
     values: Values | None
     chosen: Mapping[str, np.ndarray] | None
     domains: tuple[str, ...]
+    outputs: Mapping[str, Mapping[str, np.ndarray]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,8 +59,9 @@ def refuse_unfoldable(facts: SinkFacts, keep: Keep) -> None:
             "are not joined.",
             "Record (keep='top-logits') and scan the merged recording.",
         )
-    if keep.stage != "router_input":
-        raise UsageError(f"fold=True measures router inputs; it keeps no {keep.stage}.")
+    if keep.stage != "router_input" or keep.outputs:
+        what = "outputs of experts" if keep.outputs else keep.stage
+        raise UsageError(f"fold=True measures router inputs; it keeps no {what}.")
 
 
 def open_sink(
@@ -86,7 +87,7 @@ class _RecordingSink:
     def append(self, shard: Shard) -> None:
         for name in shard.domains:
             self._writer.add_domain(name)
-        self._writer.append(shard.columns, shard.values, shard.chosen)
+        self._writer.append(shard.columns, shard.values, shard.chosen, outputs=shard.outputs)
 
 
 def num_recorded(facts: SinkFacts) -> int:

@@ -87,9 +87,13 @@ class Staging:
             return
         rows = [kept for _, kept in found]
         values, chosen = {}, {}
+        outputs: dict[str, dict[str, np.ndarray]] = {}
         for name in staged[0].kept:
             parts = [one.kept[name] for one in staged]
             values[name] = _values(parts, rows)
+            for kind in parts[0].outputs:
+                joined = _joined([part.outputs[kind] for part in parts], rows)
+                outputs.setdefault(kind, {})[name] = joined
             if self._has_chosen:
                 chosen[name] = _joined([part.chosen for part in parts], rows)
         has_values = all(value is not None for value in values.values())
@@ -99,6 +103,7 @@ class Staging:
                 values if has_values else None,
                 chosen if self._has_chosen else None,
                 domains,
+                outputs or None,
             )
         )
 
@@ -129,9 +134,11 @@ def _on_host(step: Step) -> Step:
 
 
 def _kept_on_host(kept: Kept) -> Kept:
-    return Kept(
-        *(None if t is None else _to_host(t) for t in (kept.values, kept.expert, kept.chosen))
+    values, expert, chosen = (
+        None if t is None else _to_host(t) for t in (kept.values, kept.expert, kept.chosen)
     )
+    outputs = {kind: _to_host(tensor) for kind, tensor in kept.outputs.items()}
+    return Kept(values, expert, chosen, outputs)
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -88,13 +88,15 @@ class _Tensor:
     """One matrix of all experts: of each by its number, or of all in one.
 
     ``infos`` are those of one expert by the part behind the module's path. ``names`` are the
-    tensors in which they lie, of each expert where they are numbered.
+    tensors in which they lie, of each expert where they are numbered; ``stacked`` are those of all,
+    ``num_stacked`` experts.
     """
 
     stored: Stored
     names: Mapping[int, Mapping[str, str]] | None
     stacked: Mapping[str, str]
     is_transposed: bool
+    num_stacked: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +183,7 @@ class ExpertTensors:
         if not 0 <= expert < self.num_experts:
             raise ValueError(f"expert {expert} of {self.num_experts}")
         keys = tensor.stacked if tensor.names is None else tensor.names[expert]
-        part = None if tensor.names is not None else (expert, self.num_experts)
+        part = None if tensor.names is not None else (expert, tensor.num_stacked)
         wanted = {info.name for info in tensor.stored.tensors}
         values = {
             key: _read(self.store, self.store.info(name), part)
@@ -446,9 +448,12 @@ def _tensor(asked: _Asked, leaf: str, by_expert: Mapping[int, Mapping[str, str]]
             )
         infos = {key: store.info(name) for key, name in own[0].items()}
         return _Tensor(_storage(store, router, leaf, infos, None), own, {}, False)
-    infos = {key: _slice(store.info(name), experts) for key, name in parts[-1].items()}
+    whole = {key: store.info(name) for key, name in parts[-1].items()}
+    if all(info.shape[:1] == (router.num_experts,) for info in whole.values()):
+        experts = router.num_experts  # experts that copy their input may have a place in it
+    infos = {key: _slice(info, experts) for key, info in whole.items()}
     stored = _storage(store, router, leaf, infos, experts)
-    return _Tensor(stored, None, parts[-1], False)
+    return _Tensor(stored, None, parts[-1], False, experts)
 
 
 def _numbers(asked: _Asked) -> Iterator[tuple[int, int]]:
@@ -554,7 +559,8 @@ def _bias(
         )
     stored = find_storage({"weight": info}, Settings(store.config), f"experts of {router.name}")
     by_number = {expert: {"weight": name} for expert, name in names.items()}
-    return _Tensor(stored, None if is_stacked else by_number, by_number.get(-1, {}), False)
+    stacked = by_number.get(-1, {})
+    return _Tensor(stored, None if is_stacked else by_number, stacked, False, experts)
 
 
 def _read(

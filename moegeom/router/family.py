@@ -224,7 +224,7 @@ class ExpertsSpec:
     their input. ``gain`` is that of the experts' own norm of what the
     router norms for itself. ``lot``: where the routers of a layer number their experts in one row,
     how many lots come before those of this one. ``not_a_function`` says why what an expert gives
-    does not follow from the router input.
+    does not follow from the router input, ``behind`` what the block does to the sum of its experts.
     """
 
     interleaved: bool = False
@@ -244,6 +244,7 @@ class ExpertsSpec:
     latent: LatentSpec | None = None
     lot: int = 0
     not_a_function: str = ""
+    behind: str = ""
 
 
 @dataclass(frozen=True)

@@ -300,6 +300,7 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
     ),
     # the model is routers alone
     "regions": (one_side("regions", "--layers", "1"), lambda way: False),
+    "outputs": (one_side("outputs", "--layers", "1"), lambda way: False),
     "balance": (
         one_side("balance", "--layers", "1"),
         lambda way: way.holds("router_input", "pre_norm", "logits"),

@@ -7,7 +7,7 @@ computes routed and shared outputs of random inputs; the block of the model gets
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.router.expert_functions import open_expert_functions
 from moegeom.router.family import ExpertsSpec
-from moegeom.router.family_file import family_of
+from moegeom.router.family_file import families, family_of
 from moegeom.router.load import load_routers
 from moegeom.router.shared_experts import open_shared_experts
 from tests.families.test_families_against_transformers import (
     LISTED,
     LOADED,
     OWN_NORM,
+    _types,
     model_of,
     routed,
 )
@@ -145,7 +146,7 @@ def _has_own_words(name: str) -> bool:
 
 def _some_by_day() -> list[Any]:
     """Those whose files say nothing of experts are all alike."""
-    rare = pytest.mark.one_in(4)
+    rare = pytest.mark.one_in(8)
     return [n if _has_own_words(n) else pytest.param(n, marks=rare) for n in LOADED]
 
 
@@ -190,7 +191,23 @@ def test_experts_of_a_file_give_what_the_block_gives(name: str, tmp_path: Path) 
                 near(shared.apply(inputs), of_model)
 
 
-def test_every_family_is_computed_or_has_a_reason() -> None:
-    held = set(LOADED)
-    assert not held & LISTED
-    assert {name for name, _ in REFUSED} | SHARED_REFUSED.keys() | OWN.keys() <= held
+def _families_of(names: Iterable[str]) -> set[str]:
+    """Families that these models are of, their parts included."""
+    types = set().union(*(_types(tiny_config(name).to_dict()) for name in names))
+    return {family.name for kind in types if (family := family_of(kind)) is not None}
+
+
+def test_the_page_counts_every_family_once() -> None:
+    held = _families_of(LOADED)
+    listed = _families_of(LISTED) - held
+    gguf = {name for name in families() if name.startswith("gguf_")}
+    others = set(families()) - held - listed - gguf
+    page = (Path(__file__).resolve().parents[2] / "docs/outputs.md").read_text("utf-8")
+    table = re.findall(r"^\| ([^|]+) \| (\d+) \|", page, re.MULTILINE)
+    counts = {what: int(number) for what, number in table}
+    assert counts.pop("of transformers") == len(held)
+    assert counts.pop("of GGUF files") == len(gguf)
+    named = {name for what in counts for name in what.split(", ")}
+    assert named == listed | others
+    assert sum(counts.values()) == len(named)
+    assert {name for name, _ in REFUSED} | SHARED_REFUSED.keys() | OWN.keys() <= set(LOADED)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import ModelOptions, ScreenOptions, TokenOptions, with_groups
+from moegeom_cli.groups import ModelOptions, PlotOptions, ScreenOptions, TokenOptions, with_groups
 from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
 
 COMMAND = Command(Group.explore, 8, "moegeom outputs CKPT --tokens REC --layers 5")
@@ -20,6 +20,7 @@ def run(
     token_options: TokenOptions,
     model: ModelOptions,
     screen: ScreenOptions,
+    plots: PlotOptions,
     tokens: Tokens = None,
     sample: Annotated[
         int, typer.Option("--sample", min=2, help="Tokens that experts are computed on.")
@@ -55,4 +56,4 @@ def run(
     )
     with screen.watching() as watch:
         found = outputs(request, watch)
-    screen.show(document, found)
+    screen.show(document, found, plots=plots)

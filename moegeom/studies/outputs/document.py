@@ -10,9 +10,10 @@ from typing import Any
 from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.header import header, size, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Table, View
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
+from moegeom.studies.outputs.figures import outputs_figures
 from moegeom.studies.outputs.record import ExpertOutput, Outputs, RouterOutputs
 
 #: Figure, the line above it and its heading, and when a narrow screen does without it.
@@ -24,8 +25,8 @@ _COLUMNS: tuple[tuple[str, str, int, Callable[[RouterOutputs], str]], ...] = (
     ("cosine of two", "chosen", 0, lambda one: _figure(one.overlap)),
     ("", "centred", 0, lambda one: _figure(one.overlap_centred)),
     ("", "adds up", 0, lambda one: _figure(one.adds_up)),
-    ("added, by expert", "least", 1, lambda one: _added(one.chosen[-1])),
-    ("", "most", 0, lambda one: _added(one.chosen[0])),
+    ("added, by expert", "most", 0, lambda one: _added(one.chosen[0])),
+    ("", "least", 1, lambda one: _added(one.chosen[-1])),
 )
 
 _EVERY_HEADS = (
@@ -52,6 +53,7 @@ def document(found: Outputs, view: View) -> Document:
         [
             [*_verdict(found)],
             [*header(summary, "routers", "rule", "tokens"), Fact("sample", _sample(found))],
+            [Gallery(lambda: [*outputs_figures(found)])],
             [
                 Excerpt(
                     [_layers(found, shown)],

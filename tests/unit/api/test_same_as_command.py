@@ -139,6 +139,11 @@ def test_regions_finds_what_regions_prints():
     assert_same(found, "regions", CKPT, "--tokens", REC, "--layers", "1", "--segments", "20")
 
 
+def test_outputs_finds_what_outputs_prints():
+    found = mg.outputs(CKPT, REC, layers=1, sample=40)
+    assert_same(found, "outputs", CKPT, "--tokens", REC, "--layers", "1", "--sample", "40")
+
+
 def test_cells_of_a_bare_matrix(tmp_path):
     file = tmp_path / "router.npz"
     np.savez(file, weight=np.random.default_rng(0).standard_normal((6, 2)))

@@ -6,8 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+import torch
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
@@ -69,3 +73,47 @@ def test_an_unknown_activation_is_an_error_that_names_those_that_are_known(tmp_p
     (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "mish"}))
     with pytest.raises(RouterError, match="is 'mish'; known are .*silu"):
         opened(folder)
+
+
+def test_experts_of_gpt_oss_in_gguf_give_what_the_library_gives(tmp_path: Path) -> None:
+    experts, hidden, width = 4, 64, 32
+    draw = torch.Generator().manual_seed(0)
+    config = GptOssConfig(
+        num_local_experts=experts, hidden_size=hidden, intermediate_size=width, hidden_act="silu"
+    )
+    module = GptOssExperts(config)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gpt-oss")
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(2)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(generator=draw)
+        both, bias = module.gate_up_proj.transpose(1, 2), module.gate_up_proj_bias
+        tensors = {
+            "ffn_gate_inp.weight": torch.randn(experts, hidden, generator=draw),
+            "ffn_gate_inp.bias": torch.zeros(experts),
+            "post_attention_norm.weight": torch.ones(hidden),
+            "ffn_gate_exps.weight": both[:, ::2],
+            "ffn_gate_exps.bias": bias[:, ::2],
+            "ffn_up_exps.weight": both[:, 1::2],
+            "ffn_up_exps.bias": bias[:, 1::2],
+            "ffn_down_exps.weight": module.down_proj.transpose(1, 2),
+            "ffn_down_exps.bias": module.down_proj_bias,
+        }
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"blk.0.{name}", tensor.detach().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    store = open_checkpoint(tmp_path / "m.gguf")
+    found = open_expert_functions(store, load_routers(store).routers[0])
+    inputs = torch.randn(20, hidden, generator=draw)
+    for expert in range(experts):
+        with torch.no_grad():
+            expected = module(inputs, torch.full((20, 1), expert), torch.ones(20, 1)).numpy()
+        mine = found.apply(expert, inputs.double().numpy())
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

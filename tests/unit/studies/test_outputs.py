@@ -14,6 +14,7 @@ import transformers
 
 import moegeom as mg
 from moegeom.core.errors import RecordingError, RouterError, UsageError
+from moegeom.studies.outputs.figures import outputs_figures
 from moegeom.tokens.recording.reader import open_recording
 
 ROOT = Path(__file__).resolve().parents[3] / "sample_ckpts"
@@ -130,6 +131,25 @@ def test_a_table_has_a_row_for_each_expert(tmp_path: Path) -> None:
     rows = pq.read_table(file).to_pylist()
     assert [row["expert"] for row in rows] == [*range(16)]
     assert rows[3]["contribution_norm"] == found.routers[0].experts[3].contribution_norm
+
+
+def test_tokens_that_are_not_finite_somewhere_are_left_out_everywhere() -> None:
+    ckpt, rec = paths("olmoe-balanced")
+    whole = open_recording(rec)
+    arrays = {name: whole.read_values(name, 0, 60).copy() for name in whole.facts.routers}
+    arrays["text/1"][7] = np.nan
+    found = mg.outputs(ckpt, mg.recording(arrays, stage="router_input")).value
+    assert (found.num_tokens, found.num_dropped) == (59, 1)
+    assert [router.num_tokens for router in found.routers] == [59, 59, 59]
+
+
+def test_the_figure_holds_the_shares_of_all_experts() -> None:
+    found = mg.outputs(*paths("olmoe-balanced"), sample=50).value
+    (figure,) = outputs_figures(found)
+    columns = {name: list(values) for name, values in figure.columns}
+    expected = [one.energy_share for router in found.routers for one in router.experts]
+    assert columns["energy_share"] == expected
+    assert sum(columns["num_tokens"]) == 3 * 50 * 4
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
