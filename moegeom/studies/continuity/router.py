@@ -19,7 +19,13 @@ from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import boundary_distance
 from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
-from moegeom.geometry.whatif.smooth import Budget, gaps, largest_slope, packed, smoothing_budget
+from moegeom.geometry.whatif.smooth import (
+    SmoothingBudget,
+    gaps,
+    largest_slope,
+    packed,
+    smoothing_budget,
+)
 from moegeom.kernels.reduction import Kernels
 from moegeom.router.expert_functions import CountedExperts
 from moegeom.studies.continuity.record import (
@@ -192,7 +198,7 @@ def _crossing(
     some: _Tokens,
     jumps: TokenJumps,
     row: int,
-    budget: Budget | None,
+    budget: SmoothingBudget | None,
     mixed: Mixture,
     request: ContinuityRequest,
 ) -> BoundaryCrossing:
@@ -237,7 +243,7 @@ def _fades_at(
     exact: ExactRouter,
     ends: Float64[np.ndarray, "2 hidden"],
     pair: Int32[np.ndarray, "2"],
-    budget: Budget | None,
+    budget: SmoothingBudget | None,
 ) -> float:
     """The larger gap at both ends between the k-th score and that of the expert left out there."""
     if budget is None:
@@ -280,7 +286,7 @@ def parse_smooth(text: str) -> tuple[str, float]:
 
 def _budget(
     exact: ExactRouter, source: TokenSource, kernels: Kernels, request: ContinuityRequest
-) -> tuple[Budget | None, str]:
+) -> tuple[SmoothingBudget | None, str]:
     """The width of the strip, fitted to a sample of the tokens; or why there is none."""
     router = exact.router
     if router.rule.weights.source == "sparsemixer":
@@ -293,7 +299,7 @@ def _budget(
         parts.append(gaps(exact.selection(exact.logits(batch.input)), router.rule.top_k))
     below = np.concatenate(parts)
     if name == "eps":
-        return Budget(number, float((below < number).sum()) / len(below)), ""
+        return SmoothingBudget(number, float((below < number).sum()) / len(below)), ""
     try:
         return smoothing_budget(below, number), ""
     except ValueError as error:
@@ -303,7 +309,10 @@ def _budget(
 
 
 def _smoothed(
-    exact: ExactRouter, inputs: Float64[np.ndarray, "points hidden"], budget: Budget, mixed: Mixture
+    exact: ExactRouter,
+    inputs: Float64[np.ndarray, "points hidden"],
+    budget: SmoothingBudget,
+    mixed: Mixture,
 ) -> Float64[np.ndarray, "points outputs"]:
     """The output of the experts whose weight the smoothed gate does not make 0."""
     weights = exact.smooth_weights(inputs, budget.eps)
