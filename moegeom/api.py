@@ -186,7 +186,7 @@ def check(
 
     ``checkpoint`` may be results of a scan, kept or in memory. ``baseline`` is a file to compare
     with, ``profile`` one that says how to judge, ``select`` names checks and ``fail_on`` the least
-    severity that fails.
+    severity that fails. ``experts`` reads a sample of each expert, and judges whether they differ.
 
     Raises
     ------

@@ -107,6 +107,10 @@ class Profile:
         """True when the gate must not pass without having judged this check."""
         return code.startswith(self.require)
 
+    def names(self, code: str) -> bool:
+        """True when this very check is asked for, and not a beginning of its code."""
+        return code in (*self.select, *self.require)
+
     def ignores(self, code: str, layer: int | None) -> Ignore | None:
         """The entry that accepts findings of this check in this layer; layer None is the whole."""
         for entry in self.ignore:

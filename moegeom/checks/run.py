@@ -23,6 +23,7 @@ from moegeom.checks.measured import (
     Measured,
     MissingColumnError,
     knows_config,
+    knows_experts,
     layer_of,
     place_of,
 )
@@ -42,7 +43,8 @@ THRESHOLDS = "MGP901"
 
 #: What no check of this version looks at; the first is told with the verdict.
 TRAINED = "whether routers were trained"
-NOT_LOOKED_AT = (TRAINED, "expert weights", "other engines", "quantised activations")
+EXPERTS = "expert weights"
+NOT_LOOKED_AT = (TRAINED, EXPERTS, "other engines", "quantised activations")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def run_checks(measured: Measured, profile: Profile = DEFAULT) -> Verdict:
         if profile.judges(check)
         else JudgedCheck(check, state="inconclusive", reason="required, and not selected")
         for check in sorted(CHECKS.all(), key=lambda check: check.code)
-        if profile.judges(check) or profile.requires(check.code)
+        if (profile.judges(check) or profile.requires(check.code))
+        and _is_asked(check, measured, profile)
     ]
     left_out = tuple(unseen(measured))
     return dataclasses.replace(
@@ -128,10 +131,17 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
         return JudgedCheck(check, state="inconclusive", reason=missing.message)
 
 
+def _is_asked(check: Check, measured: Measured, profile: Profile) -> bool:
+    """False for a check of experts that nobody read, and that nobody named."""
+    return check.inputs != "experts" or knows_experts(measured.run) or profile.names(check.code)
+
+
 def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
     """Why a check cannot be judged; None when it can."""
     if "tokens" in check.inputs and not measured.has_tokens:
         return "needs tokens", "there are no tokens (--tokens)"
+    if check.inputs == "experts" and not knows_experts(measured.run):
+        return "needs experts", "experts were not read (--experts)"
     if check.code == THRESHOLDS and not measured.thresholds:
         return "does not apply", "the profile has none"
     if "baseline" in check.inputs:
@@ -294,7 +304,8 @@ def _detectable(
 
 def _not_looked_at(measured: Measured) -> tuple[str, ...]:
     lacking = ("load, margins, dead experts (no tokens)",) * (not measured.has_tokens)
-    return (*lacking, *NOT_LOOKED_AT)
+    beyond = {EXPERTS: f"{EXPERTS} beyond a sample"} if knows_experts(measured.run) else {}
+    return (*lacking, *(beyond.get(part, part) for part in NOT_LOOKED_AT))
 
 
 def judge(

@@ -42,6 +42,7 @@ State = Literal[
     "needs tokens",
     "needs a baseline",
     "needs tokens in the baseline",
+    "needs experts",
     "does not apply",
     "ignored",
 ]

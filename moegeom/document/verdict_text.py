@@ -30,6 +30,7 @@ _COUNTED: dict[State, tuple[str, str]] = {
         "needs a baseline made with tokens",
         "need a baseline made with tokens",
     ),
+    "needs experts": ("needs experts", "need experts"),
     "does not apply": ("does not apply", "do not apply"),
     "ignored": ("ignored", "ignored"),
 }

@@ -30,6 +30,9 @@ _PUBLIC: dict[str, str] = {
     "SMEAR": "smear",
     "CentredRouter": "centred",
     "export_checkpoint": "export",
+    "upcycle": "upcycling",
+    "export_upcycled": "upcycled_export",
+    "replace_router": "replacement",
 }
 
 

@@ -238,7 +238,7 @@ def describe_what_ifs() -> list[dict[str, str]]:
         {
             "what-if": spelled(kind),
             "parameters": ", ".join(map(_described, kind.parameters)) or "-",
-            "is": " ".join([kind.text, *(f"{p.name}: {p.text}" for p in kind.parameters)]),
+            "is": " ".join([kind.text, "; ".join(f"{p.name}: {p.text}" for p in kind.parameters)]),
         }
         for kind in WHAT_IFS.all()
     ]

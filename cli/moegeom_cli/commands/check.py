@@ -39,6 +39,10 @@ def run(
         bool,
         typer.Option("--update-baseline", help="Write the baseline instead of comparing with it."),
     ] = False,
+    experts: Annotated[
+        bool,
+        typer.Option("--experts", help="Read 64 kB of each expert: did experts grow apart?"),
+    ] = False,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -91,6 +95,7 @@ def run(
         profile=profile,
         baseline=baseline,
         update_baseline=update_baseline,
+        experts=experts,
         select=select,
         fail_on=fail_on,
         out=out,

@@ -138,6 +138,7 @@ def _record(verdict: Verdict, run: Mapping[str, Any]) -> Mapping[str, Any]:
 #: What a check looks at, in words.
 _NEEDS = {
     "weights": "the weights alone",
+    "experts": "a sample of each expert (--experts)",
     "tokens": "tokens (--tokens)",
     "baseline": "a baseline (--baseline)",
     "baseline and tokens": "tokens, and a baseline that was made with tokens",

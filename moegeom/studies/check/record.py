@@ -18,7 +18,8 @@ class GateRequest(Terms):
 
     None leaves a choice to the profile. ``profile`` is a file, or the name of a built-in one; None
     looks for ``moegeom.toml`` or ``[tool.moegeom]`` in the working directory, unless that lies with
-    the target; ``out`` None keeps no results.
+    the target; ``out`` None keeps no results. With ``experts`` a sample of each expert is read, and
+    judged; results that are kept do not hold it.
     """
 
     target: str | Results
@@ -29,6 +30,7 @@ class GateRequest(Terms):
     select: tuple[str, ...] | None = None
     fail_on: Severity | None = None
     out: Path | None = None
+    experts: bool = False
     skip_non_finite: bool = False
 
     @property

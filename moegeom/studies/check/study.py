@@ -32,6 +32,7 @@ from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
+from moegeom.studies.check.experts import expert_facts
 from moegeom.studies.check.record import Gate, GateRequest
 from moegeom.studies.check.since_baseline import drifts_since
 
@@ -47,7 +48,8 @@ def gate(
     """The verdict on a checkpoint or on results.
 
     ``announce`` is told what was read of experts: where the baseline holds their hashes they are
-    compared, because only the experts tell whether they are where they were.
+    compared, because only the experts tell whether they are where they were, and where the request
+    says so a sample of each is judged.
     """
     profile, baseline_file = read_settings(request)
     if request.update_baseline:
@@ -58,6 +60,9 @@ def gate(
     results, opened = measured_target(request, watch)
     if _has_samples(baseline) and opened is not None:
         results = with_expert_samples(results, _samples(opened, announce))
+    if request.experts and opened is not None:
+        facts = {**results.run, "expert_spread": expert_facts(opened, announce)}
+        results = MemoryResults(facts, {t: results.rows(t) for t in ("layers", "experts")})
     verdict = judge_results(request, results, profile, baseline)
     release = None
     if profile.base == "default" and not verdict.exit_code:
@@ -194,7 +199,7 @@ def _refuse_measuring(request: GateRequest) -> None:
     default = GateRequest(request.target)
     options = (
         *("tokens", "stage", "dialect", "router_map", "layers", "out", "stale_inputs"),
-        *("unverified", "restart", "overwrite"),
+        *("unverified", "restart", "overwrite", "experts"),
     )
     given = [name for name in options if getattr(request, name) != getattr(default, name)]
     if given:

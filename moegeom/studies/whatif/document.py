@@ -22,6 +22,9 @@ _HEADS = (
 #: Columns that a narrow screen does without, the highest first.
 _DROPS = (0, 0, 3, 0, 2, 1, 0, 0, 0)
 
+#: Figures of a fit that the table has of all tokens.
+_IN_TABLE = ("experts_mean", "flop_factor", "no_expert_share")
+
 #: Columns of the name of a what-if in front of what it reached.
 _LABEL = 12
 
@@ -145,12 +148,14 @@ def _reached(found: WhatIfReport) -> Iterator[Block]:
 def _spans(one: Tried) -> Iterator[str]:
     names = dict.fromkeys(name for figures in one.figures.values() for name in figures)
     for name in names:
+        if name in _IN_TABLE:
+            continue
         known = [figures[name] for figures in one.figures.values() if name in figures]
         low, high = min(known), max(known)
         told = percent if name.endswith("_share") or name.startswith("weight_") else figure_text
         span = told(low) if low == high else f"{told(low)} to {told(high)}"
         yield f"{name.removesuffix('_share').replace('_', ' ')} {span}"
-    if (none := one.mean("no_expert_share")) is not None:
+    if none := one.mean("no_expert_share"):
         yield f"no expert for {_share(none)} of the tokens"
 
 

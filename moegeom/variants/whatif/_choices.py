@@ -290,8 +290,8 @@ def neighbours_decide(
 ) -> dict[str, float]:
     """How far the choice of a token is one of its neighbours.
 
-    ``differs_alone`` is the share of tokens with another set in a batch of their own (of at most
-    256), ``differs_in_another_batch`` in batches of the same size dealt out at random.
+    ``other_set_alone_share`` is the share of tokens with another set in a batch of their own (of at most
+    256), ``other_set_elsewhere_share`` in batches of the same size dealt out at random.
     """
     found = np.concatenate([*batches_of(sample)])
 
@@ -307,6 +307,6 @@ def neighbours_decide(
     some = np.unique(np.linspace(0, len(found) - 1, min(_ALONE, len(found))).astype(np.int64))
     alone = np.concatenate([sets(np.array([row])) for row in some.tolist()])
     return {
-        "differs_alone": float((alone != usual[some]).any(axis=1).mean()),
-        "differs_in_another_batch": float((other != usual).any(axis=1).mean()),
+        "other_set_alone_share": float((alone != usual[some]).any(axis=1).mean()),
+        "other_set_elsewhere_share": float((other != usual).any(axis=1).mean()),
     }

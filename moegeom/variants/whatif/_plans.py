@@ -26,6 +26,9 @@ from moegeom.variants.whatif._choices import (
 #: Cost of each token at each expert, inf where a token cannot go.
 Cost = Callable[[TokenBatch], Float64[np.ndarray, "tokens experts"]]
 
+#: A choice with weights of the plan instead of those of the rule.
+OfPlan = Callable[[TokenBatch, WhatIfChoice, TransportPlan], WhatIfChoice]
+
 #: Width and steps of the scaling.
 PARAMETERS = (
     Parameter("eps", "costs are divided by it: small is sharp", 0.05, least=1e-9, most=1e9),
@@ -39,9 +42,7 @@ def gate_of_plans(
     values: Mapping[str, Any],
     cost: Cost,
     kernels: Kernels,
-    weights: Callable[
-        [TokenBatch, WhatIfChoice, TransportPlan], WhatIfChoice
-    ] = lambda batch, choice, plan: choice,
+    weights: OfPlan = lambda batch, choice, plan: choice,
 ) -> FittedGate:
     """The k largest shares of each token in a plan that is made for a batch.
 

@@ -53,7 +53,12 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
             eps = smoothing_budget(found, extra).eps
         except ValueError as error:
             raise refuse(router, f"no eps brings so many: {error}") from None
-    reached = {"eps": eps, **_reached(found, k, eps), **_discontinuous(router, sample.tokens)}
+    reached = {
+        "eps": eps,
+        "calmed_below": eps / largest_slope(a, b),
+        **_reached(found, k, eps),
+        **_discontinuous(router, sample.tokens),
+    }
     if eps == 0.0:
         return FittedGate(router=router, reached=reached)
 
@@ -69,15 +74,15 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
         has_fixed_size=False,
         reached=reached,
         absent=absent(OF_SCORES, "a smoothed gate has no boundary where its output jumps"),
-        notes=(_note(router, eps, largest_slope(a, b)),),
+        notes=(_note(router, largest_slope(a, b)),),
     )
 
 
-def _note(router: Router, eps: float, steepest: float) -> str:
+def _note(router: Router, steepest: float) -> str:
     return (
         f"The transition fills the last tenth of the strip (slope {steepest:.3g} / eps): smoothing "
-        f"takes away the jitter of disturbances below about {eps / steepest:.2g} alone "
-        f"({router.rule.selection_score_unit})."
+        f"takes away the jitter of disturbances below about eps / {steepest:.0f} alone "
+        f"(calmed_below, {router.rule.selection_score_unit})."
     )
 
 

@@ -133,7 +133,7 @@ def _inherited(
 ) -> dict[str, float]:
     """For each expert that is gone: its share of tokens, and the shares of who takes them over.
 
-    ``tokens_G`` of all tokens; ``inherits_G_H`` of those, the slots that go to H: a token that
+    ``chose_G_share`` of all tokens; ``G_to_H_share`` of those, the slots that go to H: a token that
     loses several experts spreads each over all its new ones. The largest three.
     """
     after = choose(sample.tokens)
@@ -142,12 +142,12 @@ def _inherited(
     each = new / np.maximum(new.sum(axis=1, keepdims=True), 1)
     found: dict[str, float] = {}
     for expert in gone.tolist():
-        found[f"tokens_{expert}"] = float(had[:, expert].mean())
+        found[f"chose_{expert}_share"] = float(had[:, expert].mean())
         if not had[:, expert].any():
             continue
         share = each[had[:, expert]].mean(axis=0)
         heirs = np.argsort(-share, kind="stable")[:_HEIRS]
-        found |= {f"inherits_{expert}_{h}": float(share[h]) for h in heirs.tolist() if share[h] > 0}
+        found |= {f"{expert}_to_{h}_share": float(share[h]) for h in heirs.tolist() if share[h] > 0}
     return found
 
 

@@ -131,6 +131,30 @@ def _blind(values: np.ndarray) -> np.ndarray:
     return values - np.outer(values @ direction, direction)
 
 
+EXPERT = "model.layers.{}.mlp.experts.{}.{}_proj.weight"
+
+
+def with_experts(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Adds 16 experts of 32 neurons, each drawn for itself."""
+    random = np.random.default_rng(9)
+    shapes = {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}
+    for layer in range(3):
+        for expert in range(16):
+            for leaf, shape in shapes.items():
+                values = 0.02 * random.standard_normal(shape)
+                tensors[EXPERT.format(layer, expert, leaf)] = values.astype(BF16)
+
+
+def upcycled(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Makes copies of the first expert of layer 1, plus noise."""
+    random = np.random.default_rng(10)
+    for leaf in ("gate", "up", "down"):
+        first = tensors[EXPERT.format(1, 0, leaf)].astype(np.float64)
+        for expert in range(16):
+            noise = 0.01 * random.standard_normal(first.shape)
+            tensors[EXPERT.format(1, expert, leaf)] = (first + noise).astype(BF16)
+
+
 OFFSET = 6.94 + 0.05 * _random(16)
 
 #: Weights alone.
@@ -223,4 +247,9 @@ MEASURED: dict[str, Case] = {
     "MGG402": Case(tokens=2048, layers=2, lean=1.0, before=keep),
 }
 
-DEFECTS = {**WEIGHTS, **COMPARED, **MEASURED}
+#: A sample of each expert.
+OF_EXPERTS: dict[str, Case] = {
+    "MGG208": Case(upcycled, made=with_experts, request={"experts": True}),
+}
+
+DEFECTS = {**WEIGHTS, **COMPARED, **MEASURED, **OF_EXPERTS}

@@ -248,7 +248,7 @@ def test_heirs_are_the_experts_that_were_not_chosen_before(made):
             heirs[expert] += 1 / len(new) / had.sum()
     top = np.argsort(-heirs, kind="stable")[:3]
     np.testing.assert_allclose(heirs.sum(), 1.0)
-    assert list(found) == [f"inherits_2_{expert}" for expert in top if heirs[expert] > 0]
+    assert list(found) == [f"2_to_{expert}_share" for expert in top if heirs[expert] > 0]
     np.testing.assert_allclose(list(found.values()), heirs[top][heirs[top] > 0])
 
 
@@ -450,11 +450,13 @@ def test_capacity_drops_what_is_over_and_leaves_the_other_weights(made, order):
 def test_dependence_on_neighbours_is_counted(made_by):
     made = made_by["softmax"]
     found, log = (made.gate(text).measure(made.sample()) for text in ("sinkhorn", "sinkhorn:log"))
-    assert log["differs_alone"] > 0.9  # the lowest numbers win
-    assert 0.0 < found["differs_alone"] < log["differs_alone"]  # the guard keeps an order
-    assert 0.0 < found["differs_in_another_batch"] < 1.0
+    assert log["other_set_alone_share"] > 0.9  # the lowest numbers win
+    assert (
+        0.0 < found["other_set_alone_share"] < log["other_set_alone_share"]
+    )  # the guard keeps an order
+    assert 0.0 < found["other_set_elsewhere_share"] < 1.0
     none = made.gate("sinkhorn:steps=0,log").measure(made.sample())
-    assert (none["differs_alone"], none["differs_in_another_batch"]) == (0.0, 0.0)
+    assert (none["other_set_alone_share"], none["other_set_elsewhere_share"]) == (0.0, 0.0)
 
 
 # ---------------------------------------------------------------------------- rules of other shapes

@@ -1,0 +1,307 @@
+"""A dense model becomes a Mixture of Experts: every expert begins as its feed-forward block."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import nn
+
+from moegeom.core.errors import UsageError
+from moegeom.core.router import parse_layers
+
+#: Children of a feed-forward block: the first matrix or matrices, and the last.
+_SPELLINGS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("gate_proj", "up_proj"), "down_proj"),
+    (("fc1",), "fc2"),
+    (("c_fc",), "c_proj"),
+    (("dense_h_to_4h",), "dense_4h_to_h"),
+)
+
+#: ``...layers.3.mlp``: the layer, and the block in it.
+_BLOCK = re.compile(r"(?:.*\.)?(\d+)\.[^.\d][^.]*")
+
+#: Standard deviation of router weights where the model's config names none.
+_ROUTER_DEVIATION = 0.02
+
+#: What a router gives: logits, weights and experts, each by token.
+Routed = tuple[
+    Float[torch.Tensor, "tokens experts"],
+    Float[torch.Tensor, "tokens slots"],
+    Int[torch.Tensor, "tokens slots"],
+]
+
+
+class SoftmaxGate(nn.Module):
+    """Softmax over all experts, of which the ``top_k`` largest are kept and divided by their sum.
+
+    Logits are computed in the dtype of the input, the softmax in float32 at least, as Mixtral does.
+    """
+
+    def __init__(self, hidden: int, num_experts: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.weight = nn.Parameter(torch.zeros(num_experts, hidden))
+
+    def forward(self, tokens: Float[torch.Tensor, "tokens hidden"]) -> Routed:
+        logits = nn.functional.linear(tokens, self.weight)
+        weights, chosen = _wide(logits).softmax(-1).topk(self.top_k, dim=-1)
+        return logits, weights / weights.sum(-1, keepdim=True), chosen
+
+
+class UpcycledBlock(nn.Module):
+    r"""A block of experts that are copies of one feed-forward block f.
+
+    .. math:: y = c \sum_{i \in S} \frac{g_i}{\sum_S g} E_i(x) + (1 - c) f(x)
+
+    c = 1 without a shared expert, else 1/2, so that y = f(x) while all experts are f. A token whose
+    weights are all 0 gets nothing from its experts. ``gate`` maps tokens [tokens, hidden] to
+    logits, weights and experts.
+    """
+
+    def __init__(
+        self, gate: nn.Module, experts: Iterable[nn.Module], shared: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.gate = gate
+        self.experts = nn.ModuleList(experts)
+        self.shared_expert = shared
+
+    @property
+    def routed_share(self) -> float:
+        """The part c of the output that comes from chosen experts."""
+        return 1.0 if self.shared_expert is None else 0.5
+
+    def forward(
+        self, hidden: Float[torch.Tensor, "*batch hidden"]
+    ) -> Float[torch.Tensor, "*batch hidden"]:
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        _, weights, chosen = self.gate(tokens)
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / torch.where(total == 0.0, torch.ones_like(total), total)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            token, slot = torch.where(chosen == number)
+            part = expert(tokens[token]) * weights[token, slot, None]
+            out = out.index_add(0, token, part.to(out.dtype))
+        if self.shared_expert is not None:
+            share = self.routed_share
+            out = share * out + (1.0 - share) * self.shared_expert(tokens)
+        return out.reshape(hidden.shape)
+
+
+#: A router for a layer: by name, a module that each layer gets a copy of, or what makes one.
+RouterOf = str | nn.Module | Callable[[int], nn.Module]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A feed-forward block: where it hangs, and its matrices."""
+
+    layer: int
+    parent: nn.Module
+    name: str
+    first: tuple[str, ...]
+    last: str
+
+    @property
+    def block(self) -> nn.Module:
+        return getattr(self.parent, self.name)
+
+
+def upcycle(
+    model: nn.Module,
+    layers: str | Iterable[int] | None = None,
+    num_experts: int = 8,
+    top_k: int = 2,
+    router: RouterOf = "top_k",
+    noise: float = 0.01,
+    *,
+    relative: bool = False,
+    shared: int = 0,
+    freeze_shared: bool = True,
+    drop: float = 0.0,
+    seed: int = 0,
+) -> nn.Module:
+    r"""Turns feed-forward blocks of ``model`` into :class:`UpcycledBlock`; changes and returns it.
+
+    Every expert is a copy of the block of its layer plus normal noise of standard deviation
+    ``noise`` on each parameter, or of ``noise`` times the root mean square of that parameter where
+    it is ``relative`` (an absolute 0.01 is larger than small weights). At noise 0 and drop 0 the
+    model computes what it did, up to rounding.
+
+    Parameters
+    ----------
+    layers
+        As ``"0,3-7"`` or numbers; None takes all layers with a feed-forward block.
+    router
+        ``"top_k"`` for :class:`SoftmaxGate`, with normal weights of the config's
+        ``initializer_range``; a module, of which each layer gets a copy, or a function from the
+        layer to one. It maps tokens to logits, weights and experts.
+    shared
+        1 adds a copy of the block that runs for every token and has half of the output;
+        ``freeze_shared`` excludes it from training.
+    drop
+        Share of the neurons of each expert that are drawn anew, each expert's own: rows of the
+        first matrices and columns of the last, with the mean and deviation of their matrix.
+
+    Raises
+    ------
+    UsageError
+        If a number is out of its range, a layer has no feed-forward block that is known, or two.
+    """
+    _refuse(num_experts, top_k, router, noise, shared, drop)
+    places = _places(model, layers)
+    for place in places:
+        block = place.block
+        sample = next(block.parameters())
+        experts = [
+            _expert(place, noise, relative, drop, _generator(seed, place.layer, number))
+            for number in range(num_experts)
+        ]
+        gate = _gate(model, place, num_experts, top_k, router, seed)
+        kept = copy.deepcopy(block) if shared else None
+        if kept is not None and freeze_shared:
+            kept.requires_grad_(False)
+        new = UpcycledBlock(gate.to(sample.device, sample.dtype), experts, kept)
+        setattr(place.parent, place.name, new.train(block.training))
+    return model
+
+
+def _refuse(
+    num_experts: int, top_k: int, router: RouterOf, noise: float, shared: int, drop: float
+) -> None:
+    wrong = {
+        f"num_experts={num_experts}: expected 1 or more": num_experts < 1,
+        f"top_k={top_k}: expected 1 to num_experts={num_experts}": not 1 <= top_k <= num_experts,
+        f"router={router!r}: expected 'top_k' or a module": (
+            isinstance(router, str) and router != "top_k"
+        ),
+        f"noise={noise}: expected a number of 0 or more": not 0.0 <= noise < float("inf"),
+        f"shared={shared}: expected 0 or 1": shared not in (0, 1),
+        f"drop={drop}: expected a share from 0 to 1": not 0.0 <= drop <= 1.0,
+    }
+    for text, is_wrong in wrong.items():
+        if is_wrong:
+            raise UsageError(f"upcycle: {text}.")
+
+
+def _places(model: nn.Module, layers: str | Iterable[int] | None) -> list[_Place]:
+    """The feed-forward blocks of these layers, in their order."""
+    found: dict[int, list[_Place]] = {}
+    for place in _feed_forwards(model):
+        found.setdefault(place.layer, []).append(place)
+    wanted = parse_layers(layers) if isinstance(layers, str) else layers
+    wanted = sorted(found if wanted is None else set(wanted))
+    absent = [layer for layer in wanted if layer not in found]
+    if absent or not wanted:
+        names = ", ".join("/".join((*first, last)) for first, last in _SPELLINGS)
+        raise UsageError(
+            f"upcycle: {type(model).__name__} has no feed-forward block in "
+            f"{f'layer {absent[0]}' if absent else 'any layer'}; expected a module with {names}.",
+            f"Layers that have one: {', '.join(map(str, sorted(found)))}." if found else "",
+        )
+    twice = [layer for layer in wanted if len(found[layer]) > 1]
+    if twice:
+        raise UsageError(
+            f"upcycle: layer {twice[0]} of {type(model).__name__} has {len(found[twice[0]])} "
+            "feed-forward blocks; expected one.",
+            "Pass the part of the model with one stack of layers.",
+        )
+    return [found[layer][0] for layer in wanted]
+
+
+def _feed_forwards(model: nn.Module) -> Iterator[_Place]:
+    for path, module in model.named_modules():
+        match = _BLOCK.fullmatch(path)
+        if match is None or not _takes_one(module):
+            continue
+        children = dict(module.named_children())
+        for first, last in _SPELLINGS:
+            if {*first, last} <= children.keys():
+                parent, _, name = path.rpartition(".")
+                yield _Place(int(match[1]), model.get_submodule(parent), name, first, last)
+                break
+
+
+def _takes_one(module: nn.Module) -> bool:
+    """Whether it is called with the hidden states alone."""
+    given = inspect.signature(module.forward).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return sum(one.default is one.empty and one.kind not in kinds for one in given) == 1
+
+
+def _generator(seed: int, layer: int, number: int) -> torch.Generator:
+    """A stream of its own for each expert: one more expert leaves the others as they were."""
+    state = np.random.SeedSequence([seed, layer, number]).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0] >> 1))
+
+
+def _expert(
+    place: _Place, noise: float, relative: bool, drop: float, random: torch.Generator
+) -> nn.Module:
+    expert = copy.deepcopy(place.block)
+    with torch.no_grad():
+        if drop:
+            _draw_anew(expert, place, drop, random)
+        for value in expert.parameters() if noise else ():
+            size = float(_wide(value).square().mean().sqrt()) if relative else 1.0
+            drawn = noise * size * torch.randn(value.shape, generator=random)
+            value.copy_(_wide(value) + drawn.to(value.device))
+    return expert
+
+
+def _draw_anew(expert: nn.Module, place: _Place, drop: float, random: torch.Generator) -> None:
+    """Some neurons, with the mean and deviation of each of their matrices."""
+    values: list[tuple[torch.Tensor, int]] = []
+    for name in (*place.first, place.last):
+        is_first, matrix = name != place.last, expert.get_submodule(name)
+        values.append((matrix.get_parameter("weight"), _axis(matrix, is_first)))
+        if is_first and isinstance(getattr(matrix, "bias", None), nn.Parameter):
+            values.append((matrix.get_parameter("bias"), 0))
+    first, axis = values[0]
+    width = first.shape[axis]
+    some = torch.randperm(width, generator=random)[: round(drop * width)]
+    for value, axis in values:
+        shape = list(value.shape)
+        shape[axis] = len(some)
+        whole = _wide(value)
+        drawn = torch.randn(shape, generator=random).to(value.device)
+        drawn = whole.mean() + whole.std(correction=0) * drawn
+        value.index_copy_(axis, some.to(value.device), drawn.to(value.dtype))
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """The same numbers in float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _axis(module: nn.Module, is_first: bool) -> int:
+    """The axis of neurons: outputs of the first matrices, inputs of the last."""
+    is_linear = isinstance(module, nn.Linear)  # others, as GPT-2 has, are (inputs, outputs)
+    return 0 if is_first == is_linear else 1
+
+
+def _gate(
+    model: nn.Module, place: _Place, num_experts: int, top_k: int, router: RouterOf, seed: int
+) -> nn.Module:
+    if isinstance(router, nn.Module):
+        return copy.deepcopy(router)
+    if not isinstance(router, str):
+        return router(place.layer)
+    config: Any = getattr(model, "config", None)
+    deviation = getattr(config, "initializer_range", _ROUTER_DEVIATION)
+    matrix: Any = place.block.get_submodule(place.first[0])
+    hidden = matrix.weight.shape[1 - _axis(matrix, True)]
+    gate = SoftmaxGate(hidden, num_experts, top_k)
+    random = _generator(seed, place.layer, num_experts)
+    with torch.no_grad():
+        gate.weight.copy_(deviation * torch.randn(gate.weight.shape, generator=random))
+    return gate

@@ -1,0 +1,230 @@
+"""Routers are exchanged; experts, load, dtype and hooks stay, and a change of experts is found."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from moegeom.core.errors import RouterError, UsageError
+from moegeom.trainable.replacement import expert_hashes, replace_router
+from moegeom.trainable.upcycling import SoftmaxGate, upcycle
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2,
+}  # fmt: skip
+MODELS = {
+    "mixtral": ("MixtralConfig", SIZES | {"num_local_experts": 4}),
+    "olmoe": ("OlmoeConfig", SIZES | {"num_experts": 4}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        SIZES | {"num_experts": 4, "moe_intermediate_size": 16,
+                 "shared_expert_intermediate_size": 16},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        SIZES | {"n_routed_experts": 4, "moe_intermediate_size": 16, "n_group": 2, "topk_group": 1,
+                 "first_k_dense_replace": 0, "q_lora_rank": 8, "kv_lora_rank": 8,
+                 "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+                 "num_key_value_heads": 4},
+    ),
+}  # fmt: skip
+IDS = torch.arange(20).reshape(2, 10)
+
+
+@functools.cache
+def _made(name: str) -> torch.nn.Module:
+    kind, settings = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**settings)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def made(name: str = "mixtral") -> torch.nn.Module:
+    return copy.deepcopy(_made(name))
+
+
+def block(model: torch.nn.Module, layer: int = 0) -> torch.nn.Module:
+    return model.model.layers[layer].mlp
+
+
+def drawn(rows: int = 4) -> torch.Tensor:
+    return torch.randn(rows, 32, generator=torch.Generator().manual_seed(3))
+
+
+def experts_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    named = {**model.state_dict()}
+    return {n: v.clone() for n, v in named.items() if ".gate." not in n}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_are_exchanged_and_every_other_tensor_is_bit_equal(name):
+    model = made(name)
+    before = experts_of(model)
+    assert replace_router(model, drawn()) is model
+    for layer in (0, 1):
+        assert torch.equal(block(model, layer).gate.weight, drawn())
+    for tensor, value in experts_of(model).items():
+        assert torch.equal(value, before[tensor]), tensor
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_of_a_router_in_its_place_changes_no_logit(name):
+    model = made(name)
+    before = model(IDS).logits
+    replace_router(model, lambda layer, old: copy.deepcopy(old))
+    assert torch.equal(model(IDS).logits, before)
+
+
+def test_only_the_layers_asked_for_are_exchanged():
+    model, before = made(), made()
+    replace_router(model, drawn().numpy(), layers="1")
+    assert torch.equal(block(model).gate.weight, block(before).gate.weight)
+    assert torch.equal(block(model, 1).gate.weight, drawn())
+
+
+def test_hooks_fire_on_the_new_router_and_their_handles_take_them_off():
+    model, seen = made(), []
+    handle = block(model).gate.register_forward_hook(lambda *given: seen.append(len(given)))
+    before = block(model).gate.register_forward_pre_hook(
+        lambda module, args, named: seen.append(0), with_kwargs=True
+    )
+    replace_router(model, SoftmaxGate(32, 4, 2))
+    assert isinstance(block(model).gate, SoftmaxGate)
+    model(IDS)
+    assert seen == [0, 3]
+    handle.remove()
+    before.remove()
+    model(IDS)
+    assert seen == [0, 3]
+
+
+def test_hooks_of_the_new_router_fire_too():
+    model, seen = made(), []
+    block(model).gate.register_forward_hook(lambda *given: seen.append("old"))
+
+    def new(layer, old):
+        gate = SoftmaxGate(32, 4, 2)
+        gate.register_forward_hook(lambda *given: seen.append("new"))
+        return gate
+
+    replace_router(model, new, layers=[0])
+    model(IDS)
+    assert sorted(seen) == ["new", "old"]
+
+
+def test_dtype_mode_and_load_are_those_of_the_old_router():
+    class Counting(SoftmaxGate):
+        def __init__(self) -> None:
+            super().__init__(32, 4, 2)
+            self.register_buffer("load", torch.zeros(4))
+
+        def forward(self, tokens):
+            found = super().forward(tokens)
+            self.load += torch.bincount(found[2].flatten(), minlength=4).to(self.load.dtype)
+            return found
+
+    model = made().to(torch.bfloat16).train()
+    replace_router(model, Counting())
+    model(IDS)
+    counted = block(model).gate.load.clone()
+    assert counted.sum() == 40
+    replace_router(model, lambda layer, old: Counting().eval())
+    gate = block(model).gate
+    assert (gate.weight.dtype, gate.training) == (torch.bfloat16, True)
+    assert torch.equal(gate.load, counted)
+
+
+def test_a_selection_bias_stays_with_the_load_that_made_it():
+    model = made("deepseek_v3")
+    bias = block(model).gate.e_score_correction_bias
+    bias += torch.arange(4.0)
+
+    def new(layer, old):
+        gate = copy.deepcopy(old)
+        gate.e_score_correction_bias.zero_()
+        return gate
+
+    replace_router(model, new)
+    assert torch.equal(block(model).gate.e_score_correction_bias, bias)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_an_expert_that_changes_meanwhile_is_found_and_the_old_routers_are_back(name):
+    model, before = made(name), made(name)
+
+    def new(layer, old):
+        with torch.no_grad():
+            block(model, 1).experts.down_proj[2, 5, 3] += 1e-4
+        return SoftmaxGate(32, 4, 2)
+
+    with pytest.raises(RouterError, match=r"layers\.1\.mlp: tensor 'experts.down_proj'"):
+        replace_router(model, new)
+    for layer in (0, 1):
+        assert type(block(model, layer).gate) is type(block(before, layer).gate)
+        assert torch.equal(block(model, layer).gate.weight, block(before, layer).gate.weight)
+    replace_router(model, new, keep_experts=False)
+    assert isinstance(block(model).gate, SoftmaxGate)
+
+
+def test_rows_that_were_written_are_back_after_a_refusal():
+    model, before = made(), made()
+    with pytest.raises(UsageError, match=r"shape \(3, 32\); expected \(4, 32\)"):
+        replace_router(model, lambda layer, old: drawn(4 - layer))
+    assert torch.equal(block(model).gate.weight, block(before).gate.weight)
+
+
+def test_a_router_that_gives_something_else_is_refused():
+    model = made()
+    with pytest.raises(UsageError, match=r"Linear gives torch.float32 \(2, 4\)"):
+        replace_router(model, torch.nn.Linear(32, 4, bias=False))
+    with pytest.raises(UsageError, match="no module with experts and a router"):
+        replace_router(torch.nn.Linear(3, 3), drawn())
+    with pytest.raises(UsageError, match="in layer 5"):
+        replace_router(model, drawn(), layers=[5])
+    with pytest.raises(UsageError, match="all finite"):
+        replace_router(model, np.full((4, 32), np.nan))
+
+
+def test_a_router_without_a_matrix_of_its_own_takes_the_place_too():
+    class First(torch.nn.Module):
+        def forward(self, tokens):
+            weights = tokens.new_full((len(tokens), 2), 0.5)
+            chosen = torch.tensor([0, 1]).expand(len(tokens), 2)
+            return tokens.new_zeros(len(tokens), 4), weights, chosen
+
+    model = replace_router(made(), First())
+    assert torch.isfinite(model(IDS).logits).all()
+    with pytest.raises(UsageError, match="has no matrix"):
+        replace_router(model, drawn())
+
+
+def test_a_router_may_choose_another_number_of_experts():
+    model = made()
+    replace_router(model, SoftmaxGate(32, 4, 3))
+    assert torch.isfinite(model(IDS).logits).all()
+
+
+def test_upcycled_blocks_take_other_routers_too():
+    dense = transformers.LlamaConfig(**{k: SIZES[k] for k in SIZES if "experts" not in k})
+    model = upcycle(transformers.AutoModelForCausalLM.from_config(dense), None, 4, 2)
+    replace_router(model, SoftmaxGate(32, 4, 1))
+    assert block(model).gate.top_k == 1
+
+
+def test_one_bit_of_one_tensor_changes_its_hash_alone():
+    one = block(made("qwen2_moe"))
+    before = expert_hashes(one)
+    assert set(before) > {"experts.gate_up_proj", "experts.down_proj", "shared_expert_gate.weight"}
+    assert not [name for name in before if name.startswith("gate.")]
+    with torch.no_grad():
+        flat = one.experts.down_proj.view(-1).view(torch.int32)
+        flat[7] ^= 1
+    after = expert_hashes(one)
+    assert [name for name in before if before[name] != after[name]] == ["experts.down_proj"]
