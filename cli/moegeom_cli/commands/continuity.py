@@ -17,7 +17,7 @@ from moegeom_cli.groups import (
 )
 from moegeom_cli.options import Checkpoint, Overwrite, Seed, Tokens
 
-COMMAND = Command(Group.explore, 9, "moegeom continuity CKPT --tokens REC --plot jump.pdf")
+COMMAND = Command(Group.explore, 10, "moegeom continuity CKPT --tokens REC --plot jump.pdf")
 
 
 @with_groups
