@@ -81,6 +81,7 @@ SHOWN = {
     "intrinsic_dimension": "intrinsic_dimension_two_nn",
     "load_tiles": "max_vio_tile_mean",
     "token_identity": "same_token_overlap",
+    "jump": "jump_over_output_p50",
 }
 
 #: The same at every step, or known at one step only: numbers say it better.
@@ -93,6 +94,7 @@ NO_PICTURE = {
     "reachability",
     "selection_bias",
     "storage",
+    "flip_jump",
     "flips",
     "tokens",
     "swaps",
@@ -107,6 +109,8 @@ SCOPES = {
     "flip": "tokens at a router under a variant (`moegeom boundary-report`)",
     "noise": "tokens at a router, inputs disturbed (`moegeom boundary-report --noise`)",
     "exposure": "tokens at a router, what would flip (`moegeom boundary-report`)",
+    "jump": "tokens at a router and its experts (`moegeom boundary-report --experts`)",
+    "flip_jump": "tokens at a router under a variant, and its experts (`--experts`)",
 }
 
 
@@ -157,7 +161,12 @@ def measure(folder: Path) -> dict[tuple[str, int], dict[str, list[dict]]]:
             checkpoint = SAMPLES / model / f"step_{step}"
             tokens = str(SAMPLES / model / "rec" / f"step_{step}")
             request = ScanRequest(
-                str(checkpoint), out, tokens=tokens, arithmetics=(VARIANT,), noise=NOISE
+                str(checkpoint),
+                out,
+                tokens=tokens,
+                arithmetics=(VARIANT,),
+                noise=NOISE,
+                experts=True,
             )
             results = open_results(scan(request))
             tables[model, step] = {name: results.rows(name) for name in results.tables()}
@@ -180,7 +189,7 @@ def example(metric: Metric, tables: dict, picture: str) -> str:
         ("deepseek-tiny", "as_stored"),
     ]
     under = ""
-    if metric.scope == "flip":
+    if metric.scope in ("flip", "flip_jump"):
         names = {"as_stored": VARIANT, "random": under_random(VARIANT)}
         shown = [(model, names[variant]) for model, variant in shown]
         under = f" under `{VARIANT}`"

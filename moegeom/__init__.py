@@ -29,6 +29,7 @@ _PUBLIC: dict[str, str] = {
     "cells": "moegeom.explore:cells",
     "capacity": "moegeom.explore:capacity",
     "perturb": "moegeom.explore:perturb",
+    "continuity": "moegeom.explore:continuity",
     "regions": "moegeom.explore:regions",
     "outputs": "moegeom.explore:outputs",
     "Recorder": "moegeom.recorder:RouterRecorder",

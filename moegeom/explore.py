@@ -13,6 +13,7 @@ from moegeom.engine.parameters import asks
 from moegeom.studies.balance.record import BalanceRequest
 from moegeom.studies.capacity.request import CapacityRequest
 from moegeom.studies.cells.study.request import CellsRequest, parse_view
+from moegeom.studies.continuity.record import ContinuityRequest
 from moegeom.studies.opened import Checkpoint, asked_request, side
 from moegeom.studies.outputs.record import OutputsRequest
 from moegeom.studies.perturb.record import PerturbRequest
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from moegeom.studies.balance.record import Balance
     from moegeom.studies.capacity.record import Capacity
     from moegeom.studies.cells.record import Enumerations
+    from moegeom.studies.continuity.record import Continuity
     from moegeom.studies.outputs.record import Outputs
     from moegeom.studies.perturb.record import Perturbed
     from moegeom.studies.regions.record import Regions
@@ -309,3 +311,39 @@ def outputs(
 
     request = asked_request(OutputsRequest, side("checkpoint", checkpoint), tokens, options)
     return Report(computed(request, watch), document)
+
+
+@asks(ContinuityRequest)
+def continuity(
+    checkpoint: str | Path | Checkpoint,
+    tokens: Any = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Report[Continuity]:
+    """Does the output of the experts jump at a boundary, and what does a smoothed gate make of it?
+
+    Raises
+    ------
+    RouterError
+        When the checkpoint has no experts, or they are stored in a way that is not known.
+    RecordingError
+        When the recording records none of the routers, or a token is not finite.
+    UsageError
+        Without tokens, when jumps of no router are known, when no line is free of other boundaries,
+        when more than 2 GB are to be read without ``yes``, and when ``out`` cannot be written.
+
+    Examples
+    --------
+    >>> import moegeom as mg
+    >>> sample = "sample_ckpts/olmoe-balanced"
+    >>> found = mg.continuity(f"{sample}/step_1500", f"{sample}/rec/step_1500", layers=0)
+    >>> crossing = found.value.routers[0].crossing
+    >>> [round(abs(gate.slope_near), 1) for gate in (crossing.hard, crossing.smooth)]
+    [0.0, 1.0]
+    """
+    from moegeom.studies.continuity.document import document
+    from moegeom.studies.continuity.study import continuity as crossed
+
+    request = asked_request(ContinuityRequest, side("checkpoint", checkpoint), tokens, options)
+    return Report(crossed(request, watch), document)

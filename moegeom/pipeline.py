@@ -61,6 +61,7 @@ from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
 from moegeom.results.writer import ResultsWriter
+from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.token_tables import token_table_facts
 from moegeom.tokens.traces.counted import CountedSource
 from moegeom.tokens.traces.run_b import RunB
@@ -122,7 +123,19 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
                 )
                 watch.advance(sum(work[name] for name in done))
         for router in chosen:
-            measure(router, source, request, metrics, writer, watch, run_b, checkpoint_b, device)
+            experts = _experts(opened, router, request)
+            measure(
+                router,
+                source,
+                request,
+                metrics,
+                writer,
+                watch,
+                run_b,
+                checkpoint_b,
+                device,
+                experts,
+            )
         facts = opened.facts(chosen) | _facts(request) | dict(routers.claims)
         facts |= {
             "token_tables": token_table_facts(opened.store, routers.tables),
@@ -133,6 +146,13 @@ def scan(request: ScanRequest, watch: Watch | None = None, opened: Session | Non
             "device": device.facts(),
         }
         return finish(writer, chosen, request, routers, facts)
+
+
+def _experts(opened: Session, router: Router, request: ScanRequest) -> CountedExperts | None:
+    """The experts behind a router; None unless they are asked for."""
+    if not request.experts or router.listed:
+        return None
+    return CountedExperts(open_expert_functions(opened.store, router))
 
 
 def _work(routers: Sequence[Router], source: TokenSource | None, passes: int) -> dict[str, int]:
@@ -168,7 +188,7 @@ def results_of(
 
 def metrics_for(request: ScanRequest) -> list[Metric]:
     """The metrics that a request asks for."""
-    return metrics_of_scan(request.compares, bool(request.noise))
+    return metrics_of_scan(request.compares, bool(request.noise), request.experts)
 
 
 def write_folded(
@@ -259,6 +279,7 @@ def measure(
     run_b: RunB | None = None,
     checkpoint_b: CheckpointB | None = None,
     device: DeviceChoice = ON_THE_PROCESSOR,
+    experts: CountedExperts | None = None,
 ) -> None:
     """One router through everything; does nothing when an earlier run finished it."""
     if writer.has_part(router.name):
@@ -294,8 +315,11 @@ def measure(
             devices=device.devices,
             advanced=watch.advance if watch else None,
             said=watch.say if watch else None,
+            experts=None if experts is None else experts.mixed,
         )
         finished = measure_router(run)
+        if experts is not None:
+            finished.facts.update(experts.facts)
         if request.what_ifs:
             finished = with_what_ifs(run, finished)
     writer.add_part(router.name, folder, finished.rows, finished.facts)

@@ -157,6 +157,7 @@ class ScanRequest(TokensRequest, MeasureOptions):
 
     ``run_b`` are choices of another run for the same tokens, ``map_b`` says which of its arrays is
     which router; ``checkpoint_b`` is a second checkpoint, whose routers choose for the same inputs.
+    With ``experts`` those behind the routers are read, for what crossing a boundary does.
     ``out`` None is a folder of its own for each request in ``runs``; results of the same request
     that are there already are the answer.
     """
@@ -174,6 +175,7 @@ class ScanRequest(TokensRequest, MeasureOptions):
     checkpoint_b: str | None = field(
         default=None, metadata=outside_plan("a path; what its routers are stands beside it")
     )
+    experts: bool = False
 
     @property
     def compares(self) -> bool:

@@ -79,6 +79,21 @@ class OrderDistances:
     stretch: Float64[np.ndarray, "looked_at"]
 
 
+@dataclass(frozen=True, eq=False)
+class Jumps:
+    """What crossing the nearest boundary of each token does to the output of the experts.
+
+    ``height`` is how far the output jumps there, ``relative`` the same over the length of the
+    output at the token: nan where the boundary point is not known. ``chance`` is the probability
+    that rounding the input to bfloat16 flips the token, 0 where nothing is known.
+    """
+
+    height: Float64[np.ndarray, "tokens"]
+    relative: Float64[np.ndarray, "tokens"]
+    chance: Float64[np.ndarray, "tokens"]
+    pair: Int32[np.ndarray, "tokens 2"]
+
+
 class TokenBatch:
     """Some tokens at one router; a quantity is None where it cannot be known.
 
@@ -99,7 +114,8 @@ class TokenBatch:
     the input to bfloat16 does along it; ``distance_upper`` is ``distance`` where that is exact;
     where the largest logits do not decide it, they are the largest and the least value that these
     allow; ``flip`` says what the variant of the pass changes about the choice and ``noise`` what
-    noise on the input does; ``order_distance`` is known of some tokens alone; ``document``,
+    noise on the input does; ``order_distance`` is known of some tokens alone; ``jumps``
+    are those of a sample whose experts were read; ``document``,
     ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
@@ -139,6 +155,7 @@ class TokenBatch:
     flip: Flip | None = None
     noise: NoisyFlip | None = None
     order_distance: OrderDistances | None = None
+    jumps: Jumps | None = None
 
     def __init__(self, **known: object) -> None:
         vars(self).update(known)

@@ -143,6 +143,13 @@ def _jackknife(leave_one_out: Sequence[Any], whole: Any) -> Any:
     return error if np.ndim(whole) else float(error)
 
 
+#: Columns that tell the rows of a table apart, where several metrics fill it.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "experts": ("expert",),
+    "pairs": ("expert_out", "expert_in"),
+}
+
+
 def _add_rows(rows: Rows, key: dict[str, str], values: Mapping[str, Mapping[str, Any]]) -> None:
     for table, columns in values.items():
         if table == "layers":
@@ -151,7 +158,7 @@ def _add_rows(rows: Rows, key: dict[str, str], values: Mapping[str, Mapping[str,
             continue
         names, plain = list(columns), [plain_column(column) for column in columns.values()]
         listed = [dict(zip(names, cells, strict=True)) for cells in zip(*plain, strict=True)]
-        on = (*key, "expert") if table == "experts" else ()
+        on = (*key, *_KEYS[table]) if table in _KEYS else ()
         _join(rows.setdefault(table, []), key, on, listed)
 
 

@@ -21,6 +21,7 @@ from moegeom.core.tokens import TILE, InputNoise, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
+from moegeom.engine.jumps import why_no_jumps
 from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
 from moegeom.engine.per_token import PerTokenFile
 from moegeom.engine.plan import (
@@ -34,6 +35,7 @@ from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.engine.request import DEFAULTS, MeasureOptions
 from moegeom.engine.snapshot import read_snapshot, write_snapshot
 from moegeom.engine.task import Task
+from moegeom.geometry.jump import Mixture
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.reduction import (
@@ -45,6 +47,7 @@ from moegeom.kernels.reduction import (
 from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import Rows, finish_router
+from moegeom.measure.jumps import jump_states
 from moegeom.results.bitmaps import write_bitmap
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.tokens.traces.run_b import RunB
@@ -68,7 +71,8 @@ class RouterRun:
     With the choice of the router as stored those of the ``other`` run are compared, and those of
     the router ``checkpoint_b`` for the same inputs. Rows per token, and which tokens flip, go to
     ``folder``; ``snapshot`` is what an interrupted run goes on from. The pass over all tokens runs
-    on ``devices``, if any can do it; ``said`` hears what a user should know about that.
+    on ``devices``, if any can do it; ``said`` hears what a user should know about that. ``experts``
+    make the output whose jumps are measured, None where they are not read.
     """
 
     router: Router
@@ -82,6 +86,7 @@ class RouterRun:
     devices: tuple[Device, ...] = ()
     advanced: Callable[[int], None] | None = None
     said: Callable[[str], None] | None = None
+    experts: Mixture | None = None
 
     @property
     def noise(self) -> InputNoise | None:
@@ -159,6 +164,9 @@ PRIOR = "a synthetic prior says where boundaries are, not which tokens come (geo
 
 #: Scopes of metrics of one choice, as the router is stored.
 ONE_CHOICE = ("router", "noise", "exposure")
+
+#: Scopes of metrics of a variant beside the router as stored.
+OF_VARIANTS = ("flip", "flip_jump")
 
 #: The pass that sees every token.
 MAIN = "main"
@@ -312,8 +320,9 @@ def _finished_rows(
     missing = _missing(run)
     whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else ALL
     names = passes[0].task.populations.names
-    states = progress[MAIN].states | _states(progress, "sampled")
-    metrics = [metric for metric in run.metrics if metric.scope != "flip"]
+    jumps, flip_jumps = _jumps(run, passes, progress, missing)
+    states = progress[MAIN].states | _states(progress, "sampled") | jumps
+    metrics = [metric for metric in run.metrics if metric.scope not in OF_VARIANTS]
     finished = finish_router(run.router, states, names, metrics, missing, whole=whole)
     rows = finished.rows
     random = next((planned for planned in passes if planned.name == "random"), None)
@@ -329,25 +338,54 @@ def _finished_rows(
         )
     reasons = dict(finished.reasons)
     if run.compares:
-        extend_rows(rows, _flip_rows(run, passes, progress, whole))
-        metrics = [metric for metric in run.metrics if metric.scope == "flip"]
-        reasons |= {m.name: missing["flips"] for m in metrics if "flips" in missing}
+        extend_rows(rows, _flip_rows(run, passes, progress, flip_jumps, whole))
+        metrics = [metric for metric in run.metrics if metric.scope in OF_VARIANTS]
+        reasons |= {
+            metric.name: missing[need]
+            for metric in metrics
+            for need in ("flips", *metric.needs)
+            if need in missing
+        }
     return rows, reasons
 
 
+def _jumps(
+    run: RouterRun,
+    passes: Sequence[Pass],
+    progress: Mapping[str, Progress],
+    missing: Mapping[str, str],
+) -> tuple[dict[str, State], dict[str, State]]:
+    """States of jumps: of the router as stored, and of the flips of each variant of it."""
+    if run.experts is None or "jumps" in missing:
+        return {}, {}
+    flipped = {
+        planned.name: progress[planned.name].states["flip_bits"]
+        for planned in passes
+        if planned.task.compares and planned.task.prepared.router is run.router
+    }
+    of_sample, of_flips = jump_states(passes[0].task, run.experts, flipped)
+    return {"jumps": of_sample}, of_flips
+
+
 def _flip_rows(
-    run: RouterRun, passes: Sequence[Pass], progress: Mapping[str, Progress], whole: str
+    run: RouterRun,
+    passes: Sequence[Pass],
+    progress: Mapping[str, Progress],
+    flip_jumps: Mapping[str, State],
+    whole: str,
 ) -> Rows:
     """Rows of the metrics that compare, for each variant, and their tokens."""
-    metrics = [m for m in run.metrics if m.scope == "flip" or m.needs == ("token_counts",)]
+    metrics = [m for m in run.metrics if m.scope in OF_VARIANTS or m.needs == ("token_counts",)]
     rows: Rows = {}
     for planned in passes:
         if not planned.task.compares:
             continue
         states, router = progress[planned.name].states, planned.task.prepared.router
+        if planned.name in flip_jumps:
+            states = states | {"flip_jumps": flip_jumps[planned.name]}
         absent = {
             name: "not kept for the random router"
-            for name in reductions_for(lambda use: use.of_flip)
+            for name in (*reductions_for(lambda use: use.of_flip), "flip_jumps")
             if name not in states
         }
         names = planned.task.populations.names
@@ -383,7 +421,8 @@ def typical_norm(run: RouterRun, own: PreparedRouter) -> float | None:
 def _missing(run: RouterRun) -> dict[str, str]:
     """Reductions that cannot be had from this router and source, each with the reason."""
     facts = run.source.facts
-    absent = unavailable(run.router, facts)
+    absent = unavailable(run.router, facts) | {"jumps": _why_no_jumps(run)}
+    absent = {quantity: why for quantity, why in absent.items() if why}
     missing = {}
     for name in REDUCTIONS.names():
         lacking = [need for need in REDUCTIONS[name].needs if need in absent]
@@ -394,6 +433,13 @@ def _missing(run: RouterRun) -> dict[str, str]:
         elif run.noise is None and "noise" in REDUCTIONS[name].needs:
             missing[name] = "no noise on the inputs was asked for"
     return missing
+
+
+def _why_no_jumps(run: RouterRun) -> str:
+    if run.experts is None:
+        return "no experts were read (--experts)"
+    is_prior = run.source.facts.is_synthetic
+    return PRIOR if is_prior else why_no_jumps(run.router, run.source.facts)
 
 
 def task_of(

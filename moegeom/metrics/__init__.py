@@ -10,9 +10,19 @@ from moegeom.results.derived import DERIVED
 METRICS: Registry[Metric] = Registry("metric", "moegeom.metrics", "METRIC", Metric)
 
 
-def metrics_of_scan(compares: bool = False, is_noisy: bool = False) -> list[Metric]:
-    """All metrics but those of what was not asked for: another choice to compare with, noise."""
-    asked = {"flip": compares, "noise": is_noisy, "exposure": compares}
+def metrics_of_scan(
+    compares: bool = False, is_noisy: bool = False, has_experts: bool = False
+) -> list[Metric]:
+    """All metrics but those of what was not asked for: another choice to compare with, noise,
+    experts.
+    """
+    asked = {
+        "flip": compares,
+        "noise": is_noisy,
+        "exposure": compares,
+        "jump": has_experts,
+        "flip_jump": compares and has_experts,
+    }
     return [metric for metric in METRICS.all() if asked.get(metric.scope, True)]
 
 

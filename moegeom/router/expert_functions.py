@@ -203,6 +203,30 @@ class ExpertFunctions:
         return _Norm(gain + gain.dtype.type(offset), eps, scales_first)
 
 
+@dataclass(frozen=True, eq=False)
+class CountedExperts:
+    """Experts as a mixture that remembers which of them it used."""
+
+    functions: ExpertFunctions
+    used: set[int] = field(default_factory=set)
+
+    def mixed(
+        self,
+        inputs: Float[np.ndarray, "tokens hidden"],
+        chosen: Integer[np.ndarray, "tokens k"],
+        weights: Float[np.ndarray, "tokens k"],
+    ) -> Float64[np.ndarray, "tokens hidden"]:
+        """As :meth:`ExpertFunctions.mixed`."""
+        self.used.update(np.unique(chosen[chosen >= 0]).tolist())
+        return self.functions.mixed(inputs, chosen, weights)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """How many experts were read, and how many bytes they have."""
+        used = self.used
+        return {"experts_read": len(used), "expert_bytes": self.functions.bytes_of(used)}
+
+
 def _bytes(weights: ExpertWeights) -> int:
     return sum(part.nbytes for part in vars(weights).values() if part is not None)
 

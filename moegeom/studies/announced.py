@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from moegeom.core.errors import UsageError
 from moegeom.document.header import size
+from moegeom.engine.session import Session
 from moegeom.pipeline import Watch
+from moegeom.router.expert_functions import open_expert_functions
 from moegeom.router.expert_tensors import ExpertTensors
 
 #: Bytes that are read without a word, and without asking.
@@ -42,3 +44,18 @@ def announce_bytes(
         )
     if watch and total > _UNSAID:
         watch.say(f"reads {size(total)} of experts")
+
+
+def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> None:
+    """Says how much is read at most: all experts of the recorded routers whose choice follows.
+
+    Raises
+    ------
+    RouterError
+        When a checkpoint has no experts, or they are stored in a way that is not known.
+    UsageError
+        When it is more than 2 GB, and not asked for.
+    """
+    asked = [router for router in opened.recorded if not router.listed]
+    total = sum(open_expert_functions(opened.store, router).bytes_of() for router in asked)
+    announce_bytes(total, "of experts are, at most,", is_asked, watch)

@@ -11,6 +11,7 @@ from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.trust import FIRST_TOKENS
 from moegeom.kernels.reductions.samples import NUM_IDS, NUM_INPUTS
 from moegeom.kernels.reductions.sketches import DOCUMENTS
+from moegeom.measure.jumps import FLIPPED, SAMPLED
 from moegeom.measure.passes import _TYPICAL_TOKENS
 from moegeom.metrics import METRICS
 
@@ -22,7 +23,7 @@ STATED = re.compile(
 )
 
 #: What a sample of a few thousand can be, by what its metric needs; pages of no metric: any.
-ALL = {SMALL_SAMPLE_TOKENS, NUM_INPUTS, DOCUMENTS, NUM_IDS}
+ALL = {SMALL_SAMPLE_TOKENS, NUM_INPUTS, DOCUMENTS, NUM_IDS, SAMPLED}
 
 
 def stated(text: str) -> set[int]:
@@ -42,6 +43,8 @@ def size_of(metric) -> set[int]:
         return {NUM_IDS}
     if "document_counts" in metric.needs:
         return {DOCUMENTS}
+    if {"jumps", "flip_jumps"} & set(metric.needs):
+        return {SAMPLED, FLIPPED}
     return {SMALL_SAMPLE_TOKENS}
 
 

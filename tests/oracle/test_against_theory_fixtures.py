@@ -54,6 +54,7 @@ from moegeom.geometry.gram import (
     gram_score,
     random_gram_score,
 )
+from moegeom.geometry.jump import exchanged, jump, tied_weight_of_chosen
 from moegeom.geometry.load import (
     chao1,
     entropy_nats,
@@ -121,6 +122,22 @@ def hard_gate(z, k):
     gates = np.zeros(len(z))
     gates[found.chosen[0]] = found.weights[0]
     return gates
+
+
+def jump_of_two_experts(z_at_boundary, k, Ei, Ej, pair):
+    experts = np.zeros((len(z_at_boundary), len(Ei)))
+    experts[pair] = Ei, Ej
+    chosen = np.array([[*range(k - 1), pair[0]]], dtype=np.int32)
+    weight = tied_weight_of_chosen(row(z_at_boundary), chosen, np.array([pair]))
+    own = [hard_gate([z_at_boundary[e] for e in es], k) for es in ((0, 1), (0, 2))]
+
+    def mixed(inputs, named, weights):
+        return np.einsum("tk,tkd->td", weights * (named >= 0), experts[named])
+
+    sides = [(chosen, row(own[0])), (exchanged(chosen, np.array([pair])), row(own[1]))]
+    found = jump(row([0.0]), *sides, mixed)
+    np.testing.assert_allclose(found, weight * np.linalg.norm(np.subtract(Ei, Ej)))
+    return found[0]
 
 
 def distance_to_boundary(W, b, x, k):
@@ -371,6 +388,7 @@ DELIVERED = {
     "thm47_log_ratio_def46": ratio_of_orders("half_spread"),
     "smoothstep": lambda u: activation(np.array(u, dtype=np.float64)),
     "smooth_gate": smoothed_softmax,
+    "jump": jump_of_two_experts,
     "eps_for_budget": lambda gaps, k, k_star: smoothing_budget(np.array(gaps), k_star - k).eps,
     "osr_cost": lambda S, E_expr: osr_cost(np.array(S), np.array(E_expr)),
     **dict.fromkeys(
@@ -389,7 +407,7 @@ WRONG = {
 #: Quantities that moegeom does not compute yet, by name of their fixtures.
 NOT_DELIVERED = frozenset(
     """
-    jump anneal
+    anneal
     hmoe_MHA hmoe_I hmoe_II
     voronoi_worked split_L2 split_f_MHA pde_residual
     newton_schulz_step sig_diff

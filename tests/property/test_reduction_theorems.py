@@ -15,6 +15,7 @@ from moegeom.kernels.batch import (
     NUM_BLOCKS,
     ORDERS,
     Flip,
+    Jumps,
     NoisyFlip,
     OrderDistances,
     TokenBatch,
@@ -78,6 +79,12 @@ def quantities_of(token: np.ndarray) -> TokenBatch:
         fill_decides=matches[token],
         flip=flip_of(chosen[token], floats[:, token], matches[token]),
         noise=noise_of(token, floats),
+        jumps=Jumps(
+            height=np.where(matches, np.nan, floats[2])[token],
+            relative=floats[3][token],
+            chance=floats[5][token],
+            pair=np.stack([chosen[:, -1], (chosen[:, -1] + 1) % EXPERTS], axis=1)[token],
+        ),
         order_distance=order_distances_of(token, floats),
     )
 

@@ -54,6 +54,11 @@ def run(
             "--noise", help="Noise on the inputs: share of their rms, or a second recording."
         ),
     ] = None,
+    experts: Annotated[
+        bool,
+        typer.Option("--experts", help="Read the experts: how far a flip moves their output."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Read more than 2 GB of experts.")] = False,
     out: OutOfScan = None,
     exclude_first: ExcludeFirst = 0,
 ) -> None:
@@ -76,6 +81,8 @@ def run(
             arithmetics=arithmetics,
             reference=reference,
             noise=noise,
+            experts=experts,
+            yes=yes,
             checkpoint_b=checkpoint_b,
             **other.terms,
             **token_options.terms,

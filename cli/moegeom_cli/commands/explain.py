@@ -34,6 +34,10 @@ def run(
         typer.Option("--checkpoint-b", help="Checkpoint that B may have loaded instead."),
     ] = None,
     log_probs: LogProbsFile = None,
+    experts: Annotated[
+        bool, typer.Option("--experts", help="Read the experts: how far flips move their output.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Read more than 2 GB of experts.")] = False,
 ) -> None:
     """Say why B chose other experts than A for the same tokens: one verdict, with its evidence."""
     from moegeom.core.finding import EXIT_INCONCLUSIVE
@@ -47,6 +51,8 @@ def run(
         tokens=tokens,
         checkpoint_b=checkpoint_b,
         log_probs=log_probs,
+        experts=experts,
+        yes=yes,
         **other.terms,
         **token_options.terms,
         **model.terms,

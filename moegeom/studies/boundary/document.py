@@ -11,7 +11,7 @@ from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
 from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import header, skipped
+from moegeom.document.header import header, size, skipped
 from moegeom.document.model import (
     Block,
     Command,
@@ -57,7 +57,7 @@ def document(found: BoundaryReport, view: View) -> Document:
     details = [line for variant in _shown(flipped, view) for line in _details(found, variant)]
     whole = [line for variant in flipped for line in _details(found, variant)]
     near = [Fact("near" * (not n), text, "plain") for n, text in enumerate(_distances(found))]
-    notes = [*map(Note, (*_remarks(found), *_limits(), *skipped(found.summary)))]
+    notes = [*map(Note, (*_remarks(found), *_limits(found), *skipped(found.summary)))]
     return Document(
         "boundary-report",
         found.summary.run["checkpoint"]["name"],
@@ -66,6 +66,7 @@ def document(found: BoundaryReport, view: View) -> Document:
             _header(found),
             [_table(found, view)],
             [Gallery(lambda: figures_of(found.results, _FIGURES))],
+            [*(Fact("jump" * (not n), text, "plain") for n, text in enumerate(_jumps(found)))],
             [
                 *(Fact("noise", text, "dim") for text in _noise(found)),
                 in_part(details, "line", view.detail, page=whole),
@@ -337,6 +338,73 @@ def _noise(found: BoundaryReport) -> list[str]:
     return lines
 
 
+def _jumps(found: BoundaryReport) -> list[str]:
+    """What crossing a boundary does to the output; nothing where no experts were read."""
+    over = found.share_column("jump_over_output_p50")
+    if not over:
+        return []
+    most = max(over, key=lambda pair: pair[1])
+    said = (
+        f"Where the nearest boundary of a token is crossed, the output of the experts jumps by "
+        f"{_percent(_median(over))} of its length for half of the tokens"
+    )
+    if len(over) > 1:
+        said += f" (most in {found.summary.places([most[0]])}: {_percent(most[1])})"
+    expected = found.share_column("expected_jump_over_output")
+    if expected:
+        said += (
+            f"; times the probability that rounding the input to bfloat16 crosses it, "
+            f"{_small(_mean(expected))} of the output a token"
+        )
+    return [f"{said}.", *filter(None, map(_cost, found.variants)), _looked_at(found)]
+
+
+def _cost(variant: VariantFlips) -> str:
+    """What the flips of a variant cost; empty where none has a known jump."""
+    over, cost = (
+        variant.mean(f"flip_{of}") for of in ("jump_over_output_mean", "cost_over_output")
+    )
+    if over is None:
+        return ""
+    known, asked = (
+        sum(row.get(name) or 0 for row in variant.rows)
+        for name in ("num_flip_jumps", "num_flip_jump_tokens")
+    )
+    return (
+        f"{variant.name}: a flip costs {_percent(over)} of the output ({known:,} of "
+        f"{number_of(asked, 'flip')} with a known boundary point), {_small(cost)} a token."
+    )
+
+
+def _looked_at(found: BoundaryReport) -> str:
+    """How many tokens and experts jumps are of, and what is left out."""
+    tokens = sum(number for _, number in found.share_column("num_jump_tokens"))
+    known = sum(
+        row["num_jump_tokens"] * row["jump_known_share"]
+        for row in found.summary.layers
+        if row.get("jump_known_share") is not None
+    )
+    parts = found.summary.run.get("parts", {}).values()
+    read, size_read = (
+        sum(part.get(name, 0) for part in parts) for name in ("experts_read", "expert_bytes")
+    )
+    experts = f"{number_of(read, 'expert')} read ({size(size_read)})" if read else "experts read"
+    said = f"Of a sample of {number_of(int(tokens), 'token')} of all routers; {experts}."
+    if known < tokens:
+        said += (
+            f" {_percent(1.0 - known / tokens)} of them are left out: their nearest boundary point "
+            "is not known."
+        )
+    return said
+
+
+def _small(share: float | None) -> str:
+    """A share of which two figures count, down to a hundred-thousandth."""
+    if share is None or share == 0.0:
+        return "-" if share is None else "0 %"
+    return "<.001 %" if share < 1e-5 else percent(share, ".2g")
+
+
 def _noise_size(found: BoundaryReport) -> str:
     noise = found.summary.run.get("noise")
     if not noise:
@@ -450,8 +518,12 @@ def _remarks(found: BoundaryReport) -> list[str]:
     return said
 
 
-def _limits() -> Sequence[str]:
+def _limits(found: BoundaryReport) -> Sequence[str]:
     """What these figures do not say."""
+    jumps = (
+        "Jumps are those of one block's routed experts; what later layers make of them is not "
+        "looked at."
+    )
     exposed = (
         "A flipped expert is not a wrong answer: this is exposure, for these tokens and inputs. "
         "An arithmetic changes the routers only; inputs that come out otherwise are not checked."
@@ -460,7 +532,8 @@ def _limits() -> Sequence[str]:
         "Provably unchanged: for these inputs, in any order of summation that the arithmetic "
         "allows. Random: a router of the same shape and row norms, on a sample of these tokens."
     )
-    return exposed, kept
+    has_jumps = bool(found.share_column("jump_over_output_p50"))
+    return exposed, kept, *([jumps] if has_jumps else [])
 
 
 def _percent(share: float | None) -> str:
@@ -511,6 +584,7 @@ def _record(found: BoundaryReport) -> Mapping[str, Any]:
         "verdict": _verdict_sentence(found),
         "distances": _distances(found),
         "noise": _noise(found),
+        "jumps": _jumps(found),
         "remarks": _remarks(found),
         "routers": [dict(row) for row in found.summary.layers],
         "variants": variants,

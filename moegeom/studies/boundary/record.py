@@ -10,7 +10,7 @@ from moegeom.core.errors import ResultsError
 from moegeom.core.row_keys import is_random, is_whole, under_random
 from moegeom.core.tokens import InputNoise
 from moegeom.document.summary import Summary, summarise
-from moegeom.engine.request import ScanRequest
+from moegeom.engine.request import ScanRequest, outside_plan
 from moegeom.results.reader import Results
 
 
@@ -19,12 +19,13 @@ class BoundaryRequest(ScanRequest):
     """A scan request; no ``arithmetics`` means the usual ones.
 
     ``noise`` may also be a share of the rms of the inputs as text, or a second recording of the
-    tokens.
+    tokens. More than 2 GB of ``experts`` are read with ``yes`` only.
     """
 
     ENDING: ClassVar[str] = "boundary"
 
     noise: str | InputNoise | Mapping[str, InputNoise] | None = field(default=None, kw_only=True)
+    yes: bool = field(default=False, kw_only=True, metadata=outside_plan("a consent, no request"))
 
 
 Row = Mapping[str, Any]

@@ -8,6 +8,7 @@ from pathlib import Path
 from moegeom.core.errors import UsageError
 from moegeom.engine.session import Session
 from moegeom.pipeline import Watch, scan
+from moegeom.studies.announced import announce_experts
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.recorded_noise import asked_noise
 from moegeom.variants.arithmetic import arithmetic
@@ -22,7 +23,8 @@ def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Pa
     Raises
     ------
     MoeGeomError
-        As ``scan``; UsageError without tokens and for an unknown arithmetic.
+        As ``scan``; UsageError without tokens, for an unknown arithmetic, and when more than 2 GB
+        of experts are to be read without ``yes``; RouterError where there are none.
     """
     if request.tokens is None:
         raise UsageError(
@@ -33,5 +35,7 @@ def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Pa
     for name in (*names, *([request.reference] if request.reference else ())):
         arithmetic(name)  # an unknown name ends here, before anything is read
     opened = Session.open(request, request.prior, with_listed=True)
+    if request.experts:
+        announce_experts(opened, request.yes, watch)
     noise, unique = asked_noise(request.noise, opened), tuple(dict.fromkeys(names))
     return scan(dataclasses.replace(request, arithmetics=unique, noise=noise), watch, opened)

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import header, tokens_line
+from moegeom.document.header import header, size, tokens_line
 from moegeom.document.model import (
     Block,
     Document,
@@ -57,6 +57,7 @@ def document(found: Explanation, view: View) -> Document:
             _header(found),
             [_cut(found, _faults, _SHOWN, _faults(found, None), view)],
             [_cut(found, _layers, _LAYERS, _layers(found, None, is_page=True), view)],
+            _costs(found),
             [Gallery(lambda: explanation_figures(found))],
             _ending(found, view),
         ],
@@ -343,6 +344,30 @@ def _percent(share: float) -> str:
     return "<.001 %" if value < 0.001 else f"{value:.2g} %" if value < 99.5 else f"{value:.0f} %"
 
 
+def _costs(found: Explanation) -> list[Block]:
+    """What flips do to the output, where experts were read."""
+    known = [cost for cost in found.costs if cost.over_output is not None]
+    summary, said = _summary(found), []
+    if known:
+        most = max(known, key=lambda cost: cost.over_output or 0.0)
+        looked, flipped = (
+            sum(getattr(cost, name) for cost in known) for name in ("num_looked", "num_flipped")
+        )
+        mean = sum(cost.num_looked * (cost.over_output or 0.0) for cost in known) / looked
+        read, of = (sum(getattr(c, n) for c in known) for n in ("experts_read", "expert_bytes"))
+        said.append(
+            f"With the experts that B chose in the place of A's, at A's inputs and by A's experts "
+            f"and rule, the output of a router's experts changes by {percent(mean)} of its length "
+            f"on average (most in {summary.places([most.router])}: "
+            f"{percent(most.over_output or 0.0)}). Of {looked:,} of {number_of(flipped, 'flip')}; "
+            f"{number_of(read, 'expert')} read ({size(of)})."
+        )
+    for reason in dict.fromkeys(cost.reason for cost in found.costs if cost.reason):
+        places = summary.places([cost.router for cost in found.costs if cost.reason == reason])
+        said.append(f"{places}: not known: {reason}.")
+    return [Fact("cost" * (not number), text, "plain") for number, text in enumerate(said)]
+
+
 def _record(found: Explanation) -> Mapping[str, Any]:
     verdict = found.verdict
     return {
@@ -358,6 +383,7 @@ def _record(found: Explanation) -> Mapping[str, Any]:
         "num_examined": found.num_examined,
         "faults": [dataclasses.asdict(fault) for fault in found.faults],
         "layers": [dataclasses.asdict(layer) for layer in found.layers],
+        "costs": [dataclasses.asdict(cost) for cost in found.costs],
         "log_probs": found.log_probs and dataclasses.asdict(found.log_probs),
         "not_looked_at": list(found.not_looked_at),
         "checkpoint_b": found.against,

@@ -18,7 +18,8 @@ class ExplainRequest(TokensRequest):
     """What was asked for: A is ``tokens`` through ``checkpoint``, B is ``run_b``.
 
     ``map_b`` says which array of B is which router; ``checkpoint_b`` is a checkpoint that B may
-    have loaded instead, ``log_probs`` a file of log-probabilities of both.
+    have loaded instead, ``log_probs`` a file of log-probabilities of both. With ``experts`` those
+    of A are read, for what flips do to the output; more than 2 GB with ``yes`` only.
     """
 
     run_b: str | None = None
@@ -27,6 +28,8 @@ class ExplainRequest(TokensRequest):
     map_b: Mapping[str, str] = field(default_factory=dict)
     checkpoint_b: str | None = None
     log_probs: Path | None = None
+    experts: bool = False
+    yes: bool = False
 
 
 #: The closed list of verdicts: what an operator may name, and what is said without one.
@@ -304,12 +307,31 @@ class CauseVerdict:
 
 
 @dataclass(frozen=True)
+class OutputChange:
+    """What flips do at one router: ``over_output`` is the mean length of the change of the output
+    of the routed experts over that of the output, of ``num_looked`` of ``num_flipped`` tokens.
+
+    ``share`` is the share of tokens that flip. None for what is not known, for ``reason``.
+    """
+
+    router: str
+    num_flipped: int
+    num_looked: int = 0
+    over_output: float | None = None
+    share: float = 0.0
+    experts_read: int = 0
+    expert_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Everything that was found; ``run`` as in ``run.json``.
 
     ``inputs_of`` is the side whose inputs were routed again; ``any_share`` the share of tokens that
     differ at some router. Noise is that which makes what the fault of the verdict leaves over.
-    ``is_of_another`` where B's recording names the fingerprint of other routers.
+    ``is_of_another`` where B's recording names the fingerprint of other routers. ``costs`` are
+    there where experts were read.
     """
 
     run: Mapping[str, Any]
@@ -326,6 +348,7 @@ class Explanation:
     verdict: CauseVerdict
     not_looked_at: Sequence[str] = ()
     is_of_another: bool = False
+    costs: tuple[OutputChange, ...] = ()
 
     @property
     def num_tried(self) -> int:

@@ -22,6 +22,8 @@ from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.load import load_routers
+from moegeom.studies.announced import announce_experts
+from moegeom.studies.explain.cost import flip_cost
 from moegeom.studies.explain.layer import (
     MatchedChoices,
     ReadySite,
@@ -48,7 +50,8 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     Raises
     ------
     MoeGeomError
-        As ``scan``; RecordingError where the two sides cannot be matched, with counts.
+        As ``scan``; RecordingError where the two sides cannot be matched, with counts; UsageError
+        when more than 2 GB of experts are to be read without ``yes``.
     """
     if request.run_b is None:
         raise UsageError(
@@ -74,6 +77,8 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
             f"{source.facts.name} and {run_b.source.facts.name} have none of the routers in common."
         )
     elsewhere = _routers_against(request, shared)
+    if request.experts:
+        announce_experts(opened, request.yes, watch)
     choices = _choices(shared, sides)
     num_flipped = np.sum([~found.agrees for found in choices], axis=0)
     joined = None
@@ -112,6 +117,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         verdict=verdict(evidence),
         not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides, len(rows))),
         is_of_another=is_of_another,
+        costs=tuple(flip_cost(one, sides, opened) for one in choices) if request.experts else (),
     )
 
 
@@ -231,4 +237,4 @@ def _not_looked_at(
         said.append("B's routing weights (not recorded)")
     if request.log_probs is None:
         said.append("log-probs (--logprobs FILE)")
-    return [*said, "expert weights"]
+    return [*said, "expert weights" + " of B" * request.experts]

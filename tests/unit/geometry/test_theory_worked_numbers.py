@@ -51,6 +51,7 @@ from moegeom.geometry.gram import (
     random_gram_score,
     random_gram_score_sd,
 )
+from moegeom.geometry.jump import jump, tied_weight_of_chosen
 from moegeom.geometry.load import expert_capacity, gini, load_cv, load_entropy_nats, max_vio
 from moegeom.geometry.noise import spacing, tie_probability
 from moegeom.geometry.occupation import (
@@ -73,6 +74,15 @@ SECTIONS = dict(re.findall(r"^## (\w+) [^\n]*\n(.*?)(?=^## |\Z)", PAGE, re.MULTI
 TRIPLE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
 PLACE = np.array([[2.0, 0.5]])
 SCORES = np.array([[3.0, 2.0, 1.9, 1.85, 1.0, 0.2]])
+
+
+def jump_at_a_tie():
+    z, outputs = np.array([[1.0, 0.5, 0.5]]), np.array([[0.0, 0.0], [1.0, 2.0], [0.0, -1.0]])
+    moved = tied_weight_of_chosen(z, np.array([[0, 1]]), np.array([[1, 2]]))
+    sides = [(np.array([[e]]), moved[:, None]) for e in (1, 2)]
+    return jump(np.zeros((1, 2)), *sides, lambda y, e, g: (g * (e >= 0)) * outputs[e[:, 0]])[0]
+
+
 NEAR = np.array([[1.02, 1.01, 1.0, 0.0]])
 COUNTS = np.array([8, 4, 2, 2])
 
@@ -180,6 +190,7 @@ WORKED = {
         ],
     ),
     "A12": ("2 one", lambda: [order_eps(NEAR, 2, 0.05)[0], extra_experts(NEAR, 2, 0.05)[0]]),
+    "A13": ("1.193888", lambda: [jump_at_a_tie()]),
     "B2": ("20 90 120 60 12 1", lambda: face_counts(3, 6)),
     "B1": ("5.5", lambda: [elementary_symmetric(np.array([[1.0, -2.0, 4.0, 0.5]]), 3)[0]]),
     "B3": (

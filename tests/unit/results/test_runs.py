@@ -129,6 +129,7 @@ OTHER_VALUES = {
     "dialect_b": "vllm",
     "map_b": {"a": "text/0"},
     "noise": InputNoise(0.25),
+    "experts": True,
 }
 
 

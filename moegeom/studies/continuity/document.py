@@ -1,0 +1,255 @@
+"""The output over a boundary as a document: does it jump, and what does smoothing make of it?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moegeom.core.text import figure_text, number_of, percent
+from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.header import header, size, skipped
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
+from moegeom.document.rule_trust import rule_facts
+from moegeom.document.summary import Summary
+from moegeom.studies.continuity.figures import continuity_figures
+from moegeom.studies.continuity.record import Along, Continuity, RouterContinuity
+
+#: Slopes at small radii from which it is said that the output jumps, or is in proportion to r.
+_JUMPS, _PROPORTIONAL = 0.1, 0.9
+
+_HEADS = (
+    ("", "", "experts", "jump,", "slope of G", "", "G at the least r", "", ""),
+    ("layer", "token", "out, in", "of output", "hard", "smooth", "hard", "smooth", "eps"),
+)
+
+#: Share of the strip behind which an expert's weight fades.
+_FADING = 0.9
+
+#: Radii of the table of one router: the ends and decades between.
+_SHOWN = 5
+
+
+def document(found: Continuity, view: View) -> Document:
+    """What ``moegeom continuity`` says."""
+    ending = [*_limits(found), *skipped(_summary(found))]
+    if found.written:
+        ending.append(f"Lines and spreads written to {found.written}.")
+    shown, *fewer = worst_rows(found.routers, lambda one: one.crossing.relative, view)
+    page = [_routers(found, found.routers)]
+    shorter = [[_routers(found, few)] for few in fewer]
+    return Document(
+        "continuity",
+        found.run["checkpoint"]["name"],
+        [
+            [*_result(found)],
+            [
+                *header(_summary(found), "routers", "rule", "tokens"),
+                Fact("line", _lines(found)),
+                *_gate(found),
+            ],
+            [Excerpt([_routers(found, shown)], page, shorter=shorter)],
+            [_radii(found)],
+            [Gallery(lambda: [*continuity_figures(found)])],
+            [in_part([*map(Note, ending)], "note", view.detail, is_aside=True)],
+        ],
+        lambda: _record(found),
+    )
+
+
+def _summary(found: Continuity) -> Summary:
+    return Summary(found.run, [{"router": one.router} for one in found.routers], [], [], [])
+
+
+def highest(found: Continuity) -> RouterContinuity:
+    """The router whose jump is the highest, measured by the output."""
+    return max(found.routers, key=lambda one: one.crossing.relative)
+
+
+# ------------------------------------------------------------------------------------------- result
+
+
+def _result(found: Continuity) -> Iterator[Block]:
+    one = highest(found)
+    crossing, place = one.crossing, _summary(found).places([one.router])
+    out, into = crossing.pair
+    yield Fact(
+        "RESULT",
+        f"{place}, token {crossing.token:,}: where expert {into} takes over from expert {out} the "
+        f"output {_said(crossing.hard)} (slope {_slope(crossing.hard)}; height "
+        f"{figure_text(crossing.jump)}, {percent(crossing.relative)} of its length).",
+        "strong",
+    )
+    if crossing.smooth is not None:
+        yield Fact("", f"Smoothed, it {_smooth_said(crossing.smooth)}.", "plain")
+    for reason in dict.fromkeys(why for _, why in found.left_out):
+        places = _summary(found).places([name for name, why in found.left_out if why == reason])
+        yield Fact("", f"{places}: not looked at: {reason}.", "warning")
+
+
+def _said(along: Along) -> str:
+    """What the hard gate was seen to do down to the least radius."""
+    if along.slope_near < _JUMPS:
+        return "jumps"
+    if along.slope_near > _PROPORTIONAL:
+        return "moves in proportion to the input"
+    return "neither jumps nor moves in proportion to the input as far down as was looked"
+
+
+def _smooth_said(along: Along) -> str:
+    steepest = f"no more than {figure_text(along.steepest)} per unit of the input"
+    if along.slope_near > _PROPORTIONAL:
+        return (
+            f"moves in proportion to the input there (slope {_slope(along)}), {steepest} anywhere "
+            "on the line"
+        )
+    if along.slope_near < _JUMPS:
+        return f"jumps too (slope {_slope(along)})"
+    return f"does neither as far down as was looked (slope {_slope(along)}; {steepest})"
+
+
+def _slope(along: Along) -> str:
+    return "-" if math.isnan(along.slope_near) else f"{along.slope_near:.2f}"
+
+
+def _lines(found: Continuity) -> str:
+    """Of how many tokens the lines were chosen, and what was read for it."""
+    tokens = max(one.num_tokens for one in found.routers)
+    known, looked = (
+        sum(getattr(one, name) for one in found.routers) for name in ("num_known", "num_tokens")
+    )
+    read, of = (
+        sum(getattr(one, name) for one in found.routers)
+        for name in ("experts_read", "expert_bytes")
+    )
+    which = (
+        f"of {number_of(tokens, 'token')} of each router (seed {found.seed}) the one with the "
+        "highest jump whose line meets no other boundary"
+        if tokens > 1
+        else "of the token asked for"
+    )
+    left = "" if known == looked else f"; {looked - known:,} of {looked:,} boundary points unknown"
+    return (
+        f"Through the nearest boundary point, {found.radius:g} rms lengths to both sides: {which}"
+        f"{left}. {number_of(read, 'expert')} read ({size(of)})."
+    )
+
+
+def _gate(found: Continuity) -> Iterator[Block]:
+    """How the smoothed gate was made, and how small a disturbance it is good for."""
+    known = [one for one in found.routers if one.crossing.smooth is not None]
+    if known:
+        one = max(known, key=lambda each: each.eps)
+        up_to = "eps up to" if len(known) > 1 else "eps"
+        yield Fact(
+            "smooth",
+            f"Experts less than eps below the last chosen one run too ({found.smooth}; {up_to} "
+            f"{figure_text(one.eps)} {one.unit}, {figure_text(one.extra)} more experts a token). "
+            f"They fade in the last tenth of that strip: weights move by up to "
+            f"{one.steepest_activation:.3g}/eps per unit of score, so that it helps against "
+            f"disturbances below some {figure_text(one.eps / one.steepest_activation)}.",
+        )
+    for reason in dict.fromkeys(one.reason for one in found.routers if one.reason):
+        places = _summary(found).places([o.router for o in found.routers if o.reason == reason])
+        yield Fact("" if known else "smooth", f"{places}: no smoothed gate: {reason}.")
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def _routers(found: Continuity, shown: Any) -> Table:
+    rest = len(found.routers) - len(shown)
+    more = f"and {rest} more that jump less: --detail" if rest else ""
+    rows = [(_summary(found).place(one.router), *_cells(one)) for one in shown]
+    return Table(_HEADS, rows, drops=(0, 0, 0, 0, 0, 0, 1, 1, 2), rest=more)
+
+
+def _cells(one: RouterContinuity) -> tuple[str, ...]:
+    crossing, smooth = one.crossing, one.crossing.smooth
+    return (
+        str(crossing.token),
+        f"{crossing.pair[0]}, {crossing.pair[1]}",
+        percent(crossing.relative),
+        _slope(crossing.hard),
+        "-" if smooth is None else _slope(smooth),
+        figure_text(float(crossing.hard.spread[0])),
+        "-" if smooth is None else figure_text(float(smooth.spread[0])),
+        "-" if smooth is None else figure_text(one.eps),
+    )
+
+
+def _radii(found: Continuity) -> Table:
+    """G at some radii, of the router whose jump is the highest."""
+    one = highest(found)
+    crossing, smooth = one.crossing, one.crossing.smooth
+    last = len(crossing.radius) - 1
+    places = [round(last * n / (_SHOWN - 1)) for n in range(_SHOWN)]
+    unit = crossing.rms * math.sqrt(one.hidden_size)
+    rows = [
+        (
+            f"{crossing.radius[at] / unit:.0e}",
+            figure_text(float(crossing.hard.spread[at])),
+            "-" if smooth is None else figure_text(float(smooth.spread[at])),
+            "-" if smooth is None else figure_text(float(smooth.spread[at] / crossing.radius[at])),
+        )
+        for at in places
+    ]
+    place = _summary(found).places([one.router])
+    heads = (
+        (f"{place}: within r", "spread G of the output", "", "smooth"),
+        ("rms lengths", "hard", "smooth", "G / r"),
+    )
+    return Table(heads, rows)
+
+
+# -------------------------------------------------------------------------------------------- notes
+
+
+def _limits(found: Continuity) -> Iterator[str]:
+    yield (
+        "G(r) is the largest distance of two outputs within r of the boundary point on the line, "
+        "its slope d ln G / d ln r over the smallest decade of 40 radii: 0 at a jump, 1 where the "
+        "output has a derivative. Of the routed experts of one block, with one set of weights."
+    )
+    crossing = highest(found).crossing
+    if crossing.fades_at < _FADING:
+        yield (
+            f"At the ends of that line the expert left out is {percent(crossing.fades_at)} of eps "
+            "below the last chosen one: its weight fades farther out, where the smoothed output is "
+            "steeper. A longer line, or a narrower strip, shows it: --radius, --smooth."
+        )
+    yield (
+        "What is seen on one line is said of that line, down to the least radius. A jump cannot be "
+        "told from a very steep slope by looking; the height is that of the two sides at the "
+        "boundary itself."
+    )
+    if any(one.has_groups for one in found.routers):
+        yield (
+            "Groups are masked before rank k is looked at: where the nearest boundary is one of "
+            "groups, smoothing does not help. Those are among the unknown boundary points."
+        )
+
+
+def _record(found: Continuity) -> Mapping[str, Any]:
+    return {
+        "routers": [_plain(dataclasses.asdict(one)) for one in found.routers],
+        "left_out": found.left_out,
+        "smooth": found.smooth,
+        "radius": found.radius,
+        "seed": found.seed,
+        "written": found.written,
+        **rule_facts(found.run),
+        "run": found.run,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists; what is no number is None."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
