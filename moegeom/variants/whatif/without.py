@@ -35,6 +35,9 @@ from moegeom.variants.whatif._choices import (
 #: Experts that inherit most from one that is gone, by name.
 _HEIRS = 3
 
+#: Scores of all experts, which those that are gone do not have.
+_INFINITE = ("scores", "selection")
+
 _DISTANCES = ("distance", "distance_upper", "pair")
 
 
@@ -59,6 +62,8 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
         selection = _selection(router, batch)
         mapped[:, gone] = selection[:, gone] = -np.inf
         choice = choice_of_scores(router, selection, mapped, shared_sum(router, batch))
+        kept_ones = {n: v for n, v in choice.quantities.items() if n not in _INFINITE}
+        choice = replace(choice, quantities=kept_ones)
         if nearest is None:
             return choice
         logits = np.ascontiguousarray(known(batch.logits)[:, kept])
@@ -72,7 +77,10 @@ def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> Fitte
         choose=choose,
         measure=lambda sample: _inherited(choose, sample, gone, experts),
         absent=absent(
-            (*OF_OTHER_SCORES, *(() if nearest is None else _DISTANCES)),
+            (
+                *(name for name in OF_OTHER_SCORES if name not in _INFINITE),
+                *(() if nearest is None else _DISTANCES),
+            ),
             "not known for a router without some of its rows",
         ),
     )
