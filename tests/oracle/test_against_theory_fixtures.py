@@ -100,6 +100,7 @@ from moegeom.geometry.thickening import (
 from moegeom.geometry.whatif.sinkhorn import osr_cost, sinkhorn
 from moegeom.geometry.whatif.smooth import activation, smooth_gate, smoothing_budget
 from moegeom.kernels.cpu.curved_distance import curved_distance
+from moegeom.trainable import SmoothTopKRouter
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = DATA / "theory_fixtures.json"
@@ -285,7 +286,26 @@ def time_in_tube(m, eps, c, T, n):
 
 
 #: Fixture -> the function of its inputs that must give the expected numbers.
+def annealed(epochs: list[float], k: int, extra: float) -> list[float]:
+    router, budgets = SmoothTopKRouter(4, k, 2, budget=k + extra), []
+    for epoch in epochs:
+        router.anneal(epoch)
+        budgets.append(router.budget)
+    return budgets
+
+
+#: Fixture -> the function of its inputs that must give the expected numbers.
+def annealed(given: dict) -> list[float]:
+    router = SmoothTopKRouter(2, 2, given["k"], budget=given["k"] + given["extra"])
+    budgets = []
+    for epoch in given["epochs"]:
+        router.anneal(epoch)
+        budgets.append(router.budget)
+    return budgets
+
+
 DELIVERED = {
+    "anneal": annealed,
     "topk_lex_ties": chosen_set,
     "gate_hard": hard_gate,
     "window_spread_1": lambda z, k, n: margin(row(z), k)[0],
@@ -407,7 +427,6 @@ WRONG = {
 #: Quantities that moegeom does not compute yet, by name of their fixtures.
 NOT_DELIVERED = frozenset(
     """
-    anneal
     hmoe_MHA hmoe_I hmoe_II
     voronoi_worked split_L2 split_f_MHA pde_residual
     newton_schulz_step sig_diff
