@@ -295,15 +295,6 @@ def annealed(epochs: list[float], k: int, extra: float) -> list[float]:
 
 
 #: Fixture -> the function of its inputs that must give the expected numbers.
-def annealed(given: dict) -> list[float]:
-    router = SmoothTopKRouter(2, 2, given["k"], budget=given["k"] + given["extra"])
-    budgets = []
-    for epoch in given["epochs"]:
-        router.anneal(epoch)
-        budgets.append(router.budget)
-    return budgets
-
-
 DELIVERED = {
     "anneal": annealed,
     "topk_lex_ties": chosen_set,
