@@ -285,7 +285,6 @@ def time_in_tube(m, eps, c, T, n):
     return tube_occupation(n, m, eps, T, c)
 
 
-#: Fixture -> the function of its inputs that must give the expected numbers.
 def annealed(epochs: list[float], k: int, extra: float) -> list[float]:
     router, budgets = SmoothTopKRouter(4, k, 2, budget=k + extra), []
     for epoch in epochs:
