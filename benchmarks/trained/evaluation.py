@@ -86,10 +86,10 @@ class RecordedLayer:
         found["input_pull"] = input_pull(logits.astype(np.float64))
         rows = method.rows(self.block.router) if method.rows else None
         if rows is not None:
-            found["gram_z"] = gram_z(rows, self.gain if method.is_affine else None)
+            found["gram_z"] = gram_z(rows, self.gain, method.is_affine)
         if method.is_affine and rows is not None:
             inputs = torch.cat(self.inputs).numpy()
-            router = affine_router(rows, settings)
+            router = affine_router(rows, method.bias(self.block.router), settings)
             found["flipped_share"] = flipped_share(router, inputs)
             if method.jumps:
                 found["jump_over_output"] = jump_over_output(router, inputs, self.block)
@@ -140,18 +140,25 @@ def choice_figures(chosen: np.ndarray, experts: int) -> Figures:
     }
 
 
-def gram_z(rows: np.ndarray, gain: np.ndarray | None) -> float:
-    """Gram score of centred effective rows, in standard deviations from that of random rows."""
-    found = effective_rows(rows, gain)
-    size, width = found.centred.shape
-    chance = random_gram_score(size, width, is_centred=True)
-    return (gram_score(cosines(found.gram)) - chance) / random_gram_score_sd(size, width, True)
+def gram_z(rows: np.ndarray, gain: np.ndarray, is_affine: bool) -> float:
+    """Gram score of the rows, in standard deviations from that of random ones.
+
+    Of an affine rule they are the effective rows, centred: what all have in common chooses nothing.
+    Cosines know no gain, and a vector common to all rows counts.
+    """
+    size, width = rows.shape
+    gram = effective_rows(rows, gain).gram if is_affine else rows @ rows.T
+    chance = random_gram_score(size, width, is_affine)
+    return (gram_score(cosines(gram)) - chance) / random_gram_score_sd(size, width, is_affine)
 
 
-def affine_router(rows: np.ndarray, settings: Settings) -> Router:
-    """The record of a router that takes the largest of ``W y``."""
-    rule = Rule(settings.top_k, "softmax", Weights("scores", renormalise=settings.renormalise))
-    return Router("text/0", "text", 0, rows.astype(np.float32), rule, Provenance("", (), "", "F32"))
+def affine_router(rows: np.ndarray, bias: np.ndarray | None, settings: Settings) -> Router:
+    """The record of a router that takes the largest of ``W y + b``."""
+    weights = Weights("scores", renormalise=settings.renormalise)
+    rule = Rule(settings.top_k, "softmax", weights, has_logit_bias=bias is not None)
+    origin = Provenance("", (), "", "F32")
+    weight = rows.astype(np.float32)
+    return Router("text/0", "text", 0, weight, rule, origin, logit_bias=bias)
 
 
 def flipped_share(router: Router, inputs: np.ndarray) -> float:
@@ -174,7 +181,7 @@ def jump_over_output(router: Router, inputs: np.ndarray, block: MoE) -> float:
     rows, token = router.weight.astype(np.float64), np.arange(len(at))
     z = _logits(router, at)
     chosen = top_k(z, router.rule.top_k)
-    out, into = boundary_distance(z, chosen, row_distances(router.weight)).pair.T
+    out, into = boundary_distance(z, chosen, row_distances(router.weight, router.logit_bias)).pair.T
     normal = rows[out] - rows[into]
     gap = (z[token, out] - z[token, into]) / (normal**2).sum(axis=1)
     edge = at - gap[:, None] * normal
@@ -189,4 +196,5 @@ def jump_over_output(router: Router, inputs: np.ndarray, block: MoE) -> float:
 
 
 def _logits(router: Router, inputs: np.ndarray) -> np.ndarray:
-    return inputs.astype(np.float64) @ router.weight.astype(np.float64).T
+    logits = inputs.astype(np.float64) @ router.weight.astype(np.float64).T
+    return logits if router.logit_bias is None else logits + router.logit_bias

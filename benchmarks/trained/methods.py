@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from benchmarks.trained.model import Dense, MoE
+from benchmarks.trained.model import Dense, Merged, MoE
 from benchmarks.trained.settings import Settings
+from moegeom.trainable.centred import CentredRouter
 from moegeom.trainable.cosine import CosineRouter
+from moegeom.trainable.osr import OSRRouter
 from moegeom.trainable.relu import ReLURouter, update_strength
 from moegeom.trainable.router import RouterModule
 from moegeom.trainable.smooth import SmoothTopKRouter
@@ -33,12 +35,16 @@ def _nothing(*_: object) -> None:
     """Methods that leave steps alone."""
 
 
+def _no_bias(_: object) -> None:
+    """Routers that add nothing to their logits."""
+
+
 @dataclass(frozen=True, eq=False)
 class Method:
     """``block`` builds the feed-forward block of a layer.
 
     ``rows`` are what a router compares inputs with, in the router's own space; None of one that has
-    none. ``is_affine``: the chosen are the top-k of ``W y + b``; ``jumps``: and are cut off there.
+    none, and ``bias`` what is added to its logits. ``is_affine``: the chosen are the top-k of ``W y + b``; ``jumps``: and are cut off there.
     ``before_step`` and ``after_step`` get the routers, the first also the share of the training
     that is done. ``also`` are other ways to evaluate the same training, told apart by ``prepare``.
     """
@@ -47,6 +53,7 @@ class Method:
     text: str
     block: Callable[[Settings], nn.Module]
     rows: Callable[[Any], np.ndarray] | None = None
+    bias: Callable[[Any], np.ndarray | None] = _no_bias
     is_affine: bool = False
     jumps: bool = False
     before_step: Callable[[Routers, float], None] = _nothing
@@ -108,6 +115,19 @@ def _strengthen(routers: Routers, progress: float) -> None:
         update_strength(routers)
 
 
+def _osr(settings: Settings) -> RouterModule:
+    # expression vectors of all experts are orthonormal, so that they fit into the hidden size
+    return OSRRouter(*_sizes(settings), router_dim=settings.hidden // settings.experts)
+
+
+def _balanced(is_balanced: bool) -> Callable[[Routers], None]:
+    def prepare(routers: Routers) -> None:
+        for router in routers:
+            router.balanced_at_inference = is_balanced
+
+    return prepare
+
+
 def _weight(router: Any) -> np.ndarray:
     return router.weight.detach().numpy().astype(np.float64)
 
@@ -139,6 +159,31 @@ _ALL = (
     ),
     Method("relu", "ReLU routing (ReMoE)", _routed(_relu), _weight, after_step=_strengthen),
     Method("cosine", "cosine router", _routed(_cosine), _weight),
+    Method(
+        "osr",
+        "OSR, balanced over the batch also at inference",
+        _routed(_osr),
+        lambda router: router.expression_mean.numpy().astype(np.float64),
+        prepare=_balanced(True),
+        also=(
+            Method(
+                "osr-causal",
+                "the same, causal at inference",
+                _routed(_osr),
+                prepare=_balanced(False),
+            ),
+        ),
+    ),
+    Method("smear", "SMEAR, merged for each prefix", Merged),
+    Method(
+        "centred",
+        "top-k, logits centred",
+        _routed(lambda settings: CentredRouter(_top_k(settings))),
+        lambda router: _weight(router.router),
+        lambda router: router.logit_bias.numpy().astype(np.float64),
+        is_affine=True,
+        jumps=True,
+    ),
 )
 
 METHODS = {method.name: method for method in _ALL}

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from moegeom.trainable.losses import entropy_loss
 from moegeom.trainable.router import Routed, RouterModule
+from moegeom.trainable.smear import SMEAR
 
 if TYPE_CHECKING:
     from benchmarks.trained.settings import Settings
@@ -62,15 +63,14 @@ class Dense(nn.Module):
 
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(2 * width, hidden))
-        self.down_proj = nn.Parameter(torch.empty(hidden, width))
+        self.expert = Expert(hidden, width)
 
     def width(self, _: float) -> float:
         """Hidden units that a token goes through."""
-        return float(self.down_proj.shape[1])
+        return float(self.expert.down_proj.shape[1])
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
-        return swiglu(hidden, self.gate_up_proj, self.down_proj), None
+        return self.expert(hidden), None
 
 
 class MoE(nn.Module):
@@ -99,6 +99,36 @@ class MoE(nn.Module):
         if self.shared is not None:
             out = out + self.shared(hidden)[0]
         return out, routed
+
+
+class Merged(nn.Module):
+    """One expert merged for each prefix: as wide as the chosen experts, as many weights as all."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        hidden, width = settings.hidden, settings.top_k * settings.width
+        experts = [Expert(hidden, width) for _ in range(settings.experts // settings.top_k)]
+        self.mix = SMEAR(experts, hidden, causal=True)
+        self.merged_width = width
+
+    def width(self, _: float) -> float:
+        """Hidden units that a token goes through."""
+        return float(self.merged_width)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
+        return self.mix(hidden), None
+
+
+class Expert(nn.Module):
+    """One SwiGLU expert as a module of its own."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(2 * width, hidden))
+        self.down_proj = nn.Parameter(torch.empty(hidden, width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return swiglu(hidden, self.gate_up_proj, self.down_proj)
 
 
 class Attention(nn.Module):
@@ -185,7 +215,12 @@ def initialise(model: nn.Module, seed: int) -> None:
     Vectors and routers keep what their modules gave them.
     """
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and ".router." not in name:
+        if parameter.ndim > 1 and not is_of_router(name):
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
             with torch.no_grad():
                 parameter.normal_(0.0, INIT_STD, generator=generator)
+
+
+def is_of_router(name: str) -> bool:
+    """Whether a parameter of that name belongs to a router."""
+    return ".router." in name or name.endswith(".mix.weight")

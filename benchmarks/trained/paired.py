@@ -42,10 +42,11 @@ def paired(values: Sequence[float], base: Sequence[float]) -> Difference:
 
 
 def difference_text(found: Difference, digits: int) -> str:
-    """``-0.021 +- 0.009``, or that nothing was seen, with what could have been."""
-    said = f"{found.mean:+.{digits}f} +- {found.half:.{digits}f}"
+    """``-0.021 +- 0.009``, or that nothing was seen, with what was measured."""
+    said = f"{found.mean:+.{digits}f}"
     if not math.isfinite(found.half):
-        return f"{found.mean:+.{digits}f}, one pair"
+        return f"{said}, of {found.pairs} pair"
+    said = f"{said} +- {found.half:.{digits}f}"
     return said if found.is_seen else f"{NOT_SEEN} ({said})"
 
 

@@ -30,6 +30,7 @@ class Settings:
     held_out_per_domain: int = 32
     learning_rate: float = 3e-3
     router_learning_rate: float = 3e-3
+    expert_learning_rate: float = 3e-3
     weight_decay: float = 0.1
     balance: float = 0.02
     entropy: float = 0.0

@@ -69,16 +69,16 @@ STUDIES = {
         "16",
     ),
     "rates": Study(
-        "learning rates of routers and of everything else",
+        "learning rates of routers and of experts",
         "top-k",
         {
-            f"router {router:g}, other {other:g}": {
+            f"router {router:g}, experts {expert:g}": {
                 "router_learning_rate": router,
-                "learning_rate": other,
+                "expert_learning_rate": expert,
             }
             for router in _RATES
-            for other in _RATES
+            for expert in _RATES
         },
-        "router 0.003, other 0.003",
+        "router 0.003, experts 0.003",
     ),
 }

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.trained.evaluation import evaluate
 from benchmarks.trained.methods import Method
-from benchmarks.trained.model import ByteModel, MoE, initialise, next_byte_loss
+from benchmarks.trained.model import ByteModel, MoE, initialise, is_of_router, next_byte_loss
 from benchmarks.trained.text import batches, held_out
 from moegeom.trainable.router import RouterModule
 from moegeom.trainable.smooth import SmoothTopKRouter
@@ -161,10 +161,11 @@ def fit(
 def make_optimizer(
     model: nn.Module, settings: Settings
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """AdamW; routers with a rate of their own, vectors without decay, widths at a constant rate."""
+    """AdamW; routers and experts at rates of their own, vectors without decay, widths constant."""
     falling = warmup_then_cosine(settings.steps)
     kinds = {
         "matrix": (settings.learning_rate, settings.weight_decay, falling),
+        "expert": (settings.expert_learning_rate, settings.weight_decay, falling),
         "vector": (settings.learning_rate, 0.0, falling),
         "router": (settings.router_learning_rate, settings.weight_decay, falling),
         "width": (WIDTH_RATE, 0.0, lambda _: 1.0),
@@ -186,7 +187,9 @@ def _kind(name: str, parameter: nn.Parameter) -> str:
         return "width"
     if parameter.ndim < 2:
         return "vector"
-    return "router" if ".router." in name else "matrix"
+    if is_of_router(name):
+        return "router"
+    return "expert" if ".experts." in name else "matrix"
 
 
 def routers_of(model: nn.Module) -> list[RouterModule]:
