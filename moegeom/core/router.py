@@ -102,8 +102,11 @@ class Weights:
 class Rule:
     """The selection rule without its numbers, so that two layers can share one.
 
-    ``capacity`` is how many tokens of one sequence an expert takes, the first ones; it changes what
-    runs and not what is chosen. None where an expert takes all, or the limit counts a batch.
+    ``pick`` is how many are chosen: the ``top_k`` best; every expert whose score is above 0
+    (``threshold``), where ``top_k`` is what training aims at; or as a what-if takes them
+    (``varying``). ``capacity`` is how many tokens of one sequence an expert takes, the first ones;
+    it changes what runs and not what is chosen. None where an expert takes all, or the limit counts
+    a batch.
     """
 
     top_k: int
@@ -114,6 +117,12 @@ class Rule:
     groups: GroupMask | None = None
     logit_map: LogitMap | None = None
     capacity: int | None = None
+    pick: Literal["top_k", "threshold", "varying"] = "top_k"
+
+    @property
+    def num_chosen(self) -> int | None:
+        """Experts of every token; None where tokens choose different numbers of them."""
+        return self.top_k if self.pick == "top_k" else None
 
     @property
     def is_affine(self) -> bool:

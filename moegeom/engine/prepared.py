@@ -199,6 +199,8 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         reasons.setdefault("angle", why)
     if router.rule.capacity is None:
         reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
+    if router.rule.num_chosen is not None:
+        reasons["num_chosen"] = f"{RULE_HAS_NO}varying number of experts"
     if router.projection is not None:
         why = "arithmetics and noise of routers behind a projection are not known"
         reasons |= dict.fromkeys(("flip", "noise"), why)

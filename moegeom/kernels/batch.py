@@ -85,27 +85,29 @@ class TokenBatch:
     This is what reductions read. What is given is known; the engine's batch
     (``moegeom/engine/batch.py``) computes the rest when it is first asked for.
 
-    ``chosen`` is in descending selection score. ``float_bound`` is how far two correct float32
+    ``chosen`` is in descending selection score; where tokens choose different numbers of experts,
+    ``num_chosen`` of them, then -1. ``float_bound`` is how far two correct float32
     engines can put the selection scores apart; a token whose margin is not above it is ambiguous.
     ``logits`` are ``W y + b`` and ``mapped`` what scores are taken of: those behind the logit map,
     without a bias that only selects. ``noise_scale`` is the error, per coordinate, of rounding the
     input to bfloat16; ``direction`` the router input over its length, 0 for a zero input;
-    ``selection`` holds the selection scores, masked groups at their fill, and ``scores`` the same without selection bias and mask;
-    ``probability`` the scores of a token over their sum, ``entropy``
-    its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle, in radians,
-    to the nearest direction before the norm with another chosen set; ``rounding_sigmas`` the
-    distance to the nearest boundary in standard deviations of what rounding the input to bfloat16
-    does along it; ``distance_upper`` is ``distance`` where that is exact; where the largest logits
-    do not decide it, they are the largest and the least value that these allow; ``flip`` says what
-    the variant of the pass changes about the choice and ``noise`` what noise on the input does;
-    ``order_distance`` is known of some tokens alone; ``document``, ``position`` and ``token_id``
-    are -1 where a recording does not say.
+    ``selection`` holds the selection scores, masked groups at their fill, and ``scores`` the same
+    without selection bias and mask; ``probability`` the scores of a token over their sum,
+    ``entropy`` its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle,
+    in radians, to the nearest direction before the norm with another chosen set;
+    ``rounding_sigmas`` the distance to the nearest boundary in standard deviations of what rounding
+    the input to bfloat16 does along it; ``distance_upper`` is ``distance`` where that is exact;
+    where the largest logits do not decide it, they are the largest and the least value that these
+    allow; ``flip`` says what the variant of the pass changes about the choice and ``noise`` what
+    noise on the input does; ``order_distance`` is known of some tokens alone; ``document``,
+    ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
     token: Int64[np.ndarray, "tokens"]
     population: Int32[np.ndarray, "tokens"]
     block: Int32[np.ndarray, "tokens"]
     chosen: Int32[np.ndarray, "tokens k"]
+    num_chosen: Int32[np.ndarray, "tokens"] | None = None
     margin: Float64[np.ndarray, "tokens"] | None = None
     group_margin: Float64[np.ndarray, "tokens"] | None = None
     distance: Float64[np.ndarray, "tokens"] | None = None

@@ -26,9 +26,8 @@ RANKS = (2, 4, 8, 16, 32, 64)
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["expert_counts"]
-    experts, top_k = facts.router.num_experts, facts.router.rule.top_k
-    tokens = int(counts.sum()) // top_k
-    slots = [expert_capacity(tokens, experts, top_k, factor) for factor in FACTORS]
+    experts, taken = facts.router.num_experts, int(counts.sum())
+    slots = [expert_capacity(taken, experts, 1, factor) for factor in FACTORS]
     ranks = [number for number in RANKS if experts % number == 0 and number < experts]
     imbalance = np.array([rank_imbalance(counts, number) for number in ranks])
     return {

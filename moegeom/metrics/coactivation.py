@@ -30,20 +30,20 @@ NUM_LISTED = 256
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["expert_pairs"]
-    experts, top_k = facts.router.num_experts, facts.router.rule.top_k
+    experts, top_k = facts.router.num_experts, facts.router.rule.num_chosen
     first, second = np.triu_indices(experts, 1)
     together = counts[first, second]
     if not counts.any() or experts < 2:
         return {"layers": {}}
-    tokens = int(np.trace(counts)) // top_k
-    layers = {
+    layers: dict[str, float | int | None] = {
         "overlap_routing": float(jaccard_mean(counts)),
-        "overlap_routing_chance": jaccard_chance(experts, top_k),
+        "overlap_routing_chance": None if top_k is None else jaccard_chance(experts, top_k),
         "num_pairs_seen": int(num_pairs_seen(counts)),
         "pairs_seen_share": num_pairs_seen(counts) / len(first),
     }
-    if top_k < 2:
+    if top_k is None or top_k < 2:
         return {"layers": layers}
+    tokens = int(np.trace(counts)) // top_k
     over_chance = coactivation_over_chance(counts, tokens, top_k)[first, second]
     layers["coactivation_max_over_chance"] = float(over_chance.max())
     top = np.argsort(-together, kind="stable")[:NUM_LISTED]
@@ -78,7 +78,7 @@ METRIC = Metric(
             ),
             Column(
                 "overlap_routing_chance",
-                "the same for sets drawn evenly",
+                "the same for sets of one size drawn evenly",
                 formula="overlap_routing",
             ),
             Column("num_pairs_seen", "pairs of experts that some token chose", "pairs", "int"),

@@ -19,9 +19,9 @@ from moegeom.metrics.matrices import COLUMNS, MOST_EXPERTS, upper_triangle
 
 
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    counts, top_k = reductions["expert_pairs"], facts.router.rule.top_k
+    counts, top_k = reductions["expert_pairs"], facts.router.rule.num_chosen
     is_kept = facts.is_whole and not facts.is_random and len(counts) <= MOST_EXPERTS
-    if not is_kept or top_k < 2 or not counts.any():
+    if not is_kept or top_k is None or top_k < 2 or not counts.any():
         return {}
     over = coactivation_over_chance(counts, int(np.trace(counts)) // top_k, top_k)
     return {"matrices": upper_triangle("coactivation", over)}

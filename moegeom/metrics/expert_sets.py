@@ -32,8 +32,12 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     router = facts.router
     # the lower hash first among equals: any order would do, but it must be the same everywhere
     top = np.argsort(-counts, kind="stable")[:NUM_LISTED]
-    possible = math.lgamma(router.num_experts + 1) - math.lgamma(router.rule.top_k + 1)
-    possible -= math.lgamma(router.num_experts - router.rule.top_k + 1)
+    experts, top_k = router.num_experts, router.rule.num_chosen
+    if top_k is None:
+        possible = experts * math.log(2.0)
+    else:
+        possible = math.lgamma(experts + 1) - math.lgamma(top_k + 1)
+        possible -= math.lgamma(experts - top_k + 1)
     return {
         "layers": {
             "num_expert_sets": len(counts) / rate,
@@ -77,7 +81,7 @@ METRIC = Metric(
             ),
             Column(
                 "expert_sets_possible_log10",
-                "log10 of the number of sets of that size",
+                "log10 of the number of sets of that size, of any size where sizes differ",
                 "log10 expert sets",
             ),
             Column(

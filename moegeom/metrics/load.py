@@ -25,14 +25,15 @@ def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["expert_counts"]
     blocks = reductions["expert_counts_by_block"]
     entropy = float(load.load_entropy_nats(counts))
-    experts = facts.router.num_experts
+    experts, top_k = facts.router.num_experts, facts.router.rule.num_chosen
+    sizes = None if top_k is None else (facts.num_tokens, experts, top_k)
     return {
         "layers": {
             "load_cv_ddof0": float(load.load_cv(counts)),
-            "load_cv_floor": load.load_cv_floor(facts.num_tokens, experts, facts.router.rule.top_k),
+            "load_cv_floor": sizes and load.load_cv_floor(*sizes),
             "load_cv_squared_debiased": load.load_cv_squared_debiased(blocks),
             "max_vio_global": float(load.max_vio(counts)),
-            "max_vio_floor": load.max_vio_floor(facts.num_tokens, experts, facts.router.rule.top_k),
+            "max_vio_floor": sizes and load.max_vio_floor(*sizes),
             "min_vio_global": float(load.min_vio(counts)),
             "avg_vio_global": float(load.avg_vio(counts)),
             "jain": float(load.jain(counts)),
@@ -68,7 +69,8 @@ METRIC = Metric(
             ),
             Column(
                 "load_cv_floor",
-                "CV that even random routing shows on as many independent tokens",
+                "CV that even random routing shows on as many independent tokens; missing where "
+                "tokens choose different numbers of experts",
                 formula="load_cv_floor",
             ),
             Column(
@@ -85,7 +87,8 @@ METRIC = Metric(
             ),
             Column(
                 "max_vio_floor",
-                "MaxVio that even random routing shows on as many independent tokens",
+                "MaxVio that even random routing shows on as many independent tokens; missing "
+                "where tokens choose different numbers of experts",
                 formula="max_vio_floor",
             ),
             Column(

@@ -21,15 +21,15 @@ from moegeom.kernels.reductions.choices import PAIRS, SAME_SET, SHARED
 def _finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     found = reductions["neighbours"].tolist()
     counts = reductions["expert_counts"].astype(np.float64)
-    pairs, top_k = found[PAIRS], facts.router.rule.top_k
+    pairs, top_k = found[PAIRS], facts.router.rule.num_chosen
     if not pairs:
         return {"layers": {}}
     share = counts / counts.sum()
     return {
         "layers": {
             "num_neighbours": pairs,
-            "neighbour_overlap": found[SHARED] / (pairs * top_k),
-            "neighbour_overlap_chance": float(top_k * (share**2).sum()),
+            "neighbour_overlap": top_k and found[SHARED] / (pairs * top_k),
+            "neighbour_overlap_chance": top_k and float(top_k * (share**2).sum()),
             "neighbour_same_set": found[SAME_SET] / pairs,
         }
     }

@@ -23,6 +23,13 @@ _PUBLIC: dict[str, str] = {
     "ReLURouter": "relu",
     "update_strength": "relu",
     "CosineRouter": "cosine",
+    "OSRRouter": "osr",
+    "ExpressionProjector": "expression",
+    "GRURouter": "gru",
+    "SoftMoE": "soft",
+    "SMEAR": "smear",
+    "CentredRouter": "centred",
+    "export": "export",
 }
 
 

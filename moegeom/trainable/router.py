@@ -56,6 +56,9 @@ class RouterModule(nn.Module):
     different experts become equal.
     """
 
+    #: Whether the choice of a token follows from its own input, and not from other tokens.
+    token_local: bool = True
+
     def __init__(self, num_experts: int, top_k: int, hidden: int) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int32
 
-from moegeom.core.registry import Registry
+from moegeom.core.errors import UsageError
+from moegeom.core.registry import Registry, unknown_name
 from moegeom.core.router import Router
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
@@ -110,3 +113,119 @@ class WhatIf:
 
 #: Kinds by file name; people write hyphens.
 WHAT_IFS: Registry[WhatIf] = Registry("what-if", "moegeom.variants.whatif", "WHAT_IF", WhatIf)
+
+
+# -------------------------------------------------------------------------------------------- specs
+@dataclass(frozen=True)
+class AskedWhatIf:
+    """A kind with a value for each parameter; ``name`` is how it is typed, in one spelling."""
+
+    name: str
+    kind: WhatIf
+    values: Mapping[str, Any]
+
+
+def parse_what_ifs(texts: Sequence[str]) -> tuple[AskedWhatIf, ...]:
+    """What texts such as ``smooth:extra=0.5`` or ``temperature:0.5,2`` ask for, each once.
+
+    Raises
+    ------
+    UsageError
+        For a kind or parameter that is not known, a number out of its range, or a value that is
+        missing.
+    """
+    found: dict[str, AskedWhatIf] = {}
+    for text in texts:
+        for asked in _parse(text):
+            found.setdefault(asked.name, asked)
+    return tuple(found.values())
+
+
+def spelled(kind: WhatIf) -> str:
+    """The name of a kind as people write it."""
+    return kind.name.replace("_", "-")
+
+
+def _parse(text: str) -> Iterator[AskedWhatIf]:
+    name, colon, rest = text.strip().partition(":")
+    kind = _kind(name)
+    given = _given(text, kind, rest.split(",") if colon else [])
+    values = {p.name: given.get(p.name, (p.default,)) for p in kind.parameters}
+    for parameter in kind.parameters:
+        if parameter.is_list:
+            values[parameter.name] = (given.get(parameter.name, ()),)
+        elif len(values[parameter.name]) > 1 and not parameter.is_swept:
+            raise _error(text, kind, f"'{parameter.name}' has several values")
+    for chosen in itertools.product(*values.values()):
+        one = dict(zip(values, chosen, strict=True))
+        said = ",".join(
+            _said(p, one[p.name]) for p in kind.parameters if p.name in given and one[p.name] != ()
+        )
+        yield AskedWhatIf(f"{spelled(kind)}:{said}" if said else spelled(kind), kind, one)
+
+
+def _kind(name: str) -> WhatIf:
+    place = name.replace("-", "_")
+    if place not in WHAT_IFS.names():
+        raise unknown_name("what-if", name, (n.replace("_", "-") for n in WHAT_IFS.names()))
+    return WHAT_IFS[place]
+
+
+def _given(text: str, kind: WhatIf, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """The values by parameter; a value without a name belongs to the one before, or the first."""
+    by_name = {p.name: p for p in kind.parameters}
+    first = next((p for p in kind.parameters if p.is_first), None)
+    given: dict[str, tuple[Any, ...]] = {}
+    current = first
+    for word in (word.strip() for word in words):
+        name, equals, value = word.partition("=")
+        if equals or (name in by_name and by_name[name].is_flag):
+            if name not in by_name:
+                known = ", ".join(by_name) or "none"
+                raise _error(text, kind, f"it has no '{name[:40]}' ({known})")
+            if name in given:
+                raise _error(text, kind, f"'{name}' is given twice")
+            current = by_name[name]
+        else:
+            value = word
+        if current is None:
+            raise _error(text, kind, f"'{word[:40]}' stands without a name")
+        found = True if current.is_flag and not equals else _value(text, kind, current, value)
+        given[current.name] = (*given.get(current.name, ()), found)
+        if current.is_flag:
+            current = first
+    return given
+
+
+def _value(text: str, kind: WhatIf, parameter: Parameter, word: str) -> float | int | str:
+    if word in parameter.words:
+        return word
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    fits = parameter.least <= number <= parameter.most
+    if not fits or (parameter.is_whole and not number.is_integer()):
+        expected = [*parameter.words] if parameter.words else []
+        if not parameter.words or np.isfinite(parameter.least):
+            what = "a whole number" if parameter.is_whole else "a number"
+            expected.append(f"{what} from {parameter.least:g} to {parameter.most:g}")
+        raise _error(
+            text, kind, f"{parameter.name} is '{word[:40]}', expected {' or '.join(expected)}"
+        )
+    return int(number) if parameter.is_whole else number
+
+
+def _said(parameter: Parameter, value: Any) -> str:
+    if parameter.is_flag:
+        return parameter.name
+    listed = value if isinstance(value, tuple) else (value,)
+    words = ",".join(one if isinstance(one, str) else f"{one:g}" for one in listed)
+    return words if parameter.is_first else f"{parameter.name}={words}"
+
+
+def _error(text: str, kind: WhatIf, why: str) -> UsageError:
+    return UsageError(
+        f"what-if '{text[:80]}': {why}.",
+        f"{spelled(kind)}: {kind.text} `moegeom whatif --list` shows all with their parameters.",
+    )

@@ -155,6 +155,18 @@ def _by_domain(
 EXPERT_COUNTS_BY_DOMAIN = StateView("expert_counts_by_domain", "expert_counts", _by_domain)
 
 
+# -------------------------------------------------------------------------------------------- sizes
+def _count_sizes(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
+    assert batch.num_chosen is not None
+    np.add.at(counts, (batch.population, batch.block, batch.num_chosen), 1)
+
+
+#: Tokens by the number of experts that they choose, where tokens choose different numbers.
+SET_SIZES = counters(
+    "set_sizes", ("num_chosen",), lambda extent: (1 + extent.num_experts,), _count_sizes
+)
+
+
 # -------------------------------------------------------------------------------------------- pairs
 def _count_pairs(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     kernels["count_pairs"](counts, batch.chosen, batch.block)
@@ -238,7 +250,9 @@ def _count_neighbours(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -
     at = (batch.population[first], batch.block[first])
     np.add.at(counts[..., PAIRS], at, 1)
     np.add.at(counts[..., SHARED], at, shared)
-    np.add.at(counts[..., SAME_SET], at, shared == chosen.shape[1])
+    sizes = (chosen >= 0).sum(axis=1)
+    same = (shared == sizes[first]) & (shared == sizes[first + 1])
+    np.add.at(counts[..., SAME_SET], at, same)
 
 
 #: How many experts a token shares with the next one of its document.
@@ -249,9 +263,10 @@ NEIGHBOURS = counters(
 
 def _count_top1(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     top1 = batch.chosen[:, 0]
-    np.add.at(counts, (batch.population, batch.block, 2 + top1), 1)
+    row = np.flatnonzero(top1 >= 0)
+    np.add.at(counts, (batch.population[row], batch.block[row], 2 + top1[row]), 1)
     first = first_of_pairs(batch)
-    repeated = top1[first] == top1[first + 1]
+    repeated = (top1[first] == top1[first + 1]) & (top1[first] >= 0)
     at = (batch.population[first], batch.block[first])
     np.add.at(counts[..., 0], at, 1)
     np.add.at(counts[..., 1], at, repeated)

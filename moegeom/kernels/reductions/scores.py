@@ -13,8 +13,8 @@ from moegeom.kernels.reductions._counters import FIXED_POINT, added, block_total
 
 def _entropies(batch: TokenBatch) -> Float64[np.ndarray, "tokens columns"]:
     assert batch.entropy is not None and batch.probability is not None
-    of_chosen = np.take_along_axis(batch.probability, batch.chosen, axis=1)
-    of_chosen = of_chosen.astype(np.float64)
+    of_chosen = np.take_along_axis(batch.probability, np.maximum(batch.chosen, 0), axis=1)
+    of_chosen = np.where(batch.chosen >= 0, of_chosen.astype(np.float64), 0.0)
     mass = of_chosen.sum(axis=1)
     # all of them underflow to 0 where a bias chooses experts without score
     share = of_chosen / np.where(mass > 0.0, mass, 1.0)[:, None]

@@ -1,0 +1,235 @@
+"""Smoothed top-k: experts a little below the k-th run too, with a weight that fades.
+
+Sets of unequal size are masks [tokens, experts], and weights stand beside them in the same shape:
+so no sum depends on how many experts another token has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int32
+
+from moegeom.core.router import Weights
+from moegeom.geometry.selection import routing_weights, sigmoid, top_k
+
+#: Exponents of the activation of S0 section 6.
+A, B = 1.0, 50.0
+
+
+# --------------------------------------------------------------------------------------- activation
+def activation(
+    u: Float[np.ndarray, "*shape"], a: float = A, b: float = B
+) -> Float64[np.ndarray, "*shape"]:
+    r"""How far an expert is switched on, :math:`s(u) = u^a / (u^a + (1 - u)^b)`; 0 to 1.
+
+    0 for u <= 0 and 1 for u >= 1, nan for nan. Computed as the logistic function of
+    :math:`a \ln u - b \ln(1 - u)`, so that no power underflows. Increasing; half at u = 0.0560134
+    with the exponents of the paper, which leaves nine tenths of the strip at nearly full weight.
+    Source: docs/theory.md A11 (S0 section 6). Oracle in tests: fractions and torch.
+    """
+    inside = np.clip(u.astype(np.float64), 0.0, 1.0)
+    with np.errstate(divide="ignore"):  # logarithms of 0, which the logistic function takes
+        exponent = a * np.log(inside) - b * np.log1p(-inside)
+    return sigmoid(exponent.reshape(1, -1)).reshape(u.shape)
+
+
+#: Points of a search for the steepest one, and how often it closes in on it.
+_POINTS, _ROUNDS = 1001, 4
+
+
+def largest_slope(a: float = A, b: float = B) -> float:
+    r"""The largest :math:`s'(u) = s (1 - s) (a / u + b / (1 - u))`; inf for a < 1 or b < 1.
+
+    17.756 at u = 0.0545 for a = 1 and b = 50. Weights change by at most this over eps for a change
+    of one between a score and the k-th, relative to the weight of an expert that is full on.
+    By a grid that closes in on its steepest point: relative error below 1e-6.
+    Source: docs/theory.md A11. Oracle in tests: scipy.optimize.
+    """
+    if a < 1.0 or b < 1.0:
+        return float("inf")
+    low, high, steepest = 1e-9, 1.0 - 1e-9, 0.0
+    for _ in range(_ROUNDS):
+        u = np.linspace(low, high, _POINTS)
+        s = activation(u, a, b)
+        slopes = s * (1.0 - s) * (a / u + b / (1.0 - u))
+        at = int(slopes.argmax())
+        steepest = max(steepest, float(slopes[at]))
+        low, high = float(u[max(at - 1, 0)]), float(u[min(at + 1, _POINTS - 1)])
+    return steepest
+
+
+# --------------------------------------------------------------------------------------------- sets
+def _below_last(
+    selection: Float[np.ndarray, "tokens experts"], k: int
+) -> Float64[np.ndarray, "tokens experts"]:
+    """k-th largest score of the token less each score; inf for an expert masked at -inf."""
+    exact = selection.astype(np.float64)
+    last = np.sort(exact, axis=1)[:, [exact.shape[1] - k]]
+    with np.errstate(invalid="ignore"):  # two masked scores
+        return np.where(np.isneginf(exact), np.inf, last - exact)
+
+
+def hard_set(
+    selection: Float[np.ndarray, "tokens experts"], k: int
+) -> Bool[np.ndarray, "tokens experts"]:
+    """The chosen experts as a mask; equal scores: the lower index."""
+    mask = np.zeros(selection.shape, dtype=bool)
+    np.put_along_axis(mask, top_k(selection, k).astype(np.int64), True, axis=1)
+    return mask
+
+
+def gaps(
+    selection: Float[np.ndarray, "tokens experts"], k: int
+) -> Float64[np.ndarray, "tokens others"]:
+    r""":math:`q_{[k]} - q_i` of the experts that are not chosen, ascending; inf for masked ones.
+
+    In units of the selection score, at least 0; no column for k = E. Source: docs/theory.md A12.
+    """
+    return np.sort(_below_last(selection, k), axis=1)[:, k:]
+
+
+def smooth_activations(
+    selection: Float[np.ndarray, "tokens experts"], k: int, eps: float, a: float = A, b: float = B
+) -> Float64[np.ndarray, "tokens experts"]:
+    r"""How far each expert is switched on, s of :math:`u_i = (q_i - q_{[k]} + \epsilon)/\epsilon`.
+
+    1 for the chosen ones, above 0 for those less than eps below the k-th
+    (:func:`~moegeom.geometry.boundary.orders.extra_experts` counts them), else 0. For eps = 0 the
+    hard choice: of equal scores across the border one side has 1 and the other 0.
+    ``selection`` holds -inf where an expert may not run. Source: docs/theory.md A11.
+    """
+    is_on = hard_set(selection, k)
+    if eps == 0.0:
+        return is_on.astype(np.float64)
+    below = _below_last(selection, k)
+    with np.errstate(over="ignore", invalid="ignore"):  # far below a small eps is out all the same
+        faded = activation((eps - below) / eps, a, b)
+    # one that fades to less than any number still runs
+    faded = np.maximum(faded, np.finfo(np.float64).tiny)
+    return np.where(is_on, 1.0, np.where(below < eps, faded, 0.0))
+
+
+def packed(
+    mask: Bool[np.ndarray, "tokens experts"],
+    scores: Float[np.ndarray, "tokens experts"],
+    least_slots: int = 1,
+) -> Int32[np.ndarray, "tokens slots"]:
+    """Experts of each mask in descending score, filled from the left; -1 in empty slots.
+
+    As many slots as the largest set has, and ``least_slots``. Equal scores: the lower index.
+    """
+    counts = mask.sum(axis=1)
+    slots = max(int(counts.max(initial=0)), least_slots)
+    # members first: one whose score is -inf must not stand behind others
+    order = np.lexsort((-scores, ~mask), axis=1)[:, :slots]
+    filled = np.arange(slots)[None, :] < counts[:, None]
+    return np.where(filled, order, -1).astype(np.int32)
+
+
+# ------------------------------------------------------------------------------------------ weights
+def set_weights(
+    mapped: Float[np.ndarray, "tokens experts"],
+    scores: Float64[np.ndarray, "tokens experts"],
+    faded: Float64[np.ndarray, "tokens experts"],
+    weights: Weights,
+    shared_sum: Float64[np.ndarray, "tokens"] | None = None,
+) -> Float64[np.ndarray, "tokens experts"]:
+    r"""Routing weights of sets of any size whose experts are switched on by ``faded``.
+
+    The weights of the rule (:func:`~moegeom.geometry.selection.routing_weights`) with
+    :math:`s_i f_i` in the place of every score and :math:`e^{z_i} f_i` in the place of every power:
+    sums run over the experts with f > 0. 0 elsewhere, and for a token without any.
+    ``mapped`` are the logits behind the logit map, ``scores`` the scores without selection bias.
+    Of a set of k experts that are full on it is the weight of the rule, up to the order of sums.
+
+    Raises
+    ------
+    ValueError
+        For weights that depend on the order in which experts are taken (``sparsemixer``).
+    Source: docs/theory.md A1, A11. Oracle in tests: torch.
+    """
+    if weights.source == "sparsemixer":
+        raise ValueError("sparsemixer weights are defined for k experts in a row")
+    is_on = faded > 0.0
+    rule, logits = weights, mapped.astype(np.float64)
+    if weights.source == "softmax_of_selected_logits":
+        with np.errstate(divide="ignore"):
+            logits = np.where(is_on, logits + np.log(faded), -np.inf)
+    else:
+        if weights.source == "sigmoid_of_selected_logits":
+            scores, rule = sigmoid(logits), replace(weights, source="scores")
+        scores = np.where(is_on, scores * faded, 0.0)
+    everyone = np.broadcast_to(np.arange(mapped.shape[1], dtype=np.int32), mapped.shape)
+    with np.errstate(invalid="ignore"):  # tokens without experts
+        found = routing_weights(logits, scores, everyone, rule, shared_sum)
+    return np.where(is_on, found, 0.0)
+
+
+def smooth_gate(
+    mapped: Float[np.ndarray, "tokens experts"],
+    scores: Float64[np.ndarray, "tokens experts"],
+    selection: Float[np.ndarray, "tokens experts"],
+    k: int,
+    weights: Weights,
+    eps: float,
+    a: float = A,
+    b: float = B,
+    shared_sum: Float64[np.ndarray, "tokens"] | None = None,
+) -> Float64[np.ndarray, "tokens experts"]:
+    r"""Weights of the smoothed gate, of all experts; 0 for those that do not run.
+
+    The weights of the rule over the k chosen experts and those less than eps below them, whose part
+    is faded by :func:`smooth_activations`: :math:`e^{z_i} s_i / \sum_j e^{z_j} s_j` where weights
+    are renormalised, :math:`softmax(z)_i s_i` where they are not, :math:`\sigma(z_i) s_i / \sum` of
+    sigmoid rules, whose strip is one of biased *selection* scores. Tokens without extra experts
+    (all for eps = 0) have the weights of the hard rule bit for bit. Continuous in the logits, but
+    with kinks; not where a group mask changes, before rank k is looked at.
+    Source: docs/theory.md A11 (S0 section 6, Proposition A.7). Oracle in tests: torch.
+    """
+    faded = smooth_activations(selection, k, eps, a, b)
+    found = np.zeros(faded.shape)
+    chosen = top_k(selection, k)
+    hard = routing_weights(mapped, scores, chosen, weights, shared_sum)
+    np.put_along_axis(found, chosen.astype(np.int64), hard, axis=1)
+    more = np.flatnonzero((faded > 0.0).sum(axis=1) > k)
+    shared = None if shared_sum is None else shared_sum[more]
+    if len(more):
+        found[more] = set_weights(mapped[more], scores[more], faded[more], weights, shared)
+    return found
+
+
+# ------------------------------------------------------------------------------------------- budget
+@dataclass(frozen=True)
+class Budget:
+    """A width of the strip and the mean number of extra experts that it brings."""
+
+    eps: float
+    extra: float
+
+
+def smoothing_budget(gaps: Float64[np.ndarray, "tokens others"], extra: float) -> Budget:
+    r"""The eps at which tokens run ``extra`` more experts in the mean.
+
+    :math:`\epsilon^* = (g_{(m)} + g_{(m+1)}) / 2` of the pooled gaps (:func:`gaps`) in ascending
+    order, m = round(T * extra); 0 for m = 0, and just above the largest for all of them. Exactly
+    m / T extra experts if the two differ, else those strictly below. Masked experts never run.
+
+    Raises
+    ------
+    ValueError
+        For more extra experts than there are.
+    Source: docs/theory.md A12. Oracle in tests: counting.
+    """
+    pool = gaps[np.isfinite(gaps)]
+    wanted = round(len(gaps) * extra)
+    if not 0 <= wanted <= pool.size:
+        raise ValueError(f"{extra} extra experts of {pool.size / max(len(gaps), 1)} a token")
+    if wanted == 0:
+        return Budget(0.0, 0.0)
+    if wanted == pool.size:
+        return Budget(float(np.nextafter(pool.max(), np.inf)), wanted / len(gaps))
+    pair = np.partition(pool, (wanted - 1, wanted))[wanted - 1 : wanted + 1]
+    eps = float(pair.mean())
+    return Budget(eps, int((pool < eps).sum()) / len(gaps))
