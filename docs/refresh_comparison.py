@@ -9,7 +9,6 @@ from pathlib import Path
 
 from benchmarks.trained.page import PICTURES, load_results, page
 from benchmarks.trained.pictures import charts
-
 from moegeom.document.paper import write_figure
 
 DOCS = Path(__file__).resolve().parent

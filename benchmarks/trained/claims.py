@@ -13,7 +13,7 @@ Results = Mapping[str, ResultFile]
 
 @dataclass(frozen=True)
 class Comparison:
-    """That ``figure`` of ``method`` is below (-1), above (1) or not apart from (0) that of ``base``.
+    """That a figure of ``method`` is below (``sign`` -1), above (1) or at (0) that of ``base``.
 
     ``base`` is another method of the suite, or a number.
     """
@@ -169,10 +169,7 @@ CLAIMS = (
     Claim(
         "S3 E.3",
         "a temperature of 1 is best",
-        [
-            Comparison("study-temperature", "bits", value, "1", 1)
-            for value in ("0.1", "0.5", "2")
-        ],
+        [Comparison("study-temperature", "bits", value, "1", 1) for value in ("0.1", "0.5", "2")],
     ),
     Claim(
         "S0 7.4, Table 2",

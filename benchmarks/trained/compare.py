@@ -89,17 +89,22 @@ def run_suite(suite: Suite, out: Path, names: Sequence[str]) -> ResultFile:
     for seed in range(suite.settings.seeds):
         for name in names:
             if not results.has(method=name, seed=seed):
-                results.add(suite.train(name, suite.settings, seed))
-                print(said(results, suite, seed), flush=True)
+                made = suite.train(name, suite.settings, seed)
+                results.add(made)
+                for run in made:
+                    print(said(run, results, suite), flush=True)
     return results
 
 
-def said(results: ResultFile, suite: Suite, seed: int) -> str:
-    """The last run, and its figure over that of the base."""
-    last = results.runs[-1]
-    value = last["figures"][suite.figure]
-    base = [r for r in results.runs if r["method"] == suite.base and r["seed"] == seed]
-    line = f"{suite.name} seed {seed} {last['method']:24} {suite.figure} {value:.4f}"
+def said(run: training.Run, results: ResultFile, suite: Suite) -> str:
+    """A run's figure, and over that of the base with the same seed."""
+    value = run["figures"][suite.figure]
+    base = [
+        other
+        for other in results.runs
+        if (other["method"], other["seed"]) == (suite.base, run["seed"])
+    ]
+    line = f"{suite.name} seed {run['seed']} {run['method']:24} {suite.figure} {value:.4f}"
     if not base:
         return line
     return f"{line}, over {suite.base} {value / base[0]['figures'][suite.figure]:.4f}"

@@ -43,10 +43,11 @@ def _no_bias(_: object) -> None:
 class Method:
     """``block`` builds the feed-forward block of a layer.
 
-    ``rows`` are what a router compares inputs with, in the router's own space; None of one that has
-    none, and ``bias`` what is added to its logits. ``is_affine``: the chosen are the top-k of ``W y + b``; ``jumps``: and are cut off there.
-    ``before_step`` and ``after_step`` get the routers, the first also the share of the training
-    that is done. ``also`` are other ways to evaluate the same training, told apart by ``prepare``.
+    ``rows`` are what a router compares inputs with, in the router's own space, None of one that has
+    none; ``bias`` is what is added to its logits. ``is_affine``: the chosen are the top-k of
+    ``W y + b``; ``jumps``: and are cut off there. ``before_step`` and ``after_step`` get the
+    routers and the share of the training that is done. ``also`` are other ways to evaluate the same
+    training, told apart by ``prepare``.
     """
 
     name: str

@@ -54,8 +54,8 @@ by chance.
 HOW = """The text is that of the sample checkpoints, read from the Python installation, in four
 domains. *Attacked* is the held-out text with words replaced by "AAA", each with probability 0.025
 (S0 C.1.1). *Width per token* is the number of hidden units of feed-forward blocks that a token goes
-through, the mean over layers: what a method costs beside its router. *ms per step* is processor time
-of one thread, the median over steps, in a program that was not made for speed.
+through, the mean over layers: what a method costs beside its router. *ms per step* is processor
+time of one thread, the median over steps, in a program that was not made for speed.
 """
 
 ROUTERS = """Means over layers, on held-out text. *MaxVio*: the largest load over the fair one, less
@@ -156,7 +156,9 @@ def _loss_row(held: ResultFile, method: Method) -> list[str]:
     for figure in ("bits", "bits_attacked"):
         row.append(spread_text(list(values_of(held, method.name, figure).values()), 3))
         is_base = method.name == BASE
-        row.append("" if is_base else difference_text(difference(held, figure, method.name, BASE), 3))
+        row.append(
+            "" if is_base else difference_text(difference(held, figure, method.name, BASE), 3)
+        )
     runs = [run for run in held.runs if run["method"] == method.name]
     row.append(f"{np.mean(list(values_of(held, method.name, 'active_width').values())):.0f}")
     row.append(f"{runs[0]['parameters']:,}")
