@@ -102,6 +102,11 @@ CLAIMS = (
         ],
     ),
     Claim(
+        "S0 B.5",
+        "trained with smoothing and cut off at inference, a model does not fit",
+        [Comparison("quick", "bits", "smooth-hard", "smooth", 1)],
+    ),
+    Claim(
         "S0 6, B.4",
         "the boundary loss brings the experts per token to the budget of k + 1/2",
         [

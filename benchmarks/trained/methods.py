@@ -28,7 +28,8 @@ DENSE_PHASE = 0.025
 #: Epochs in which the annealing of S0 (B.5) is told.
 EPOCHS = 80.0
 
-Routers = Sequence[RouterModule]
+#: Of the class that the method makes.
+Routers = Sequence[Any]
 
 
 def _nothing(*_: object) -> None:
@@ -102,6 +103,14 @@ def _cosine(settings: Settings) -> RouterModule:
     return CosineRouter(*_sizes(settings), projected=size, **_of_top_k(settings))
 
 
+def _hard(is_hard: bool) -> Callable[[Routers], None]:
+    def prepare(routers: Routers) -> None:
+        for router in routers:
+            router.hard_at_inference = is_hard
+
+    return prepare
+
+
 def _anneal(routers: Routers, progress: float) -> None:
     for router in routers:
         router.anneal(EPOCHS * progress)
@@ -141,7 +150,25 @@ _ALL = (
     ),
     Method("dense-total", "dense, as wide as all experts", _dense(lambda s: s.experts * s.width)),
     Method(BASE, "top-k", _routed(_top_k), _weight, is_affine=True, jumps=True),
-    Method("smooth", "smooth top-k", _smooth(), _weight, is_affine=True),
+    Method(
+        "smooth",
+        "smooth top-k",
+        _smooth(),
+        _weight,
+        is_affine=True,
+        prepare=_hard(False),
+        also=(
+            Method(
+                "smooth-hard",
+                "the same, hard at inference",
+                _smooth(),
+                _weight,
+                is_affine=True,
+                jumps=True,
+                prepare=_hard(True),
+            ),
+        ),
+    ),
     Method(
         "smooth-detached",
         "smooth top-k, no gradient through the factor",

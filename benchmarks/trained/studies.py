@@ -44,6 +44,12 @@ STUDIES = {
         _one("temperature", 0.1, 0.5, 1.0, 2.0),
         "1",
     ),
+    "weights": Study(
+        "routing weights as they are, or divided by their sum",
+        "top-k",
+        {"divided": {"renormalise": True}, "as they are": {"renormalise": False}},
+        "divided",
+    ),
     "shared": Study(
         "experts that every token goes through, beside those that are chosen",
         "top-k",
