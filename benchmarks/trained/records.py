@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ class ResultFile:
         ValueError
             Where the runs in it were made under other settings, on another core or text.
         """
+        commit()  # of the program as it was read, not as it stands when the first run is done
         if not path.exists():
             return cls(path, facts, [])
         held = read(path)
@@ -105,8 +107,9 @@ def core_name() -> str:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}, one thread"
 
 
+@cache
 def commit() -> str:
-    """The commit of the working tree."""
+    """The commit of the working tree when it was first asked for."""
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=ROOT,
