@@ -73,6 +73,7 @@ CLAIMS = (
         [
             Comparison("quick", "bits", "smooth", "top-k", -1),
             Comparison("quick", "bits", "smooth-detached", "top-k", -1),
+            Comparison("quick", "bits", "smooth-unclipped", "top-k-unclipped", -1),
         ],
     ),
     Claim(

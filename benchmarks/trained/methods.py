@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from moegeom.trainable.top_k import TopKRouter
 
 #: The method that others are compared with.
 BASE = "top-k"
+
+#: Length of the gradient of a step, of all weights together, beyond which it is scaled down.
+CLIP = 1.0
 
 #: Share of the steps before the sparsity loss of ReLU routing sets in: S0 gives it 2 of 80 epochs.
 DENSE_PHASE = 0.025
@@ -47,7 +51,8 @@ class Method:
     ``rows`` are what a router compares inputs with, in the router's own space, None of one that has
     none; ``bias`` is what is added to its logits. ``is_affine``: the chosen are the top-k of
     ``W y + b``; ``jumps``: and are cut off there. ``before_step`` and ``after_step`` get the
-    routers and the share of the training that is done. ``also`` are other ways to evaluate the same
+    routers and the share of the training that is done. ``clip`` is the length that gradients of a
+    step are cut to. ``also`` are other ways to evaluate the same
     training, told apart by ``prepare``.
     """
 
@@ -60,6 +65,7 @@ class Method:
     jumps: bool = False
     before_step: Callable[[Routers, float], None] = _nothing
     after_step: Callable[[Routers, float], None] = _nothing
+    clip: float = CLIP
     prepare: Callable[[Routers], None] = _nothing
     also: tuple[Method, ...] = ()
 
@@ -151,6 +157,15 @@ _ALL = (
     Method("dense-total", "dense, as wide as all experts", _dense(lambda s: s.experts * s.width)),
     Method(BASE, "top-k", _routed(_top_k), _weight, is_affine=True, jumps=True),
     Method(
+        "top-k-unclipped",
+        "top-k, gradients not clipped",
+        _routed(_top_k),
+        _weight,
+        is_affine=True,
+        jumps=True,
+        clip=math.inf,
+    ),
+    Method(
         "smooth",
         "smooth top-k",
         _smooth(),
@@ -175,6 +190,14 @@ _ALL = (
         _smooth(detach_gate=True),
         _weight,
         is_affine=True,
+    ),
+    Method(
+        "smooth-unclipped",
+        "smooth top-k, gradients not clipped",
+        _smooth(),
+        _weight,
+        is_affine=True,
+        clip=math.inf,
     ),
     Method(
         "smooth-annealed",

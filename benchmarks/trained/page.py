@@ -99,7 +99,7 @@ def provenance(held: ResultFile) -> str:
     settings = held.facts["settings"]
     seeds = len({run["seed"] for run in held.runs})
     return (
-        f"{settings['steps']} steps, {seeds} seeds, {minutes:.0f} minutes in all. "
+        f"{settings['steps']} steps, {seeds} seeds, {minutes:.0f} minutes by the clock. "
         f"{held.facts['core']}; {versions}; commit {commits}."
     )
 
@@ -133,6 +133,7 @@ def language(size: str, held: ResultFile | None) -> Iterator[str]:
         ),
         [_loss_row(held, method) for method in known],
     )
+    yield _summary(held, known)
     yield ROUTERS
     routed = [method for method in known if values_of(held, method.name, "experts_per_token")]
     yield table(
@@ -165,6 +166,22 @@ def _loss_row(held: ResultFile, method: Method) -> list[str]:
     times = values_of(held, method.name, "ms_per_step")
     row.append(f"{np.median(list(times.values())):.0f}" if times else "")
     return row
+
+
+def _summary(held: ResultFile, known: Sequence[Method]) -> str:
+    """Which methods are better and worse than top-k, and of which nothing is seen."""
+    sorted_out: dict[str, list[str]] = {"lower": [], "higher": [], NOT_SEEN: []}
+    for method in known:
+        if method.name == BASE:
+            continue
+        found = difference(held, "bits", method.name, BASE)
+        kind = ("lower" if found.mean < 0 else "higher") if found.is_seen else NOT_SEEN
+        sorted_out[kind].append(f"`{method.name}`")
+    named = {kind: ", ".join(names) or "none" for kind, names in sorted_out.items()}
+    return (
+        f"Held-out bits per byte against top-k: lower of {named['lower']}; higher of "
+        f"{named['higher']}; {NOT_SEEN}: {named[NOT_SEEN]}.\n"
+    )
 
 
 def _router_row(held: ResultFile, method: Method) -> list[str]:

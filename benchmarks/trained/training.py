@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 CURVE_POINTS = 40
 
 BETAS = (0.9, 0.95)
-CLIP = 1.0
 #: Learning rate of a width of smoothing: of its own, constant and without decay.
 WIDTH_RATE = 0.02
 
@@ -148,7 +147,7 @@ def fit(
         logits, done = model(inputs)
         loss = loss_of(logits, targets)
         (loss + sum(routed.loss for routed in done)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        nn.utils.clip_grad_norm_(model.parameters(), method.clip)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
