@@ -50,6 +50,12 @@ STUDIES = {
         {"divided": {"renormalise": True}, "as they are": {"renormalise": False}},
         "divided",
     ),
+    "smooth-rate": Study(
+        "learning rate of routers that smooth, with gradients through the factor",
+        "smooth",
+        _one("router_learning_rate", 1e-4, 1e-3, 3e-3),
+        "0.003",
+    ),
     "shared": Study(
         "experts that every token goes through, beside those that are chosen",
         "top-k",
