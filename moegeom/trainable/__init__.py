@@ -29,7 +29,7 @@ _PUBLIC: dict[str, str] = {
     "SoftMoE": "soft",
     "SMEAR": "smear",
     "CentredRouter": "centred",
-    "export": "export",
+    "export_checkpoint": "export",
 }
 
 

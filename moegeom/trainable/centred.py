@@ -35,6 +35,11 @@ class CentredRouter(RouterModule):
         """As the router inside."""
         return self.router.token_local
 
+    @property
+    def macs_per_token(self) -> int:
+        """As the router inside."""
+        return self.router.macs_per_token
+
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Centred logits."""
         logits = self.router.scored(inputs)

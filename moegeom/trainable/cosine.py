@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.router import product
 from moegeom.trainable.top_k import TopKRouter
 
@@ -37,6 +38,11 @@ class CosineRouter(TopKRouter):
         super().__init__(num_experts, top_k, hidden, row_size=projected, **of_top_k)
         self.projection = nn.Parameter(torch.randn(projected, hidden) * hidden**-0.5)
         self.log_scale = nn.Parameter(torch.tensor([math.log(scale_of_cosines)]))
+
+    @property
+    def macs_per_token(self) -> int:
+        """The projection, and a row of it for every expert."""
+        return router_macs(self.num_experts, self.hidden, len(self.projection)).cosine
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Cosines times the scale, plus the bias where there is one."""

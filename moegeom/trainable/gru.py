@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.router import Routed, at_least_float32
 from moegeom.trainable.top_k import TopKRouter
 
@@ -48,6 +49,11 @@ class GRURouter(TopKRouter):
             nn.init.xavier_uniform_(part)
         for part in of_gru["weight_hh_l0"].data.chunk(3):
             nn.init.orthogonal_(part)
+
+    @property
+    def macs_per_token(self) -> int:
+        """Three gates that read input and state."""
+        return router_macs(self.num_experts, self.hidden, self.router_dim).gru
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Logits of every token of sequences that begin here."""

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.expression import ExpressionProjector
 from moegeom.trainable.gru import cosine
 from moegeom.trainable.losses import entropy_loss
@@ -72,6 +73,12 @@ class OSRRouter(RouterModule):
     def token_local(self) -> bool:
         """Whether a choice follows from its token alone, in the mode the module is in."""
         return not (self.training or self.balanced_at_inference)
+
+    @property
+    def macs_per_token(self) -> int:
+        """Two projections and the repulsion: scaling the plan has no products of matrices."""
+        one = router_macs(self.num_experts, self.hidden, self.router_dim).projector
+        return 2 * one + self.num_experts**2
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """-C / eps, cut off at -50 and 50."""

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.router import Routed, RouterModule, descending, product
 
 #: From 0 a strength would never grow again, and a few hundred sparse steps lead there.
@@ -53,6 +54,11 @@ class ReLURouter(RouterModule):
         self.bias = nn.Parameter(torch.zeros(num_experts)) if has_bias else None
         self.register_buffer("strength", torch.tensor(strength))
         self.register_buffer("sparsity", torch.tensor(torch.nan), persistent=False)
+
+    @property
+    def macs_per_token(self) -> int:
+        """A row for every expert."""
+        return router_macs(self.num_experts, self.hidden).linear
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Logits ``W y + b``."""

@@ -74,6 +74,11 @@ class RouterModule(nn.Module):
         with torch.autocast(inputs.device.type, enabled=False):
             return self.choose(self.scored(inputs.to(at_least_float32(inputs))))
 
+    @property
+    def macs_per_token(self) -> int:
+        """Multiply-accumulates of the matrix products that score one token."""
+        raise NotImplementedError
+
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Logits of every expert."""
         raise NotImplementedError

@@ -161,13 +161,16 @@ def eps_for_budget(gap: Float[Tensor, "tokens rest"], extra: float) -> Float[Ten
     r"""The width with which ``extra`` experts more than k come out on average.
 
     Half way between the m-th and the next of all gaps, m the nearest whole number of tokens times
-    ``extra``; 0 for m = 0. At least one gap stays outside. Source: docs/theory.md A12.
+    ``extra``; 0 for m = 0, just above the largest for all of them.
+    Source: docs/theory.md A12. Oracle in tests: NumPy.
     """
     gaps = gap.reshape(-1)
-    most = min(round(len(gap) * extra), gaps.numel() - 1)
-    if most < 1:
+    wanted = min(round(len(gap) * extra), gaps.numel())
+    if wanted == 0:
         return gaps.new_zeros(())
-    smallest = torch.topk(gaps, most + 1, largest=False, sorted=True).values
+    if wanted == gaps.numel():
+        return torch.nextafter(gaps.max(), gaps.new_tensor(torch.inf))
+    smallest = torch.topk(gaps, wanted + 1, largest=False, sorted=True).values
     return (smallest[-2] + smallest[-1]) / 2.0
 
 

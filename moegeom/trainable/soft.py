@@ -32,6 +32,11 @@ class SoftMoE(nn.Module):
         self.slots = slots
         self.phi = nn.Parameter(torch.randn(len(self.experts) * slots, hidden) * hidden**-0.5)
 
+    @property
+    def macs_per_token(self) -> int:
+        """Logits, mixing and combining; experts run on their slots on top of that."""
+        return 3 * self.phi.numel()
+
     def forward(
         self, inputs: Float[Tensor, "*batch length hidden"]
     ) -> Float[Tensor, "*batch length output"]:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
+from moegeom.geometry.capacity.costs import router_macs
 from moegeom.trainable.losses import balance_loss, z_loss
 from moegeom.trainable.router import Routed, RouterModule, at_least_float32, descending, product
 
@@ -21,7 +22,7 @@ _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 #: Keeps a sum of sigmoids that underflow from being divided by; DeepSeek-V3 adds the same.
-_LEAST_SUM = 1e-20
+LEAST_SUM = 1e-20
 
 
 class TopKRouter(RouterModule):
@@ -72,6 +73,11 @@ class TopKRouter(RouterModule):
         self.bias = nn.Parameter(torch.zeros(num_experts)) if has_bias else None
         self.register_buffer("selection_bias", torch.zeros(num_experts) if bias_rate else None)
 
+    @property
+    def macs_per_token(self) -> int:
+        """A row for every expert."""
+        return router_macs(self.num_experts, self.hidden).linear
+
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Logits ``W y + b``."""
         return product(self.jittered(inputs).reshape(-1, self.hidden), self.weight, self.bias)
@@ -106,7 +112,7 @@ class TopKRouter(RouterModule):
         """Weights of experts whose scores are multiplied by a factor first."""
         weights = _SCORES[self.score](logits).gather(1, chosen) * factor
         if self.renormalise:
-            weights = weights / (weights.sum(dim=1, keepdim=True) + _LEAST_SUM)
+            weights = weights / (weights.sum(dim=1, keepdim=True) + LEAST_SUM)
         return weights * self.scale
 
     def routed(
@@ -120,7 +126,7 @@ class TopKRouter(RouterModule):
         losses: dict[str, Tensor] = {}
         if self.balance_coef:
             scores = _SCORES[self.score](logits)
-            probability = scores / (scores.sum(dim=1, keepdim=True) + _LEAST_SUM)
+            probability = scores / (scores.sum(dim=1, keepdim=True) + LEAST_SUM)
             losses["balance"] = self.balance_coef * balance_loss(probability, bare.load)
         if self.z_coef:
             losses["z"] = self.z_coef * z_loss(logits)

@@ -142,7 +142,7 @@ def test_the_boundary_loss_pulls_by_the_distance_from_the_budget():
 
 def test_the_controllers_find_the_budget_and_the_minimum_of_the_loss_is_elsewhere():
     """docs/theory.md F-12: 16 standard normal logits, k = 2, budget 2.5."""
-    z = torch.from_numpy(np.random.default_rng(0).standard_normal((200_000, 16)))
+    z = torch.from_numpy(np.random.default_rng(0).standard_normal((100_000, 16)))
     values = torch.sort(z, dim=1, descending=True).values
     gap = values[:, [1]] - values[:, 2:]
     widths = torch.linspace(0.01, 0.3, 300, dtype=torch.float64)
@@ -152,15 +152,17 @@ def test_the_controllers_find_the_budget_and_the_minimum_of_the_loss_is_elsewher
     assert_allclose([widths[least], mean[least]], [0.0794, 2.2535], atol=0.015)
     assert_allclose(eps_for_budget(gap, 0.5).item(), 0.15147, atol=0.001)
 
-    batch = z[:20_000]
+    batch = z[:4000]
     learned = router(16, boundary_coef=1.0, balance_coef=0.0)
     optimiser = torch.optim.SGD([learned.theta], lr=1.0)
-    for _ in range(200):
+    for _ in range(100):
         optimiser.zero_grad()
         routed = learned.choose(batch)
         routed.loss.backward()
         optimiser.step()
-    assert_allclose(learned.eps.item(), 0.15147, atol=0.003)
+    own = eps_for_budget(gap[: len(batch)], 0.5).item()
+    assert_allclose(learned.eps.item(), own, atol=0.001)
+    assert_allclose(own, 0.15147, atol=0.008)
     assert_allclose(routed.num_chosen.double().mean().item(), 2.5, atol=0.002)
 
     exact = router(16, controller="exact")
@@ -174,7 +176,7 @@ def test_the_width_of_the_notes_meets_the_budget():
     gaps = torch.tensor(fixture["inputs"]["gaps"], dtype=torch.float64)
     assert_allclose(eps_for_budget(gaps, 0.5).item(), fixture["expected"], rtol=1e-12)
     assert eps_for_budget(gaps, 0.0).item() == 0.0
-    assert eps_for_budget(gaps, 2.0).item() < gaps.max()
+    assert gaps.max() < eps_for_budget(gaps, 2.0).item() < gaps.max() + 1e-9
 
 
 def test_the_exact_controller_takes_its_mean_over_every_few_batches_and_rests_in_evaluation():

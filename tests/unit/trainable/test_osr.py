@@ -1,0 +1,192 @@
+"""Sinkhorn routing: plans, what is causal, what the cost cannot do, and orthonormal rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.linalg import polar
+
+from moegeom.core.errors import UsageError
+from moegeom.trainable import ExpressionProjector, OSRRouter
+from moegeom.trainable.expression import newton_schulz, orthonormal_rows, steps_for_start
+from moegeom.trainable.osr import repulsive_cost, sinkhorn
+
+EXPERTS, K, HIDDEN, R = 6, 2, 32, 5
+
+FIXTURES = {
+    entry["name"]: entry
+    for entry in json.loads(
+        (Path(__file__).parents[2] / "data/theory_fixtures.json").read_text("utf-8")
+    )["fixtures"]
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def router(**options) -> OSRRouter:
+    return OSRRouter(EXPERTS, K, HIDDEN, router_dim=R, **options)
+
+
+@pytest.mark.parametrize("name", ["osr_sinkhorn", "osr_sinkhorn_single"])
+def test_plans_are_those_of_the_notes(name):
+    cost = torch.tensor(FIXTURES[name]["inputs"]["C"], dtype=torch.float64)
+    assert_allclose(sinkhorn(-cost / 0.05, 3), FIXTURES[name]["expected"], rtol=1e-6, atol=1e-12)
+
+
+def test_many_scalings_are_doubly_stochastic_and_none_are_a_softmax():
+    logits = torch.randn(60, EXPERTS, dtype=torch.float64)
+    plan = sinkhorn(logits, 500)
+    assert_allclose(plan.sum(dim=1), 1.0, rtol=1e-12)
+    assert_allclose(plan.sum(dim=0), 10.0, rtol=1e-9)
+    assert_array_equal(sinkhorn(logits, 0), torch.softmax(logits, dim=1))
+
+
+def test_a_number_per_expert_in_the_cost_changes_no_balanced_plan():
+    cost = torch.randn(60, EXPERTS, dtype=torch.float64)
+    constant = torch.randn(EXPERTS, dtype=torch.float64)
+    assert_allclose(sinkhorn(-cost, 500), sinkhorn(-cost - constant, 500), atol=1e-12)
+
+
+@pytest.mark.parametrize("weigh", [lambda c: c, lambda c: c * sinkhorn(-c / 0.05, 3)])
+def test_identical_experts_have_identical_gradients_from_the_cost(weigh):
+    """docs/theory.md F-30: what is equal stays equal, so that no theorem of separation holds."""
+    y = torch.randn(40, R, dtype=torch.float64)
+    rows = torch.randn(4, R, dtype=torch.float64)
+    rows[1] = rows[0]
+    rows.requires_grad_()
+    unit = torch.nn.functional.normalize
+    cost = repulsive_cost(unit(y, dim=1) @ unit(rows, dim=1).T, rows, 0.5, 0.5, 0.7)
+    weigh(cost).sum().backward()
+    assert_allclose(rows.grad[0], rows.grad[1], rtol=1e-9, atol=1e-12)
+    assert (rows.grad[0] - rows.grad[2]).abs().max() > 1e-3
+
+
+def test_gradients_of_cost_and_plan_are_finite_differences():
+    similarity = (torch.rand(5, 4, dtype=torch.float64) * 0.5 + 0.1).requires_grad_()
+    rows = torch.randn(4, R, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda s, r: sinkhorn(-repulsive_cost(s, r, 0.5, 0.5, 0.2) / 0.2, 3), (similarity, rows)
+    )
+
+
+def test_in_training_tokens_share_the_experts_and_see_each_other():
+    module = router()
+    x = torch.randn(120, HIDDEN) + 2.0 * torch.randn(HIDDEN)
+    assert not module.token_local
+    even = module(x).load.float()
+    causal = module.eval()(x).load.float()
+    assert even.max() / even.mean() < causal.max() / causal.mean()
+    logits = 3.0 * torch.randn(2, EXPERTS).repeat_interleave(20, dim=0)
+    changed = torch.cat([logits[:20], -logits[20:]])
+    module.train()
+    before, after = module.choose(logits).weights, module.choose(changed).weights
+    assert (before[:20] - after[:20]).abs().max() > 1e-3
+
+
+def test_in_evaluation_later_tokens_change_nothing():
+    module = router()
+    module(torch.randn(64, HIDDEN))
+    module.eval()
+    x = torch.randn(20, HIDDEN)
+    other = torch.cat([x[:7], torch.randn(13, HIDDEN)])
+    assert module.token_local
+    assert_array_equal(module(x).weights[:7].detach(), module(other).weights[:7].detach())
+    alone = module(x[:1])
+    assert alone.weights.detach().std() > 1e-3
+    balanced = router(balanced_at_inference=True).eval()
+    assert_allclose(balanced(x[:1]).weights.detach(), 0.5)
+
+
+def test_what_experts_are_like_comes_from_earlier_batches():
+    module = router(decay=0.75)
+    first, second = torch.randn(2, 50, HIDDEN)
+    module(first)
+    mean = 0.25 * module.projector(first).mean(dim=0).reshape(EXPERTS, R)
+    assert_allclose(module.expression_mean, mean.detach(), atol=1e-6)
+    held = module.expression_mean.clone()
+    logits = module(second).logits
+    module.expression_mean.copy_(held)
+    half = module(second[:25]).logits
+    assert_allclose(logits[:25].detach(), half.detach(), atol=1e-4)
+
+
+def test_losses_are_those_of_projector_and_plan():
+    module = router(entropy_coef=0.5, ortho_coef=0.25)
+    with torch.no_grad():
+        module.projector.weight.mul_(2.0)
+    losses = module(torch.randn(9, HIDDEN)).losses
+    # rows of length 2: the Gram matrix is 4 I
+    assert_allclose(losses["ortho"].item(), 0.25 * 9.0 * EXPERTS * R, rtol=1e-5)
+    assert 0.0 < losses["entropy"].item() <= 0.5 * torch.tensor(float(EXPERTS)).log().item()
+
+
+# --------------------------------------------------------------------------------- orthonormal rows
+def test_a_step_is_that_of_the_notes():
+    x = torch.tensor(FIXTURES["newton_schulz_step"]["inputs"]["X"], dtype=torch.float64)
+    size = torch.linalg.matrix_norm(x)
+    # newton_schulz divides by the norm first: undone by a start of norm 1
+    start = x / size
+    assert_allclose(newton_schulz(x, 1), 1.5 * start - 0.5 * start @ start.T @ start, rtol=1e-14)
+    assert_allclose(
+        1.5 * x - 0.5 * x @ x.T @ x, FIXTURES["newton_schulz_step"]["expected"], atol=1e-12
+    )
+
+
+def test_ten_steps_make_eight_rows_of_32_orthonormal_and_five_do_not():
+    matrix = torch.randn(8, 32, dtype=torch.float64)
+    errors = [
+        torch.linalg.matrix_norm(x @ x.T - torch.eye(8, dtype=torch.float64), ord=2).item()
+        for x in (newton_schulz(matrix, 5), newton_schulz(matrix, 10))
+    ]
+    assert errors[0] > 1e-3
+    assert errors[1] < 2e-15
+
+
+def test_the_steps_end_at_the_nearest_matrix_with_orthonormal_rows():
+    matrix = torch.randn(8, 32, dtype=torch.float64)
+    assert_allclose(newton_schulz(matrix, 20), polar(matrix.numpy())[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 30, 64])
+def test_rows_of_any_start_are_orthonormal_even_square_ones(rows):
+    x = orthonormal_rows(torch.randn(rows, 64, dtype=torch.float64))
+    assert_allclose(x @ x.T, torch.eye(rows), atol=1e-11)
+    again = newton_schulz(x, steps_for_start(rows))
+    assert_allclose(again @ again.T, torch.eye(rows), atol=1e-14)
+
+
+def test_rows_that_are_always_orthonormal_stay_so_and_have_a_gradient():
+    projector = ExpressionProjector(16, 6, keep="always")
+    x = torch.randn(10, 16)
+    projector(x).square().mul(torch.arange(6.0)).sum().backward()
+    with torch.no_grad():
+        projector.weight -= 0.3 * projector.weight.grad / projector.weight.grad.norm()
+    rows = projector.rows().detach()
+    assert_allclose(rows @ rows.T, torch.eye(6), atol=1e-5)
+    assert (projector.weight @ projector.weight.T - torch.eye(6)).abs().max() > 0.01
+
+
+def test_the_gradient_of_the_loss_of_the_rows_is_that_of_the_gram_matrix():
+    projector = ExpressionProjector(7, 4).double()
+    torch.nn.init.normal_(projector.weight)
+    projector.loss().backward()
+    w = projector.weight.detach()
+    assert_allclose(projector.weight.grad, 4.0 * (w @ w.T - torch.eye(4)) @ w, rtol=1e-12)
+
+
+def test_rows_that_cannot_be_orthonormal_are_refused():
+    with pytest.raises(UsageError, match="33 rows of 32 numbers"):
+        ExpressionProjector(32, 33)
+    with pytest.raises(UsageError, match="keep is 'never'"):
+        ExpressionProjector(32, 3, keep="never")
+    with pytest.raises(UsageError, match="rows are dependent"):
+        orthonormal_rows(torch.ones(2, 5))
+    with pytest.raises(UsageError, match="expected a positive eps"):
+        router(eps=0.0)
