@@ -175,7 +175,7 @@ _ALL = (
         also=(
             Method(
                 "smooth-hard",
-                "the same, hard at inference",
+                "smooth top-k, hard at inference",
                 _smooth(),
                 _weight,
                 is_affine=True,
@@ -212,14 +212,14 @@ _ALL = (
     Method("cosine", "cosine router", _routed(_cosine), _weight),
     Method(
         "osr",
-        "OSR, balanced over the batch also at inference",
+        "OSR, balanced over the batch at inference",
         _routed(_osr),
         lambda router: router.expression_mean.numpy().astype(np.float64),
         prepare=_balanced(True),
         also=(
             Method(
                 "osr-causal",
-                "the same, causal at inference",
+                "OSR, causal at inference",
                 _routed(_osr),
                 prepare=_balanced(False),
             ),

@@ -69,6 +69,10 @@ class Dense(nn.Module):
         """Hidden units that a token goes through."""
         return float(self.expert.down_proj.shape[1])
 
+    def router_macs(self, _: int) -> float:
+        """None: nothing is chosen."""
+        return 0.0
+
     def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
         return self.expert(hidden), None
 
@@ -88,6 +92,10 @@ class MoE(nn.Module):
         """Hidden units that a token goes through, in the experts that it has and the shared."""
         shared = self.shared.width(0.0) if self.shared is not None else 0.0
         return experts_per_token * self.experts.down_proj.shape[2] + shared
+
+    def router_macs(self, _: int) -> float:
+        """Multiply-adds of the router for a token."""
+        return float(self.router.macs_per_token)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Routed]:
         tokens = hidden.flatten(0, -2)
@@ -114,6 +122,10 @@ class Merged(nn.Module):
     def width(self, _: float) -> float:
         """Hidden units that a token goes through."""
         return float(self.merged_width)
+
+    def router_macs(self, length: int) -> float:
+        """Multiply-adds of logits and of merging an expert, for a token of such a sequence."""
+        return self.mix.macs(length) / length
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
         return self.mix(hidden), None

@@ -21,6 +21,7 @@ from benchmarks.trained.paired import NOT_SEEN, difference_text, spread_text
 from benchmarks.trained.records import FOLDER, ResultFile, read
 from benchmarks.trained.settings import SIZES
 from benchmarks.trained.studies import STUDIES, Study
+from moegeom.core.text import number_of
 
 #: Router figures of the second table: heading and digits. Flips are in percent.
 ROUTER_FIGURES = {
@@ -54,8 +55,9 @@ by chance.
 HOW = """The text is that of the sample checkpoints, read from the Python installation, in four
 domains. *Attacked* is the held-out text with words replaced by "AAA", each with probability 0.025
 (S0 C.1.1). *Width per token* is the number of hidden units of feed-forward blocks that a token goes
-through, the mean over layers: what a method costs beside its router. *ms per step* is processor
-time of one thread, the median over steps, in a program that was not made for speed.
+through, the mean over layers. *Cost* are the multiply-adds of a block for a token, those of the
+router with them, over top-k's. *ms per step* is processor time of one thread, the median over
+steps, in a program that was not made for speed.
 """
 
 ROUTERS = """Means over layers, on held-out text. *MaxVio*: the largest load over the fair one, less
@@ -97,9 +99,9 @@ def provenance(held: ResultFile) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in held.facts["versions"].items())
     minutes = sum(run.get("seconds", 0.0) for run in held.runs) / 60.0
     settings = held.facts["settings"]
-    seeds = len({run["seed"] for run in held.runs})
+    seeds = number_of(len({run["seed"] for run in held.runs}), "seed")
     return (
-        f"{settings['steps']} steps, {seeds} seeds, {minutes:.0f} minutes by the clock. "
+        f"{settings['steps']} steps, {seeds}, {minutes:.0f} minutes by the clock. "
         f"{held.facts['core']}; {versions}; commit {commits}."
     )
 
@@ -128,6 +130,7 @@ def language(size: str, held: ResultFile | None) -> Iterator[str]:
             "attacked",
             "less top-k",
             "width per token",
+            "cost",
             "parameters",
             "ms per step",
         ),
@@ -162,19 +165,30 @@ def _loss_row(held: ResultFile, method: Method) -> list[str]:
         )
     runs = [run for run in held.runs if run["method"] == method.name]
     row.append(f"{np.mean(list(values_of(held, method.name, 'active_width').values())):.0f}")
+    row.append(f"{_cost(held, method) / _cost(held, METHODS[BASE]):.2f}")
     row.append(f"{runs[0]['parameters']:,}")
     times = values_of(held, method.name, "ms_per_step")
     row.append(f"{np.median(list(times.values())):.0f}" if times else "")
     return row
 
 
+def _cost(held: ResultFile, method: Method) -> float:
+    """Multiply-adds of a block for a token: of what it goes through, and of the router."""
+    settings = SIZES[held.facts["settings"]["name"]]
+    widths = list(values_of(held, method.name, "active_width").values())
+    of_router = method.block(settings).router_macs(settings.length)
+    return 3.0 * settings.hidden * float(np.mean(widths)) + of_router
+
+
 def _summary(held: ResultFile, known: Sequence[Method]) -> str:
-    """Which methods are better and worse than top-k, and of which nothing is seen."""
+    """Which methods are better and worse than top-k, and of which nothing is seen by pairs."""
     sorted_out: dict[str, list[str]] = {"lower": [], "higher": [], NOT_SEEN: []}
     for method in known:
         if method.name == BASE:
             continue
         found = difference(held, "bits", method.name, BASE)
+        if found.pairs < 2:
+            continue
         kind = ("lower" if found.mean < 0 else "higher") if found.is_seen else NOT_SEEN
         sorted_out[kind].append(f"`{method.name}`")
     named = {kind: ", ".join(names) or "none" for kind, names in sorted_out.items()}
