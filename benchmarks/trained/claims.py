@@ -36,12 +36,13 @@ class Claim:
 
 
 def values_of(held: ResultFile, method: str, figure: str) -> dict[int, float]:
-    """The figure of a method by seed, where it has one."""
-    return {
-        run["seed"]: run["figures"][figure]
-        for run in held.runs
-        if run["method"] == method and figure in run["figures"]
-    }
+    """The figure of a method by seed, where it has one; ``end_`` is that of the last batches."""
+    runs = {run["seed"]: run for run in held.runs if run["method"] == method}
+    if not figure.startswith("end_"):
+        figures = {seed: run["figures"] for seed, run in runs.items()}
+        return {seed: found[figure] for seed, found in figures.items() if figure in found}
+    curve, name = {s: r["curves"] for s, r in runs.items()}, figure.removeprefix("end_")
+    return {s: sum(points[-1][name]) / len(points[-1][name]) for s, points in curve.items()}
 
 
 def difference(held: ResultFile, figure: str, method: str, base: str | float) -> Difference:
@@ -114,6 +115,11 @@ CLAIMS = (
             Comparison("quick", "experts_per_token", "smooth", 2.5, 0),
             Comparison("quick", "experts_per_token", "smooth-detached", 2.5, 0),
         ],
+    ),
+    Claim(
+        "S0 B.5",
+        "a budget that is annealed to k takes the additional experts away by the end of training",
+        [Comparison("quick", "end_experts_per_token", "smooth-annealed", 2.0, 0)],
     ),
     Claim(
         "S0 7.3, Table 3",

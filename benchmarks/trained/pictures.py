@@ -53,7 +53,7 @@ def _eps(held: ResultFile) -> Chart:
     return Chart(
         "trained-eps",
         "Smoothing over the training",
-        "the width of smoothing and the experts per token of each layer, means over seeds.",
+        "The width of smoothing and the experts per token of each layer, means over seeds.",
         "whether a width that is reached sooner would train a better model.",
         "Width of smoothing and experts per token over the steps, by method and layer.",
         panels,
@@ -76,12 +76,12 @@ def _loss(held: ResultFile) -> Chart:
     level = Axis("bits per byte")
     panels = [
         Panel("Loss in training", _STEPS, level, lines),
-        Panel("Less that of top-k", _STEPS, Axis("bits per byte", low=-0.2, high=0.2), gaps),
+        Panel("Less that of top-k", _STEPS, level, gaps),
     ]
     return Chart(
         "trained-loss",
         "Loss over the training",
-        "cross-entropy on the batches, means over the steps between two points and over seeds.",
+        "Cross-entropy on the batches, means over the steps between two points and over seeds.",
         "held-out text, or how far seeds are apart; both stand in the table.",
         "Loss in training over the steps by method, and less that of top-k.",
         panels,
@@ -104,7 +104,7 @@ def _usage(held: ResultFile) -> Chart:
     return Chart(
         "trained-usage",
         "Loads over the training, first layer, seed 0",
-        "the share of the slots that each expert took between two points, stacked.",
+        "The share of the slots that each expert took between two points, stacked.",
         "other layers and seeds.",
         "Share of slots of each expert over the steps, by method.",
         panels,

@@ -121,6 +121,16 @@ def test_a_dense_block_is_as_wide_as_the_experts_it_stands_for(text):
     assert widths == {"dense-active": 16.0, "dense-total": 32.0, "top-k": 16.0, "smear": 16.0}
 
 
+def test_the_cost_of_a_router_is_its_products_with_a_token():
+    macs = {n: build(METHODS[n], TINY, 0).layers[0].mlp.router_macs(24) for n in METHODS}
+    assert macs["dense-active"] == 0
+    assert macs["top-k"] == macs["smooth"] == macs["relu"] == macs["centred"] == 4 * 16
+    # a projection to 4 numbers, and 4 rows there
+    assert macs["cosine"] == 4 * 16 + 4 * 4
+    # 2 merged experts of width 16, 3 matrices each, and 2 rows of logits
+    assert macs["smear"] == 2 * 3 * 16 * 16 + 2 * 16
+
+
 def test_a_shared_expert_and_dense_layers_count_in_the_width(text):
     method = METHODS["top-k"]
     shared = dataclasses.replace(TINY, shared=1)

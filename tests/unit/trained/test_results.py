@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import binom, ttest_rel
 
 from benchmarks.trained import compare, digits, page, text
-from benchmarks.trained.claims import CLAIMS, verdict
+from benchmarks.trained.claims import CLAIMS, values_of, verdict
 from benchmarks.trained.methods import METHODS
 from benchmarks.trained.paired import NOT_SEEN, Difference, difference_text, paired, spread_text
 from benchmarks.trained.pictures import charts
@@ -244,6 +244,12 @@ def test_claims_speak_of_methods_and_suites_that_there_are():
             entries = set(study.values) if study else named
             assert asked.method in entries
             assert asked.base in entries or isinstance(asked.base, float)
+
+
+def test_a_figure_at_the_end_is_that_of_the_last_point_of_the_curve():
+    held = made_up({"top-k": 0.0})
+    held.runs[1]["curves"][-1]["experts_per_token"] = [2.5, 2.0]
+    assert values_of(held, "top-k", "end_experts_per_token") == {0: 2.0, 1: 2.25, 2: 2.0}
 
 
 def test_pictures_are_drawn_of_what_the_results_hold():
