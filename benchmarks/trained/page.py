@@ -126,9 +126,9 @@ def language(size: str, held: ResultFile | None) -> Iterator[str]:
         (
             "method",
             "bits per byte",
-            "less top-k",
+            "minus top-k",
             "attacked",
-            "less top-k",
+            "minus top-k",
             "width per token",
             "cost",
             "parameters",
@@ -222,7 +222,7 @@ def _answer(claim: Claim, results: Results) -> str:
 
 def _compared(asked: Comparison, results: Results) -> str:
     base = asked.base if isinstance(asked.base, str) else f"{asked.base:g}"
-    name = f"`{asked.method}` less `{base}`"
+    name = f"`{asked.method}` minus `{base}`"
     held = results.get(asked.suite)
     if held is None:
         return f"{name}: has not run"
@@ -244,7 +244,7 @@ def turned_digits(held: ResultFile | None) -> Iterator[str]:
         "need pretrained vision models.\n"
     )
     yield provenance(held) + "\n"
-    heads = ["method", *(f"{angle} left out" for angle in digits.ANGLES), "mean", "less top-k"]
+    heads = ["method", *(f"{angle} left out" for angle in digits.ANGLES), "mean", "minus top-k"]
     rows = []
     for name in digits.METHODS:
         if not values_of(held, name, "accuracy"):
@@ -293,7 +293,7 @@ def _study(study: Study, held: ResultFile) -> str:
             values = list(values_of(held, value, figure).values())
             row.append(f"{np.mean(values):.2f}" if values else "")
         rows.append(row)
-    heads = ("value", "bits per byte", "less base", "attacked", "less base", "MaxVio", "width")
+    heads = ("value", "bits per byte", "minus base", "attacked", "minus base", "MaxVio", "width")
     return table(heads, rows)
 
 

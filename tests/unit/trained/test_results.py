@@ -211,7 +211,7 @@ def test_the_page_says_what_was_seen_what_was_not_and_what_has_not_run():
     assert "-0.100 +- 0.000" in smooth
     (relu,) = [li for li in said.splitlines() if li.startswith("| ReLU") and NOT_SEEN in li]
     assert relu.count(NOT_SEEN) == 2
-    assert "`smooth` less `top-k`: seen: -0.100" in said
+    assert "`smooth` minus `top-k`: seen: -0.100" in said
     assert "This size has not run" in said.partition("## Claims")[0].partition("`--full`")[2]
     assert "Not run: `--study temperature`" in said
     assert "cannot be tested here" in said
