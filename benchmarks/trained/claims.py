@@ -60,10 +60,10 @@ def verdict(found: Difference, sign: int) -> str:
     if not found.pairs:
         return "has not run"
     said = difference_text(found, 3)
+    if not sign:
+        return f"a difference is {'seen: ' if found.is_seen else ''}{said}"
     if not found.is_seen:
         return said
-    if not sign:
-        return f"a difference is seen: {said}"
     return f"{'seen' if found.mean * sign > 0 else 'the opposite is seen'}: {said}"
 
 

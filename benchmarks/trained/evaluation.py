@@ -175,7 +175,7 @@ def jump_over_output(router: Router, inputs: np.ndarray, block: MoE) -> float:
     r"""Median over tokens of the jump at the nearest boundary over the length of the output.
 
     At the nearest point of the boundary experts i and j tie; the routed output jumps by
-    :math:`g \|E_i - E_j\|` there, g the routing weight of either. docs/theory.md A13.
+    :math:`g \|E_i - E_j\|` there, g the routing weight of either. Source: S0 7.1.
     """
     at = inputs[:: max(1, len(inputs) // JUMP_TOKENS)].astype(np.float64)
     rows, token = router.weight.astype(np.float64), np.arange(len(at))

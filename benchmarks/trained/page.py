@@ -34,6 +34,15 @@ ROUTER_FIGURES = {
     "jump_over_output": ("jump", 2),
 }
 
+#: What a claim calls a figure, where it is not as the tables say.
+FIGURE_NAMES = {
+    "bits": "bits per byte",
+    "bits_attacked": "bits per byte, attacked",
+    "end_experts_per_token": "experts per token at the end",
+    "accuracy": "accuracy, %",
+    **{figure: head for figure, (head, _) in ROUTER_FIGURES.items()},
+}
+
 #: Pictures that are drawn beside the page, with what they show.
 PICTURES = {
     "trained-eps": "Width of smoothing and experts per token over the training steps",
@@ -222,7 +231,8 @@ def _answer(claim: Claim, results: Results) -> str:
 
 def _compared(asked: Comparison, results: Results) -> str:
     base = asked.base if isinstance(asked.base, str) else f"{asked.base:g}"
-    name = f"`{asked.method}` minus `{base}`"
+    figure = FIGURE_NAMES.get(asked.figure, asked.figure.replace("_", " "))
+    name = f"{figure}, `{asked.method}` minus `{base}`"
     held = results.get(asked.suite)
     if held is None:
         return f"{name}: has not run"
@@ -289,9 +299,9 @@ def _study(study: Study, held: ResultFile) -> str:
             row.append(
                 "" if is_base else difference_text(difference(held, figure, value, study.base), 3)
             )
-        for figure in ("max_vio", "active_width"):
+        for figure, places in (("max_vio", 2), ("active_width", 0)):
             values = list(values_of(held, value, figure).values())
-            row.append(f"{np.mean(values):.2f}" if values else "")
+            row.append(f"{np.mean(values):.{places}f}" if values else "")
         rows.append(row)
     heads = ("value", "bits per byte", "minus base", "attacked", "minus base", "MaxVio", "width")
     return table(heads, rows)

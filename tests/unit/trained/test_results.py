@@ -82,7 +82,7 @@ def test_an_interval_that_holds_0_says_that_nothing_was_seen():
         (-0.02, 1, "the opposite is seen: "),
         (-0.02, 0, "a difference is seen: "),
         (0.005, -1, NOT_SEEN),
-        (0.005, 0, NOT_SEEN),
+        (0.005, 0, f"a difference is {NOT_SEEN}"),
     ],
 )
 def test_a_verdict_needs_an_interval_without_0_and_the_sign_of_the_claim(mean, sign, said):
@@ -211,7 +211,7 @@ def test_the_page_says_what_was_seen_what_was_not_and_what_has_not_run():
     assert "-0.100 +- 0.000" in smooth
     (relu,) = [li for li in said.splitlines() if li.startswith("| ReLU") and NOT_SEEN in li]
     assert relu.count(NOT_SEEN) == 2
-    assert "`smooth` minus `top-k`: seen: -0.100" in said
+    assert "bits per byte, `smooth` minus `top-k`: seen: -0.100" in said
     assert "This size has not run" in said.partition("## Claims")[0].partition("`--full`")[2]
     assert "Not run: `--study temperature`" in said
     assert "cannot be tested here" in said
